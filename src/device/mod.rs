@@ -1,0 +1,124 @@
+//! Devices: what compiles ops into kernels and runs them.
+//!
+//! A device is asked at plan time how it would run an op (`compile`): which layouts it wants, how much
+//! workspace, which implementation. When every tensor has its place the kernel is bound to memory, and what
+//! comes back is a `Step` that does nothing but run: no allocation, no descriptor, no look-up. The trait fits
+//! both oneDNN (synchronous, blocked layouts) and cuDNN (a queue, events, device memory). May use: `graph`,
+//! `random`, `error`. Used by: `plan`, `train`. Devices: `reference` (the specification), `onednn` (CPU).
+
+mod layout;
+pub mod memory;
+mod update;
+
+use std::any::Any;
+
+use crate::error::Result;
+use crate::graph::{Op, Spec};
+
+pub use layout::Layout;
+pub use memory::Memory;
+pub use update::{Rule, Span};
+
+/// The numbers that change from step to step. Everything else about a step is fixed when it is bound.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scalars {
+    /// The run's seed.
+    pub seed: u64,
+    /// Counts forward passes from 0: the same on every rank.
+    pub step: u64,
+    /// Position of this rank's first sample in the global batch.
+    pub first_sample: u64,
+    /// Factor on the loss gradient: 1 / (ranks × batch × accumulation).
+    pub gradient_scale: f32,
+    /// Learning rate of this update.
+    pub learning_rate: f32,
+    /// Counts parameter updates from 1 (Adam's t).
+    pub update: u64,
+}
+
+/// What the plan asks of a device: run `op` on such inputs.
+pub struct Request<'a> {
+    pub op: &'a Op,
+    /// Every input, and the layout it has so far (`None`: the device may choose; parameters).
+    pub inputs: &'a [(Spec, Option<Layout>)],
+    pub outputs: &'a [Spec],
+    /// For a backward op: the kernel compiled for its forward op.
+    pub forward: Option<&'a dyn Kernel>,
+    /// Whether a backward pass will follow (a forward op then leaves what that needs).
+    pub training: bool,
+}
+
+/// An op compiled for one device, not yet bound to memory.
+pub trait Kernel {
+    /// The layouts in which the kernel reads its inputs. Where one differs from the layout given in the
+    /// request the plan puts a reorder before the kernel.
+    fn inputs(&self) -> &[Layout];
+    /// The layouts in which it writes its outputs.
+    fn outputs(&self) -> &[Layout];
+    /// Bytes of scratch memory needed while it runs.
+    fn workspace(&self) -> usize {
+        0
+    }
+    /// An input whose memory output 0 may take over (same bytes, elementwise).
+    fn in_place(&self) -> Option<usize> {
+        None
+    }
+    /// Which implementation was chosen, for tables: "jit:avx512_core".
+    fn implementation(&self) -> String;
+    /// Fixes the kernel to memory. The slices are in the order of the op's inputs and outputs.
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>>;
+    /// For a device to recognise its own kernel.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A kernel bound to memory: ready to run as often as wanted.
+pub trait Step {
+    /// Enqueues the step. When this returns the work may still be under way (see `Device::synchronize`).
+    fn run(&mut self, scalars: &Scalars) -> Result<()>;
+}
+
+/// A place where ops run, with memory of its own. One rank has one.
+pub trait Device {
+    /// "reference", "cpu".
+    fn name(&self) -> &'static str;
+    /// One line for the record: library, version, instruction set, threads.
+    fn describe(&self) -> String;
+    /// Zeroed memory.
+    fn allocate(&self, bytes: usize) -> Result<Memory>;
+    /// The layout in which the host reads and writes: dense, last dimension fastest.
+    fn plain(&self, spec: &Spec) -> Layout;
+    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>>;
+    /// A kernel that copies a tensor from one layout into another.
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
+    /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all
+    /// regions share offsets, so that one span names the same parameter in each.
+    fn update(
+        &self,
+        rule: &Rule,
+        spans: &[Span],
+        parameters: &Memory,
+        gradients: &Memory,
+        state: &[Memory],
+    ) -> Result<Box<dyn Step>>;
+    /// `into` += `from`, both `f32`, as a step (gradient accumulation).
+    fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
+    /// Copies host bytes into device memory. Lengths must be equal.
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()>;
+    /// Copies device memory to the host. Lengths must be equal.
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()>;
+    /// Marks a point in the queue. Host-synchronous devices have nothing to mark.
+    fn record(&self) -> Result<Event> {
+        Ok(Event(None))
+    }
+    /// Whether everything enqueued before the event was recorded has finished.
+    fn reached(&self, _event: &Event) -> Result<bool> {
+        Ok(true)
+    }
+    /// Waits until everything enqueued has finished.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.
+pub struct Event(pub Option<Box<dyn Any>>);

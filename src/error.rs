@@ -1,0 +1,123 @@
+//! The one error type of the program.
+//!
+//! An error is written for the reader: what happened, to which file, flag, rank and host, and what to
+//! do about it. Its kind decides the exit code, so that a job script can tell bad input from a lost
+//! library. An error crosses ranks as text (see `comm::World::agree`), so it holds no foreign types.
+
+use std::fmt;
+use std::path::Path;
+
+/// What sort of thing went wrong; the number is the program's exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A defect of dltrain itself.
+    Internal = 1,
+    /// A flag, or a combination of flags, that cannot work.
+    Usage = 2,
+    /// A data file that is missing, truncated or corrupt.
+    Data = 3,
+    /// Something the machine lacks: a library, a launcher that fits, memory, room in /dev/shm.
+    Environment = 4,
+    /// A library call failed (MPI, oneDNN, HDF5, CUDA).
+    Foreign = 5,
+    /// Ranks that must agree do not.
+    Mismatch = 6,
+    /// The loss is no longer a finite number.
+    Diverged = 7,
+    /// A results file cannot be written, or is there already.
+    Output = 8,
+}
+
+impl Kind {
+    /// The kind with this exit code; `Internal` for a code that is none.
+    pub fn from_code(code: u8) -> Kind {
+        use Kind::*;
+        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output]
+            .into_iter()
+            .find(|kind| *kind as u8 == code)
+            .unwrap_or(Internal)
+    }
+}
+
+/// An error: its kind and one message for the reader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub kind: Kind,
+    pub message: String,
+}
+
+/// The result of everything that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Error {
+        Error { kind, message: message.into() }
+    }
+
+    /// A flag, or a combination of flags, that cannot work.
+    pub fn usage(message: impl Into<String>) -> Error {
+        Error::new(Kind::Usage, message)
+    }
+
+    /// A data file that cannot be used: which one, and what is wrong with it.
+    pub fn data(path: &Path, what: impl fmt::Display) -> Error {
+        Error::new(Kind::Data, format!("{}: {what}", path.display()))
+    }
+
+    /// Something the machine lacks; the message ends with the remedy.
+    pub fn environment(message: impl Into<String>) -> Error {
+        Error::new(Kind::Environment, message)
+    }
+
+    /// A foreign call that failed: library, call, its code and what the code means.
+    pub fn foreign(library: &str, call: &str, code: i64, text: impl fmt::Display) -> Error {
+        Error::new(Kind::Foreign, format!("{library}: {call} failed with code {code} ({text})"))
+    }
+
+    /// A results file that cannot be written.
+    pub fn output(path: &Path, what: impl fmt::Display) -> Error {
+        Error::new(Kind::Output, format!("{}: {what}", path.display()))
+    }
+
+    /// A defect of dltrain itself.
+    pub fn internal(message: impl Into<String>) -> Error {
+        Error::new(Kind::Internal, message)
+    }
+
+    /// The process's exit code for this error.
+    pub fn exit_code(&self) -> i32 {
+        self.kind as i32
+    }
+
+    /// The same error with words put before its message ("layer conv1: …").
+    pub fn context(mut self, before: impl fmt::Display) -> Error {
+        self.message = format!("{before}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.kind == Kind::Internal {
+            f.write_str(" (this is a defect of dltrain; please report it)")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_survive_the_trip_through_an_exit_code() {
+        for code in 1..=8 {
+            assert_eq!(Kind::from_code(code) as u8, code);
+        }
+        assert_eq!(Kind::from_code(99), Kind::Internal);
+    }
+}

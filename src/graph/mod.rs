@@ -1,0 +1,143 @@
+//! The graph: ops, tensors and shapes as pure data. It knows no device and holds no numbers.
+//!
+//! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
+//! result, `differentiate` appends the backward graph. The plan then gives every tensor a layout and a
+//! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
+
+mod op;
+mod shape;
+
+pub use op::{Conv2d, Op, Pool2d};
+pub use shape::{Shape, dims};
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    F32,
+    /// Class labels.
+    I32,
+    /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
+    /// knows its form and size; `Shape` is that of the op's output.
+    Saved,
+}
+
+impl DType {
+    /// Bytes of one element; `Saved` has none of its own.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Saved => 0,
+        }
+    }
+}
+
+/// What a tensor is in the life of a step: decides which memory it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Written by the loader before the step: images, labels.
+    Input,
+    /// Learned; lives from step to step.
+    Parameter,
+    /// Made and used within a step, forward or backward.
+    Activation,
+    /// The loss gradient of a parameter; averaged over ranks.
+    Gradient,
+    /// Per-sample figures read by the host after the step: losses, hits.
+    Metric,
+}
+
+/// Index of a tensor in `Graph::tensors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub usize);
+
+/// Index of a node in `Graph::nodes`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub usize);
+
+/// Shape and element type: what a device needs to know of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Spec {
+    pub shape: Shape,
+    pub dtype: DType,
+}
+
+/// How a parameter starts (std: standard deviation).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    Zero,
+    One,
+    Normal {
+        std: f32,
+    },
+    /// Uniform in [-bound, bound).
+    Uniform {
+        bound: f32,
+    },
+}
+
+/// One tensor of the graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// As PyTorch would name it: "conv1.weight"; activations are named after their node.
+    pub name: String,
+    pub spec: Spec,
+    pub role: Role,
+    /// For parameters.
+    pub init: Option<Init>,
+    /// For parameters: whether weight decay applies (it does not to biases).
+    pub decay: bool,
+    /// For gradients: the parameter it belongs to.
+    pub gradient_of: Option<TensorId>,
+}
+
+/// One op applied to tensors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// The layer's name; backward nodes carry that of their forward node.
+    pub name: String,
+    pub op: Op,
+    pub inputs: Vec<TensorId>,
+    pub outputs: Vec<TensorId>,
+    /// For a backward node: its forward node. Devices may need its compiled kernel as a hint.
+    pub forward: Option<NodeId>,
+}
+
+/// A network for one batch size: nodes in an order in which they can run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Graph {
+    pub tensors: Vec<Tensor>,
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0]
+    }
+
+    /// Tensors of one role, in the order they were made.
+    pub fn with_role(&self, role: Role) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors
+            .iter()
+            .enumerate()
+            .filter(move |(_, tensor)| tensor.role == role)
+            .map(|(index, tensor)| (TensorId(index), tensor))
+    }
+
+    /// How many numbers the model learns.
+    pub fn parameter_count(&self) -> usize {
+        self.with_role(Role::Parameter).map(|(_, tensor)| tensor.spec.shape.elements()).sum()
+    }
+
+    /// The nodes that read a tensor.
+    pub fn consumers(&self, id: TensorId) -> impl Iterator<Item = NodeId> {
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(move |(_, node)| node.inputs.contains(&id))
+            .map(|(index, _)| NodeId(index))
+    }
+}

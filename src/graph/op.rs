@@ -1,0 +1,111 @@
+//! The ops: what each computes, on which inputs, giving which outputs.
+//!
+//! Tensors are named in the order in which a node lists them. `x` is an op's input, `y` its output, `w`
+//! the weight, `b` the bias; `d…` is the loss gradient of …. All arithmetic is f32 with f32 accumulation.
+
+/// A convolution's geometry (cross-correlation, as every framework has it).
+/// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Conv2d {
+    /// Height, width.
+    pub kernel: [usize; 2],
+    pub stride: [usize; 2],
+    /// Zeros on both sides, for height and width.
+    pub padding: [usize; 2],
+    /// Input and output channels fall into this many independent groups.
+    pub groups: usize,
+    /// Whether there is a bias input.
+    pub bias: bool,
+    /// Whether a ReLU is applied to the output (put there by `simplify`).
+    pub relu: bool,
+}
+
+/// A pooling's geometry; output size as for a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pool2d {
+    pub kernel: [usize; 2],
+    pub stride: [usize; 2],
+    pub padding: [usize; 2],
+    /// Average pooling only: whether the padding's zeros count in the divisor.
+    pub count_include_pad: bool,
+}
+
+/// An op of the graph. The comment shows inputs → outputs with their shapes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
+    Conv2d(Conv2d),
+    /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
+    Conv2dBackwardData(Conv2d),
+    /// x, dy → dw, db?
+    Conv2dBackwardWeights(Conv2d),
+
+    /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
+    /// x may have four dimensions: it is read as if flattened.
+    Linear { bias: bool, relu: bool },
+    /// dy (N,O), w (O,I) → dx (N,…)
+    LinearBackwardData { bias: bool },
+    /// x (N,…), dy (N,O) → dw (O,I), db (O)?
+    LinearBackwardWeights { bias: bool },
+
+    /// x → y = max(x, 0)
+    Relu,
+    /// dy, y → dx = dy where y > 0, else 0
+    ReluBackward,
+
+    /// x (N,C,H,W) → y (N,C,OH,OW), saved (which element won each window; the first among equals)
+    MaxPool(Pool2d),
+    /// dy, saved → dx
+    MaxPoolBackward(Pool2d),
+    /// x → y
+    AvgPool(Pool2d),
+    /// dy → dx
+    AvgPoolBackward(Pool2d),
+
+    /// x → y = x·m/(1−p), where m is 0 with probability p: element e of the sample at global position s in
+    /// step t is dropped when the Philox word for (key(seed, Dropout, layer); e/4, s, t) [e mod 4] falls
+    /// below p. Nothing is stored: the backward op computes the same mask.
+    Dropout { p: f32, layer: u32 },
+    /// dy → dx = dy·m/(1−p)
+    DropoutBackward { p: f32, layer: u32 },
+
+    /// x (N,…) → y: the same elements in logical order under another shape.
+    Reshape,
+    /// a, b → y = a + b
+    Add,
+
+    /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
+    /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
+    SoftmaxCrossEntropy,
+    /// logits (N,K), labels (N) → dlogits = (softmax − onehot)·gradient_scale, the scale that of the run
+    /// (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
+    SoftmaxCrossEntropyBackward,
+}
+
+impl Op {
+    /// The name shown in tables.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Conv2d(c) if c.relu => "conv2d+relu",
+            Op::Conv2d(_) => "conv2d",
+            Op::Conv2dBackwardData(_) => "conv2d backward data",
+            Op::Conv2dBackwardWeights(_) => "conv2d backward weights",
+            Op::Linear { relu: true, .. } => "linear+relu",
+            Op::Linear { .. } => "linear",
+            Op::LinearBackwardData { .. } => "linear backward data",
+            Op::LinearBackwardWeights { .. } => "linear backward weights",
+            Op::Relu => "relu",
+            Op::ReluBackward => "relu backward",
+            Op::MaxPool(_) => "max pool",
+            Op::MaxPoolBackward(_) => "max pool backward",
+            Op::AvgPool(_) => "avg pool",
+            Op::AvgPoolBackward(_) => "avg pool backward",
+            Op::Dropout { .. } => "dropout",
+            Op::DropoutBackward { .. } => "dropout backward",
+            Op::Reshape => "reshape",
+            Op::Add => "add",
+            Op::SoftmaxCrossEntropy => "softmax cross-entropy",
+            Op::SoftmaxCrossEntropyBackward => "softmax cross-entropy backward",
+        }
+    }
+}

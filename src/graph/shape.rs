@@ -1,0 +1,46 @@
+//! Shapes, outermost dimension first; images are (N, C, H, W).
+
+use std::fmt;
+
+/// The extents of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Shape(pub Vec<usize>);
+
+/// A shape from its extents.
+pub fn dims<const N: usize>(extents: [usize; N]) -> Shape {
+    Shape(extents.to_vec())
+}
+
+impl Shape {
+    /// The number of elements; 1 for a scalar.
+    pub fn elements(&self) -> usize {
+        self.0.iter().product()
+    }
+
+    pub fn rank(&self) -> usize {
+        self.0.len()
+    }
+
+    /// (N, C, H, W) of a four-dimensional shape; `None` for any other.
+    pub fn nchw(&self) -> Option<[usize; 4]> {
+        self.0.as_slice().try_into().ok()
+    }
+
+    /// Elements of one sample: everything but the first dimension.
+    pub fn per_sample(&self) -> usize {
+        self.0.iter().skip(1).product()
+    }
+
+    /// The first dimension, which for activations is the batch.
+    pub fn batch(&self) -> usize {
+        self.0.first().copied().unwrap_or(1)
+    }
+}
+
+impl fmt::Display for Shape {
+    /// As printed in tables: "128×32×28×28".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let extents: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.pad(&extents.join("×"))
+    }
+}

@@ -4,10 +4,16 @@
 //! result, `differentiate` appends the backward graph. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
+mod builder;
+mod cost;
+mod differentiate;
 mod op;
 mod shape;
+mod simplify;
 
-pub use op::{Conv2d, Op, Pool2d};
+pub use builder::Builder;
+pub use cost::Cost;
+pub use op::{Conv2d, Op, Pool2d, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
@@ -103,10 +109,22 @@ pub struct Node {
 }
 
 /// A network for one batch size: nodes in an order in which they can run.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
+    /// The model's name.
+    pub name: String,
     pub tensors: Vec<Tensor>,
     pub nodes: Vec<Node>,
+    /// Nodes before this index are the forward pass, those from it on the backward pass.
+    pub forward_nodes: usize,
+    /// (N,C,H,W) images and (N) labels, written before each step.
+    pub images: TensorId,
+    pub labels: TensorId,
+    /// (N,K) scores before the softmax.
+    pub logits: TensorId,
+    /// (N) loss of each sample, and 1 where it was classified rightly.
+    pub losses: TensorId,
+    pub hits: TensorId,
 }
 
 impl Graph {
@@ -130,6 +148,16 @@ impl Graph {
     /// How many numbers the model learns.
     pub fn parameter_count(&self) -> usize {
         self.with_role(Role::Parameter).map(|(_, tensor)| tensor.spec.shape.elements()).sum()
+    }
+
+    /// Images in one step of one rank.
+    pub fn batch(&self) -> usize {
+        self.tensor(self.images).spec.shape.batch()
+    }
+
+    /// Classes that the model tells apart.
+    pub fn classes(&self) -> usize {
+        self.tensor(self.logits).spec.shape.per_sample()
     }
 
     /// The nodes that read a tensor.

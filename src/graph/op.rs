@@ -20,6 +20,21 @@ pub struct Conv2d {
     pub relu: bool,
 }
 
+impl Conv2d {
+    /// A square kernel with stride 1, no padding, one group, a bias.
+    pub fn square(kernel: usize) -> Conv2d {
+        Conv2d { kernel: [kernel; 2], stride: [1; 2], padding: [0; 2], groups: 1, bias: true, relu: false }
+    }
+
+    pub fn stride(self, stride: usize) -> Conv2d {
+        Conv2d { stride: [stride; 2], ..self }
+    }
+
+    pub fn padding(self, padding: usize) -> Conv2d {
+        Conv2d { padding: [padding; 2], ..self }
+    }
+}
+
 /// A pooling's geometry; output size as for a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool2d {
@@ -28,6 +43,35 @@ pub struct Pool2d {
     pub padding: [usize; 2],
     /// Average pooling only: whether the padding's zeros count in the divisor.
     pub count_include_pad: bool,
+}
+
+impl Pool2d {
+    /// Square windows side by side, no padding.
+    pub fn square(kernel: usize) -> Pool2d {
+        Pool2d { kernel: [kernel; 2], stride: [kernel; 2], padding: [0; 2], count_include_pad: true }
+    }
+
+    pub fn stride(self, stride: usize) -> Pool2d {
+        Pool2d { stride: [stride; 2], ..self }
+    }
+
+    pub fn padding(self, padding: usize) -> Pool2d {
+        Pool2d { padding: [padding; 2], ..self }
+    }
+}
+
+/// The output size (height, width) of a window that slides over an input; `None` where not even one fits.
+pub fn windows(
+    input: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+) -> Option<[usize; 2]> {
+    let along = |axis: usize| {
+        let room = (input[axis] + 2 * padding[axis]).checked_sub(kernel[axis])?;
+        Some(room / stride[axis] + 1)
+    };
+    Some([along(0)?, along(1)?])
 }
 
 /// An op of the graph. The comment shows inputs → outputs with their shapes.

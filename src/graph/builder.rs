@@ -1,0 +1,205 @@
+//! Building a forward graph, layer by layer.
+//!
+//! Shapes are checked as layers are added: an input too small for a layer is named with that layer, since a
+//! user's `--image-size` or `--data` can cause it.
+
+use super::{
+    Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims, windows,
+};
+use crate::error::{Error, Result};
+
+/// A graph under construction.
+pub struct Builder {
+    name: String,
+    tensors: Vec<Tensor>,
+    nodes: Vec<Node>,
+    images: TensorId,
+    dropouts: u32,
+}
+
+impl Builder {
+    /// Starts a network for `batch` images of shape (C, H, W). Returns the builder and the image tensor.
+    pub fn new(name: &str, batch: usize, image: [usize; 3]) -> (Builder, TensorId) {
+        let mut builder = Builder {
+            name: name.to_string(),
+            tensors: Vec::new(),
+            nodes: Vec::new(),
+            images: TensorId(0),
+            dropouts: 0,
+        };
+        let [c, h, w] = image;
+        let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
+        (builder, images)
+    }
+
+    pub fn shape(&self, id: TensorId) -> &Shape {
+        &self.tensors[id.0].spec.shape
+    }
+
+    /// A convolution to `channels` output channels. Parameters `name.weight`, `name.bias`.
+    pub fn conv2d(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        if conv.groups == 0 || c % conv.groups != 0 || channels % conv.groups != 0 {
+            return Err(Error::usage(format!(
+                "layer {name}: {c} input and {channels} output channels do not divide into {} groups",
+                conv.groups
+            )));
+        }
+        let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
+        let [kh, kw] = conv.kernel;
+        let fan_in = c / conv.groups * kh * kw;
+        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), fan_in)];
+        if conv.bias {
+            inputs.push(self.bias(name, channels, fan_in));
+        }
+        Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
+    }
+
+    /// A fully connected layer to `features` outputs, with bias.
+    pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
+        let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
+        let weight = self.weight(name, dims([features, fan_in]), fan_in);
+        let bias = self.bias(name, features, fan_in);
+        self.node(
+            name,
+            Op::Linear { bias: true, relu: false },
+            vec![x, weight, bias],
+            dims([batch, features]),
+        )
+    }
+
+    pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
+        let shape = self.shape(x).clone();
+        self.node(name, Op::Relu, vec![x], shape)
+    }
+
+    pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        let shape = self.pooled(name, x, pool)?;
+        let y = self.node(name, Op::MaxPool(pool), vec![x], shape.clone());
+        let saved = self.tensor(&format!("{name}.saved"), shape, DType::Saved, Role::Activation);
+        self.nodes.last_mut().expect("the node just added").outputs.push(saved);
+        Ok(y)
+    }
+
+    pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        let shape = self.pooled(name, x, pool)?;
+        Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
+    }
+
+    /// Drops each element with probability `p` in training; does nothing in evaluation.
+    pub fn dropout(&mut self, name: &str, x: TensorId, p: f32) -> TensorId {
+        let shape = self.shape(x).clone();
+        self.dropouts += 1;
+        self.node(name, Op::Dropout { p, layer: self.dropouts }, vec![x], shape)
+    }
+
+    /// (N, …) → (N, everything else).
+    pub fn flatten(&mut self, name: &str, x: TensorId) -> TensorId {
+        let shape = dims([self.shape(x).batch(), self.shape(x).per_sample()]);
+        self.node(name, Op::Reshape, vec![x], shape)
+    }
+
+    /// The elementwise sum of two tensors of one shape.
+    pub fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> Result<TensorId> {
+        if self.shape(a) != self.shape(b) {
+            return Err(Error::internal(format!("{name}: {} + {}", self.shape(a), self.shape(b))));
+        }
+        let shape = self.shape(a).clone();
+        Ok(self.node(name, Op::Add, vec![a, b], shape))
+    }
+
+    /// Ends the network: softmax cross-entropy of these logits with the labels.
+    pub fn finish(mut self, logits: TensorId) -> Graph {
+        let batch = dims([self.shape(logits).batch()]);
+        let labels = self.tensor("labels", batch.clone(), DType::I32, Role::Input);
+        let losses = self.tensor("losses", batch.clone(), DType::F32, Role::Metric);
+        let hits = self.tensor("hits", batch, DType::F32, Role::Metric);
+        self.nodes.push(Node {
+            name: "loss".into(),
+            op: Op::SoftmaxCrossEntropy,
+            inputs: vec![logits, labels],
+            outputs: vec![losses, hits],
+            forward: None,
+        });
+        let forward_nodes = self.nodes.len();
+        Graph {
+            name: self.name,
+            tensors: self.tensors,
+            nodes: self.nodes,
+            forward_nodes,
+            images: self.images,
+            labels,
+            logits,
+            losses,
+            hits,
+        }
+    }
+
+    fn pooled(&self, name: &str, x: TensorId, pool: Pool2d) -> Result<Shape> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        let [oh, ow] = self.slide(name, [h, w], pool.kernel, pool.stride, pool.padding)?;
+        Ok(dims([n, c, oh, ow]))
+    }
+
+    fn image_shape(&self, name: &str, x: TensorId) -> Result<[usize; 4]> {
+        self.shape(x)
+            .nchw()
+            .ok_or_else(|| Error::internal(format!("layer {name}: needs an image, got {}", self.shape(x))))
+    }
+
+    fn slide(
+        &self,
+        name: &str,
+        input: [usize; 2],
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+    ) -> Result<[usize; 2]> {
+        windows(input, kernel, stride, padding).ok_or_else(|| {
+            Error::usage(format!(
+                "model {}: layer {name} has a {}×{} kernel, larger than its {}×{} input; use larger images",
+                self.name,
+                kernel[0],
+                kernel[1],
+                input[0] + 2 * padding[0],
+                input[1] + 2 * padding[1],
+            ))
+        })
+    }
+
+    /// PyTorch's default start for convolutions and linear layers: He et al. 2015 with a = √5, which is
+    /// uniform in ±1/√fan_in, for the bias too.
+    fn weight(&mut self, layer: &str, shape: Shape, fan_in: usize) -> TensorId {
+        self.parameter(format!("{layer}.weight"), shape, fan_in, true)
+    }
+
+    fn bias(&mut self, layer: &str, features: usize, fan_in: usize) -> TensorId {
+        self.parameter(format!("{layer}.bias"), dims([features]), fan_in, false)
+    }
+
+    fn parameter(&mut self, name: String, shape: Shape, fan_in: usize, decay: bool) -> TensorId {
+        let id = self.tensor(&name, shape, DType::F32, Role::Parameter);
+        let tensor = &mut self.tensors[id.0];
+        tensor.init = Some(Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() });
+        tensor.decay = decay;
+        id
+    }
+
+    fn node(&mut self, name: &str, op: Op, inputs: Vec<TensorId>, shape: Shape) -> TensorId {
+        let output = self.tensor(name, shape, DType::F32, Role::Activation);
+        self.nodes.push(Node { name: name.into(), op, inputs, outputs: vec![output], forward: None });
+        output
+    }
+
+    fn tensor(&mut self, name: &str, shape: Shape, dtype: DType, role: Role) -> TensorId {
+        self.tensors.push(Tensor {
+            name: name.into(),
+            spec: Spec { shape, dtype },
+            role,
+            init: None,
+            decay: false,
+            gradient_of: None,
+        });
+        TensorId(self.tensors.len() - 1)
+    }
+}

@@ -1,0 +1,77 @@
+//! What a node costs: floating-point operations and bytes, counted from shapes.
+
+use super::{Graph, NodeId, Op};
+
+/// The work of one node for the whole batch of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cost {
+    /// Multiplications and additions each count as one. Ops other than convolutions and linear layers are
+    /// counted as one operation an output element: they are bound by memory, not by arithmetic.
+    pub flops: u64,
+    /// Bytes read and written if every operand moved once.
+    pub bytes: u64,
+}
+
+impl std::ops::Add for Cost {
+    type Output = Cost;
+    fn add(self, other: Cost) -> Cost {
+        Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl Graph {
+    /// The cost of one node.
+    pub fn cost(&self, id: NodeId) -> Cost {
+        let node = self.node(id);
+        let elements = |index: usize, of: &[super::TensorId]| self.tensor(of[index]).spec.shape.elements();
+        let flops = match node.op {
+            // Each output element is the dot product of one filter (w without its first dimension).
+            Op::Conv2d(_) | Op::Linear { .. } => {
+                2 * elements(0, &node.outputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
+            }
+            // Both backward passes do the same multiplications as the forward pass.
+            Op::Conv2dBackwardData(_) | Op::LinearBackwardData { .. } => {
+                2 * elements(0, &node.inputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
+            }
+            Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => {
+                2 * elements(1, &node.inputs) * self.tensor(node.outputs[0]).spec.shape.per_sample()
+            }
+            Op::Reshape => 0,
+            _ => elements(0, &node.outputs),
+        };
+        let bytes: usize = node
+            .inputs
+            .iter()
+            .chain(&node.outputs)
+            .map(|&id| self.tensor(id))
+            .map(|tensor| tensor.spec.shape.elements() * tensor.spec.dtype.bytes())
+            .sum();
+        Cost { flops: flops as u64, bytes: bytes as u64 }
+    }
+
+    /// The cost of the forward pass, or of all nodes.
+    pub fn total_cost(&self, forward_only: bool) -> Cost {
+        let end = if forward_only { self.forward_nodes } else { self.nodes.len() };
+        (0..end).map(|index| self.cost(NodeId(index))).fold(Cost::default(), |sum, cost| sum + cost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{Builder, Conv2d, NodeId};
+
+    #[test]
+    fn flops_are_those_of_the_textbook() {
+        let (mut net, x) = Builder::new("one", 2, [3, 10, 10]);
+        let x = net.conv2d("conv", x, 8, Conv2d::square(3)).unwrap();
+        let x = net.linear("fc", x, 5);
+        let graph = net.finish(x).differentiate();
+        let conv = 2 * (2 * 8 * 8 * 8) * (3 * 9);
+        let linear = 2 * (2 * 5) * (8 * 8 * 8);
+        assert_eq!(graph.cost(NodeId(0)).flops, conv);
+        assert_eq!(graph.cost(NodeId(1)).flops, linear);
+        // Backward: linear twice, convolution once (its input is the images).
+        let backward: u64 = (3..graph.nodes.len()).map(|i| graph.cost(NodeId(i)).flops).sum();
+        assert_eq!(backward, 2 * linear + conv + 2 * 5);
+    }
+}

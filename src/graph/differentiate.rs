@@ -1,0 +1,176 @@
+//! Reverse-mode differentiation: appends the backward graph to a forward graph.
+//!
+//! Nodes are visited from the loss backwards; each adds the nodes that give the gradients of its inputs. A
+//! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
+//! input's, so that its bucket can leave as early as possible.
+
+use super::{DType, Graph, Node, NodeId, Op, Role, Spec, Tensor, TensorId};
+
+impl Graph {
+    /// The graph with its backward pass. Every parameter gets one tensor of role `Gradient`.
+    pub fn differentiate(mut self) -> Graph {
+        let forward = self.forward_nodes;
+        let needed = self.depends_on_parameters();
+        let mut gradients: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
+        for index in (0..forward).rev() {
+            self.backward_of(NodeId(index), &needed, &mut gradients);
+        }
+        self
+    }
+
+    /// For each tensor whether a parameter can change it: no gradient is computed for any other.
+    fn depends_on_parameters(&self) -> Vec<bool> {
+        let mut needed: Vec<bool> = self.tensors.iter().map(|t| t.role == Role::Parameter).collect();
+        for node in &self.nodes {
+            if node.inputs.iter().any(|input| needed[input.0]) {
+                node.outputs.iter().for_each(|output| needed[output.0] = true);
+            }
+        }
+        needed
+    }
+
+    fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
+        let node = self.node(id).clone();
+        let x = node.inputs[0];
+        if node.op == Op::SoftmaxCrossEntropy {
+            let dx = self.backward(id, Op::SoftmaxCrossEntropyBackward, node.inputs.clone(), x);
+            gradients[x.0] = Some(dx);
+            return;
+        }
+        // A node whose output does not reach the loss has no gradient to pass on.
+        let Some(mut dy) = gradients[node.outputs[0].0] else { return };
+        let y = node.outputs[0];
+        if matches!(node.op, Op::Conv2d(conv) if conv.relu)
+            || matches!(node.op, Op::Linear { relu: true, .. })
+        {
+            dy = self.backward(id, Op::ReluBackward, vec![dy, y], y);
+        }
+        let dx = match node.op {
+            Op::Conv2d(conv) => {
+                self.weights_backward(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
+                let op = Op::Conv2dBackwardData(conv);
+                needed[x.0].then(|| self.backward(id, op, vec![dy, node.inputs[1]], x))
+            }
+            Op::Linear { bias, .. } => {
+                self.weights_backward(id, Op::LinearBackwardWeights { bias }, x, dy, &node.inputs[1..]);
+                let op = Op::LinearBackwardData { bias };
+                needed[x.0].then(|| self.backward(id, op, vec![dy, node.inputs[1]], x))
+            }
+            Op::Add => {
+                self.contribute(node.inputs[1], dy, needed, gradients);
+                Some(dy)
+            }
+            op if !needed[x.0] => {
+                debug_assert!(op != Op::Add);
+                None
+            }
+            Op::Relu => Some(self.backward(id, Op::ReluBackward, vec![dy, y], x)),
+            Op::MaxPool(pool) => {
+                Some(self.backward(id, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]], x))
+            }
+            Op::AvgPool(pool) => Some(self.backward(id, Op::AvgPoolBackward(pool), vec![dy], x)),
+            Op::Dropout { p, layer } => {
+                Some(self.backward(id, Op::DropoutBackward { p, layer }, vec![dy], x))
+            }
+            Op::Reshape => Some(self.backward(id, Op::Reshape, vec![dy], x)),
+            op => unreachable!("{} in a forward graph", op.name()),
+        };
+        if let Some(dx) = dx {
+            self.contribute(x, dx, needed, gradients);
+        }
+    }
+
+    /// Adds `gradient` to what is known of the gradient of `of`.
+    fn contribute(
+        &mut self,
+        of: TensorId,
+        gradient: TensorId,
+        needed: &[bool],
+        gradients: &mut [Option<TensorId>],
+    ) {
+        if !needed[of.0] {
+            return;
+        }
+        gradients[of.0] = Some(match gradients[of.0] {
+            None => gradient,
+            Some(before) => {
+                let sum = self.gradient_like(of);
+                let name = self.tensor(of).name.clone();
+                let inputs = vec![before, gradient];
+                self.nodes.push(Node { name, op: Op::Add, inputs, outputs: vec![sum], forward: None });
+                sum
+            }
+        });
+    }
+
+    /// A backward node with one output, of the shape of `like`.
+    fn backward(&mut self, forward: NodeId, op: Op, inputs: Vec<TensorId>, like: TensorId) -> TensorId {
+        let output = self.gradient_like(like);
+        let name = self.node(forward).name.clone();
+        self.nodes.push(Node { name, op, inputs, outputs: vec![output], forward: Some(forward) });
+        output
+    }
+
+    /// The node that gives the gradients of a layer's weight and bias.
+    fn weights_backward(
+        &mut self,
+        forward: NodeId,
+        op: Op,
+        x: TensorId,
+        dy: TensorId,
+        parameters: &[TensorId],
+    ) {
+        let outputs = parameters
+            .iter()
+            .map(|&parameter| {
+                let gradient = self.gradient_like(parameter);
+                let tensor = &mut self.tensors[gradient.0];
+                tensor.role = Role::Gradient;
+                tensor.gradient_of = Some(parameter);
+                gradient
+            })
+            .collect();
+        let name = self.node(forward).name.clone();
+        self.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
+    }
+
+    fn gradient_like(&mut self, like: TensorId) -> TensorId {
+        let shape = self.tensor(like).spec.shape.clone();
+        self.tensors.push(Tensor {
+            name: format!("d {}", self.tensor(like).name),
+            spec: Spec { shape, dtype: DType::F32 },
+            role: Role::Activation,
+            init: None,
+            decay: false,
+            gradient_of: None,
+        });
+        TensorId(self.tensors.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{Builder, Conv2d, Op, Role};
+
+    #[test]
+    fn every_parameter_gets_one_gradient_and_the_images_none() {
+        let (mut net, x) = Builder::new("fork", 2, [1, 6, 6]);
+        let x = net.conv2d("conv1", x, 3, Conv2d::square(3)).unwrap();
+        let a = net.conv2d("conv2", x, 3, Conv2d::square(3).padding(1)).unwrap();
+        let x = net.add("add", a, x).unwrap();
+        let x = net.linear("fc", x, 4);
+        let graph = net.finish(x).simplify().differentiate();
+
+        let parameters: Vec<_> = graph.with_role(Role::Parameter).map(|(id, _)| id).collect();
+        let mut covered: Vec<_> =
+            graph.with_role(Role::Gradient).map(|(_, t)| t.gradient_of.unwrap()).collect();
+        covered.sort();
+        assert_eq!(covered, parameters);
+        // conv1's input is the images: nothing there to learn.
+        let data = graph.nodes.iter().filter(|n| matches!(n.op, Op::Conv2dBackwardData(_))).count();
+        assert_eq!(data, 1);
+        // conv1's output feeds conv2 and the addition: its gradient is a sum.
+        let sums = graph.nodes[graph.forward_nodes..].iter().filter(|n| n.op == Op::Add).count();
+        assert_eq!(sums, 1);
+    }
+}

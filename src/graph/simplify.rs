@@ -1,0 +1,193 @@
+//! Rewriting a forward graph into fewer or smaller ops with the same result, bit for bit.
+//!
+//! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
+//! and devices, before differentiation.
+
+use super::{Graph, Op, TensorId};
+
+impl Graph {
+    /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
+    pub fn simplify(mut self) -> Graph {
+        self.read_unflattened();
+        self.pool_before_relu();
+        self.fuse_relu();
+        self.drop_unused();
+        self
+    }
+
+    /// A graph for evaluation: dropout does nothing there.
+    pub fn without_dropout(mut self) -> Graph {
+        while let Some(index) = self.nodes.iter().position(|node| matches!(node.op, Op::Dropout { .. })) {
+            let node = self.nodes.remove(index);
+            self.forward_nodes -= 1;
+            self.substitute(node.outputs[0], node.inputs[0]);
+        }
+        self.drop_unused();
+        self
+    }
+
+    /// A linear layer reads any shape as if flattened, so the flattening before it need not happen: on a device
+    /// with blocked layouts it would be a copy of the whole tensor.
+    fn read_unflattened(&mut self) {
+        for index in 0..self.nodes.len() {
+            if !matches!(self.nodes[index].op, Op::Linear { .. }) {
+                continue;
+            }
+            let input = self.nodes[index].inputs[0];
+            if let Some(reshape) = self.producer(input).filter(|&p| self.nodes[p].op == Op::Reshape) {
+                self.nodes[index].inputs[0] = self.nodes[reshape].inputs[0];
+            }
+        }
+        self.drop_dead_reshapes();
+    }
+
+    /// max(relu(x)) = relu(max(x)), and the gradients are the same too: where a window's maximum is above zero
+    /// both pass it to the same element, elsewhere both pass nothing. The ReLU then works on the smaller tensor.
+    fn pool_before_relu(&mut self) {
+        for pool in 1..self.nodes.len() {
+            let relu = pool - 1;
+            let is_pair = self.nodes[relu].op == Op::Relu
+                && matches!(self.nodes[pool].op, Op::MaxPool(_))
+                && self.nodes[pool].inputs[0] == self.nodes[relu].outputs[0]
+                && self.read_once(self.nodes[relu].outputs[0]);
+            if !is_pair {
+                continue;
+            }
+            self.nodes.swap(relu, pool);
+            let (pool, relu) = (relu, pool);
+            let (x, middle, y) =
+                (self.nodes[relu].inputs[0], self.nodes[relu].outputs[0], self.nodes[pool].outputs[0]);
+            self.tensors[middle.0].spec = self.tensors[y.0].spec.clone();
+            self.nodes[pool].inputs[0] = x;
+            self.nodes[pool].outputs[0] = middle;
+            self.nodes[relu].inputs[0] = middle;
+            self.nodes[relu].outputs[0] = y;
+            let names = (self.tensors[middle.0].name.clone(), self.tensors[y.0].name.clone());
+            (self.tensors[y.0].name, self.tensors[middle.0].name) = names;
+        }
+    }
+
+    /// A ReLU right after a convolution or linear layer that nothing else reads becomes part of it.
+    fn fuse_relu(&mut self) {
+        for index in 0..self.nodes.len() {
+            if self.nodes[index].op != Op::Relu {
+                continue;
+            }
+            let (x, y) = (self.nodes[index].inputs[0], self.nodes[index].outputs[0]);
+            let Some(producer) = self.producer(x).filter(|_| self.read_once(x)) else { continue };
+            match &mut self.nodes[producer].op {
+                Op::Conv2d(conv) => conv.relu = true,
+                Op::Linear { relu, .. } => *relu = true,
+                _ => continue,
+            }
+            self.nodes[producer].outputs[0] = y;
+            self.nodes[index].inputs.clear();
+            self.nodes[index].outputs.clear();
+        }
+        self.nodes.retain(|node| !node.outputs.is_empty());
+        self.forward_nodes = self.nodes.len();
+    }
+
+    fn producer(&self, id: TensorId) -> Option<usize> {
+        self.nodes.iter().position(|node| node.outputs.contains(&id))
+    }
+
+    fn read_once(&self, id: TensorId) -> bool {
+        self.nodes.iter().flat_map(|node| &node.inputs).filter(|&&input| input == id).count() == 1
+    }
+
+    fn substitute(&mut self, from: TensorId, to: TensorId) {
+        for input in self.nodes.iter_mut().flat_map(|node| &mut node.inputs).filter(|input| **input == from) {
+            *input = to;
+        }
+        if self.logits == from {
+            self.logits = to;
+        }
+    }
+
+    fn drop_dead_reshapes(&mut self) {
+        let logits = self.logits;
+        let read: Vec<TensorId> = self.nodes.iter().flat_map(|node| node.inputs.clone()).collect();
+        self.nodes.retain(|node| {
+            node.op != Op::Reshape || node.outputs[0] == logits || read.contains(&node.outputs[0])
+        });
+        self.forward_nodes = self.nodes.len();
+    }
+
+    /// Removes tensors that no node mentions and renumbers the rest.
+    fn drop_unused(&mut self) {
+        let mut renumbered = vec![None; self.tensors.len()];
+        for id in self.nodes.iter().flat_map(|node| node.inputs.iter().chain(&node.outputs)) {
+            renumbered[id.0] = Some(TensorId(0));
+        }
+        let mut next = 0;
+        for slot in renumbered.iter_mut().flatten() {
+            *slot = TensorId(next);
+            next += 1;
+        }
+        let mut index = 0;
+        self.tensors.retain(|_| {
+            index += 1;
+            renumbered[index - 1].is_some()
+        });
+        let new = |id: &mut TensorId| *id = renumbered[id.0].expect("a tensor that a node mentions");
+        for node in &mut self.nodes {
+            node.inputs.iter_mut().chain(&mut node.outputs).for_each(new);
+        }
+        [&mut self.images, &mut self.labels, &mut self.logits, &mut self.losses, &mut self.hits]
+            .into_iter()
+            .for_each(new);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{Builder, Conv2d, Graph, Op, Pool2d, Role};
+
+    fn small() -> Graph {
+        let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);
+        let x = net.conv2d("conv1", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.relu("relu1", x);
+        let x = net.max_pool("pool1", x, Pool2d::square(2)).unwrap();
+        let x = net.conv2d("conv2", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.relu("relu2", x);
+        let x = net.dropout("drop", x, 0.5);
+        let x = net.flatten("flatten", x);
+        let x = net.linear("fc", x, 3);
+        net.finish(x)
+    }
+
+    fn names(graph: &Graph) -> Vec<&'static str> {
+        graph.nodes.iter().map(|node| node.op.name()).collect()
+    }
+
+    #[test]
+    fn relu_moves_behind_the_pool_or_into_the_convolution_and_flatten_goes() {
+        let graph = small().simplify();
+        let expected =
+            ["conv2d", "max pool", "relu", "conv2d+relu", "dropout", "linear", "softmax cross-entropy"];
+        assert_eq!(names(&graph), expected);
+        assert_eq!(graph.forward_nodes, expected.len());
+        assert_eq!(graph.tensor(graph.nodes[2].inputs[0]).spec.shape.0, [2, 4, 3, 3]);
+        assert_eq!(graph.parameter_count(), 4 * 9 + 4 + 4 * 4 * 9 + 4 + 3 * 4 + 3);
+        assert_eq!(graph.with_role(Role::Input).count(), 2);
+    }
+
+    #[test]
+    fn evaluation_has_no_dropout() {
+        let graph = small().without_dropout().simplify();
+        assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. })));
+        assert_eq!(graph.parameter_count(), small().parameter_count());
+    }
+
+    #[test]
+    fn a_relu_that_two_ops_read_stays() {
+        let (mut net, x) = Builder::new("fork", 1, [1, 4, 4]);
+        let x = net.conv2d("conv", x, 1, Conv2d::square(1)).unwrap();
+        let r = net.relu("relu", x);
+        let y = net.add("add", r, x).unwrap();
+        let x = net.linear("fc", y, 2);
+        let graph = net.finish(x).simplify();
+        assert!(names(&graph).contains(&"relu"));
+    }
+}

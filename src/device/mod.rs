@@ -8,6 +8,7 @@
 
 mod layout;
 pub mod memory;
+pub mod reference;
 mod update;
 
 use std::any::Any;
@@ -24,9 +25,9 @@ pub use update::{Rule, Span};
 pub struct Scalars {
     /// The run's seed.
     pub seed: u64,
-    /// Counts forward passes from 0: the same on every rank.
+    /// Counts training steps (parameter updates) from 0: the same on every rank.
     pub step: u64,
-    /// Position of this rank's first sample in the global batch.
+    /// Position of this batch's first sample in the global batch.
     pub first_sample: u64,
     /// Factor on the loss gradient: 1 / (ranks × batch × accumulation).
     pub gradient_scale: f32,

@@ -106,9 +106,9 @@ pub enum Op {
     /// dy → dx
     AvgPoolBackward(Pool2d),
 
-    /// x → y = x·m/(1−p), where m is 0 with probability p: element e of the sample at global position s in
-    /// step t is dropped when the Philox word for (key(seed, Dropout, layer); e/4, s, t) [e mod 4] falls
-    /// below p. Nothing is stored: the backward op computes the same mask.
+    /// x → y = x·m/(1−p), where m is 0 with probability p: in step t, element e of the sample at global position
+    /// s is dropped when uniform(word e mod 4 of philox(key(seed, Dropout, layer), [e/4, s, t, t >> 32])) < p.
+    /// Nothing is stored: the backward op computes the same mask.
     Dropout { p: f32, layer: u32 },
     /// dy → dx = dy·m/(1−p)
     DropoutBackward { p: f32, layer: u32 },

@@ -1,0 +1,477 @@
+//! The reference device: every op written as its definition, on plain ndarrays. It is the specification that
+//! other devices are tested against, so it is written to be read and accumulates in f64: whatever differs from
+//! it beyond one rounding is the other device's.
+
+use std::any::Any;
+
+use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, s};
+
+use super::memory::{bytes_of, bytes_of_mut};
+use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
+use crate::error::{Error, Result};
+use crate::graph::{Conv2d, DType, Op, Pool2d, Spec};
+use crate::random::{Purpose, key, philox, uniform};
+
+/// The oracle. Slow; every layout is plain.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reference;
+
+impl Device for Reference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn describe(&self) -> String {
+        "reference (ndarray, f64 accumulation, one thread)".into()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        Memory::host(bytes)
+    }
+
+    fn plain(&self, spec: &Spec) -> Layout {
+        // A pooling's winners are stored as i32 indices into the (H, W) plane.
+        let bytes = spec.shape.elements() * spec.dtype.bytes().max(4);
+        Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, None)
+    }
+
+    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+        let inputs: Vec<Spec> = request.inputs.iter().map(|(spec, _)| spec.clone()).collect();
+        Ok(Box::new(ReferenceKernel {
+            op: *request.op,
+            input_layouts: inputs.iter().map(|spec| self.plain(spec)).collect(),
+            output_layouts: request.outputs.iter().map(|spec| self.plain(spec)).collect(),
+            inputs,
+            outputs: request.outputs.to_vec(),
+        }))
+    }
+
+    fn reorder(&self, _: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+        Err(Error::internal(format!("the reference device has one layout, asked for {from:?} → {to:?}")))
+    }
+
+    fn update(
+        &self,
+        rule: &Rule,
+        spans: &[Span],
+        parameters: &Memory,
+        gradients: &Memory,
+        state: &[Memory],
+    ) -> Result<Box<dyn Step>> {
+        Ok(Box::new(Update {
+            rule: *rule,
+            spans: spans.to_vec(),
+            parameters: parameters.clone(),
+            gradients: gradients.clone(),
+            state: state.to_vec(),
+        }))
+    }
+
+    fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        Ok(Box::new(Accumulate { from: from.clone(), into: into.clone() }))
+    }
+
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        to.write(from);
+        Ok(())
+    }
+
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        from.read(to);
+        Ok(())
+    }
+}
+
+struct ReferenceKernel {
+    op: Op,
+    inputs: Vec<Spec>,
+    outputs: Vec<Spec>,
+    input_layouts: Vec<Layout>,
+    output_layouts: Vec<Layout>,
+}
+
+impl Kernel for ReferenceKernel {
+    fn inputs(&self) -> &[Layout] {
+        &self.input_layouts
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.output_layouts
+    }
+
+    fn implementation(&self) -> String {
+        "definition".into()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], _: &Memory) -> Result<Box<dyn Step>> {
+        Ok(Box::new(ReferenceStep {
+            op: self.op,
+            inputs: self.inputs.iter().cloned().zip(inputs.iter().cloned()).collect(),
+            outputs: self.outputs.iter().cloned().zip(outputs.iter().cloned()).collect(),
+        }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct ReferenceStep {
+    op: Op,
+    inputs: Vec<(Spec, Memory)>,
+    outputs: Vec<(Spec, Memory)>,
+}
+
+impl Step for ReferenceStep {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let inputs: Vec<ArrayD<f32>> =
+            self.inputs.iter().map(|(spec, memory)| load(spec, memory)).collect::<Result<_>>()?;
+        let outputs = evaluate(&self.op, &inputs, &self.outputs, scalars)?;
+        for ((spec, memory), array) in self.outputs.iter().zip(&outputs) {
+            store(spec, memory, array);
+        }
+        Ok(())
+    }
+}
+
+/// Integers (labels, winners) are small enough to be exact as f32.
+fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
+    let values = if spec.dtype == DType::F32 {
+        read_f32(memory)
+    } else {
+        let mut integers = vec![0i32; spec.shape.elements()];
+        memory.read(bytes_of_mut(&mut integers));
+        integers.into_iter().map(|v| v as f32).collect()
+    };
+    ArrayD::from_shape_vec(IxDyn(&spec.shape.0), values).map_err(|e| Error::internal(e.to_string()))
+}
+
+fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
+    let values: Vec<f32> = array.iter().copied().collect();
+    if spec.dtype == DType::F32 {
+        memory.write(bytes_of(&values));
+    } else {
+        memory.write(bytes_of(&values.iter().map(|&v| v as i32).collect::<Vec<_>>()));
+    }
+}
+
+fn read_f32(memory: &Memory) -> Vec<f32> {
+    let mut values = vec![0f32; memory.bytes() / 4];
+    memory.read(bytes_of_mut(&mut values));
+    values
+}
+
+fn evaluate(
+    op: &Op,
+    inputs: &[ArrayD<f32>],
+    outputs: &[(Spec, Memory)],
+    scalars: &Scalars,
+) -> Result<Vec<ArrayD<f32>>> {
+    let shape = |index: usize| outputs[index].0.shape.0.clone();
+    let elementwise = |f: fn(f32, f32) -> f32| {
+        let mut y = inputs[0].clone();
+        y.zip_mut_with(&inputs[1], |a, &b| *a = f(*a, b));
+        vec![y]
+    };
+    Ok(match op {
+        Op::Conv2d(conv) => vec![conv2d(conv, inputs, &shape(0))?],
+        Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, &shape(0))?],
+        Op::Conv2dBackwardWeights(conv) => {
+            let mut gradients = vec![conv2d_backward_weights(conv, inputs, &shape(0))?];
+            if conv.bias {
+                gradients.push(sum_over_all_but_channels(&inputs[1]));
+            }
+            gradients
+        }
+        Op::Linear { relu, .. } => vec![linear(inputs, *relu)?],
+        Op::LinearBackwardData { .. } => {
+            let dx = dot(&matrix(&inputs[0])?, &matrix(&inputs[1])?);
+            vec![reshaped(dx.into_dyn(), &shape(0))?]
+        }
+        Op::LinearBackwardWeights { bias } => {
+            let dw = dot(&matrix(&inputs[1])?.reversed_axes(), &matrix(&inputs[0])?);
+            let mut gradients = vec![dw.into_dyn()];
+            if *bias {
+                gradients.push(sum_over_all_but_channels(&inputs[1]));
+            }
+            gradients
+        }
+        Op::Relu => vec![inputs[0].mapv(|x| x.max(0.0))],
+        Op::ReluBackward => elementwise(|dy, y| if y > 0.0 { dy } else { 0.0 }),
+        Op::Add => elementwise(|a, b| a + b),
+        Op::MaxPool(pool) => max_pool(pool, &inputs[0], &shape(0))?,
+        Op::MaxPoolBackward(_) => vec![max_pool_backward(inputs, &shape(0))?],
+        Op::AvgPool(pool) => vec![avg_pool(pool, &inputs[0], &shape(0))?],
+        Op::AvgPoolBackward(pool) => vec![avg_pool_backward(pool, &inputs[0], &shape(0))?],
+        Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
+            vec![dropout(&inputs[0], *p, *layer, scalars)]
+        }
+        Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
+        Op::SoftmaxCrossEntropy => softmax_cross_entropy(inputs)?,
+        Op::SoftmaxCrossEntropyBackward => vec![softmax_cross_entropy_backward(inputs, scalars)?],
+    })
+}
+
+fn reshaped(array: ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    array.into_shape_with_order(IxDyn(shape)).map_err(|e| Error::internal(e.to_string()))
+}
+
+fn image(array: &ArrayD<f32>) -> Result<ArrayView4<'_, f32>> {
+    array.view().into_dimensionality().map_err(|e| Error::internal(e.to_string()))
+}
+
+/// (N, …) as (N, everything else).
+fn matrix(array: &ArrayD<f32>) -> Result<Array2<f32>> {
+    let rows = array.shape()[0];
+    let columns = array.len() / rows.max(1);
+    reshaped(array.clone(), &[rows, columns])?
+        .into_dimensionality()
+        .map_err(|e| Error::internal(e.to_string()))
+}
+
+/// The matrix product, accumulated in f64.
+fn dot(a: &Array2<f32>, b: &Array2<f32>) -> Array2<f32> {
+    a.mapv(f64::from).dot(&b.mapv(f64::from)).mapv(|v| v as f32)
+}
+
+fn sum_over_all_but_channels(dy: &ArrayD<f32>) -> ArrayD<f32> {
+    let sums = dy.axis_iter(Axis(1)).map(|channel| channel.iter().map(|&v| f64::from(v)).sum::<f64>() as f32);
+    sums.collect::<Array1<f32>>().into_dyn()
+}
+
+/// Calls `f(n, group, o, i, j, c, y, x, ky, kx)` for every multiplication of a convolution: output element
+/// (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky, kx).
+fn each_product(
+    conv: &Conv2d,
+    input: [usize; 4],
+    output: [usize; 4],
+    mut f: impl FnMut([usize; 4], [usize; 4], [usize; 4]),
+) {
+    let [batch, channels, height, width] = input;
+    let [_, filters, oh, ow] = output;
+    let (per_group, filters_per_group) = (channels / conv.groups, filters / conv.groups);
+    for (n, o) in ndarray::indices((batch, filters)) {
+        let first = o / filters_per_group * per_group;
+        for (i, j) in ndarray::indices((oh, ow)) {
+            for (c, ky, kx) in ndarray::indices((per_group, conv.kernel[0], conv.kernel[1])) {
+                let y = (i * conv.stride[0] + ky).wrapping_sub(conv.padding[0]);
+                let x = (j * conv.stride[1] + kx).wrapping_sub(conv.padding[1]);
+                if y < height && x < width {
+                    f([n, o, i, j], [n, first + c, y, x], [o, c, ky, kx]);
+                }
+            }
+        }
+    }
+}
+
+fn extents(shape: &[usize]) -> [usize; 4] {
+    [shape[0], shape[1], shape[2], shape[3]]
+}
+
+fn conv2d(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let (x, w) = (image(&inputs[0])?, image(&inputs[1])?);
+    let mut y = Array4::<f64>::zeros(extents(shape));
+    if conv.bias {
+        for (o, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
+            channel.fill(f64::from(inputs[2][[o]]));
+        }
+    }
+    each_product(conv, extents(inputs[0].shape()), extents(shape), |out, input, weight| {
+        y[out] += f64::from(x[input]) * f64::from(w[weight]);
+    });
+    Ok(y.mapv(|v| if conv.relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
+}
+
+fn conv2d_backward_data(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let (dy, w) = (image(&inputs[0])?, image(&inputs[1])?);
+    let mut dx = Array4::<f64>::zeros(extents(shape));
+    each_product(conv, extents(shape), extents(inputs[0].shape()), |out, input, weight| {
+        dx[input] += f64::from(dy[out]) * f64::from(w[weight]);
+    });
+    Ok(dx.mapv(|v| v as f32).into_dyn())
+}
+
+fn conv2d_backward_weights(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let (x, dy) = (image(&inputs[0])?, image(&inputs[1])?);
+    let mut dw = Array4::<f64>::zeros(extents(shape));
+    each_product(conv, extents(inputs[0].shape()), extents(inputs[1].shape()), |out, input, weight| {
+        dw[weight] += f64::from(dy[out]) * f64::from(x[input]);
+    });
+    Ok(dw.mapv(|v| v as f32).into_dyn())
+}
+
+fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {
+    let (x, w) = (matrix(&inputs[0])?.mapv(f64::from), matrix(&inputs[1])?.mapv(f64::from));
+    let mut y = x.dot(&w.reversed_axes());
+    if let Some(bias) = inputs.get(2) {
+        y += &bias.mapv(f64::from).into_shape_with_order((1, bias.len())).expect("a bias is a vector");
+    }
+    Ok(y.mapv(|v| if relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
+}
+
+/// The rows and columns of the input that window (i, j) covers.
+fn window(pool: &Pool2d, height: usize, width: usize, i: usize, j: usize) -> [std::ops::Range<usize>; 2] {
+    let along = |at: usize, axis: usize, extent: usize| {
+        let start = at * pool.stride[axis];
+        let end = (start + pool.kernel[axis]).saturating_sub(pool.padding[axis]).min(extent);
+        start.saturating_sub(pool.padding[axis])..end
+    };
+    [along(i, 0, height), along(j, 1, width)]
+}
+
+fn max_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
+    let x = image(x)?;
+    let (height, width) = (x.shape()[2], x.shape()[3]);
+    let mut y = Array4::<f32>::zeros(extents(shape));
+    let mut winners = Array4::<f32>::zeros(extents(shape));
+    for ((n, c, i, j), best) in y.indexed_iter_mut() {
+        let [rows, columns] = window(pool, height, width, i, j);
+        *best = f32::NEG_INFINITY;
+        for (r, q) in rows.flat_map(|r| columns.clone().map(move |q| (r, q))) {
+            // NaN wins, as in PyTorch: a broken number must not hide.
+            if x[[n, c, r, q]] > *best || x[[n, c, r, q]].is_nan() {
+                *best = x[[n, c, r, q]];
+                winners[[n, c, i, j]] = (r * width + q) as f32;
+            }
+        }
+    }
+    Ok(vec![y.into_dyn(), winners.into_dyn()])
+}
+
+fn max_pool_backward(inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let (dy, winners) = (image(&inputs[0])?, image(&inputs[1])?);
+    let mut dx = Array4::<f64>::zeros(extents(shape));
+    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
+        let winner = winners[[n, c, i, j]] as usize;
+        dx[[n, c, winner / shape[3], winner % shape[3]]] += f64::from(gradient);
+    }
+    Ok(dx.mapv(|v| v as f32).into_dyn())
+}
+
+/// What an average divides by: the window, padding included or not.
+fn divisor(pool: &Pool2d, covered: &[std::ops::Range<usize>; 2]) -> f64 {
+    if pool.count_include_pad {
+        (pool.kernel[0] * pool.kernel[1]) as f64
+    } else {
+        (covered[0].len() * covered[1].len()) as f64
+    }
+}
+
+fn avg_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let x = image(x)?;
+    let (height, width) = (x.shape()[2], x.shape()[3]);
+    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
+        let covered = window(pool, height, width, i, j);
+        let part = x.slice(s![n, c, covered[0].clone(), covered[1].clone()]);
+        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / divisor(pool, &covered)) as f32
+    });
+    Ok(y.into_dyn())
+}
+
+fn avg_pool_backward(pool: &Pool2d, dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let dy = image(dy)?;
+    let mut dx = Array4::<f64>::zeros(extents(shape));
+    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
+        let covered = window(pool, shape[2], shape[3], i, j);
+        let share = f64::from(gradient) / divisor(pool, &covered);
+        dx.slice_mut(s![n, c, covered[0].clone(), covered[1].clone()]).mapv_inplace(|v| v + share);
+    }
+    Ok(dx.mapv(|v| v as f32).into_dyn())
+}
+
+fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, scalars: &Scalars) -> ArrayD<f32> {
+    let stream = key(scalars.seed, Purpose::Dropout, layer);
+    let kept = 1.0 / (1.0 - p);
+    let per_sample = x.len() / x.shape()[0].max(1);
+    let mut y = x.clone();
+    for (index, value) in y.iter_mut().enumerate() {
+        let (sample, element) = (scalars.first_sample + (index / per_sample) as u64, index % per_sample);
+        let counter = [element as u32 / 4, sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
+        let word = philox(stream, counter)[element % 4];
+        *value = if uniform(word) < p { 0.0 } else { *value * kept };
+    }
+    y
+}
+
+/// Softmax of one row, stable for large logits.
+fn softmax(row: &[f64]) -> Vec<f64> {
+    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Vec<f64> = row.iter().map(|v| (v - largest).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.into_iter().map(|v| v / sum).collect()
+}
+
+fn rows(logits: &ArrayD<f32>) -> Result<Vec<Vec<f64>>> {
+    let logits = matrix(logits)?;
+    Ok(logits.rows().into_iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect())
+}
+
+fn softmax_cross_entropy(inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+    let (mut losses, mut hits) = (Vec::new(), Vec::new());
+    for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
+        if label < 0.0 {
+            losses.push(0.0);
+            hits.push(0.0);
+            continue;
+        }
+        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let logsum = largest + row.iter().map(|v| (v - largest).exp()).sum::<f64>().ln();
+        let target = row[label as usize];
+        losses.push((logsum - target) as f32);
+        let first = row.iter().position(|&v| v == largest);
+        hits.push(f32::from(u8::from(first == Some(label as usize))));
+    }
+    Ok(vec![Array1::from(losses).into_dyn(), Array1::from(hits).into_dyn()])
+}
+
+fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], scalars: &Scalars) -> Result<ArrayD<f32>> {
+    let mut gradient = Vec::with_capacity(inputs[0].len());
+    for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
+        for (class, probability) in softmax(row).into_iter().enumerate() {
+            let target = if class as f32 == label { 1.0 } else { 0.0 };
+            let value = if label < 0.0 { 0.0 } else { probability - target };
+            gradient.push((value * f64::from(scalars.gradient_scale)) as f32);
+        }
+    }
+    reshaped(Array1::from(gradient).into_dyn(), inputs[0].shape())
+}
+
+struct Update {
+    rule: Rule,
+    spans: Vec<Span>,
+    parameters: Memory,
+    gradients: Memory,
+    state: Vec<Memory>,
+}
+
+impl Step for Update {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        for span in &self.spans {
+            let part = |memory: &Memory| memory.slice(4 * span.start, 4 * span.length);
+            let mut parameters = read_f32(&part(&self.parameters));
+            let gradients = read_f32(&part(&self.gradients));
+            let mut state: Vec<Vec<f32>> = self.state.iter().map(|m| read_f32(&part(m))).collect();
+            let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+            self.rule.apply(scalars, span.decay, &mut parameters, &gradients, &mut slices);
+            part(&self.parameters).write(bytes_of(&parameters));
+            for (memory, values) in self.state.iter().zip(&state) {
+                part(memory).write(bytes_of(values));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Accumulate {
+    from: Memory,
+    into: Memory,
+}
+
+impl Step for Accumulate {
+    fn run(&mut self, _: &Scalars) -> Result<()> {
+        let mut sum = read_f32(&self.into);
+        sum.iter_mut().zip(read_f32(&self.from)).for_each(|(into, from)| *into += from);
+        self.into.write(bytes_of(&sum));
+        Ok(())
+    }
+}

@@ -6,4 +6,6 @@
 pub mod device;
 pub mod error;
 pub mod graph;
+pub mod model;
+pub mod plan;
 pub mod random;

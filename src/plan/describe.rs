@@ -1,0 +1,174 @@
+//! The plan in words: what `--dry-run` prints.
+
+use std::fmt::Write;
+
+use super::{Plan, PlannedStep};
+use crate::device::Device;
+use crate::graph::NodeId;
+
+/// Bytes of each kind of memory that a rank needs for a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizes {
+    /// The arena: activations, their gradients, reordered weights.
+    pub activations: usize,
+    /// Scratch memory of the kernels, shared by all.
+    pub workspace: usize,
+    pub inputs: usize,
+    pub metrics: usize,
+    pub parameters: usize,
+    /// Zero for an evaluation plan.
+    pub gradients: usize,
+}
+
+impl Sizes {
+    /// What two plans need that take turns in the same memory.
+    pub fn shared_with(self, other: Sizes) -> Sizes {
+        Sizes {
+            activations: self.activations.max(other.activations),
+            workspace: self.workspace.max(other.workspace),
+            inputs: self.inputs.max(other.inputs),
+            metrics: self.metrics.max(other.metrics),
+            parameters: self.parameters.max(other.parameters),
+            gradients: self.gradients.max(other.gradients),
+        }
+    }
+}
+
+/// A byte count for people: "1.6 MB" (powers of ten, as links and disks are sold).
+pub fn bytes(count: usize) -> String {
+    match count {
+        0..1_000 => format!("{count} B"),
+        1_000..1_000_000 => format!("{:.1} kB", count as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
+        _ => format!("{:.2} GB", count as f64 / 1e9),
+    }
+}
+
+fn flops(count: u64) -> String {
+    match count {
+        0..1_000_000 => format!("{:.1} k", count as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", count as f64 / 1e6),
+        _ => format!("{:.2} G", count as f64 / 1e9),
+    }
+}
+
+impl Plan {
+    /// The layers, memory and buckets as text. `states` is how many regions of state the optimizer keeps.
+    pub fn describe(&self, device: &dyn Device, sizes: &Sizes, states: usize) -> String {
+        let mut text = String::new();
+        self.describe_layers(&mut text);
+        self.describe_memory(&mut text, device, sizes, states);
+        self.describe_buckets(&mut text);
+        text
+    }
+
+    fn describe_layers(&self, out: &mut String) {
+        let graph = &self.graph;
+        let _ = writeln!(
+            out,
+            "{:<14} {:<24} {:<18} {:>11} {:>10}  implementation",
+            "layer", "op", "output", "parameters", "FLOP"
+        );
+        for step in &self.steps[..self.forward_steps] {
+            self.describe_step(out, step);
+        }
+        let forward = graph.total_cost(true).flops;
+        let _ = writeln!(
+            out,
+            "{} parameters; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP an image); {} steps, {} of them backward, {} reorders\n",
+            group(graph.parameter_count()),
+            flops(forward),
+            flops(graph.total_cost(false).flops),
+            graph.batch(),
+            flops(graph.total_cost(false).flops / graph.batch().max(1) as u64),
+            self.steps.len(),
+            self.steps.len() - self.forward_steps,
+            self.steps.iter().filter(|step| step.node.is_none()).count(),
+        );
+    }
+
+    fn describe_step(&self, out: &mut String, step: &PlannedStep) {
+        let Some(id) = step.node else { return };
+        let node = self.graph.node(id);
+        let parameters: usize = node
+            .inputs
+            .iter()
+            .map(|&id| self.graph.tensor(id))
+            .filter(|tensor| tensor.role == crate::graph::Role::Parameter)
+            .map(|tensor| tensor.spec.shape.elements())
+            .sum();
+        let _ = writeln!(
+            out,
+            "{:<14} {:<24} {:<18} {:>11} {:>10}  {}",
+            node.name,
+            node.op.name(),
+            self.graph.tensor(node.outputs[0]).spec.shape,
+            group(parameters),
+            flops(self.graph.cost(NodeId(id.0)).flops),
+            step.kernel.implementation(),
+        );
+    }
+
+    fn describe_memory(&self, out: &mut String, device: &dyn Device, sizes: &Sizes, states: usize) {
+        let optimizer = states * sizes.parameters;
+        let rows = [
+            ("activations", sizes.activations),
+            ("gradients", sizes.gradients),
+            ("parameters", sizes.parameters),
+            ("optimizer", optimizer),
+            ("workspace", sizes.workspace),
+            ("input", sizes.inputs + sizes.metrics),
+        ];
+        let _ = writeln!(out, "memory a rank on {}", device.describe());
+        for (kind, size) in rows {
+            let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
+        }
+        let total: usize = rows.iter().map(|(_, size)| size).sum();
+        let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
+        let _ = writeln!(
+            out,
+            "  sharing by lifetime saves {} of activations\n",
+            bytes(self.unshared_arena.saturating_sub(self.sizes.activations))
+        );
+    }
+
+    fn describe_buckets(&self, out: &mut String) {
+        let _ = writeln!(out, "bucket      bytes  starts after step (of {})", self.steps.len());
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            let step = &self.steps[bucket.after];
+            let _ = writeln!(
+                out,
+                "{index:>6} {:>10}  {} {}",
+                bytes(bucket.bytes.len()),
+                bucket.after + 1,
+                step.label
+            );
+        }
+        let _ = writeln!(out, "plan hash {:016x}", self.hash());
+    }
+}
+
+/// "402,442".
+pub fn group(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_for_people() {
+        assert_eq!(group(402_442), "402,442");
+        assert_eq!(group(7), "7");
+        assert_eq!(bytes(1_609_768), "1.6 MB");
+    }
+}

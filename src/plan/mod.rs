@@ -1,0 +1,127 @@
+//! The plan: everything about a training step that can be decided before the first one.
+//!
+//! A graph and a device become a list of steps, each a compiled kernel with a fixed place in memory for every
+//! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
+//! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. May use:
+//! `device`, `graph`, `model`, `error`. Used by: `fusion`, `train`, `bench`.
+
+mod arena;
+mod bucket;
+mod compile;
+mod describe;
+mod program;
+
+use crate::device::{Kernel, Layout, Span};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Init, NodeId, Spec};
+
+pub use bucket::{Bucket, TAIL};
+pub use compile::{Options, plan};
+pub use describe::{Sizes, bytes as describe_bytes};
+pub use program::{Program, Regions};
+
+/// A memory region of a rank's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// Activations and whatever else lives only within a step.
+    Arena,
+    /// Images and labels.
+    Inputs,
+    /// Losses and hits.
+    Metrics,
+    Parameters,
+    Gradients,
+}
+
+/// Where a tensor lies: bytes from the start of its region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub region: Region,
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// One kernel and its operands.
+pub struct PlannedStep {
+    /// Layer and op, for tables and error messages.
+    pub label: String,
+    /// `None` for a reorder that the plan put in.
+    pub node: Option<NodeId>,
+    pub kernel: Box<dyn Kernel>,
+    pub inputs: Vec<Place>,
+    pub outputs: Vec<Place>,
+}
+
+/// A learned tensor: its layout is that of its gradient, its offset counts in both regions.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    pub name: String,
+    pub spec: Spec,
+    pub layout: Layout,
+    /// Bytes from the start of the parameters, the gradients and each region of optimizer state.
+    pub offset: usize,
+    pub init: Init,
+    pub decay: bool,
+}
+
+/// A step of one rank, ready to be bound to memory.
+pub struct Plan {
+    pub graph: Graph,
+    pub steps: Vec<PlannedStep>,
+    /// How many of the steps are the forward pass.
+    pub forward_steps: usize,
+    /// In the order of their offsets.
+    pub parameters: Vec<Parameter>,
+    /// In the order in which they become ready; empty for an evaluation plan.
+    pub buckets: Vec<Bucket>,
+    pub sizes: Sizes,
+    /// Where the host puts images and labels and finds losses and hits.
+    pub images: Place,
+    pub labels: Place,
+    pub losses: Place,
+    pub hits: Place,
+    /// What the activations would take if none shared memory with another.
+    pub unshared_arena: usize,
+}
+
+impl Plan {
+    /// The first step after which no earlier one runs that reads or writes: the lines that enter the hash.
+    fn canonical(&self) -> String {
+        let mut text = String::new();
+        for step in &self.steps {
+            let layouts = (step.kernel.inputs(), step.kernel.outputs());
+            text += &format!("{} {layouts:?} {:?} {:?}\n", step.label, step.inputs, step.outputs);
+        }
+        text += &format!("{:?}\n", self.buckets);
+        text
+    }
+
+    /// Equal on two ranks when their steps, layouts, memory and buckets are equal (FNV-1a, 64 bits).
+    pub fn hash(&self) -> u64 {
+        self.canonical().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+    }
+
+    /// The parameters of a bucket as runs that the optimizer updates alike.
+    pub fn spans(&self, bucket: &Bucket) -> Vec<Span> {
+        let mut spans: Vec<Span> = Vec::new();
+        for parameter in self.parameters.iter().filter(|p| bucket.bytes.contains(&p.offset)) {
+            let (start, length) = (parameter.offset / 4, parameter.layout.bytes() / 4);
+            match spans.last_mut() {
+                // The gap between two parameters is alignment: zeros, which every rule leaves zero.
+                Some(last) if last.decay == parameter.decay => last.length = start + length - last.start,
+                _ => spans.push(Span { start, length, decay: parameter.decay }),
+            }
+        }
+        spans
+    }
+
+    /// The parameter of this name.
+    pub fn parameter(&self, name: &str) -> Result<&Parameter> {
+        self.parameters
+            .iter()
+            .find(|parameter| parameter.name == name)
+            .ok_or_else(|| Error::internal(format!("no parameter {name}")))
+    }
+}

@@ -3,9 +3,11 @@
 //! `docs/architecture.md` is the map of the rooms below and says which may use which.
 #![deny(unsafe_code)]
 
+pub mod config;
 pub mod device;
 pub mod error;
 pub mod graph;
 pub mod model;
+pub mod optim;
 pub mod plan;
 pub mod random;

@@ -1,0 +1,257 @@
+//! The command line, grouped as `--help` shows it, and its validation into a `Config`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use dltrain::bench;
+use dltrain::config::{
+    AllreduceKind, Config, DeviceKind, Optimizer, OptimizerKind, Rate, ScheduleKind,
+};
+use dltrain::error::{Error, Result};
+
+/// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
+///
+/// Every rank trains on its share of the images; gradients are averaged while the backward pass goes on. Without
+/// --data the images are synthetic and the run is a benchmark of 10 + 100 steps.
+#[derive(Debug, Parser)]
+#[command(name = "dltrain", version, max_term_width = 110, args_conflicts_with_subcommands = true)]
+#[command(after_help = "Examples:
+  mpirun -n 2 dltrain --model mnist_small --data data/digits
+  srun -N 4 dltrain --model mnist_large --batch 128
+  dltrain --model mnist_net --dry-run
+  dltrain info
+
+Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
+finite, 8 results cannot be written, 1 a defect.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub train: TrainArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
+    Info,
+    /// Measure collectives beside the MPI library's own.
+    Bench(bench::Args),
+}
+
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// Network to train: mnist_small, mnist_net, mnist_large, lenet5, cifar_net.
+    #[arg(long, default_value = "mnist_small", help_heading = "Model and data")]
+    model: String,
+    /// Directory with the four MNIST (IDX) files, plain or .gz; without it images are synthetic.
+    #[arg(long, value_name = "DIR", help_heading = "Model and data")]
+    data: Option<PathBuf>,
+    /// Images a rank takes per step.
+    #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model and data")]
+    batch: usize,
+    /// Micro-steps of --batch images whose gradients are added before one update.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
+    accumulation: usize,
+
+    /// Times the training images are gone through (with --data).
+    #[arg(long, default_value_t = 30, value_name = "N", help_heading = "Length of the run")]
+    epochs: usize,
+    /// Stop after N timed steps [default: 100 for synthetic images, else none].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    steps: Option<usize>,
+    /// Steps before the clock of images/s starts [default: 10 for synthetic images, else 0].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    warmup: Option<usize>,
+    /// Print the plan (layers, memory, buckets) and stop.
+    #[arg(long, help_heading = "Length of the run")]
+    dry_run: bool,
+
+    /// How gradients change weights.
+    #[arg(long, value_enum, default_value_t = OptimizerKind::Adam, help_heading = "Optimizer")]
+    optimizer: OptimizerKind,
+    /// Learning rate [default: 0.001 for adam, 0.01 for sgd].
+    #[arg(long, value_name = "RATE", help_heading = "Optimizer")]
+    lr: Option<f32>,
+    /// Momentum of sgd.
+    #[arg(long, default_value_t = 0.9, value_name = "M", help_heading = "Optimizer")]
+    momentum: f32,
+    /// Nesterov's momentum.
+    #[arg(long, help_heading = "Optimizer")]
+    nesterov: bool,
+    /// Decay of the first and second moment of adam.
+    #[arg(long, num_args = 2, value_names = ["B1", "B2"], default_values_t = [0.9, 0.999], help_heading = "Optimizer")]
+    betas: Vec<f32>,
+    /// What adam adds to the root of the second moment.
+    #[arg(long, default_value_t = 1e-8, value_name = "E", help_heading = "Optimizer")]
+    epsilon: f32,
+    /// Weight decay; biases have none.
+    #[arg(long, default_value_t = 0.0, value_name = "D", help_heading = "Optimizer")]
+    weight_decay: f32,
+    /// How the learning rate goes over the run.
+    #[arg(long, value_enum, default_value_t = ScheduleKind::Constant, help_heading = "Optimizer")]
+    lr_schedule: ScheduleKind,
+    /// Epochs over which the rate rises linearly from nothing.
+    #[arg(long, default_value_t = 0.0, value_name = "EPOCHS", help_heading = "Optimizer")]
+    lr_warmup: f32,
+    /// Epochs between two steps of the step schedule.
+    #[arg(long, default_value_t = 30, value_name = "EPOCHS", help_heading = "Optimizer")]
+    lr_step_epochs: usize,
+    /// Factor of each step of the step schedule.
+    #[arg(long, default_value_t = 0.1, value_name = "FACTOR", help_heading = "Optimizer")]
+    lr_gamma: f32,
+    /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
+    #[arg(long, help_heading = "Optimizer")]
+    lr_scale_by_ranks: bool,
+    /// Seed of weights, shuffling and dropout.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Optimizer")]
+    seed: u64,
+
+    /// Where ops run.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Auto, help_heading = "Machine")]
+    device: DeviceKind,
+    /// Threads a rank [default: cores of the node divided by its ranks].
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    threads: Option<usize>,
+    /// How gradients are added up over ranks.
+    #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
+    allreduce: AllreduceKind,
+    /// Gradients are averaged in buckets of at least this many megabytes.
+    #[arg(long, default_value_t = 4.0, value_name = "MB", help_heading = "Machine")]
+    fusion_threshold_mb: f64,
+    /// Average gradients after the backward pass instead of during it (to compare).
+    #[arg(long, help_heading = "Machine")]
+    no_overlap: bool,
+
+    /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
+    #[arg(long, value_name = "PATH", help_heading = "Results")]
+    results: Option<PathBuf>,
+}
+
+impl TrainArgs {
+    /// Checks what can be checked without the machine.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn validate(self) -> Result<Config> {
+        at_least_one("batch", self.batch)?;
+        at_least_one("accumulation", self.accumulation)?;
+        at_least_one("epochs", self.epochs)?;
+        at_least_one("steps", self.steps.unwrap_or(1))?;
+        at_least_one("threads", self.threads.unwrap_or(1))?;
+        at_least_one("lr-step-epochs", self.lr_step_epochs)?;
+        let lr = self.lr.unwrap_or(match self.optimizer {
+            OptimizerKind::Sgd => 0.01,
+            OptimizerKind::Adam => 0.001,
+        });
+        in_range("lr", lr, f32::MIN_POSITIVE, f32::MAX)?;
+        in_range("momentum", self.momentum, 0.0, 0.999_999)?;
+        in_range("betas", self.betas[0], 0.0, 0.999_999)?;
+        in_range("betas", self.betas[1], 0.0, 0.999_999)?;
+        in_range("epsilon", self.epsilon, f32::MIN_POSITIVE, 1.0)?;
+        in_range("weight-decay", self.weight_decay, 0.0, 1.0)?;
+        in_range("lr-warmup", self.lr_warmup, 0.0, 1e6)?;
+        in_range("lr-gamma", self.lr_gamma, 0.0, 1.0)?;
+        in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(Error::usage("--nesterov needs --momentum above 0"));
+        }
+        let synthetic = self.data.is_none();
+        Ok(Config {
+            model: self.model,
+            batch: self.batch,
+            accumulation: self.accumulation,
+            epochs: if synthetic { 1 } else { self.epochs },
+            steps: self.steps.or(synthetic.then_some(100)),
+            warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
+            data: self.data,
+            optimizer: Optimizer {
+                kind: self.optimizer,
+                momentum: self.momentum,
+                nesterov: self.nesterov,
+                beta1: self.betas[0],
+                beta2: self.betas[1],
+                epsilon: self.epsilon,
+                weight_decay: self.weight_decay,
+            },
+            rate: Rate {
+                base: lr,
+                scale_by_ranks: self.lr_scale_by_ranks,
+                schedule: self.lr_schedule,
+                warmup_epochs: self.lr_warmup,
+                step_epochs: self.lr_step_epochs,
+                gamma: self.lr_gamma,
+            },
+            seed: self.seed,
+            device: self.device,
+            threads: self.threads,
+            allreduce: self.allreduce,
+            fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
+            overlap: !self.no_overlap,
+            results: self.results,
+            dry_run: self.dry_run,
+        })
+    }
+}
+
+fn at_least_one(flag: &str, value: usize) -> Result<()> {
+    if value == 0 {
+        return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
+    }
+    Ok(())
+}
+
+fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
+    if !(low..=high).contains(&value) {
+        return Err(Error::usage(format!("--{flag} {value}: must lie between {low} and {high}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn config(flags: &[&str]) -> Result<Config> {
+        Cli::try_parse_from([&["dltrain"], flags].concat()).expect("flags parse").train.validate()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_data_the_run_is_a_benchmark() {
+        let config = config(&[]).unwrap();
+        assert_eq!((config.warmup, config.steps, config.epochs), (10, Some(100), 1));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_flag() {
+        for (flags, named) in [
+            (vec!["--batch", "0"], "--batch 0"),
+            (vec!["--epochs", "0"], "--epochs 0"),
+            (vec!["--steps", "0"], "--steps 0"),
+            (vec!["--threads", "0"], "--threads 0"),
+            (vec!["--accumulation", "0"], "--accumulation 0"),
+            (vec!["--lr", "0"], "--lr 0"),
+            (vec!["--lr", "nan"], "--lr NaN"),
+            (vec!["--momentum", "1.5"], "--momentum 1.5"),
+            (vec!["--betas", "0.9", "1"], "--betas 1"),
+            (vec!["--weight-decay=-1"], "--weight-decay -1"),
+            (vec!["--nesterov", "--momentum", "0"], "--nesterov"),
+        ] {
+            let error = config(&flags).expect_err(named);
+            assert!(error.message.contains(named), "{flags:?}: {error}");
+            assert_eq!(error.exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn the_rate_defaults_by_optimizer() {
+        assert_eq!(config(&[]).unwrap().rate.base, 0.001);
+        assert_eq!(config(&["--optimizer", "sgd"]).unwrap().rate.base, 0.01);
+    }
+}

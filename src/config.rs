@@ -1,0 +1,139 @@
+//! The validated run: what flags and files become. Plain data, written whole into every record.
+//!
+//! May use: `error`. Used by: everything.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Which device a rank drives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The best there is: the CPU.
+    Auto,
+    /// oneDNN.
+    Cpu,
+    /// Plain definitions, very slow: for checking the others.
+    Reference,
+}
+
+/// How gradients are added up over ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AllreduceKind {
+    /// shm when all ranks share one node, else ring.
+    Auto,
+    /// Chunked, pipelined ring over MPI messages.
+    Ring,
+    /// In place in memory that the ranks of one node share.
+    Shm,
+    /// The MPI library's own MPI_Iallreduce.
+    Vendor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+    /// Kingma and Ba, 2015.
+    Adam,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// The same rate throughout.
+    Constant,
+    /// Multiplied by --lr-gamma every --lr-step-epochs epochs.
+    Step,
+    /// Half a cosine from --lr to zero at the end of the run.
+    Cosine,
+}
+
+/// What the optimizer does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Optimizer {
+    pub kind: OptimizerKind,
+    pub momentum: f32,
+    pub nesterov: bool,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    pub weight_decay: f32,
+}
+
+/// How the learning rate goes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rate {
+    /// Base rate, before scaling by ranks.
+    pub base: f32,
+    /// Whether the base rate is multiplied by the number of ranks.
+    pub scale_by_ranks: bool,
+    pub schedule: ScheduleKind,
+    pub warmup_epochs: f32,
+    pub step_epochs: usize,
+    pub gamma: f32,
+}
+
+/// One run, as decided before it starts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Config {
+    pub model: String,
+    /// `None`: synthetic images.
+    pub data: Option<PathBuf>,
+    /// Images a rank and micro-step.
+    pub batch: usize,
+    /// Micro-steps whose gradients are added up before one update.
+    pub accumulation: usize,
+    pub epochs: usize,
+    /// Stop after this many timed steps.
+    pub steps: Option<usize>,
+    /// Steps before the clock of images/s starts.
+    pub warmup: usize,
+    pub optimizer: Optimizer,
+    pub rate: Rate,
+    pub seed: u64,
+    pub device: DeviceKind,
+    /// `None`: cores of the node divided by its ranks.
+    pub threads: Option<usize>,
+    pub allreduce: AllreduceKind,
+    /// Bytes from which a bucket is closed.
+    pub fusion_threshold: usize,
+    pub overlap: bool,
+    pub results: Option<PathBuf>,
+    pub dry_run: bool,
+}
+
+impl Config {
+    /// Everything that must be equal on all ranks, as (flag, value): a rank started with other flags is found at
+    /// start, by name. The results path and the thread count may differ from rank to rank.
+    pub fn shared_items(&self) -> Vec<(String, String)> {
+        let own = ["threads", "results"];
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(fields)) => {
+                flatten("", &fields).into_iter().filter(|(name, _)| !own.contains(&name.as_str())).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The whole configuration as JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+fn flatten(prefix: &str, fields: &serde_json::Map<String, serde_json::Value>) -> Vec<(String, String)> {
+    let mut items = Vec::new();
+    for (name, value) in fields {
+        match value {
+            serde_json::Value::Object(inner) => items.extend(flatten(&format!("{prefix}{name}."), inner)),
+            serde_json::Value::String(text) => items.push((format!("{prefix}{name}"), text.clone())),
+            other => items.push((format!("{prefix}{name}"), other.to_string())),
+        }
+    }
+    items
+}

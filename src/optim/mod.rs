@@ -1,0 +1,116 @@
+//! Optimizers and learning-rate schedules: which rule a device applies, with which rate, at each step.
+//!
+//! The arithmetic itself stands in `device::Rule`, where every device runs it. May use: `device`, `config`. Used
+//! by: `train`.
+
+use crate::config::{Optimizer, OptimizerKind, Rate, ScheduleKind};
+use crate::device::Rule;
+
+/// The rule that these settings ask for.
+pub fn rule(settings: &Optimizer) -> Rule {
+    match settings.kind {
+        OptimizerKind::Sgd => Rule::Sgd {
+            momentum: settings.momentum,
+            nesterov: settings.nesterov,
+            weight_decay: settings.weight_decay,
+        },
+        OptimizerKind::Adam => Rule::Adam {
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            epsilon: settings.epsilon,
+            weight_decay: settings.weight_decay,
+        },
+    }
+}
+
+/// The learning rate as a function of the step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    settings: Rate,
+    /// The rate after warm-up: the base, times the ranks where that is asked for (linear scaling: Goyal et al.,
+    /// "Accurate, large minibatch SGD", 2017).
+    peak: f64,
+    steps_per_epoch: usize,
+    total_steps: usize,
+}
+
+impl Schedule {
+    /// A schedule for `total_steps` steps on `ranks` ranks.
+    pub fn new(settings: &Rate, ranks: usize, steps_per_epoch: usize, total_steps: usize) -> Schedule {
+        let scale = if settings.scale_by_ranks { ranks as f64 } else { 1.0 };
+        Schedule {
+            settings: settings.clone(),
+            peak: f64::from(settings.base) * scale,
+            steps_per_epoch: steps_per_epoch.max(1),
+            total_steps,
+        }
+    }
+
+    /// The rate of a step, counted from 0.
+    pub fn rate(&self, step: usize) -> f32 {
+        let warmup = f64::from(self.settings.warmup_epochs) * self.steps_per_epoch as f64;
+        let done = step as f64 + 1.0;
+        if done < warmup {
+            return (self.peak * done / warmup) as f32;
+        }
+        let factor = match self.settings.schedule {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Step => {
+                let steps = step / (self.steps_per_epoch * self.settings.step_epochs);
+                f64::from(self.settings.gamma).powi(steps as i32)
+            }
+            ScheduleKind::Cosine => {
+                let left = (self.total_steps as f64 - warmup).max(1.0);
+                let progress = ((step as f64 - warmup) / left).clamp(0.0, 1.0);
+                0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            }
+        };
+        (self.peak * factor) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(kind: ScheduleKind, warmup_epochs: f32) -> Schedule {
+        let settings = Rate {
+            base: 0.1,
+            scale_by_ranks: true,
+            schedule: kind,
+            warmup_epochs,
+            step_epochs: 3,
+            gamma: 0.1,
+        };
+        Schedule::new(&settings, 4, 10, 100)
+    }
+
+    fn close(a: f32, b: f32) {
+        assert!((a - b).abs() <= 1e-6 * b.abs().max(1e-3), "{a} {b}");
+    }
+
+    #[test]
+    fn the_rate_scales_with_ranks_and_warms_up_linearly() {
+        let rates = schedule(ScheduleKind::Constant, 2.0);
+        close(rates.rate(0), 0.4 / 20.0);
+        close(rates.rate(9), 0.2);
+        close(rates.rate(19), 0.4);
+        close(rates.rate(99), 0.4);
+    }
+
+    #[test]
+    fn steps_come_at_their_epochs() {
+        let rates = schedule(ScheduleKind::Step, 0.0);
+        close(rates.rate(29), 0.4);
+        close(rates.rate(30), 0.04);
+        close(rates.rate(60), 0.004);
+    }
+
+    #[test]
+    fn the_cosine_goes_from_the_peak_to_nothing() {
+        let rates = schedule(ScheduleKind::Cosine, 0.0);
+        close(rates.rate(0), 0.4);
+        close(rates.rate(50), 0.2);
+        assert!(rates.rate(99) < 0.0002);
+    }
+}

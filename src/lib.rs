@@ -3,6 +3,7 @@
 //! `docs/architecture.md` is the map of the rooms below and says which may use which.
 #![deny(unsafe_code)]
 
+pub mod data;
 pub mod device;
 pub mod error;
 pub mod graph;

@@ -26,7 +26,7 @@ def shuffled(indices, salt):
 def split(labels):
     """Indices for training and for testing, each class in both as often as in the whole set."""
     classes = sorted(set(labels))
-    members = {c: shuffled((i for i, label in enumerate(labels) if label == c), b"split") for c in classes}
+    members = {c: shuffled((i for i, label in enumerate(labels) if label == c), b"digits") for c in classes}
     share = {c: len(members[c]) * TEST_IMAGES / len(labels) for c in classes}
     count = {c: int(share[c]) for c in classes}
     # What rounding down left over goes to the classes that lost most by it (largest remainder).

@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod config;
+pub mod data;
 pub mod device;
 pub mod error;
 pub mod graph;

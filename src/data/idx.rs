@@ -1,0 +1,206 @@
+//! Reading data sets in the IDX format of MNIST.
+//!
+//! The format (LeCun, Cortes, Burges: <http://yann.lecun.com/exdb/mnist/>): a big-endian 32-bit magic number
+//! 0x00000803 (three dimensions of bytes) and the extents N, H, W, then N·H·W bytes of pixels; for labels
+//! 0x00000801 and N, then N bytes. A directory holds four such files, plain or compressed by gzip.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use flate2::Crc;
+use flate2::read::MultiGzDecoder;
+
+use super::Sets;
+use super::images::{Images, Normalise};
+use crate::error::{Error, Result};
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// Deflate cannot compress better than this, so a header that promises more is wrong.
+const BEST_COMPRESSION: u64 = 1032;
+
+/// Memory reserved at once for each byte of a file; if gzip did better, the rest is reserved as it comes.
+const USUAL_COMPRESSION: u64 = 16;
+
+/// Opens the data set in a directory, for a model that reads images of `sample` = (C, H, W) and knows so
+/// many classes. Images are scaled to that size, grey repeated in all C channels, and normalised to the
+/// training set's mean and deviation.
+///
+/// # Errors
+/// A data error that names the file: missing, unreadable, truncated, corrupt, or at odds with the others.
+pub fn open(directory: &Path, sample: [usize; 3], classes: usize) -> Result<Sets> {
+    let training = Part::read(directory, "train", classes)?;
+    let test = Part::read(directory, "t10k", classes)?;
+    if training.size != test.size {
+        let ([height, width], [th, tw]) = (training.size, test.size);
+        let what = format!("images of {th}×{tw}, while the training images are {height}×{width}");
+        return Err(Error::data(&test.images, what));
+    }
+    let normalise = Normalise::over(&training.pixels);
+    Ok(Sets {
+        training: Rc::new(training.into_images(sample, classes, normalise)),
+        test: Rc::new(test.into_images(sample, classes, normalise)),
+    })
+}
+
+/// One half of a data set: images with their labels.
+struct Part {
+    images: PathBuf,
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
+    /// Height and width.
+    size: [usize; 2],
+}
+
+impl Part {
+    fn read(directory: &Path, name: &str, classes: usize) -> Result<Part> {
+        let images = find(directory, &format!("{name}-images"), "idx3-ubyte")?;
+        let labels = find(directory, &format!("{name}-labels"), "idx1-ubyte")?;
+        let Idx { extents: [count, height, width], values: pixels } = read(&images)?;
+        let Idx { extents: [label_count], values } = read(&labels)?;
+        if count != label_count {
+            let what = format!("{label_count} labels, but {} has {count} images", images.display());
+            return Err(Error::data(&labels, what));
+        }
+        if let Some(index) = values.iter().position(|&label| usize::from(label) >= classes) {
+            let what = format!(
+                "label {} (of image {index}) is out of range: the model has {classes} classes, counted from 0",
+                values[index],
+            );
+            return Err(Error::data(&labels, what));
+        }
+        Ok(Part { images, pixels, labels: values, size: [height, width] })
+    }
+
+    fn into_images(self, sample: [usize; 3], classes: usize, normalise: Normalise) -> Images {
+        let [height, width] = self.size;
+        let fingerprint = format!(
+            "{} images of {height}×{width}, CRC-32 {:08x}, labels {:08x}",
+            self.labels.len(),
+            crc32(&self.pixels),
+            crc32(&self.labels)
+        );
+        let Part { pixels, labels, .. } = self;
+        let mut images =
+            Images { pixels, labels, planes: 1, height, width, classes, sample, normalise, fingerprint };
+        images.scale_all();
+        images
+    }
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+/// The file of this name, in one of the spellings that are about.
+fn find(directory: &Path, stem: &str, ending: &str) -> Result<PathBuf> {
+    if !directory.is_dir() {
+        let what = if directory.exists() { "not a directory" } else { "no such directory" };
+        return Err(Error::data(directory, format!("{what}; --data wants the one that holds the IDX files")));
+    }
+    let names = ["-", "."].map(|dash| format!("{stem}{dash}{ending}"));
+    let names: Vec<String> = names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]).collect();
+    match names.iter().map(|name| directory.join(name)).find(|path| path.exists()) {
+        Some(path) => Ok(path),
+        None => Err(Error::data(directory, format!("no {stem} file; looked for {}", names.join(", ")))),
+    }
+}
+
+/// The contents of a file: its extents, and as many bytes as they say.
+struct Idx<const D: usize> {
+    extents: [usize; D],
+    values: Vec<u8>,
+}
+
+/// Reads a file of D dimensions, plain or gzip, whatever its name says.
+fn read<const D: usize>(path: &Path) -> Result<Idx<D>> {
+    let open = || {
+        let mut file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let mut start = Vec::new();
+        file.by_ref().take(GZIP.len() as u64).read_to_end(&mut start)?;
+        Ok((start == GZIP, size, io::Cursor::new(start).chain(file)))
+    };
+    let (gzip, size, reader) = open().map_err(|error: io::Error| Error::data(path, error))?;
+    let contents = if gzip {
+        parse(MultiGzDecoder::new(BufReader::new(reader)), size, size.saturating_mul(BEST_COMPRESSION))
+    } else {
+        parse(reader, size, size)
+    };
+    contents.map_err(|failure| match failure {
+        Failure::Format(what) => Error::data(path, what),
+        Failure::Io(error) if gzip => Error::data(path, format!("corrupt or truncated gzip file ({error})")),
+        Failure::Io(error) => Error::data(path, error),
+    })
+}
+
+/// What can be wrong with a file.
+enum Failure {
+    Format(String),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+/// Parses a stream that comes from a file of `size` bytes and can be at most `most` bytes long. Allocates
+/// in proportion to that file, whatever the header claims.
+fn parse<const D: usize>(
+    mut reader: impl Read,
+    size: u64,
+    most: u64,
+) -> std::result::Result<Idx<D>, Failure> {
+    let mut header = Vec::new();
+    let header_bytes = 4 * (1 + D as u64);
+    reader.by_ref().take(header_bytes).read_to_end(&mut header)?;
+    let mut words =
+        header.chunks_exact(4).map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+    let magic = 0x0800 + D as u32;
+    match words.next() {
+        Some(found) if found == magic => {}
+        Some(found) => return Err(Failure::Format(wrong_magic(found, magic))),
+        None => return Err(Failure::Format(format!("truncated: an IDX header has {header_bytes} bytes"))),
+    }
+    let extents: Vec<usize> = words.map(|word| word as usize).collect();
+    let extents: [usize; D] = extents.try_into().map_err(|_| {
+        Failure::Format(format!("truncated: its header has {} of {header_bytes} bytes", header.len()))
+    })?;
+    let text = extents.map(|extent| extent.to_string()).join("×");
+    if extents.contains(&0) {
+        return Err(Failure::Format(format!("empty: its header says {text} values")));
+    }
+    let product = extents.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent as u64));
+    let claim = format!("its header says {text} values");
+    let Some(expected) = product.filter(|&values| values <= most) else {
+        return Err(Failure::Format(format!(
+            "truncated: {claim}, more than a file of {size} bytes can hold"
+        )));
+    };
+    let mut values = Vec::with_capacity(expected.min(size.saturating_mul(USUAL_COMPRESSION)) as usize + 1);
+    reader.by_ref().take(expected).read_to_end(&mut values)?;
+    if (values.len() as u64) < expected {
+        return Err(Failure::Format(format!("truncated: {claim}, but only {} are there", values.len())));
+    }
+    // Reading on to the end also makes gzip compare its checksum.
+    let trailing = io::copy(&mut reader, &mut io::sink())?;
+    if trailing > 0 {
+        return Err(Failure::Format(format!("{claim}, but {trailing} more bytes follow them")));
+    }
+    Ok(Idx { extents, values })
+}
+
+fn wrong_magic(found: u32, wanted: u32) -> String {
+    let guess = match found {
+        0x0801 => ", which marks labels",
+        0x0803 => ", which marks images",
+        _ => ": not an IDX file of bytes",
+    };
+    format!("wrong magic number 0x{found:08x} (wanted 0x{wanted:08x}){guess}")
+}

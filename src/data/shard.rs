@@ -1,0 +1,85 @@
+//! Which image goes to which rank at which step.
+//!
+//! An epoch is one shuffled order of all training images, the same on every rank. Step t takes the slice
+//! `[t·G, (t+1)·G)` of it, G = ranks × batch × accumulation; within the slice rank r, micro-step m has
+//! the contiguous `batch` positions from `(r·accumulation + m)·batch`. A sample's position in the global
+//! batch thus does not depend on how G is factored: 2 ranks × 32 train on what 1 rank × 64 trains on.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::random::{Purpose, Stream, key};
+
+/// How a global batch is cut up, and which part of it is this rank's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharding {
+    pub ranks: usize,
+    pub rank: usize,
+    /// Images a rank sees at once.
+    pub batch: usize,
+    /// Micro-steps before each update.
+    pub accumulation: usize,
+}
+
+impl Sharding {
+    /// Images an update is made from, over all ranks: G.
+    pub fn global_batch(&self) -> usize {
+        self.ranks.saturating_mul(self.batch).saturating_mul(self.accumulation)
+    }
+
+    /// Updates an epoch of so many images has. The images left over are not seen in that epoch.
+    ///
+    /// # Errors
+    /// A usage error when they do not suffice for one update.
+    pub fn steps(&self, images: usize) -> Result<usize> {
+        let global = self.global_batch();
+        if global == 0 {
+            return Err(Error::usage("ranks, --batch and accumulation must each be at least 1"));
+        }
+        if global > images {
+            let cause = format!(
+                "the training set has {images} images, fewer than one global batch of {global} \
+                 ({} ranks × batch {} × accumulation {})",
+                self.ranks, self.batch, self.accumulation
+            );
+            let largest = images / self.ranks.saturating_mul(self.accumulation);
+            let remedy = match largest {
+                0 => format!(
+                    "with accumulation {} at most {} ranks can share it",
+                    self.accumulation,
+                    images / self.accumulation
+                ),
+                _ => format!("the largest --batch that works is {largest}"),
+            };
+            return Err(Error::usage(format!("{cause}; {remedy}")));
+        }
+        Ok(images / global)
+    }
+
+    /// Position of this rank's first sample within the global batch.
+    pub fn first_sample(&self, micro: usize) -> usize {
+        (self.rank * self.accumulation + micro) * self.batch
+    }
+
+    /// The positions in the epoch's order that this rank reads.
+    pub fn training(&self, step: usize, micro: usize) -> Range<usize> {
+        let first = step * self.global_batch() + self.first_sample(micro);
+        first..first + self.batch
+    }
+
+    /// Batches each rank runs, so that all together see every one of so many test images once.
+    pub fn test_steps(&self, images: usize) -> usize {
+        images.div_ceil(self.ranks * self.batch)
+    }
+
+    /// The test images this rank reads: `batch` of them, fewer or none at the end of the set.
+    pub fn test(&self, step: usize, images: usize) -> Range<usize> {
+        let first = (step * self.ranks + self.rank) * self.batch;
+        first.min(images)..(first + self.batch).min(images)
+    }
+}
+
+/// The order in which an epoch goes through so many images.
+pub fn epoch_order(seed: u64, epoch: usize, images: usize) -> Vec<u32> {
+    Stream::new(key(seed, Purpose::Shuffle, epoch as u32)).permutation(images)
+}

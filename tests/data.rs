@@ -1,0 +1,376 @@
+//! What a user relies on when images come from files.
+//!
+//! - the digits that come with dltrain are what their README says
+//! - any spelling of the four files, plain or gzip, gives the same set
+//! - every broken file is one message that names it, and costs no more memory than it has bytes
+//! - every training image is seen at most once an epoch, every test image exactly once, by any number of
+//!   ranks; how a global batch is cut up among them changes nothing
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use dltrain::data::{self, Dataset, Sharding, TestLoader, TrainingLoader, epoch_order};
+use dltrain::error::{Error, Kind};
+use flate2::{Compression, write::GzEncoder};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const TRAIN: &str = "train-images-idx3-ubyte";
+const TRAIN_LABELS: &str = "train-labels-idx1-ubyte";
+const TEST: &str = "t10k-images-idx3-ubyte";
+const TEST_LABELS: &str = "t10k-labels-idx1-ubyte";
+
+const GREY: [usize; 3] = [1, 2, 3];
+
+/// A directory with three training and two test images of 2×3 pixels.
+fn handwritten() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    let put = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
+    let pixels: Vec<u8> = (0..18).map(|value| value * 10).collect();
+    put(TRAIN, &idx(0x0803, &[3, 2, 3], &pixels));
+    put(TRAIN_LABELS, &idx(0x0801, &[3], &[7, 0, 2]));
+    put(TEST, &idx(0x0803, &[2, 2, 3], &pixels[..12]));
+    put(TEST_LABELS, &idx(0x0801, &[2], &[9, 1]));
+    directory
+}
+
+fn idx(magic: u32, extents: &[u32], values: &[u8]) -> Vec<u8> {
+    let header = std::iter::once(&magic).chain(extents).flat_map(|word| word.to_be_bytes());
+    header.chain(values.iter().copied()).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn digits() -> data::Sets {
+    data::open(Path::new("data/digits"), [1, 28, 28], 10).unwrap()
+}
+
+/// Everything a set gives: fingerprint, labels, pixels.
+fn contents(set: &dyn Dataset) -> (String, Vec<i32>, Vec<f32>) {
+    let sample: usize = set.sample().iter().product();
+    let mut pixels = vec![0.0; set.len() * sample];
+    pixels.chunks_exact_mut(sample).enumerate().for_each(|(index, image)| set.read(index, image));
+    (set.fingerprint().to_string(), (0..set.len()).map(|index| set.label(index)).collect(), pixels)
+}
+
+#[test]
+fn a_handwritten_file_is_read_byte_for_byte() {
+    let directory = handwritten();
+    let sets = data::open(directory.path(), GREY, 10).unwrap();
+    assert_eq!((sets.training.sample(), sets.training.classes()), (GREY, 10));
+    // 0, 10, … 170 have mean 85 and variance 100·(18² − 1)/12; both sets are normalised by these.
+    let deviation = (100.0 * (18.0 * 18.0 - 1.0) / 12.0f64).sqrt();
+    for (set, expected_labels) in [(&sets.training, vec![7, 0, 2]), (&sets.test, vec![9, 1])] {
+        let (_, labels, pixels) = contents(set.as_ref());
+        assert_eq!(labels, expected_labels);
+        for (index, &pixel) in pixels.iter().enumerate() {
+            let expected = (index as f64 * 10.0 - 85.0) / deviation;
+            assert!((f64::from(pixel) - expected).abs() < 1e-6, "value {index}: {pixel}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn every_spelling_gives_the_same_set() {
+    let plain = handwritten();
+    let expected = data::open(plain.path(), GREY, 10).unwrap();
+    let dots: fn(&str) -> String = |name| name.replacen("-idx", ".idx", 1);
+    let compressed: fn(&str) -> String = |name| format!("{name}.gz");
+    let kept: fn(&str) -> String = |name| name.to_string();
+    // The last two: gzip under a plain name, and a plain file that a browser unpacked under its .gz name.
+    for (rename, pack) in [(dots, false), (compressed, true), (kept, true), (compressed, false)] {
+        let other = TempDir::new().unwrap();
+        for name in [TRAIN, TRAIN_LABELS, TEST, TEST_LABELS] {
+            let bytes = fs::read(plain.path().join(name)).unwrap();
+            let bytes = if pack { gzip(&bytes) } else { bytes };
+            fs::write(other.path().join(rename(name)), bytes).unwrap();
+        }
+        let sets = data::open(other.path(), GREY, 10).unwrap();
+        assert!(contents(sets.training.as_ref()) == contents(expected.training.as_ref()));
+        assert!(contents(sets.test.as_ref()) == contents(expected.test.as_ref()));
+    }
+}
+
+#[test]
+fn the_fingerprint_tells_apart_a_single_pixel_and_a_single_label() {
+    let directory = handwritten();
+    let mut seen = HashSet::new();
+    for (name, position) in [(TRAIN, None), (TRAIN, Some(20)), (TRAIN_LABELS, Some(9))] {
+        let path = directory.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        position.into_iter().for_each(|position: usize| bytes[position] ^= 1);
+        fs::write(&path, bytes).unwrap();
+        let sets = data::open(directory.path(), GREY, 10).unwrap();
+        assert!(seen.insert(sets.training.fingerprint().to_string()), "{name}: {seen:?}");
+    }
+}
+
+#[test]
+fn the_digits_are_what_their_readme_says() {
+    let sets = digits();
+    assert_eq!((sets.training.len(), sets.test.len()), (1437, 360));
+    let count = |set: &dyn Dataset| {
+        let mut count = [0; 10];
+        (0..set.len()).for_each(|index| count[set.label(index) as usize] += 1);
+        count
+    };
+    let (training, test) = (count(sets.training.as_ref()), count(sets.test.as_ref()));
+    let whole = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180];
+    for class in 0..10 {
+        assert_eq!(training[class] + test[class], whole[class], "digit {class}");
+        let share = f64::from(whole[class]) * 360.0 / 1797.0;
+        assert!((f64::from(test[class]) - share).abs() < 1.0, "digit {class}: {} of {share}", test[class]);
+    }
+    let images = |name| -> Vec<Vec<u8>> {
+        let bytes = fs::read(Path::new("data/digits").join(name)).unwrap();
+        bytes[16..].chunks(64).map(Vec::from).collect()
+    };
+    let (training, test) = (images(TRAIN), images(TEST));
+    assert!(test.iter().all(|image| !training.contains(image)), "tested on what was learned");
+    let scaled: HashSet<u8> = (0..=16u32).map(|count| ((count * 255 + 8) / 16) as u8).collect();
+    assert!(training.iter().chain(&test).flatten().all(|pixel| scaled.contains(pixel)));
+}
+
+/// Breaks one file (`None`: removes it) and expects one line that names it and says each of `words`.
+fn broken(file: &str, contents: Option<&[u8]>, words: &[&str]) {
+    let directory = handwritten();
+    let path = directory.path().join(file);
+    match contents {
+        Some(bytes) => fs::write(&path, bytes).unwrap(),
+        None => fs::remove_file(&path).unwrap(),
+    }
+    let message = refused(directory.path()).message;
+    let named = if contents.is_some() { path } else { directory.path().to_path_buf() };
+    assert!(message.starts_with(&format!("{}: ", named.display())), "{message}");
+    for word in words {
+        assert!(message.contains(word), "'{message}' does not say '{word}'");
+    }
+}
+
+fn refused(directory: &Path) -> Error {
+    let error = data::open(directory, GREY, 10).err().expect("broken data must be refused");
+    assert_eq!(error.kind, Kind::Data);
+    assert!(!error.message.contains('\n'), "{}", error.message);
+    error
+}
+
+#[test]
+fn missing_files_are_listed_in_every_spelling_looked_for() {
+    broken(TRAIN, None, &["no train-images file", "train-images-idx3-ubyte, ", "train-images.idx3-ubyte.gz"]);
+    broken(TEST_LABELS, None, &["no t10k-labels file", "t10k-labels-idx1-ubyte.gz"]);
+    let message = refused(Path::new("/no/such/place")).message;
+    assert!(message.starts_with("/no/such/place: no such directory"), "{message}");
+    let message = refused(Path::new("Cargo.toml")).message;
+    assert!(message.starts_with("Cargo.toml: not a directory"), "{message}");
+}
+
+#[test]
+fn truncated_files_are_refused() {
+    let whole = idx(0x0803, &[3, 2, 3], &[1; 18]);
+    for length in 0..whole.len() {
+        broken(TRAIN, Some(&whole[..length]), &["truncated"]);
+    }
+    broken(TRAIN, Some(&[0x1f]), &["truncated"]);
+    broken(TRAIN, Some(&whole[..33]), &["3×2×3 values", "only 17 are there"]);
+    broken(TRAIN, Some(&idx(0x0803, &[300, 2, 3], &[1; 18])), &["300×2×3", "a file of 34 bytes can hold"]);
+    broken(TRAIN_LABELS, Some(&idx(0x0801, &[3], &[1, 2])), &["truncated", "3 values", "only 2"]);
+}
+
+#[test]
+fn files_of_another_kind_are_refused() {
+    let labels = idx(0x0801, &[3], &[1, 2, 3]);
+    let images = idx(0x0803, &[3, 1, 1], &[1, 2, 3]);
+    broken(TRAIN, Some(&labels), &["wrong magic number 0x00000801 (wanted 0x00000803)", "labels"]);
+    broken(TRAIN, Some(&gzip(&labels)), &["wrong magic number"]);
+    broken(TRAIN_LABELS, Some(&images), &["wrong magic number", "images"]);
+    broken(TRAIN, Some(b"<!DOCTYPE html><html>404"), &["wrong magic number", "not an IDX file"]);
+    broken(TRAIN, Some(&idx(0x0d03, &[1, 1, 1], &[0; 4])), &["wrong magic number 0x00000d03"]);
+    let directory = handwritten();
+    fs::remove_file(directory.path().join(TRAIN)).unwrap();
+    fs::create_dir(directory.path().join(TRAIN)).unwrap();
+    assert!(refused(directory.path()).message.contains("directory"));
+}
+
+#[test]
+fn counts_that_disagree_are_refused() {
+    broken(TRAIN, Some(&idx(0x0803, &[3, 2, 3], &[1; 19])), &["3×2×3", "1 more bytes follow"]);
+    broken(TRAIN_LABELS, Some(&idx(0x0801, &[2], &[1, 2])), &["2 labels", TRAIN, "3 images"]);
+    broken(TRAIN_LABELS, Some(&idx(0x0801, &[3], &[1, 10, 2])), &["label 10 (of image 1)", "10 classes"]);
+    broken(TRAIN, Some(&idx(0x0803, &[0, 2, 3], &[])), &["empty", "0×2×3"]);
+    broken(TRAIN, Some(&idx(0x0803, &[3, 0, 3], &[])), &["empty"]);
+    broken(TRAIN_LABELS, Some(&idx(0x0801, &[0], &[])), &["empty"]);
+    broken(TEST, Some(&idx(0x0803, &[2, 3, 3], &[1; 18])), &["3×3", "training images are 2×3"]);
+}
+
+#[test]
+fn a_header_that_promises_the_moon_costs_nothing() {
+    // 2^40, 2^64 and 2^96 values: reserving even the first would end this process.
+    for extents in [[1 << 20, 1 << 10, 1 << 10], [u32::MAX, u32::MAX, 1], [u32::MAX; 3]] {
+        let bytes = idx(0x0803, &extents, &[1; 18]);
+        broken(TRAIN, Some(&bytes), &["truncated", "more than a file of 34 bytes can hold"]);
+        broken(TRAIN, Some(&gzip(&bytes)), &["truncated", "more than a file of"]);
+    }
+}
+
+#[test]
+fn corrupt_gzip_is_refused() {
+    let whole = gzip(&idx(0x0803, &[3, 2, 3], &[1; 18]));
+    for length in 2..whole.len() {
+        broken(TRAIN, Some(&whole[..length]), &["truncated"]);
+    }
+    let mut checksum = whole.clone();
+    checksum[whole.len() - 8] ^= 1;
+    broken(TRAIN, Some(&checksum), &["corrupt or truncated gzip file"]);
+    let trailing: Vec<u8> = whole.iter().copied().chain(*b"junk").collect();
+    broken(TRAIN, Some(&trailing), &["corrupt or truncated gzip file"]);
+}
+
+proptest! {
+    /// Whatever bytes a file has: a set or an error, never a panic.
+    #[test]
+    fn no_bytes_can_crash_the_reader(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..64), pack: bool, right_magic: bool,
+    ) {
+        if right_magic && bytes.len() > 4 {
+            bytes[..4].copy_from_slice(&[0, 0, 8, 3]);
+        }
+        let directory = handwritten();
+        fs::write(directory.path().join(TRAIN), if pack { gzip(&bytes) } else { bytes }).unwrap();
+        let _ = data::open(directory.path(), GREY, 10);
+    }
+
+    /// All ranks together see each training image at most once an epoch; those left out are fewer than
+    /// one global batch.
+    #[test]
+    fn an_epoch_sees_every_training_image_at_most_once(
+        ranks in 1usize..9, batch in 1usize..9, accumulation in 1usize..4, extra in 0usize..400, epoch in 0usize..3,
+    ) {
+        let global = ranks * batch * accumulation;
+        let images = global + extra;
+        let order = epoch_order(3, epoch, images);
+        let sharding = |rank| Sharding { ranks, rank, batch, accumulation };
+        let steps = sharding(0).steps(images).unwrap();
+        let mut seen = HashSet::new();
+        for step in 0..steps {
+            for rank in 0..ranks {
+                for position in (0..accumulation).flat_map(|micro| sharding(rank).training(step, micro)) {
+                    prop_assert!(seen.insert(order[position]));
+                }
+            }
+        }
+        prop_assert_eq!(seen.len(), steps * global);
+        prop_assert!(images - seen.len() < global);
+    }
+
+    /// Any two ways to cut up a global batch give the same images at the same places in it.
+    #[test]
+    fn how_a_global_batch_is_cut_changes_nothing(
+        ranks in 1usize..6, batch in 1usize..6, accumulation in 1usize..4, step in 0usize..5,
+    ) {
+        let whole = Sharding { ranks: 1, rank: 0, batch: ranks * batch * accumulation, accumulation: 1 };
+        let mut places = Vec::new();
+        for rank in 0..ranks {
+            let part = Sharding { ranks, rank, batch, accumulation };
+            for micro in 0..accumulation {
+                prop_assert_eq!(part.first_sample(micro), places.len());
+                places.extend(part.training(step, micro));
+            }
+        }
+        prop_assert_eq!(places, whole.training(step, 0).collect::<Vec<_>>());
+    }
+
+    /// All ranks together see each test image exactly once, in as many batches on each.
+    #[test]
+    fn testing_sees_every_image_exactly_once(ranks in 1usize..9, batch in 1usize..9, images in 1usize..300) {
+        let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1 };
+        let steps = 0..sharding(0).test_steps(images);
+        let places = steps.flat_map(|step| (0..ranks).flat_map(move |rank| sharding(rank).test(step, images)));
+        prop_assert_eq!(places.collect::<Vec<_>>(), (0..images).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
+    let sets = digits();
+    let whole = Sharding { ranks: 1, rank: 0, batch: 64, accumulation: 1 };
+    let mut one = TrainingLoader::new(sets.training.clone(), whole, 5).unwrap();
+    assert_eq!(one.steps(), 22);
+    let (mut images, mut labels) = (vec![0.0; 64 * 784], vec![0; 64]);
+    let (mut half_images, mut half_labels) = (vec![0.0; 32 * 784], vec![0; 32]);
+    let mut epochs = HashSet::new();
+    for epoch in 0..3 {
+        one.start_epoch(epoch);
+        one.fill(21, 0, &mut images, &mut labels);
+        for rank in 0..2 {
+            let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1 };
+            let mut two = TrainingLoader::new(sets.training.clone(), half, 5).unwrap();
+            two.start_epoch(epoch);
+            two.fill(21, 0, &mut half_images, &mut half_labels);
+            assert_eq!(half_labels, labels[rank * 32..][..32]);
+            assert_eq!(half_images, images[rank * 32 * 784..][..32 * 784]);
+        }
+        assert!(epochs.insert(labels.clone()), "every epoch has its own order");
+    }
+}
+
+#[test]
+fn the_last_test_batches_are_padded() {
+    let sets = digits();
+    let mut labels = vec![0; 50];
+    let mut images = vec![f32::NAN; 50 * 784];
+    let mut seen = Vec::new();
+    for rank in 0..3 {
+        let sharding = Sharding { ranks: 3, rank, batch: 50, accumulation: 1 };
+        let loader = TestLoader::new(sets.test.clone(), sharding);
+        // 360 images in rounds of 150: the third round has 60, 50 for rank 0 and 10 for rank 1.
+        assert_eq!(loader.steps(), 3);
+        let count = loader.fill(2, &mut images, &mut labels);
+        assert_eq!(count, [50, 10, 0][rank]);
+        assert!(labels[count..].iter().all(|&label| label == -1));
+        assert!(images[count * 784..].iter().all(|&value| value == 0.0));
+        seen.extend_from_slice(&labels[..count]);
+    }
+    let expected: Vec<i32> = (300..360).map(|index| sets.test.label(index)).collect();
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn too_few_images_for_one_global_batch_say_what_would_work() {
+    let sets = digits();
+    let refused = |ranks, batch, accumulation| {
+        let sharding = Sharding { ranks, rank: 0, batch, accumulation };
+        let error = TrainingLoader::new(sets.training.clone(), sharding, 1).err().expect("refused");
+        assert_eq!(error.kind, Kind::Usage);
+        error.message
+    };
+    let message = refused(4, 400, 1);
+    assert!(message.contains("1437 images") && message.contains("1600"), "{message}");
+    assert!(message.ends_with("the largest --batch that works is 359"), "{message}");
+    assert!(refused(2000, 1, 1).ends_with("at most 1437 ranks can share it"));
+    assert!(refused(1000, 1, 2).contains("with accumulation 2 at most 718 ranks"));
+    assert!(refused(2, usize::MAX, 3).ends_with("is 239"));
+    assert!(refused(2, 0, 1).contains("at least 1"));
+    let exact = Sharding { ranks: 4, rank: 3, batch: 359, accumulation: 1 };
+    assert_eq!(exact.steps(1437).unwrap(), 1);
+}
+
+#[test]
+fn synthetic_images_are_the_same_for_the_same_seed_only() {
+    let set = |seed| contents(data::synthetic([3, 5, 4], 7, 40, seed).as_ref());
+    assert!(set(1) == set(1));
+    assert!(set(1).2 != set(2).2);
+    let (_, labels, pixels) = set(1);
+    assert!(labels.iter().all(|label| (0..7).contains(label)));
+    assert_eq!(labels.iter().collect::<HashSet<_>>().len(), 7);
+    assert!(pixels[..60] != pixels[60..120], "images differ");
+    // A long run costs no more to set up than a short one.
+    let long = data::synthetic([3, 224, 224], 1000, 100_000_000, 1);
+    long.read(99_999_999, &mut vec![0.0; 3 * 224 * 224]);
+    assert!(long.label(99_999_999) < 1000);
+}

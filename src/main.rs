@@ -1,1 +1,62 @@
-fn main() {}
+//! Parse, start MPI, dispatch, one exit code.
+#![deny(unsafe_code)]
+
+mod cli;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+
+use dltrain::comm::{World, launcher_rank};
+use dltrain::error::{Error, Kind, Result};
+use dltrain::{bench, info, record, train};
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return not_parsed(&error),
+    };
+    let world = match World::start() {
+        Ok(world) => world,
+        Err(error) => return report(&error, launcher_rank() == 0),
+    };
+    record::start_logging(world.rank());
+    match dispatch(&world, cli, started) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Every rank has the same error; one of them speaks.
+        Err(error) if error.kind != Kind::Foreign => report(&error, world.rank() == 0),
+        // A call that failed on this rank may leave others waiting for it: end the job.
+        Err(error) => {
+            report(&error.clone().context(format!("rank {} on {}", world.rank(), world.host())), true);
+            world.abort(error.exit_code())
+        }
+    }
+}
+
+fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
+    match cli.command {
+        Some(Command::Info) => info::print(world),
+        Some(Command::Bench(args)) => bench::run(world, &args),
+        None => train::run(world, cli.train.validate(), started),
+    }
+}
+
+/// Help and version go to standard output and succeed; a wrong flag is said by one rank.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    if launcher_rank() == 0 {
+        // Nobody can be told that writing to the terminal failed.
+        let _ = error.print();
+    }
+    if error.use_stderr() { ExitCode::from(Kind::Usage as u8) } else { ExitCode::SUCCESS }
+}
+
+fn report(error: &Error, speak: bool) -> ExitCode {
+    if speak {
+        eprintln!("dltrain: error: {error}");
+    }
+    ExitCode::from(error.exit_code() as u8)
+}

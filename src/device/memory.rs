@@ -121,6 +121,12 @@ impl Memory {
         unsafe { self.as_slice_mut::<u8>() }.copy_from_slice(from);
     }
 
+    /// Fills with zeros. Host memory only.
+    pub fn zero(&self) {
+        // SAFETY: host memory, touched by this thread only; no slice outlives the call.
+        unsafe { self.as_slice_mut::<u8>() }.fill(0);
+    }
+
     /// Copies host bytes out; lengths must be equal. Host memory only.
     pub fn read(&self, to: &mut [u8]) {
         assert_eq!(to.len(), self.bytes);

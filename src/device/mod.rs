@@ -21,7 +21,7 @@ pub use memory::Memory;
 pub use update::{Rule, Span};
 
 /// The numbers that change from step to step. Everything else about a step is fixed when it is bound.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Scalars {
     /// The run's seed.
     pub seed: u64,
@@ -107,6 +107,8 @@ pub trait Device {
     fn upload(&self, from: &[u8], to: &Memory) -> Result<()>;
     /// Copies device memory to the host. Lengths must be equal.
     fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()>;
+    /// Fills device memory with zeros.
+    fn zero(&self, memory: &Memory) -> Result<()>;
     /// Marks a point in the queue. Host-synchronous devices have nothing to mark.
     fn record(&self) -> Result<Event> {
         Ok(Event(None))

@@ -80,6 +80,11 @@ impl Device for Reference {
         from.read(to);
         Ok(())
     }
+
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        memory.zero();
+        Ok(())
+    }
 }
 
 struct ReferenceKernel {

@@ -1,0 +1,217 @@
+//! Buckets in flight: the only meeting of the plan's gradients and the collectives.
+//!
+//! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
+//! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
+//! computation hid: that is the exposed communication. May use: `plan`, `collective`, `device`. Used by: `train`.
+
+use std::time::Instant;
+
+use crate::collective::Allreduce;
+use crate::device::{Device, Event};
+use crate::error::Result;
+use crate::plan::Bucket;
+
+/// When a bucket was under way in the last step; seconds from its begin.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BucketTime {
+    pub start: f64,
+    pub finish: f64,
+    /// How long the rank had nothing to do but wait for it.
+    pub exposed: f64,
+}
+
+/// The buckets of a plan, and the collective that averages them.
+pub struct Fusion {
+    allreduce: Box<dyn Allreduce>,
+    buckets: Vec<InFlight>,
+    times: Vec<BucketTime>,
+    overlap: bool,
+    begun: Instant,
+    /// Buckets whose step has run; of these the first `started` have been started.
+    complete: usize,
+    started: usize,
+    finished: usize,
+}
+
+struct InFlight {
+    after: usize,
+    slot: usize,
+    /// Recorded behind the step that completes the bucket: a device may still be writing.
+    written: Option<Event>,
+}
+
+impl Fusion {
+    /// Prepares a collective for every bucket. Without `overlap` all of them start in `finish`.
+    pub fn new(mut allreduce: Box<dyn Allreduce>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
+        let mut flights = Vec::with_capacity(buckets.len());
+        for bucket in buckets {
+            let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
+            flights.push(InFlight { after: bucket.after, slot, written: None });
+        }
+        Ok(Fusion {
+            allreduce,
+            times: vec![BucketTime::default(); flights.len()],
+            buckets: flights,
+            overlap,
+            begun: Instant::now(),
+            complete: 0,
+            started: 0,
+            finished: 0,
+        })
+    }
+
+    /// The name of the collective.
+    pub fn algorithm(&self) -> &'static str {
+        self.allreduce.name()
+    }
+
+    /// The buckets' times in the last step.
+    pub fn times(&self) -> &[BucketTime] {
+        &self.times
+    }
+
+    /// Begins a step; `begun` is its clock's zero.
+    pub fn begin(&mut self, begun: Instant) {
+        self.begun = begun;
+        (self.complete, self.started, self.finished) = (0, 0, 0);
+    }
+
+    /// To be called after each step of the plan has been enqueued: starts the buckets that it completes and makes
+    /// progress on those under way.
+    pub fn after_step(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
+            self.buckets[self.complete].written = Some(device.record()?);
+            self.complete += 1;
+        }
+        if self.overlap && self.complete > 0 { self.progress(device) } else { Ok(()) }
+    }
+
+    /// Starts what can start and moves along what is under way, without waiting.
+    fn progress(&mut self, device: &dyn Device) -> Result<()> {
+        while self.started < self.complete {
+            let bucket = &self.buckets[self.started];
+            if let Some(event) = &bucket.written
+                && !device.reached(event)?
+            {
+                break;
+            }
+            self.allreduce.start(bucket.slot)?;
+            self.times[self.started].start = self.begun.elapsed().as_secs_f64();
+            self.started += 1;
+        }
+        if self.finished < self.started {
+            self.allreduce.poll()?;
+        }
+        while self.finished < self.started && self.allreduce.is_done(self.buckets[self.finished].slot) {
+            let now = self.begun.elapsed().as_secs_f64();
+            let time = &mut self.times[self.finished];
+            (time.finish, time.exposed) = (now, 0.0);
+            self.finished += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
+    pub fn finish(
+        &mut self,
+        device: &dyn Device,
+        mut averaged: impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        for index in 0..self.buckets.len() {
+            let waited_from = self.begun.elapsed().as_secs_f64();
+            if self.finished <= index {
+                loop {
+                    self.progress(device)?;
+                    if self.finished > index {
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+                self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
+            }
+            averaged(index)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ops::Range;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::device::reference::Reference;
+
+    /// Records what is asked of it; each bucket is done after two polls.
+    struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>);
+
+    impl Allreduce for Script {
+        fn name(&self) -> &'static str {
+            "script"
+        }
+        fn prepare(&mut self, range: Range<usize>) -> Result<usize> {
+            self.0.borrow_mut().push(format!("prepare {range:?}"));
+            self.1.push(0);
+            Ok(self.1.len() - 1)
+        }
+        fn start(&mut self, slot: usize) -> Result<()> {
+            self.0.borrow_mut().push(format!("start {slot}"));
+            self.1[slot] = 2;
+            Ok(())
+        }
+        fn poll(&mut self) -> Result<()> {
+            self.1.iter_mut().for_each(|left| *left = left.saturating_sub(1));
+            Ok(())
+        }
+        fn is_done(&self, slot: usize) -> bool {
+            self.1[slot] == 0
+        }
+    }
+
+    fn run(overlap: bool) -> Vec<String> {
+        let said = Rc::new(RefCell::new(Vec::new()));
+        let buckets = [Bucket { bytes: 0..64, after: 1 }, Bucket { bytes: 64..192, after: 3 }];
+        let mut fusion = Fusion::new(Box::new(Script(said.clone(), Vec::new())), &buckets, overlap).unwrap();
+        fusion.begin(Instant::now());
+        for step in 0..4 {
+            said.borrow_mut().push(format!("step {step}"));
+            fusion.after_step(step, &Reference).unwrap();
+        }
+        let heard = said.clone();
+        fusion
+            .finish(&Reference, |bucket| {
+                heard.borrow_mut().push(format!("averaged {bucket}"));
+                Ok(())
+            })
+            .unwrap();
+        assert!(fusion.times().iter().all(|time| time.finish >= time.start));
+        said.take()
+    }
+
+    #[test]
+    fn a_bucket_starts_right_after_the_step_that_completes_it() {
+        let expected = [
+            "prepare 0..16",
+            "prepare 16..48",
+            "step 0",
+            "step 1",
+            "start 0",
+            "step 2",
+            "step 3",
+            "start 1",
+            "averaged 0",
+            "averaged 1",
+        ];
+        assert_eq!(run(true), expected);
+    }
+
+    #[test]
+    fn without_overlap_every_bucket_starts_after_the_last_step() {
+        let said = run(false);
+        let last_step = said.iter().position(|line| line == "step 3").unwrap();
+        assert!(said.iter().position(|line| line == "start 0").unwrap() > last_step);
+        assert_eq!(said.last().unwrap(), "averaged 1");
+    }
+}

@@ -1,0 +1,57 @@
+//! The test set: every image exactly once over all ranks.
+
+use std::rc::Rc;
+
+use super::Test;
+use crate::comm::World;
+use crate::data::{Dataset, Sharding, TestLoader};
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Scalars};
+use crate::error::Result;
+use crate::plan::Program;
+
+/// A forward-only program, and this rank's part of the test set.
+pub struct Evaluator {
+    pub program: Program,
+    pub set: Rc<dyn Dataset>,
+    pub sharding: Sharding,
+    pub images: Vec<f32>,
+    pub labels: Vec<i32>,
+}
+
+impl Evaluator {
+    /// Collective: the figures of all ranks, weighted by images.
+    pub fn run(&mut self, world: &World, device: &dyn Device) -> Result<Test> {
+        let scalars = Scalars {
+            seed: 0,
+            step: 0,
+            first_sample: 0,
+            gradient_scale: 1.0,
+            learning_rate: 0.0,
+            update: 1,
+        };
+        let set = self.set.clone();
+        let loader = TestLoader::new(&*set, self.sharding);
+        let mut sums = [0f64; 3];
+        let mut metrics = vec![0f32; self.labels.len()];
+        for batch in 0..loader.steps() {
+            let images = loader.fill(batch, &mut self.images, &mut self.labels);
+            sums[2] += images as f64;
+            if images == 0 {
+                continue;
+            }
+            device.upload(bytes_of(&self.images), &self.program.images)?;
+            device.upload(bytes_of(&self.labels), &self.program.labels)?;
+            for step in &mut self.program.steps {
+                step.run(&scalars)?;
+            }
+            device.synchronize()?;
+            for (sum, memory) in sums.iter_mut().zip([&self.program.losses, &self.program.hits]) {
+                device.download(memory, bytes_of_mut(&mut metrics))?;
+                *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
+            }
+        }
+        world.sum_f64(&mut sums)?;
+        Ok(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2] })
+    }
+}

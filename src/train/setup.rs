@@ -1,0 +1,316 @@
+//! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
+//! that bad input stops the whole job with one message and nothing is overwritten.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::evaluate::Evaluator;
+use super::memory::Memories;
+use super::place;
+use super::step::{Accumulation, Trainer};
+use crate::collective;
+use crate::comm::World;
+use crate::config::{Config, DeviceKind};
+use crate::data::{self, Dataset, Sharding, TrainingLoader};
+use crate::device::onednn::{self, Cpu};
+use crate::device::reference::Reference;
+use crate::device::{Device, Rule};
+use crate::error::Result;
+use crate::fusion::Fusion;
+use crate::model::{self, Model};
+use crate::optim::{self, Schedule};
+use crate::plan::{self, Options, Plan, TAIL};
+use crate::record::{self, BucketTime, Description, Recorder};
+
+/// A run that is ready to go.
+pub struct Job {
+    pub device: Box<dyn Device>,
+    pub source: Source,
+    /// `None` for synthetic images.
+    pub evaluator: Option<Evaluator>,
+    pub trainer: Trainer,
+    pub schedule: Schedule,
+    pub epochs: usize,
+    /// Steps of the whole run, warm-up included.
+    pub total_steps: usize,
+}
+
+/// Where batches come from.
+pub enum Source {
+    /// A data set, shuffled anew each epoch.
+    Data(TrainingLoader, Sharding),
+    /// One batch, read once: what is measured is training.
+    Synthetic(TrainingLoader, Sharding),
+}
+
+impl Source {
+    fn parts(&self) -> (&TrainingLoader, &Sharding) {
+        match self {
+            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding) => (loader, sharding),
+        }
+    }
+
+    /// Steps an epoch has.
+    pub fn steps(&self) -> usize {
+        match self {
+            Source::Data(loader, _) => loader.steps(),
+            Source::Synthetic(..) => usize::MAX,
+        }
+    }
+
+    pub fn start_epoch(&mut self, epoch: usize) {
+        if let Source::Data(loader, _) = self {
+            loader.start_epoch(epoch);
+        }
+    }
+
+    /// Fills a batch; false when the one that is there already serves.
+    pub fn fill(&self, step: usize, micro: usize, images: &mut [f32], labels: &mut [i32]) -> bool {
+        match self {
+            Source::Data(loader, _) => loader.fill(step, micro, images, labels),
+            Source::Synthetic(loader, _) if step == 0 => loader.fill(0, micro, images, labels),
+            Source::Synthetic(..) => return false,
+        }
+        true
+    }
+
+    /// Position of a micro-step's first image in the global batch.
+    pub fn first_sample(&self, micro: usize) -> usize {
+        self.parts().1.first_sample(micro)
+    }
+}
+
+/// Prepares the run; `None` when it was a dry run, whose plan has been printed. Collective.
+///
+/// # Errors
+/// The same on every rank.
+pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
+    let model = world.agree(model::find(&config.model))?;
+    let path = world.agree(results_path(world, config))?;
+    let (source, test) = open_data(world, config, model)?;
+    let threads = threads(world, config)?;
+    let device = open_device(world, config, threads)?;
+    let rule = optim::rule(&config.optimizer);
+    let plans = world.agree(Plans::new(config, model, &*device, test.is_some()))?;
+    world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    if config.dry_run {
+        record::say(place(world), &plans.describe(world, config, &*device, &rule));
+        return Ok(None);
+    }
+    let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
+    let total_steps = total_steps(config, steps_per_epoch);
+    let epochs = total_steps.div_ceil(steps_per_epoch);
+    let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
+    let job = assemble(world, config, plans, device, &rule, source, test, [epochs, total_steps])?;
+    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
+    Ok(Some((job, recorder)))
+}
+
+fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
+    if config.dry_run {
+        return Ok(None);
+    }
+    record::results_path(place(world), config.results.as_deref(), &config.model)
+}
+
+/// Warm-up and timed steps, or whole epochs.
+fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
+    let all_epochs = config.epochs.saturating_mul(steps_per_epoch);
+    config.steps.map_or(all_epochs, |steps| all_epochs.min(steps + config.warmup))
+}
+
+/// The training source, and the test set where there is one. Ranks with unlike data are found here.
+fn open_data(world: &World, config: &Config, model: &Model) -> Result<(Source, Option<Rc<dyn Dataset>>)> {
+    let sharding = Sharding {
+        ranks: world.size(),
+        rank: world.rank(),
+        batch: config.batch,
+        accumulation: config.accumulation,
+    };
+    let Some(directory) = &config.data else {
+        let set = data::synthetic(model.image, model.classes, sharding.global_batch(), config.seed);
+        let loader = world.agree(TrainingLoader::new(set, sharding, config.seed))?;
+        return Ok((Source::Synthetic(loader, sharding), None));
+    };
+    let sets = world.agree(data::open(directory, model.image, model.classes))?;
+    world.same(&[
+        ("training images".into(), sets.training.fingerprint().into()),
+        ("test images".into(), sets.test.fingerprint().into()),
+    ])?;
+    let loader = world.agree(TrainingLoader::new(sets.training, sharding, config.seed))?;
+    Ok((Source::Data(loader, sharding), Some(sets.test)))
+}
+
+/// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
+/// gives each its own, one that does not gives all of them all.
+fn threads(world: &World, config: &Config) -> Result<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
+    let mine = format!("{} {allowed}", world.node());
+    let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(config.threads.unwrap_or((cores / sharing.max(1)).max(1)))
+}
+
+fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+    if config.device == DeviceKind::Reference {
+        return Ok(Box::new(Reference));
+    }
+    // Layouts depend on the instruction set: ranks on unlike CPUs use what all of them have.
+    let own = world.agree(onednn::isa())?;
+    let texts = world.gather_text(&own.0.to_string())?;
+    let others = texts.iter().filter_map(|text| text.parse().ok()).map(onednn::Isa);
+    let common = others.fold(own, onednn::Isa::common);
+    if common != own {
+        log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
+    }
+    world.agree(onednn::limit_isa(common))?;
+    Ok(Box::new(world.agree(Cpu::new(threads))?))
+}
+
+/// The training plan, and the evaluation plan that shares its parameters.
+struct Plans {
+    training: Plan,
+    evaluation: Option<Plan>,
+    sizes: plan::Sizes,
+}
+
+impl Plans {
+    fn new(config: &Config, model: &Model, device: &dyn Device, evaluate: bool) -> Result<Plans> {
+        let forward = model.build(config.batch, model.image, model.classes)?;
+        let options = Options { fusion_threshold: config.fusion_threshold, parameters: None };
+        let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
+        let evaluation = if evaluate {
+            let options = Options { parameters: Some(&training.parameters), ..options };
+            Some(plan::plan(forward.without_dropout().simplify(), device, &options)?)
+        } else {
+            None
+        };
+        let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
+        Ok(Plans { training, evaluation, sizes })
+    }
+
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device, rule: &Rule) -> String {
+        let ranks = world.size();
+        format!(
+            "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
+            config.model,
+            if ranks == 1 { "" } else { "s" },
+            config.batch,
+            config.accumulation,
+            ranks * config.batch * config.accumulation,
+            self.training.describe(device, &self.sizes, rule.states())
+        )
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn assemble(
+    world: &World,
+    config: &Config,
+    plans: Plans,
+    device: Box<dyn Device>,
+    rule: &Rule,
+    source: Source,
+    test: Option<Rc<dyn Dataset>>,
+    [epochs, total_steps]: [usize; 2],
+) -> Result<Job> {
+    let memories =
+        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
+    let training = &plans.training;
+    world.agree(memories.initialise(&*device, training, config.seed))?;
+    let reduce = collective::select(config.allreduce, world, memories.gradients.clone());
+    let fusion = world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
+    let evaluator = match (&plans.evaluation, test) {
+        (Some(plan), Some(set)) => Some(Evaluator {
+            program: world.agree(plan.bind(&memories.regions))?,
+            set,
+            sharding: *source.parts().1,
+            images: vec![0.0; training.images.bytes / 4],
+            labels: vec![0; config.batch],
+        }),
+        _ => None,
+    };
+    let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
+    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
+    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps })
+}
+
+fn trainer(
+    world: &World,
+    config: &Config,
+    plan: &Plan,
+    device: &dyn Device,
+    rule: &Rule,
+    memories: &Memories,
+    fusion: Fusion,
+) -> Result<Trainer> {
+    let averaged = &memories.averaged;
+    let update = |bucket| {
+        device.update(rule, &plan.spans(bucket), &memories.regions.parameters, averaged, &memories.state)
+    };
+    let accumulate = if config.accumulation > 1 {
+        let length = averaged.bytes() - TAIL;
+        let (own, sum) = (memories.regions.gradients.slice(0, length), averaged.slice(0, length));
+        let add = device.accumulate(&own, &sum)?;
+        Some(Accumulation { micro_steps: config.accumulation, add, sum })
+    } else {
+        None
+    };
+    let global_batch = world.size() * config.batch * config.accumulation;
+    Ok(Trainer {
+        program: plan.bind(&memories.regions)?,
+        bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
+        fusion,
+        updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
+        tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
+        accumulate,
+        seed: config.seed,
+        gradient_scale: 1.0 / global_batch as f32,
+        images: vec![0.0; plan.images.bytes / 4],
+        labels: vec![0; config.batch],
+        metrics: vec![0.0; config.batch],
+    })
+}
+
+/// What the record says of the run before its first step.
+fn describe(
+    world: &World,
+    config: &Config,
+    plans: &Plans,
+    device: &dyn Device,
+    threads: usize,
+    [epochs, steps]: [usize; 2],
+    started: Instant,
+) -> Description {
+    let mut attributes = vec![
+        ("config".to_string(), config.json()),
+        ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
+        ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
+        ("device".to_string(), device.describe()),
+        ("hosts".to_string(), (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(",")),
+        ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
+    ];
+    attributes.extend(config.shared_items());
+    attributes.retain({
+        let mut seen = std::collections::HashSet::new();
+        move |(name, _)| seen.insert(name.clone())
+    });
+    Description {
+        model: config.model.clone(),
+        parameters: plans.training.graph.parameter_count() as u64,
+        device: device.describe(),
+        threads,
+        batch: config.batch,
+        accumulation: config.accumulation,
+        epochs: if config.data.is_some() { epochs as u64 } else { 0 },
+        steps: steps as u64,
+        warmup: config.warmup as u64,
+        buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        attributes,
+        started,
+    }
+}

@@ -1,0 +1,212 @@
+//! One training step: read, forward, backward with communication, update.
+
+use std::time::Instant;
+
+use super::setup::Source;
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Memory, Scalars, Step};
+use crate::error::Result;
+use crate::fusion::Fusion;
+use crate::plan::{Program, TAIL};
+use crate::record::BucketTime;
+
+/// What a step adds up over ranks in the last bucket's tail, in this order.
+#[derive(Clone, Copy, PartialEq, Default)]
+struct Tail {
+    loss: f32,
+    hits: f32,
+    images: f32,
+    /// How many ranks found a number that is not finite.
+    diverged: f32,
+}
+
+/// What came of a step. Loss and hits are those of all ranks, times those of this one.
+#[derive(Debug, Clone, Default)]
+pub struct StepResult {
+    pub images: usize,
+    pub loss: f64,
+    pub hits: f64,
+    pub diverged: bool,
+    /// On a rank whose loss is not finite: where the first such number stands.
+    pub where_diverged: Option<String>,
+    pub learning_rate: f32,
+    /// Seconds in all, and of these computing, waiting for communication, and reading images.
+    pub seconds: f64,
+    pub compute: f64,
+    pub communication: f64,
+    pub input: f64,
+}
+
+/// Everything a step needs, made once.
+pub struct Trainer {
+    pub program: Program,
+    pub fusion: Fusion,
+    /// The update of each bucket's parameters.
+    pub updates: Vec<Box<dyn Step>>,
+    /// The end of the gradient region.
+    pub tail: Memory,
+    /// Adds a micro-step's gradients to those before; empty without accumulation.
+    pub accumulate: Option<Accumulation>,
+    pub seed: u64,
+    /// One over the images of all ranks in a step.
+    pub gradient_scale: f32,
+    /// Host copies of a batch.
+    pub images: Vec<f32>,
+    pub labels: Vec<i32>,
+    pub metrics: Vec<f32>,
+    pub bucket_times: Vec<BucketTime>,
+}
+
+/// Gradient accumulation: a micro-step writes `own`, and its sum is kept in `sum` where buckets lie.
+pub struct Accumulation {
+    pub micro_steps: usize,
+    pub add: Box<dyn Step>,
+    /// The part of the gradient region that holds gradients, without the tail.
+    pub sum: Memory,
+}
+
+impl Trainer {
+    /// Step `step` of the epoch, `done` of the run.
+    pub fn step(
+        &mut self,
+        device: &dyn Device,
+        source: &Source,
+        step: usize,
+        done: usize,
+        learning_rate: f32,
+    ) -> Result<StepResult> {
+        let begun = Instant::now();
+        self.fusion.begin(begun);
+        let mut scalars = Scalars {
+            seed: self.seed,
+            step: done as u64,
+            first_sample: 0,
+            gradient_scale: self.gradient_scale,
+            learning_rate,
+            update: done as u64 + 1,
+        };
+        let mut result = StepResult { learning_rate, ..StepResult::default() };
+        let mut tail = Tail::default();
+        let micro_steps = self.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
+        for micro in 0..micro_steps {
+            result.input += self.read(device, source, step, micro)?;
+            scalars.first_sample = source.first_sample(micro) as u64;
+            self.forward_and_backward(device, &scalars, micro, &mut tail, &mut result)?;
+        }
+        self.communicate_and_update(device, &scalars, &mut result)?;
+        self.read_tail(device, &mut result)?;
+        result.seconds = begun.elapsed().as_secs_f64();
+        result.compute = result.seconds - result.communication - result.input;
+        Ok(result)
+    }
+
+    /// Fills the batch; returns the seconds that took.
+    fn read(&mut self, device: &dyn Device, source: &Source, step: usize, micro: usize) -> Result<f64> {
+        let begun = Instant::now();
+        if source.fill(step, micro, &mut self.images, &mut self.labels) {
+            device.upload(bytes_of(&self.images), &self.program.images)?;
+            device.upload(bytes_of(&self.labels), &self.program.labels)?;
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    fn forward_and_backward(
+        &mut self,
+        device: &dyn Device,
+        scalars: &Scalars,
+        micro: usize,
+        tail: &mut Tail,
+        result: &mut StepResult,
+    ) -> Result<()> {
+        let forward = self.program.forward_steps;
+        for step in &mut self.program.steps[..forward] {
+            step.run(scalars)?;
+        }
+        self.read_metrics(device, scalars, tail, result)?;
+        let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
+        let end = self.program.steps.len();
+        for index in forward..end {
+            self.program.steps[index].run(scalars)?;
+            if index + 1 == end {
+                self.end_micro_step(device, scalars, micro, tail)?;
+            }
+            // With accumulation no bucket is complete before the last micro-step has been added.
+            if last && (self.accumulate.is_none() || index + 1 == end) {
+                self.fusion.after_step(index, device)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_metrics(
+        &mut self,
+        device: &dyn Device,
+        scalars: &Scalars,
+        tail: &mut Tail,
+        result: &mut StepResult,
+    ) -> Result<()> {
+        let sum = |metrics: &[f32]| metrics.iter().map(|&v| f64::from(v)).sum::<f64>() as f32;
+        device.download(&self.program.losses, bytes_of_mut(&mut self.metrics))?;
+        let loss = sum(&self.metrics);
+        device.download(&self.program.hits, bytes_of_mut(&mut self.metrics))?;
+        tail.loss += loss;
+        tail.hits += sum(&self.metrics);
+        tail.images += self.labels.len() as f32;
+        if !loss.is_finite() && result.where_diverged.is_none() {
+            tail.diverged = 1.0;
+            let found = self.program.first_not_finite(device, scalars)?;
+            result.where_diverged = Some(found.unwrap_or_else(|| "in the sum of the losses".into()));
+        }
+        Ok(())
+    }
+
+    /// After the last step of a micro-step: gradients are added up, and the tail joins its bucket.
+    fn end_micro_step(
+        &mut self,
+        device: &dyn Device,
+        scalars: &Scalars,
+        micro: usize,
+        tail: &Tail,
+    ) -> Result<()> {
+        if let Some(accumulation) = &mut self.accumulate {
+            if micro == 0 {
+                device.zero(&accumulation.sum)?;
+            }
+            accumulation.add.run(scalars)?;
+        }
+        let mut values = [0f32; TAIL / 4];
+        values[..4].copy_from_slice(&[tail.loss, tail.hits, tail.images, tail.diverged]);
+        device.upload(bytes_of(&values), &self.tail)
+    }
+
+    /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way.
+    fn communicate_and_update(
+        &mut self,
+        device: &dyn Device,
+        scalars: &Scalars,
+        result: &mut StepResult,
+    ) -> Result<()> {
+        let updates = &mut self.updates;
+        self.fusion.finish(device, |bucket| updates[bucket].run(scalars))?;
+        device.synchronize()?;
+        for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
+            *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
+            result.communication += time.exposed;
+        }
+        Ok(())
+    }
+
+    fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {
+        let mut values = [0f32; TAIL / 4];
+        device.download(&self.tail, bytes_of_mut(&mut values))?;
+        result.images = values[2] as usize;
+        result.loss = f64::from(values[0]) / f64::from(values[2]);
+        result.hits = f64::from(values[1]);
+        result.diverged = values[3] != 0.0 || !values[0].is_finite();
+        Ok(())
+    }
+
+    pub fn bucket_times(&self) -> &[BucketTime] {
+        &self.bucket_times
+    }
+}

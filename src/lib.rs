@@ -7,3 +7,4 @@ pub mod device;
 pub mod error;
 pub mod graph;
 pub mod random;
+pub mod record;

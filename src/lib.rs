@@ -12,3 +12,4 @@ pub mod model;
 pub mod optim;
 pub mod plan;
 pub mod random;
+pub mod record;

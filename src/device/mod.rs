@@ -6,6 +6,7 @@
 //! both oneDNN (synchronous, blocked layouts) and cuDNN (a queue, events, device memory). May use: `graph`,
 //! `random`, `error`. Used by: `plan`, `train`. Devices: `reference` (the specification), `onednn` (CPU).
 
+pub mod cuda;
 mod layout;
 pub mod memory;
 pub mod reference;

@@ -1,0 +1,44 @@
+//! Tells the program what it was built from: the git revision and the MPI compiler.
+//!
+//! Never fails: without git, or in a tarball, the revision is "unknown".
+
+use std::path::Path;
+use std::process::Command;
+
+/// What the revision speaks for. A change in any of these while HEAD stays is a "-dirty" build.
+const SOURCES: [&str; 5] = ["src", "kernels", "build.rs", "Cargo.toml", "Cargo.lock"];
+
+fn main() {
+    println!("cargo:rustc-env=DLTRAIN_REVISION={}", revision().unwrap_or_else(|| "unknown".into()));
+    println!("cargo:rerun-if-env-changed=MPICC");
+    let mpicc = std::env::var("MPICC").ok().filter(|name| !name.is_empty());
+    println!("cargo:rustc-env=DLTRAIN_MPICC={}", mpicc.as_deref().unwrap_or("mpicc"));
+}
+
+/// HEAD in twelve digits, with "-dirty" where tracked sources differ from it.
+fn revision() -> Option<String> {
+    // A path that is not there would make cargo run this script every time.
+    for source in SOURCES.iter().filter(|source| Path::new(source).exists()) {
+        println!("cargo:rerun-if-changed={source}");
+    }
+    // Unpacked inside some other repository, its revision would say nothing about this program.
+    if !git(&["rev-parse", "--show-prefix"])?.is_empty() {
+        return None;
+    }
+    let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
+    for name in ["HEAD", "packed-refs"].into_iter().chain(branch.as_deref()) {
+        let path = git(&["rev-parse", "--git-path", name])?;
+        if Path::new(&path).exists() {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+    let head = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--"], &SOURCES[..]].concat())?;
+    Some(if changed.is_empty() { head } else { format!("{head}-dirty") })
+}
+
+/// What git prints, trimmed; nothing where git is missing or fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).env("GIT_OPTIONAL_LOCKS", "0").output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}

@@ -1,0 +1,354 @@
+//! The results file: HDF5, readable while it is being written (SWMR) and after the writer was killed.
+//!
+//! Everything is created before SWMR writing starts, since nothing can be added after; from then on data
+//! sets only grow, and closing values go into data sets that are there already. `docs/results.md` is the
+//! schema. Rows wait in memory and are written about once a second: a step costs a few pushes.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use hdf5::file::LibraryVersion;
+use hdf5::types::{FixedUnicode, VarLenUnicode};
+use hdf5::{Dataset, File, Group, H5Type, Hyperslab};
+use ndarray::ArrayView;
+
+use super::{Closing, Description, EpochRecord, Spread, StepRecord};
+use crate::error::{Error, Result};
+
+/// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
+const SCHEMA: u32 = 1;
+/// Rows in one chunk: 8 KB of a series.
+const STEP_CHUNK: usize = 1024;
+const EPOCH_CHUNK: usize = 64;
+/// Bytes of the data set `summary/status`.
+const STATUS_BYTES: usize = 512;
+
+type Status = FixedUnicode<STATUS_BYTES>;
+type Outcome = hdf5::Result<()>;
+
+/// (name, unit, meaning) of data sets, in the order in which `step` and `epoch` push them.
+type Columns = [(&'static str, &'static str, &'static str)];
+
+const STEP_COUNTS: &Columns = &[
+    ("step", "1", "step, counted from 0 through the whole run"),
+    ("epoch", "1", "epoch, counted from 1; 0 in a synthetic run"),
+    ("images", "1", "images of all ranks in this step"),
+];
+const STEP_VALUES: &Columns = &[
+    ("loss", "1", "training loss, mean over the images of the step"),
+    ("accuracy", "1", "share of the step's images classified right"),
+    ("learning_rate", "1", "learning rate of the step's update"),
+    ("seconds", "s", "time of the whole step"),
+    ("compute", "s", "time in which the device worked"),
+    ("communication", "s", "exposed communication: time in which only messages were waited for"),
+    ("input", "s", "time in which the next batch was waited for"),
+];
+const BUCKET_TIMES: &Columns = &[
+    ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
+    ("bucket_finish", "s", "when it had finished, from the step's start"),
+    ("bucket_exposed", "s", "the part of it that nothing hid"),
+];
+const EPOCH_COUNTS: &Columns = &[("epoch", "1", "epoch, counted from 1")];
+const EPOCH_VALUES: &Columns = &[
+    ("train_loss", "1", "training loss, mean over the epoch's images"),
+    ("train_accuracy", "1", "share of the epoch's training images classified right"),
+    ("test_loss", "1", "loss, mean over all test images"),
+    ("test_accuracy", "1", "share of all test images classified right"),
+    ("images_per_second", "1/s", "training images of all ranks a second"),
+    ("seconds", "s", "time of the epoch, evaluation included"),
+    ("compute", "1", "share of the training time in compute, mean over ranks"),
+    ("compute_min", "1", "the same, least over ranks"),
+    ("compute_max", "1", "the same, most over ranks"),
+    ("communication", "1", "share of the training time in exposed communication, mean over ranks"),
+    ("communication_min", "1", "the same, least over ranks"),
+    ("communication_max", "1", "the same, most over ranks"),
+    ("input", "1", "share of the training time waiting for input, mean over ranks"),
+    ("input_min", "1", "the same, least over ranks"),
+    ("input_max", "1", "the same, most over ranks"),
+];
+const SUMMARY_COUNTS: &Columns = &[
+    ("steps", "1", "steps that count (warm-up left out)"),
+    ("images", "1", "images of all ranks in these steps"),
+];
+const SUMMARY_VALUES: &Columns = &[
+    ("seconds", "s", "from the program's start to the run's end"),
+    ("setup_seconds", "s", "from the program's start to the first step's start"),
+    ("training_seconds", "s", "time of the steps that count"),
+    ("images_per_second", "1/s", "images / training_seconds, all ranks"),
+    ("best_test_accuracy", "1", "best test accuracy of any epoch"),
+    ("final_test_accuracy", "1", "test accuracy of the last epoch"),
+    ("compute", "1", "share of training_seconds in compute"),
+    ("communication", "1", "share of training_seconds in exposed communication"),
+    ("input", "1", "share of training_seconds waiting for input"),
+];
+
+/// An open results file. On any error the file is lost: see `abandon`.
+pub(super) struct ResultsFile {
+    file: File,
+    path: PathBuf,
+    steps: Rows,
+    epochs: Rows,
+    summary: Group,
+}
+
+impl ResultsFile {
+    /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file.
+    pub fn create(path: &Path, about: &Description, extra: &[(String, String)]) -> Result<ResultsFile> {
+        if path.symlink_metadata().is_ok() {
+            return Err(super::path::exists(path));
+        }
+        Self::build(path, about, extra).map_err(|error| {
+            let text = error.to_string();
+            let hint = match text.contains("unable to lock file") {
+                true => "; this file system knows no locks: set HDF5_USE_FILE_LOCKING=FALSE",
+                false => "",
+            };
+            Error::output(path, format!("cannot create the results file: {text}{hint}"))
+        })
+    }
+
+    fn build(path: &Path, about: &Description, extra: &[(String, String)]) -> hdf5::Result<ResultsFile> {
+        // SWMR needs the format of HDF5 1.10; no newer one, so that every HDF5 from 1.10 on reads the file.
+        let file = File::with_options()
+            .with_fapl(|access| access.libver_bounds(LibraryVersion::V110, LibraryVersion::V110))
+            .create_excl(path)?;
+        text(&file, "format", "dltrain results")?;
+        file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
+        let config = file.create_group("config")?;
+        for (name, value) in about.attributes.iter().chain(extra) {
+            text(&config, name, value)?;
+        }
+        let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
+        describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
+
+        let group = file.create_group("steps")?;
+        let steps = Rows {
+            counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
+            values: series(&group, STEP_VALUES, STEP_CHUNK, None)?,
+            buckets: match about.buckets.len() {
+                0 => Vec::new(),
+                // A chunk stays near 8 KB however many buckets there are.
+                n => series(&group, BUCKET_TIMES, (2 * STEP_CHUNK / n).max(1), Some(n))?,
+            },
+        };
+        let group = file.create_group("epochs")?;
+        let epochs = Rows {
+            counts: series(&group, EPOCH_COUNTS, EPOCH_CHUNK, None)?,
+            values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
+            buckets: Vec::new(),
+        };
+        let summary = file.create_group("summary")?;
+        scalars(&summary, SUMMARY_COUNTS, 0u64)?;
+        scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
+        let status = summary.new_dataset::<Status>().create("status")?;
+        describe(&status, "", "running, finished, or failed: why")?;
+        status.write_scalar(&fixed("running"))?;
+        let ended = summary.new_dataset::<Status>().create("ended")?;
+        describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
+        ended.write_scalar(&fixed(""))?;
+        file.start_swmr()?;
+        Ok(ResultsFile { file, path: path.to_path_buf(), steps, epochs, summary })
+    }
+
+    pub fn step(&mut self, r: &StepRecord) {
+        self.steps.push(
+            &[r.step, r.epoch, r.images],
+            &[r.loss, r.accuracy, r.learning_rate, r.seconds, r.compute, r.communication, r.input],
+        );
+        // A step that reports other than the planned buckets leaves the rest unknown.
+        for (series, of) in self.steps.buckets.iter_mut().zip([
+            (|b| b.start) as fn(&super::BucketTime) -> f64,
+            |b| b.finish,
+            |b| b.exposed,
+        ]) {
+            let times = r.buckets.iter().map(|bucket| of(bucket) as f32);
+            series.waiting.extend(times.chain(std::iter::repeat(f32::NAN)).take(series.width()));
+        }
+    }
+
+    pub fn epoch(&mut self, r: &EpochRecord) {
+        let spread = |s: &Spread| [s.mean, s.min, s.max];
+        let mut values = vec![
+            r.train_loss,
+            r.train_accuracy,
+            r.test_loss,
+            r.test_accuracy,
+            r.images_per_second,
+            r.seconds,
+        ];
+        values.extend([&r.compute, &r.communication, &r.input].into_iter().flat_map(spread));
+        self.epochs.push(&[r.epoch], &values);
+    }
+
+    /// Writes the waiting rows and hands them to the operating system, where a kill cannot reach them.
+    pub fn flush(&mut self) -> Result<()> {
+        self.steps
+            .write()
+            .and_then(|()| self.epochs.write())
+            .map_err(|error| Error::output(&self.path, format!("cannot write the results: {error}")))
+    }
+
+    /// The closing values, and the end of the file.
+    pub fn finish(mut self, closing: &Closing, status: &str) -> Result<()> {
+        self.flush()?;
+        self.close(closing, status).map_err(|error| {
+            Error::output(&self.path, format!("cannot write the closing values: {error}"))
+        })?;
+        drop((self.steps, self.epochs, self.summary));
+        self.file
+            .close()
+            .map_err(|error| Error::output(&self.path, format!("cannot close the file: {error}")))?;
+        // HDF5 gives its data to the operating system only; results should outlive a power failure too.
+        std::fs::File::open(&self.path)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| Error::output(&self.path, format!("cannot bring the results to disk: {error}")))
+    }
+
+    fn close(&self, closing: &Closing, status: &str) -> Outcome {
+        let c = closing;
+        let counts = [c.steps, c.images];
+        for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
+            self.summary.dataset(name)?.write_scalar(&value)?;
+        }
+        let values = [
+            c.seconds,
+            c.setup_seconds,
+            c.training_seconds,
+            c.images_per_second(),
+            c.best_test_accuracy.0,
+            c.final_test_accuracy,
+            c.share(c.compute),
+            c.share(c.communication),
+            c.share(c.input),
+        ];
+        for ((name, ..), value) in SUMMARY_VALUES.iter().zip(values) {
+            self.summary.dataset(name)?.write_scalar(&value)?;
+        }
+        self.summary
+            .dataset("ended")?
+            .write_scalar(&fixed(&super::date::iso(std::time::SystemTime::now())))?;
+        self.summary.dataset("status")?.write_scalar(&fixed(status))
+    }
+
+    /// Lets go of a file that cannot be written any more. Closing it would only try, and fail, again.
+    pub fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
+/// The series of one group; all have the same length whenever nothing is waiting.
+struct Rows {
+    counts: Vec<Series<u64>>,
+    values: Vec<Series<f64>>,
+    buckets: Vec<Series<f32>>,
+}
+
+impl Rows {
+    fn push(&mut self, counts: &[u64], values: &[f64]) {
+        for (series, value) in self.counts.iter_mut().zip(counts) {
+            series.waiting.push(*value);
+        }
+        for (series, value) in self.values.iter_mut().zip(values) {
+            series.waiting.push(*value);
+        }
+    }
+
+    /// The first count (`step`, `epoch`) is written last: a reader who takes its length finds every other
+    /// series at least as long.
+    fn write(&mut self) -> Outcome {
+        self.buckets.iter_mut().try_for_each(Series::write)?;
+        self.values.iter_mut().try_for_each(Series::write)?;
+        self.counts.iter_mut().rev().try_for_each(Series::write)
+    }
+}
+
+/// A data set that grows by rows, and the values not yet written.
+struct Series<T> {
+    dataset: Dataset,
+    /// Values in a row; `None` for a data set of one dimension.
+    columns: Option<usize>,
+    waiting: Vec<T>,
+    written: usize,
+}
+
+impl<T: H5Type> Series<T> {
+    fn width(&self) -> usize {
+        self.columns.unwrap_or(1)
+    }
+
+    fn write(&mut self) -> Outcome {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let rows = self.waiting.len() / self.width();
+        let (from, to) = (self.written, self.written + rows);
+        let place: Hyperslab = match self.columns {
+            None => {
+                self.dataset.resize(to)?;
+                Hyperslab::from(from..to)
+            }
+            Some(columns) => {
+                self.dataset.resize((to, columns))?;
+                Hyperslab::from((from..to, 0..columns))
+            }
+        };
+        match self.columns {
+            None => self.dataset.write_slice(ArrayView::from(&self.waiting), place)?,
+            Some(columns) => {
+                let view = ArrayView::from_shape((rows, columns), &self.waiting)
+                    .map_err(|error| hdf5::Error::from(error.to_string()))?;
+                self.dataset.write_slice(view, place)?;
+            }
+        }
+        self.waiting.clear();
+        self.written = to;
+        self.dataset.flush()
+    }
+}
+
+fn series<T: H5Type>(
+    group: &Group,
+    columns: &Columns,
+    chunk: usize,
+    width: Option<usize>,
+) -> hdf5::Result<Vec<Series<T>>> {
+    let create = |&(name, unit, meaning): &(&str, &str, &str)| {
+        let builder = group.new_dataset::<T>();
+        let dataset = match width {
+            None => builder.chunk(chunk).shape(0..).create(name)?,
+            Some(width) => builder.chunk((chunk, width)).shape((0.., width)).create(name)?,
+        };
+        describe(&dataset, unit, meaning)?;
+        Ok(Series { dataset, columns: width, waiting: Vec::new(), written: 0 })
+    };
+    columns.iter().map(create).collect()
+}
+
+fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
+    columns.iter().try_for_each(|&(name, unit, meaning)| {
+        let dataset = group.new_dataset::<T>().create(name)?;
+        describe(&dataset, unit, meaning)?;
+        dataset.write_scalar(&value)
+    })
+}
+
+fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
+    text(dataset, "unit", unit)?;
+    text(dataset, "description", meaning)
+}
+
+fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
+    // HDF5's texts end at a zero byte.
+    let value =
+        VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;
+    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
+}
+
+/// As much of a text as the data set `status` holds.
+fn fixed(text: &str) -> Status {
+    let mut text = text.replace('\0', " ");
+    while text.len() > STATUS_BYTES {
+        text.pop();
+    }
+    Status::from_str(&text).unwrap_or_default()
+}

@@ -1,0 +1,48 @@
+//! Log messages: `[rank] level: message` on standard error, whole lines around the progress bar.
+
+use std::io::{self, Write};
+
+use env_logger::{Builder, Target};
+use log::Level;
+
+use super::terminal;
+
+/// Starts logging for this process; a second call changes nothing.
+///
+/// Without being told otherwise rank 0 says what it does (info) and the other ranks only what is wrong (warn).
+/// `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a level (error, warn, info,
+/// debug, trace, off) or env_logger's `module=level,…`.
+pub fn start_logging(rank: usize) {
+    let default = if rank == 0 { "info" } else { "warn" };
+    let filter = ["DLTRAIN_LOG", "RUST_LOG"].iter().find_map(|name| std::env::var(name).ok());
+    terminal::expect_foreign_bar(rank != 0);
+    let started = Builder::new()
+        .parse_filters(filter.as_deref().unwrap_or(default))
+        .format(move |out, record| {
+            let level = record.level().as_str().to_ascii_lowercase();
+            match record.level() {
+                Level::Debug | Level::Trace => {
+                    writeln!(out, "[{rank}] {level} {}: {}", record.target(), record.args())
+                }
+                _ => writeln!(out, "[{rank}] {level}: {}", record.args()),
+            }
+        })
+        .target(Target::Pipe(Box::new(Lines)))
+        .try_init();
+    // The only error is that logging has been started before.
+    drop(started);
+}
+
+/// Passes each message, which env_logger writes whole, to the terminal.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        terminal::complain(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

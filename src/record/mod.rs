@@ -1,0 +1,379 @@
+//! What a run says and keeps: the results file, the progress bar, the tables, the log.
+//!
+//! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
+//! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
+//! communicates. May use: `error`. Used by: `train`, `bench`, `main`.
+
+mod date;
+mod file;
+mod logging;
+mod path;
+mod table;
+mod terminal;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use file::ResultsFile;
+pub use logging::start_logging;
+pub use path::results_path;
+
+use crate::error::{Error, Result};
+
+/// How long rows wait in memory at most (while steps come in), and so what a kill can take.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// In a synthetic run every so many steps have a line.
+const STEPS_A_LINE: u64 = 10;
+
+/// Which rank of how many this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub rank: usize,
+    pub size: usize,
+}
+
+/// What is known of a run before its first step.
+#[derive(Debug, Clone)]
+pub struct Description {
+    pub model: String,
+    /// Trainable parameters of the model.
+    pub parameters: u64,
+    /// One line: the device, its library and version.
+    pub device: String,
+    /// Threads a rank.
+    pub threads: usize,
+    /// Images a rank, step and accumulation.
+    pub batch: usize,
+    /// Batches whose gradients one update adds up.
+    pub accumulation: usize,
+    /// Epochs to train; 0 for a synthetic run, which has steps only.
+    pub epochs: u64,
+    /// Steps of the whole run, warm-up included.
+    pub steps: u64,
+    /// The first steps, left out of rates and totals.
+    pub warmup: u64,
+    /// Bytes of each gradient bucket; empty where nothing is communicated.
+    pub buckets: Vec<u64>,
+    /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
+    /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
+    pub attributes: Vec<(String, String)>,
+    /// When the program started.
+    pub started: Instant,
+}
+
+/// One step. Times in seconds; `seconds` is the whole step and what the three parts leave is "other".
+#[derive(Debug, Clone, Copy)]
+pub struct StepRecord<'a> {
+    /// Counts from 0 through the whole run.
+    pub step: u64,
+    /// Counts from 1; 0 in a synthetic run.
+    pub epoch: u64,
+    /// Images of all ranks.
+    pub images: u64,
+    /// Mean over the step's images.
+    pub loss: f64,
+    /// Share of the step's images classified right, 0 to 1; NaN where not known.
+    pub accuracy: f64,
+    pub learning_rate: f64,
+    pub seconds: f64,
+    pub compute: f64,
+    /// The exposed part: what no computation hid.
+    pub communication: f64,
+    pub input: f64,
+    /// One entry for each of the description's buckets.
+    pub buckets: &'a [BucketTime],
+}
+
+/// One bucket's allreduce, in seconds from the start of the step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BucketTime {
+    pub start: f64,
+    pub finish: f64,
+    /// The part of it that no computation hid.
+    pub exposed: f64,
+}
+
+/// One number of every rank, reduced.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    pub mean: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+/// One epoch. Accuracies 0 to 1; NaN where there is no test set.
+#[derive(Debug, Clone, Copy)]
+pub struct EpochRecord {
+    /// Counts from 1.
+    pub epoch: u64,
+    pub train_loss: f64,
+    pub train_accuracy: f64,
+    pub test_loss: f64,
+    pub test_accuracy: f64,
+    /// Training images of all ranks a second.
+    pub images_per_second: f64,
+    /// Of the whole epoch, evaluation included.
+    pub seconds: f64,
+    /// Shares of the training time, 0 to 1, over the ranks.
+    pub compute: Spread,
+    pub communication: Spread,
+    pub input: Spread,
+}
+
+/// What a run comes to: sums over the steps that count (all but the warm-up).
+#[derive(Debug, Clone)]
+struct Closing {
+    steps: u64,
+    images: u64,
+    training_seconds: f64,
+    compute: f64,
+    communication: f64,
+    input: f64,
+    setup_seconds: f64,
+    seconds: f64,
+    epochs: u64,
+    /// (accuracy, epoch); NaN until an epoch had one.
+    best_test_accuracy: (f64, u64),
+    final_test_accuracy: f64,
+}
+
+impl Closing {
+    fn new() -> Closing {
+        Closing {
+            steps: 0,
+            images: 0,
+            training_seconds: 0.0,
+            compute: 0.0,
+            communication: 0.0,
+            input: 0.0,
+            setup_seconds: f64::NAN,
+            seconds: f64::NAN,
+            epochs: 0,
+            best_test_accuracy: (f64::NAN, 0),
+            final_test_accuracy: f64::NAN,
+        }
+    }
+
+    /// Of all ranks; 0 before the first step that counts.
+    fn images_per_second(&self) -> f64 {
+        if self.training_seconds > 0.0 { self.images as f64 / self.training_seconds } else { 0.0 }
+    }
+
+    /// A time as a share of the steps' time; NaN before the first step that counts.
+    fn share(&self, seconds: f64) -> f64 {
+        seconds / self.training_seconds
+    }
+
+    fn step(&mut self, r: &StepRecord) {
+        self.steps += 1;
+        self.images += r.images;
+        self.training_seconds += r.seconds;
+        self.compute += r.compute;
+        self.communication += r.communication;
+        self.input += r.input;
+    }
+
+    fn epoch(&mut self, r: &EpochRecord) {
+        self.epochs += 1;
+        self.final_test_accuracy = r.test_accuracy;
+        let (best, _) = self.best_test_accuracy;
+        if r.test_accuracy > best || best.is_nan() {
+            self.best_test_accuracy = (r.test_accuracy, r.epoch);
+        }
+    }
+}
+
+/// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
+pub struct Recorder {
+    /// `None` on the ranks that are silent.
+    writer: Option<Writer>,
+}
+
+impl Recorder {
+    /// Opens the record: on rank 0 creates the results file (`path`, see `results_path`; none for a run that
+    /// keeps nothing), says what is run and starts the progress bar. On other ranks nothing.
+    ///
+    /// # Errors
+    /// `Kind::Output`: the file is there already or cannot be created. Rank 0 alone can fail here.
+    pub fn create(place: Place, path: Option<&Path>, about: &Description) -> Result<Recorder> {
+        if place.rank != 0 {
+            return Ok(Recorder { writer: None });
+        }
+        let added = [
+            ("revision", git_revision().to_string()),
+            ("mpicc", mpicc().to_string()),
+            ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
+            ("hdf5_version", hdf5_version()),
+            ("ranks", place.size.to_string()),
+            ("started", date::iso(std::time::SystemTime::now())),
+        ]
+        .map(|(name, value)| (name.to_string(), value));
+        let file = path.map(|path| ResultsFile::create(path, about, &added)).transpose()?;
+        terminal::say(&table::introduction(place, about));
+        terminal::start_bar(about.steps);
+        Ok(Recorder {
+            writer: Some(Writer {
+                place,
+                about: about.clone(),
+                path: path.map(Path::to_path_buf),
+                file,
+                lost: None,
+                flushed: Instant::now(),
+                closing: Closing::new(),
+                speed: table::Speed::default(),
+                finished: false,
+            }),
+        })
+    }
+
+    /// One step. Costs about a microsecond; once a second the rows so far are written.
+    pub fn step(&mut self, record: &StepRecord) {
+        if let Some(writer) = &mut self.writer {
+            writer.step(record);
+        }
+    }
+
+    /// One epoch: a line of the table, and everything so far is written.
+    pub fn epoch(&mut self, record: &EpochRecord) {
+        if let Some(writer) = &mut self.writer {
+            writer.epoch(record);
+        }
+    }
+
+    /// A line for the reader, from rank 0 only.
+    pub fn say(&self, text: &str) {
+        if self.writer.is_some() {
+            terminal::say(text);
+        }
+    }
+
+    /// Ends the run: writes the closing values and, where it succeeded, the closing table, whose last line is
+    /// `total images/sec: N`. A failed run passes its error's text.
+    ///
+    /// # Errors
+    /// `Kind::Output`: the results could not be written, now or earlier in the run (training went on).
+    pub fn finish(mut self, outcome: std::result::Result<(), &str>) -> Result<()> {
+        match self.writer.take() {
+            Some(mut writer) => writer.finish(outcome),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Rank 0's half of a `Recorder`.
+struct Writer {
+    place: Place,
+    about: Description,
+    path: Option<PathBuf>,
+    file: Option<ResultsFile>,
+    /// Why the file was given up.
+    lost: Option<Error>,
+    flushed: Instant,
+    closing: Closing,
+    speed: table::Speed,
+    finished: bool,
+}
+
+impl Writer {
+    fn step(&mut self, r: &StepRecord) {
+        if self.closing.setup_seconds.is_nan() {
+            self.closing.setup_seconds = (self.about.started.elapsed().as_secs_f64() - r.seconds).max(0.0);
+        }
+        let counts = r.step >= self.about.warmup;
+        if counts {
+            self.closing.step(r);
+        }
+        if let Some(file) = &mut self.file {
+            file.step(r);
+        }
+        if self.flushed.elapsed() >= FLUSH_EVERY {
+            self.flush();
+        }
+        let (about, closing) = (&self.about, &self.closing);
+        terminal::move_bar(r.step + 1, || table::progress(about, closing, r));
+        if self.about.epochs == 0 && counts {
+            self.speed.add(r);
+            if self.speed.steps() == 1 {
+                terminal::say(table::STEP_HEADER);
+            }
+            if self.speed.steps().is_multiple_of(STEPS_A_LINE) {
+                terminal::say(&self.speed.line(r));
+            }
+        }
+    }
+
+    fn epoch(&mut self, r: &EpochRecord) {
+        if self.closing.epochs == 0 {
+            terminal::say(table::EPOCH_HEADER);
+        }
+        self.closing.epoch(r);
+        terminal::say(&table::epoch(r));
+        if let Some(file) = &mut self.file {
+            file.epoch(r);
+        }
+        self.flush();
+    }
+
+    /// Writes the waiting rows. A file that cannot be written (full disk, quota) is given up with a message: the
+    /// training it records is worth more, and `finish` will say so again.
+    fn flush(&mut self) {
+        self.flushed = Instant::now();
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.flush() {
+            log::error!("{error}; training goes on, the results after this point are lost");
+            if let Some(file) = self.file.take() {
+                file.abandon();
+            }
+            self.lost = Some(error);
+        }
+    }
+
+    fn finish(&mut self, outcome: std::result::Result<(), &str>) -> Result<()> {
+        self.finished = true;
+        self.closing.seconds = self.about.started.elapsed().as_secs_f64();
+        terminal::end_bar();
+        let status = match outcome {
+            Ok(()) => "finished".to_string(),
+            Err(why) => format!("failed: {why}"),
+        };
+        let kept = match (self.file.take(), self.lost.take()) {
+            (Some(file), _) => file.finish(&self.closing, &status),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(()),
+        };
+        let path = self.path.as_deref().filter(|_| kept.is_ok());
+        if outcome.is_ok() {
+            terminal::say(&table::closing(self.place, &self.about, &self.closing, path));
+        } else if let Some(path) = path {
+            terminal::say(&format!("results so far: {}", path.display()));
+        }
+        kept
+    }
+}
+
+impl Drop for Writer {
+    /// A run that stopped without `finish` still leaves a closed file and a clean terminal.
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(error) = self.finish(Err("stopped before its end"))
+        {
+            log::error!("{error}");
+        }
+    }
+}
+
+/// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git.
+pub fn git_revision() -> &'static str {
+    env!("DLTRAIN_REVISION")
+}
+
+/// The MPI compiler wrapper this program was built with (MPICC).
+pub fn mpicc() -> &'static str {
+    env!("DLTRAIN_MPICC")
+}
+
+/// The version of the HDF5 library in use: "1.10.8".
+pub fn hdf5_version() -> String {
+    let (major, minor, release) = hdf5::library_version();
+    format!("{major}.{minor}.{release}")
+}

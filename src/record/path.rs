@@ -1,0 +1,77 @@
+//! Where a run's results go: found and tried before the expensive set-up, never over a file that is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::{Place, date};
+use crate::error::{Error, Result};
+
+/// The directory used when none is given.
+const DEFAULT: &str = "results";
+
+/// The results file of this run; `None` on ranks that write none. Creates no file.
+///
+/// `given` is what the user asked for: a file (`….h5`), or a directory, in which the file is named after the
+/// model and the time. Without it the directory is `results`. A directory is made where it is missing, but not
+/// its parent: that is more likely a typing error.
+///
+/// # Errors
+/// `Kind::Output`: the file is there already, the directory is missing or cannot be written.
+pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<Option<PathBuf>> {
+    if place.rank != 0 {
+        return Ok(None);
+    }
+    let given = given.unwrap_or(Path::new(DEFAULT));
+    let is_file = given.extension().is_some_and(|e| e == "h5" || e == "hdf5") && !given.is_dir();
+    if is_file {
+        check(given)?;
+        return Ok(Some(given.to_path_buf()));
+    }
+    if !given.exists() {
+        fs::create_dir(given)
+            .map_err(|error| Error::output(given, format!("cannot make the directory: {error}")))?;
+    }
+    let stem = format!("{model}-{}", date::compact(SystemTime::now()));
+    // Two runs of one model may start in one second.
+    let names = std::iter::once(format!("{stem}.h5")).chain((2..).map(|n| format!("{stem}-{n}.h5")));
+    let path = names.map(|name| given.join(name)).find(|path| path.symlink_metadata().is_err());
+    let path = path.ok_or_else(|| Error::internal("no free name for a results file"))?;
+    check(&path)?;
+    Ok(Some(path))
+}
+
+/// Whether a file can be made at `path`; makes none.
+fn check(path: &Path) -> Result<()> {
+    // Also true for a link that leads nowhere.
+    if path.symlink_metadata().is_ok() {
+        return Err(exists(path));
+    }
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    if !directory.exists() {
+        return Err(Error::output(
+            path,
+            format!(
+                "the directory {} does not exist; make it or choose another --results",
+                directory.display()
+            ),
+        ));
+    }
+    // Permission bits do not tell (root, read-only and full file systems, quotas): try.
+    let probe = directory.join(format!(".dltrain-{}", std::process::id()));
+    fs::write(&probe, b"dltrain").and_then(|()| fs::remove_file(&probe)).map_err(|error| {
+        let _ = fs::remove_file(&probe);
+        Error::output(
+            path,
+            format!("cannot write in {}: {error}; choose another place with --results", directory.display()),
+        )
+    })
+}
+
+/// The error for a results file that is there already.
+pub(super) fn exists(path: &Path) -> Error {
+    Error::output(path, "is there already and is not overwritten; remove it or choose another --results")
+}

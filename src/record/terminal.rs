@@ -1,0 +1,229 @@
+//! What a person sees: lines on standard output and a progress bar that no line tears.
+//!
+//! Under mpirun a rank's own streams tell nothing: Open MPI gives it a pseudo-terminal even when all output goes
+//! to a file, and MPICH a pipe even when a person is watching. So the launcher's streams are asked, where the
+//! launcher is an ancestor of this process (as it is for rank 0 on a workstation; under srun it is not, and
+//! there is no bar). Without a terminal no control character is written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+
+const REDRAWS_A_SECOND: u8 = 5;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Stream {
+    /// Writes and flushes. A closed pipe (`dltrain | head`) is no reason to stop training.
+    fn write(self, bytes: &[u8]) {
+        let _ = match self {
+            Stream::Stdout => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
+            Stream::Stderr => io::stderr().lock().write_all(bytes),
+        };
+    }
+}
+
+/// What is known about this process's streams, and the bar if there is one.
+struct Screen {
+    bar: Option<ProgressBar>,
+    /// The stream that the bar is drawn on.
+    stream: Stream,
+    /// Standard error ends on a terminal.
+    stderr_seen: bool,
+    /// Another rank may be drawing a bar on the terminal that standard error ends on.
+    foreign_bar: bool,
+    drawn: Option<Instant>,
+}
+
+static SCREEN: Mutex<Screen> = Mutex::new(Screen {
+    bar: None,
+    stream: Stream::Stdout,
+    stderr_seen: false,
+    foreign_bar: false,
+    drawn: None,
+});
+
+fn screen() -> MutexGuard<'static, Screen> {
+    SCREEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A line (or several) on standard output.
+pub(super) fn say(text: &str) {
+    let line = format!("{text}\n");
+    let screen = screen();
+    match &screen.bar {
+        Some(bar) => bar.suspend(|| Stream::Stdout.write(line.as_bytes())),
+        None => Stream::Stdout.write(line.as_bytes()),
+    }
+}
+
+/// A whole message, with its newline, on standard error.
+pub(super) fn complain(message: &[u8]) {
+    let screen = screen();
+    match &screen.bar {
+        // A launcher forwards the two streams in any order: on one terminal the bar's own keeps lines whole.
+        Some(bar) if screen.stderr_seen => bar.suspend(|| screen.stream.write(message)),
+        _ if screen.foreign_bar => Stream::Stderr.write(&[b"\r\x1b[K", message].concat()),
+        _ => Stream::Stderr.write(message),
+    }
+}
+
+/// Says that messages of this process may meet another rank's bar.
+pub(super) fn expect_foreign_bar(other_rank: bool) {
+    let seen = other_rank && launcher().is_some_and(|pid| terminal_of(pid, Stream::Stderr).is_some());
+    screen().foreign_bar = seen;
+}
+
+/// Starts the bar, where a person is watching.
+pub(super) fn start_bar(steps: u64) {
+    // /proc/self holds this process's streams as /proc/<launcher> holds the launcher's.
+    let pid = launcher().unwrap_or_else(std::process::id);
+    let stdout = terminal_of(pid, Stream::Stdout);
+    let stderr = terminal_of(pid, Stream::Stderr);
+    let mut screen = screen();
+    screen.stderr_seen = stderr.is_some();
+    let (stream, terminal) = match (stdout, stderr) {
+        (Some(terminal), _) => (Stream::Stdout, terminal),
+        (None, Some(terminal)) => (Stream::Stderr, terminal),
+        (None, None) => return,
+    };
+    screen.stream = stream;
+    let target = ProgressDrawTarget::term_like_with_hz(
+        Box::new(Canvas { stream, terminal, drawing: Mutex::default() }),
+        REDRAWS_A_SECOND,
+    );
+    let style = ProgressStyle::with_template("{prefix}[{wide_bar}] {pos}/{len} {msg} eta {eta}");
+    let Ok(style) = style else { return };
+    screen.bar =
+        Some(ProgressBar::with_draw_target(Some(steps), target).with_style(style.progress_chars("=> ")));
+}
+
+/// Moves the bar. `texts` (before and after it) are asked for only when it is time to draw.
+pub(super) fn move_bar(position: u64, texts: impl FnOnce() -> (String, String)) {
+    let mut screen = screen();
+    let Some(bar) = screen.bar.clone() else { return };
+    let due = Duration::from_secs(1) / u32::from(REDRAWS_A_SECOND);
+    if screen.drawn.is_none_or(|drawn| drawn.elapsed() >= due) {
+        let (prefix, message) = texts();
+        bar.set_prefix(prefix);
+        bar.set_message(message);
+        bar.set_position(position);
+        bar.tick();
+        screen.drawn = Some(Instant::now());
+    }
+}
+
+/// Takes the bar away.
+pub(super) fn end_bar() {
+    if let Some(bar) = screen().bar.take() {
+        bar.finish_and_clear();
+    }
+}
+
+/// The process id of the mpirun or mpiexec that this process descends from.
+fn launcher() -> Option<u32> {
+    const NAMES: [&str; 4] = ["mpirun", "mpiexec", "orterun", "prterun"];
+    let mut pid = std::process::id();
+    while pid > 1 {
+        // "pid (name) state parent …"; the name may hold anything, so the last parenthesis counts.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(')')?;
+        let name = head.split_once('(')?.1;
+        if NAMES.iter().any(|known| name.starts_with(known)) {
+            return Some(pid);
+        }
+        pid = tail.split_whitespace().nth(1)?.parse().ok()?;
+    }
+    None
+}
+
+/// A process's stream, if it is a terminal that can be shown a bar.
+fn terminal_of(pid: u32, stream: Stream) -> Option<File> {
+    if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
+        return None;
+    }
+    let number = match stream {
+        Stream::Stdout => 1,
+        Stream::Stderr => 2,
+    };
+    // O_NOCTTY: looking at a terminal must not make it this process's controlling one; O_NONBLOCK: nor may
+    // opening what turns out to be a pipe wait for its other end.
+    let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+    let file =
+        OpenOptions::new().read(true).custom_flags(flags).open(format!("/proc/{pid}/fd/{number}")).ok()?;
+    file.is_terminal().then_some(file)
+}
+
+/// What indicatif draws on: a terminal that may be the launcher's. A drawing is sent in one piece, since a
+/// launcher mixes the pieces of several ranks.
+#[derive(Debug)]
+struct Canvas {
+    stream: Stream,
+    terminal: File,
+    drawing: Mutex<String>,
+}
+
+impl Canvas {
+    fn drawing(&self) -> MutexGuard<'_, String> {
+        self.drawing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, text: &str) -> io::Result<()> {
+        self.drawing().push_str(text);
+        Ok(())
+    }
+
+    /// A cursor movement; none for zero, which terminals read as one.
+    fn cursor(&self, n: usize, direction: char) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.send(&format!("\x1b[{n}{direction}")) }
+    }
+}
+
+impl TermLike for Canvas {
+    fn width(&self) -> u16 {
+        terminal_size::terminal_size_of(self.terminal.as_fd()).map_or(80, |(width, _)| width.0)
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.cursor(n, 'A')
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.cursor(n, 'B')
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.cursor(n, 'C')
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.cursor(n, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.send(&format!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.send(text)
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.send("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let drawing = std::mem::take(&mut *self.drawing());
+        self.stream.write(drawing.as_bytes());
+        Ok(())
+    }
+}

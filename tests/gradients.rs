@@ -4,58 +4,21 @@
 //! (convolution, linear, average pooling, dropout) have exact central differences at any step h, so h = 1 leaves
 //! rounding alone; the others are tested where they are smooth over the step.
 
-use dltrain::device::memory::{bytes_of, bytes_of_mut};
-use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Request, Scalars};
+mod support;
+
+use dltrain::device::Scalars;
 use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec, dims, windows};
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
+use support::{Operand, f32s, run_with};
 
 const SCALARS: Scalars =
     Scalars { seed: 5, step: 3, first_sample: 7, gradient_scale: 0.25, learning_rate: 0.1, update: 1 };
-
-type Operand = (Spec, Vec<f32>);
-
-fn f32s(shape: Shape) -> Spec {
-    Spec { shape, dtype: DType::F32 }
-}
 
 fn random(shape: Shape, which: u32) -> Operand {
     let mut stream = Stream::new(key(11, Purpose::Synthetic, which));
     let values = (0..shape.elements()).map(|_| stream.uniform() * 2.0 - 1.0).collect();
     (f32s(shape), values)
-}
-
-/// Puts numbers into fresh memory; labels and winners travel as integers.
-fn upload((spec, values): &Operand) -> Memory {
-    let integers: Vec<i32> = values.iter().map(|&v| v as i32).collect();
-    let raw = if spec.dtype == DType::F32 { bytes_of(values) } else { bytes_of(&integers) };
-    let memory = Reference.allocate(raw.len()).unwrap();
-    Reference.upload(raw, &memory).unwrap();
-    memory
-}
-
-fn download(spec: &Spec, memory: &Memory) -> Vec<f32> {
-    let mut values = vec![0f32; spec.shape.elements()];
-    let mut integers = vec![0i32; spec.shape.elements()];
-    if spec.dtype == DType::F32 {
-        Reference.download(memory, bytes_of_mut(&mut values)).unwrap();
-        return values;
-    }
-    Reference.download(memory, bytes_of_mut(&mut integers)).unwrap();
-    integers.into_iter().map(|v| v as f32).collect()
-}
-
-fn run_with(scalars: &Scalars, op: Op, inputs: &[Operand], outputs: &[Spec]) -> Vec<Vec<f32>> {
-    let specs: Vec<_> = inputs.iter().map(|(spec, _)| (spec.clone(), None)).collect();
-    let request = Request { op: &op, inputs: &specs, outputs, forward: None, training: true };
-    let kernel = Reference.compile(&request).unwrap();
-    let sources: Vec<Memory> = inputs.iter().map(upload).collect();
-    let layouts = kernel.outputs().iter();
-    let results: Vec<Memory> = layouts.map(|layout| Reference.allocate(layout.bytes()).unwrap()).collect();
-    let workspace = Reference.allocate(kernel.workspace()).unwrap();
-    kernel.bind(&sources, &results, &workspace).unwrap().run(scalars).unwrap();
-    outputs.iter().zip(&results).map(|(spec, memory)| download(spec, memory)).collect()
 }
 
 fn run(op: Op, inputs: &[Operand], outputs: &[Spec]) -> Vec<Vec<f32>> {

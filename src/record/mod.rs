@@ -362,6 +362,13 @@ impl Drop for Writer {
     }
 }
 
+/// Prints text for the reader, once for the whole job: for what is said outside a recorded run.
+pub fn say(place: Place, text: &str) {
+    if place.rank == 0 {
+        terminal::say(text);
+    }
+}
+
 /// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git.
 pub fn git_revision() -> &'static str {
     env!("DLTRAIN_REVISION")

@@ -1,0 +1,113 @@
+//! `dltrain info`: what this machine and this program offer, also where something is missing.
+//!
+//! May use: every room. Used by: `main`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::comm::World;
+use crate::device::{cuda, onednn};
+use crate::error::Result;
+use crate::record;
+
+/// Prints one table for the whole job. Collective.
+pub fn print(world: &World) -> Result<()> {
+    let hosts = world.gather_text(world.host())?;
+    let gpus = world.gather_text(&gpus())?;
+    let isas = world.gather_text(&onednn::isa().map_or_else(|_| "unknown".into(), |isa| isa.to_string()))?;
+    let mut text = String::new();
+    for (name, value) in [
+        ("dltrain", format!("{} (revision {})", env!("CARGO_PKG_VERSION"), record::git_revision())),
+        ("MPI", mpi(world)),
+        ("launcher", world.library().launcher.clone()),
+        ("ranks", ranks(world)),
+        ("hosts", counted(&hosts, "rank")),
+        ("CPU", cpu(&isas)),
+        ("oneDNN", onednn_found()),
+        ("HDF5", record::hdf5_version()),
+        ("GPUs", gpu_lines(&hosts, &gpus)),
+    ] {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name:<10} {value}");
+    }
+    record::say(record::Place { rank: world.rank(), size: world.size() }, text.trim_end());
+    Ok(())
+}
+
+fn mpi(world: &World) -> String {
+    let library = world.library();
+    let (name, version, level) = (&library.name, &library.version, library.thread_level);
+    format!("{name} {version}, thread level {level}, built with {}", record::mpicc())
+}
+
+fn ranks(world: &World) -> String {
+    let (size, nodes) = (world.size(), world.nodes());
+    format!("{size} on {nodes} node{}, {} on this one", plural(nodes), world.local_size())
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// "n0 (2 ranks), n1 (2 ranks)".
+fn counted(names: &[String], what: &str) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    names.iter().for_each(|name| *counts.entry(name).or_default() += 1);
+    let one = |(name, count): (&&str, &usize)| format!("{name} ({count} {what}{})", plural(*count));
+    counts.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn cpu(isas: &[String]) -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown model");
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut distinct = isas.to_vec();
+    distinct.sort();
+    distinct.dedup();
+    format!("{model}, {cores} core{} for rank 0, instruction set {}", plural(cores), distinct.join(" and "))
+}
+
+fn onednn_found() -> String {
+    match onednn::probe() {
+        Ok(found) => format!("{} ({}) {}", found.version, found.runtime, found.path.display()),
+        Err(error) => format!("none: {error}"),
+    }
+}
+
+/// This rank's GPUs, or why there are none, as one line.
+fn gpus() -> String {
+    match cuda::probe() {
+        Err(why) => format!("none: {why}"),
+        Ok(driver) => {
+            let gpu = |gpu: &cuda::Gpu| {
+                let (major, minor) = gpu.compute_capability;
+                let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
+                format!("{} {} (sm_{major}{minor}, {gib:.0} GiB)", gpu.index, gpu.name)
+            };
+            let (major, minor) = driver.cuda_version;
+            let list: Vec<String> = driver.gpus.iter().map(gpu).collect();
+            format!("{} (driver for CUDA {major}.{minor}); not used by this version", list.join(", "))
+        }
+    }
+}
+
+/// One answer where all hosts have the same, else one a host.
+fn gpu_lines(hosts: &[String], gpus: &[String]) -> String {
+    if gpus.iter().all(|text| *text == gpus[0]) {
+        return gpus[0].clone();
+    }
+    let by_host: BTreeMap<&String, &String> = hosts.iter().zip(gpus).collect();
+    by_host.iter().map(|(host, text)| format!("{host}: {text}")).collect::<Vec<_>>().join("\n           ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_counted() {
+        let hosts = ["n1", "n0", "n1"].map(String::from);
+        assert_eq!(counted(&hosts, "rank"), "n0 (1 rank), n1 (2 ranks)");
+    }
+}

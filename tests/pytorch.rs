@@ -1,0 +1,179 @@
+//! The reference device and the optimizers' rules against values computed by PyTorch.
+//!
+//! tests/fixtures/make_ops.py made the values and says how; operands come from a formula that both sides compute.
+//! Both sides accumulate in f64 and round once, so they may differ by one rounding, 2⁻²³ of the larger summands.
+
+mod support;
+
+use dltrain::device::{Rule, Scalars};
+use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec};
+use serde_json::Value;
+use support::{Operand, f32s, run_with};
+
+const ULP: f64 = 1.0 / 8_388_608.0;
+
+fn fixture() -> Value {
+    serde_json::from_str(include_str!("fixtures/ops.json")).unwrap()
+}
+
+/// The formula of make_ops.py.
+fn operand(shape: &[usize], salt: usize) -> Operand {
+    let shape = Shape(shape.to_vec());
+    let number = |i: usize| (((i * 7919 + salt * 104_729) % 2001) as f64 - 1000.0) / 1000.0;
+    let values = (0..shape.elements()).map(|i| number(i) as f32).collect();
+    (f32s(shape), values)
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn extents(value: &Value) -> Vec<usize> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
+}
+
+fn pair(value: &Value) -> [usize; 2] {
+    extents(value).try_into().unwrap()
+}
+
+/// Operands are at most 1 in size, so the largest summand of an element is too: `scale` bounds the sum.
+fn assert_close(what: &str, ours: &[f32], theirs: &Value, scale: f64) {
+    let theirs = numbers(theirs);
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    for (index, (&a, &b)) in ours.iter().zip(&theirs).enumerate() {
+        assert!((f64::from(a) - b).abs() <= scale * ULP, "{what} [{index}]: {a} and {b}");
+    }
+}
+
+fn run(op: Op, inputs: &[Operand], outputs: &[Spec]) -> Vec<Vec<f32>> {
+    run_with(&Scalars { gradient_scale: 1.0, ..Scalars::default() }, op, inputs, outputs)
+}
+
+/// y and the gradients of Σ y·r with respect to each operand.
+fn forward_and_backward(
+    name: &str,
+    settings: &Value,
+    inputs: &[Operand],
+    y: Spec,
+) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let r = operand(&y.shape.0, 99);
+    let specs: Vec<Spec> = inputs.iter().map(|(spec, _)| spec.clone()).collect();
+    let pool = || Pool2d {
+        kernel: pair(&settings["kernel"]),
+        stride: pair(&settings["stride"]),
+        padding: pair(&settings["padding"]),
+        count_include_pad: settings["count_include_pad"].as_bool().unwrap(),
+    };
+    let weights = |op| run(op, &[inputs[0].clone(), r.clone()], &specs[1..]);
+    match name {
+        "conv2d" => {
+            let conv = Conv2d {
+                kernel: pair(&settings["kernel"]),
+                stride: pair(&settings["stride"]),
+                padding: pair(&settings["padding"]),
+                groups: settings["groups"].as_u64().unwrap() as usize,
+                bias: settings["bias"].as_bool().unwrap(),
+                relu: false,
+            };
+            let data = run(Op::Conv2dBackwardData(conv), &[r.clone(), inputs[1].clone()], &specs[..1]);
+            let gradients = [data, weights(Op::Conv2dBackwardWeights(conv))].concat();
+            (run(Op::Conv2d(conv), inputs, &[y])[0].clone(), gradients)
+        }
+        "linear" => {
+            let op = Op::LinearBackwardData { bias: true };
+            let data = run(op, &[r.clone(), inputs[1].clone()], &specs[..1]);
+            let gradients = [data, weights(Op::LinearBackwardWeights { bias: true })].concat();
+            (run(Op::Linear { bias: true, relu: false }, inputs, &[y])[0].clone(), gradients)
+        }
+        "relu" => {
+            let values = run(Op::Relu, inputs, std::slice::from_ref(&y))[0].clone();
+            let dx = run(Op::ReluBackward, &[r, (y, values.clone())], &specs);
+            (values, dx)
+        }
+        "max_pool" => {
+            let saved = Spec { dtype: DType::Saved, ..y.clone() };
+            let both = run(Op::MaxPool(pool()), inputs, &[y, saved.clone()]);
+            let dx = run(Op::MaxPoolBackward(pool()), &[r, (saved, both[1].clone())], &specs);
+            (both[0].clone(), dx)
+        }
+        "avg_pool" => {
+            let dx = run(Op::AvgPoolBackward(pool()), &[r], &specs);
+            (run(Op::AvgPool(pool()), inputs, &[y])[0].clone(), dx)
+        }
+        other => panic!("fixture with an unknown op {other}"),
+    }
+}
+
+#[test]
+fn ops_and_their_gradients() {
+    let fixture = fixture();
+    let cases = fixture["cases"].as_array().unwrap();
+    assert!(cases.len() >= 15, "the fixture lost cases");
+    for case in cases {
+        let name = case["op"].as_str().unwrap();
+        let what = format!("{name} {}", case["settings"]);
+        let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(extents).collect();
+        let inputs: Vec<Operand> =
+            shapes.iter().enumerate().map(|(index, shape)| operand(shape, index + 1)).collect();
+        let y = f32s(Shape(extents(&case["y_shape"])));
+        let (values, gradients) = forward_and_backward(name, &case["settings"], &inputs, y);
+        // No element here adds up more than 100 products, few of them near 1.
+        assert_close(&format!("{what} y"), &values, &case["y"], 8.0);
+        for (index, gradient) in gradients.iter().enumerate() {
+            assert_close(&format!("{what} gradient {index}"), gradient, &case["gradients"][index], 32.0);
+        }
+    }
+}
+
+#[test]
+fn cross_entropy() {
+    let fixture = &fixture()["cross_entropy"];
+    let (spec, values) = operand(&[5, 7], 1);
+    let logits = (spec.clone(), values.iter().map(|v| v * 4.0).collect::<Vec<f32>>());
+    let labels = numbers(&fixture["labels"]).iter().map(|&v| v as f32).collect();
+    let labels: Operand = (Spec { shape: Shape(vec![5]), dtype: DType::I32 }, labels);
+    let vector = f32s(Shape(vec![5]));
+    let inputs = [logits, labels];
+    let forward = run(Op::SoftmaxCrossEntropy, &inputs, &[vector.clone(), vector]);
+    assert_close("losses", &forward[0], &fixture["losses"], 16.0);
+    assert_close("hits", &forward[1], &fixture["hits"], 0.0);
+    let gradient = &run(Op::SoftmaxCrossEntropyBackward, &inputs, &[spec])[0];
+    // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
+    assert_close("gradient", gradient, &fixture["gradient"], 8.0);
+}
+
+/// The rules compute in f32, PyTorch here in f64: a few roundings a step of numbers of size 1.
+#[test]
+fn optimizers() {
+    let rules = [
+        ("sgd", Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, 0.1),
+        ("sgd_decay", Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.01 }, 0.1),
+        ("momentum", Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 }, 0.1),
+        ("nesterov", Rule::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0 }, 0.1),
+        ("adam", Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }, 0.01),
+        ("adam_decay", Rule::Adam { beta1: 0.8, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 }, 0.01),
+    ];
+    let fixture = fixture();
+    for (name, rule, learning_rate) in rules {
+        let expected = fixture["optimizers"].as_array().unwrap().iter().find(|o| o["name"] == name).unwrap();
+        let mut w = operand(&[12], 5).1;
+        let mut state = vec![vec![0f32; 12]; rule.states()];
+        for (step, after) in expected["after"].as_array().unwrap().iter().enumerate() {
+            let scalars = Scalars { learning_rate, update: step as u64 + 1, ..Scalars::default() };
+            let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+            rule.apply(&scalars, true, &mut w, &operand(&[12], 20 + step).1, &mut slices);
+            assert_close(&format!("{name} after step {step}"), &w, after, 8.0 * (step + 1) as f64);
+        }
+    }
+}
+
+/// Weight decay is for weights: the same step without it must differ only where it applies.
+#[test]
+fn biases_do_not_decay() {
+    let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.5 };
+    let scalars = Scalars { learning_rate: 1.0, ..Scalars::default() };
+    let (mut weight, mut bias) = ([1f32], [1f32]);
+    rule.apply(&scalars, true, &mut weight, &[0.0], &mut []);
+    rule.apply(&scalars, false, &mut bias, &[0.0], &mut []);
+    assert_eq!((weight, bias), ([0.5], [1.0]));
+}

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{
-    AllreduceKind, Config, DeviceKind, Optimizer, OptimizerKind, Rate, ScheduleKind,
-};
+use dltrain::config::{AllreduceKind, Config, DeviceKind, Optimizer, OptimizerKind, Rate, ScheduleKind};
 use dltrain::error::{Error, Result};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.

@@ -6,6 +6,8 @@
 //! K products may be off by K·u·Σ|a·b| with u = 2⁻²⁴ (Higham, "Accuracy and stability of numerical algorithms",
 //! §3.1), where Σ|a·b| is what the definition gives for absolute values.
 
+use std::slice::from_ref;
+
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
@@ -90,7 +92,7 @@ fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
     memory.write(&vec![0x7f; layout.bytes()]);
     let kernel = device.reorder(&tensor.spec, &tensor.layout, layout).unwrap();
     let workspace = device.allocate(kernel.workspace()).unwrap();
-    let mut step = kernel.bind(&[tensor.memory.clone()], &[memory.clone()], &workspace).unwrap();
+    let mut step = kernel.bind(from_ref(&tensor.memory), from_ref(&memory), &workspace).unwrap();
     step.run(&SCALARS).unwrap();
     There { spec: tensor.spec.clone(), layout: layout.clone(), memory }
 }
@@ -425,7 +427,7 @@ fn elementwise_ops_are_exact_in_any_layout() {
                 let y = if op == Op::Reshape { spec(&[n, c * h * w]) } else { spec(&extents) };
                 let count = 1 + usize::from(second);
                 let (kernel, found) =
-                    apply(cpu, &op, &[&a_there, &b_there][..count], std::slice::from_ref(&y), None);
+                    apply(cpu, &op, &[&a_there, &b_there][..count], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &op, &[&a, &b][..count], &[y], None);
                 let what = format!("{} by {}", op.name(), kernel.implementation());
                 close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
@@ -464,7 +466,7 @@ fn a_tensor_can_be_added_to_itself() {
     let a = random(&[2, 3, 4, 5], Numbers::Reals, 1);
     let twice: Vec<f32> = a.values.iter().map(|v| 2.0 * v).collect();
     let there = upload(&cpu, &a);
-    let (kernel, sum) = apply(&cpu, &Op::Add, &[&there, &there], &[a.spec.clone()], None);
+    let (kernel, sum) = apply(&cpu, &Op::Add, &[&there, &there], from_ref(&a.spec), None);
     assert_eq!(download(&cpu, &sum[0]), twice);
     let memory = there.memory.clone();
     let mut step =
@@ -548,12 +550,12 @@ fn a_network_in_chosen_layouts_is_exact() {
             let [x, w1, b1, w2, b2, dy] = hosts.each_ref().map(|host| upload(device, host));
             let full = spec(&[n, filters, side, side]);
             let pooled = [n, filters, half, half];
-            let (conv_kernel, a) = apply(device, &Op::Conv2d(conv), &[&x, &w1, &b1], std::slice::from_ref(&full), None);
+            let (conv_kernel, a) = apply(device, &Op::Conv2d(conv), &[&x, &w1, &b1], from_ref(&full), None);
             let (pool_kernel, p) =
                 apply(device, &Op::MaxPool(pool), &[&a[0]], &[spec(&pooled), saved(&pooled)], None);
             let (relu_kernel, r) = apply(device, &Op::Relu, &[&p[0]], &[spec(&pooled)], None);
             let linear = Op::Linear { bias: true, relu: false };
-            let (linear_kernel, l) = apply(device, &linear, &[&r[0], &w2, &b2], std::slice::from_ref(&dy.spec), None);
+            let (linear_kernel, l) = apply(device, &linear, &[&r[0], &w2, &b2], from_ref(&dy.spec), None);
 
             let op = Op::LinearBackwardWeights { bias: true };
             let outputs = [w2.spec.clone(), b2.spec.clone()];
@@ -568,7 +570,7 @@ fn a_network_in_chosen_layouts_is_exact() {
             let outputs = [w1.spec.clone(), b1.spec.clone()];
             let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&*conv_kernel));
             let op = Op::Conv2dBackwardData(conv);
-            let (_, dx) = apply(device, &op, &[&da[0], &w1], &[x.spec.clone()], Some(&*conv_kernel));
+            let (_, dx) = apply(device, &op, &[&da[0], &w1], from_ref(&x.spec), Some(&*conv_kernel));
             let all = [&a[0], &p[0], &r[0], &l[0], &dw2[0], &dw2[1], &dr[0], &dp[0], &da[0], &dw1[0], &dw1[1], &dx[0]];
             all.into_iter().map(|t| download(device, t)).collect()
         };

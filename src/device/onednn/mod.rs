@@ -155,4 +155,8 @@ impl Device for Cpu {
         from.read(to);
         Ok(())
     }
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        memory.zero();
+        Ok(())
+    }
 }

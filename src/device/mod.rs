@@ -9,6 +9,7 @@
 pub mod cuda;
 mod layout;
 pub mod memory;
+pub mod onednn;
 pub mod reference;
 mod update;
 

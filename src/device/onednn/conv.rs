@@ -1,0 +1,147 @@
+//! Convolution. The library chooses every layout; the algorithm is the direct one, since Winograd's loses
+//! digits.
+
+use std::ptr::null;
+use std::rc::Rc;
+
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::primitive::{PrimitiveKernel, any, attributes, forward, inputs, nchw, outputs, prop_kind};
+use super::sys;
+use super::window::Window;
+use crate::device::Request;
+use crate::error::{Error, Result};
+use crate::graph::{Conv2d, Spec};
+
+const DIRECT: sys::AlgKind = sys::CONVOLUTION_DIRECT;
+
+/// The descriptors of a convolution's tensors, all of layouts to be chosen, and its geometry.
+struct Tensors {
+    x: Desc,
+    w: Desc,
+    b: Option<Desc>,
+    y: Desc,
+    window: Window,
+}
+
+impl Tensors {
+    fn new(engine: &Engine, conv: &Conv2d, x: &Spec, w: &Spec, y: &Spec) -> Result<Tensors> {
+        let (x, w, y) = (nchw(x)?, nchw(w)?, nchw(y)?);
+        let window = Window::of_conv(conv, x, y)?;
+        let (c, o, groups) = (x[1], y[1], conv.groups);
+        if groups == 0 || c % groups != 0 || o % groups != 0 {
+            return Err(Error::usage(format!(
+                "{c} input and {o} output channels do not divide into {groups} groups"
+            )));
+        }
+        if w != [o, c / groups, conv.kernel[0], conv.kernel[1]] || x[0] != y[0] {
+            return Err(Error::internal(format!("weights of {w:?} cannot take {x:?} to {y:?}")));
+        }
+        // oneDNN gives the groups a dimension of their own; the order of the elements stays the same.
+        let grouped = [groups, o / groups, w[1], w[2], w[3]];
+        Ok(Tensors {
+            x: any(engine, &x)?,
+            w: any(engine, if groups == 1 { &grouped[1..] } else { &grouped })?,
+            b: conv.bias.then(|| Desc::plain(engine, &[o], sys::F32)).transpose()?,
+            y: any(engine, &y)?,
+            window,
+        })
+    }
+
+    fn bias(&self) -> *const sys::MemoryDesc {
+        self.b.as_ref().map_or(null(), Desc::raw)
+    }
+}
+
+/// x, w, b? → y
+pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+    let [y] = outputs(request)?;
+    let [x, w] = match conv.bias {
+        true => inputs(request).map(|[x, w, _]| [x, w])?,
+        false => inputs(request)?,
+    };
+    let t = Tensors::new(engine, conv, x, w, y)?;
+    let attributes = Attributes::new(engine, conv.relu)?;
+    let window = &t.window;
+    let name = "dnnl_convolution_forward_primitive_desc_create";
+    // SAFETY: descriptors, geometry and attributes outlive the call; a missing bias is null.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_convolution_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            prop_kind(request),
+            DIRECT,
+            t.x.raw(),
+            t.w.raw(),
+            t.bias(),
+            t.y.raw(),
+            window.stride.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding.as_ptr(),
+            attributes.raw(),
+        )
+    })?;
+    let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
+    PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
+}
+
+/// dy, w → dx
+pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+    let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
+    let t = Tensors::new(engine, conv, dx, w, dy)?;
+    let (attributes, hint) = (attributes(engine)?, forward(request)?);
+    let window = &t.window;
+    let name = "dnnl_convolution_backward_data_primitive_desc_create";
+    // SAFETY: descriptors, geometry, hint and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_convolution_backward_data_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            DIRECT,
+            t.x.raw(),
+            t.w.raw(),
+            t.y.raw(),
+            window.stride.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding.as_ptr(),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
+}
+
+/// x, dy → dw, db?
+pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+    let [x, dy] = inputs(request)?;
+    let dw = match conv.bias {
+        true => outputs(request).map(|[dw, _]| dw)?,
+        false => outputs(request).map(|[dw]| dw)?,
+    };
+    let t = Tensors::new(engine, conv, x, dw, dy)?;
+    let (attributes, hint) = (attributes(engine)?, forward(request)?);
+    let window = &t.window;
+    let name = "dnnl_convolution_backward_weights_primitive_desc_create";
+    // SAFETY: descriptors, geometry, hint and attributes outlive the call; a missing bias is null.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_convolution_backward_weights_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            DIRECT,
+            t.x.raw(),
+            t.w.raw(),
+            t.bias(),
+            t.y.raw(),
+            window.stride.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding.as_ptr(),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
+    let results = &results[..request.outputs.len()];
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)
+}

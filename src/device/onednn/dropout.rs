@@ -1,0 +1,53 @@
+//! Dropout, forward and backward: one loop, since both multiply by the same mask.
+
+use std::rc::Rc;
+
+use super::handle::Engine;
+use super::host::{HostKernel, Numbers, Workers, copy};
+use super::layout::plain;
+use super::primitive::{inputs, outputs};
+use crate::device::{Request, Scalars};
+use crate::error::{Error, Result};
+use crate::random::{Purpose, key, philox, uniform};
+
+/// x → x·m/(1−p), on plain layouts: an element's number within its sample decides its fate.
+pub fn dropout(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &Request,
+    p: f32,
+    layer: u32,
+) -> Result<HostKernel> {
+    let ([x], [y]) = (inputs(request)?, outputs(request)?);
+    if x != y || !(0.0..1.0).contains(&p) {
+        return Err(Error::internal(format!("dropout with p = {p} of {} to {}", x.shape, y.shape)));
+    }
+    let (samples, per_sample) = (x.shape.batch(), x.shape.per_sample());
+    let (layout, workers) = (plain(engine, x)?, workers.clone());
+    let bytes = layout.bytes();
+    let kernel =
+        HostKernel::new("dropout", vec![layout.clone()], vec![layout], move |inputs, outputs, scalars| {
+            copy(&inputs[0], &outputs[0], bytes);
+            let key = key(scalars.seed, Purpose::Dropout, layer);
+            let values = Numbers::of(&outputs[0]);
+            workers.each(samples, |sample| {
+                // SAFETY: samples do not overlap, and nothing else uses the output meanwhile.
+                let values = unsafe { values.part_mut(sample * per_sample..(sample + 1) * per_sample) };
+                mask(values, key, scalars.first_sample + sample as u64, scalars, p);
+            });
+            Ok(())
+        });
+    Ok(kernel.in_place())
+}
+
+/// Applies the mask of one sample; `Op::Dropout` defines it.
+fn mask(values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars, p: f32) {
+    let kept = 1.0 / (1.0 - p);
+    for (block, values) in values.chunks_mut(4).enumerate() {
+        let counter = [block as u32, sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
+        for (value, word) in values.iter_mut().zip(philox(key, counter)) {
+            // A product with zero would keep the sign of a dropped number, and a NaN.
+            *value = if uniform(word) < p { 0.0 } else { *value * kept };
+        }
+    }
+}

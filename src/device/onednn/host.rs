@@ -1,0 +1,186 @@
+//! Kernels that are loops of our own, for ops that oneDNN lacks, and the threads that share them out.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::rc::Rc;
+
+use rayon::prelude::*;
+
+use super::primitive::check_memory;
+use crate::device::{Kernel, Layout, Memory, Scalars, Step};
+use crate::error::{Error, Result};
+
+/// Elements that one thread takes at a time: enough to be worth waking a thread for, few enough to stay in its
+/// second-level cache with the three or four arrays that a loop walks through.
+const PIECE: usize = 1 << 15;
+
+/// The threads for our own loops. oneDNN's own are OpenMP's.
+pub struct Workers {
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Workers {
+    pub fn new(threads: usize) -> Result<Workers> {
+        let pool = (threads > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(threads).build());
+        let pool = pool.transpose().map_err(|e| {
+            Error::environment(format!("cannot start {threads} threads ({e}); use a smaller --threads"))
+        })?;
+        Ok(Workers { pool })
+    }
+
+    /// Calls `work` for 0..count, on all threads if there are several and more than one call. What each call does
+    /// must not depend on the others: the result is then the same for any number of threads.
+    pub fn each(&self, count: usize, work: impl Fn(usize) + Sync + Send) {
+        match self.pool.as_ref().filter(|_| count > 1) {
+            Some(pool) => pool.install(|| (0..count).into_par_iter().for_each(work)),
+            None => (0..count).for_each(work),
+        }
+    }
+
+    /// Calls `work` for every piece of 0..length.
+    pub fn each_piece(&self, length: usize, work: impl Fn(Range<usize>) + Sync + Send) {
+        self.each(length.div_ceil(PIECE), |index| work(piece(index, length)));
+    }
+}
+
+/// Cuts 0..length into pieces of at most `PIECE` elements.
+pub fn pieces(length: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..length.div_ceil(PIECE)).map(move |index| piece(index, length))
+}
+
+fn piece(index: usize, length: usize) -> Range<usize> {
+    index * PIECE..length.min((index + 1) * PIECE)
+}
+
+/// The numbers in a memory, for several threads to work on different parts of.
+#[derive(Clone, Copy)]
+pub struct Numbers<'a> {
+    address: *mut f32,
+    length: usize,
+    _memory: PhantomData<&'a Memory>,
+}
+
+// SAFETY: every access goes through `part` and `part_mut`, whose callers rule out overlapping writers.
+unsafe impl Send for Numbers<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Numbers<'_> {}
+
+impl<'a> Numbers<'a> {
+    pub fn of(memory: &'a Memory) -> Numbers<'a> {
+        // Every tensor in an arena starts on a cache line (`memory::ALIGNMENT`).
+        debug_assert!(memory.address().cast::<f32>().is_aligned());
+        Numbers { address: memory.address().cast(), length: memory.bytes() / 4, _memory: PhantomData }
+    }
+
+    /// # Safety
+    /// No `part_mut` of an overlapping range may be in use.
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a [f32] {
+        assert!(range.start <= range.end && range.end <= self.length);
+        // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out writers.
+        unsafe { std::slice::from_raw_parts(self.address.add(range.start), range.len()) }
+    }
+
+    /// # Safety
+    /// No other part of an overlapping range may be in use.
+    pub unsafe fn part_mut(&self, range: Range<usize>) -> &'a mut [f32] {
+        assert!(range.start <= range.end && range.end <= self.length);
+        // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out other users.
+        unsafe { std::slice::from_raw_parts_mut(self.address.add(range.start), range.len()) }
+    }
+}
+
+/// What a loop does with the memories of its inputs and outputs.
+type Work = dyn Fn(&[Memory], &[Memory], &Scalars) -> Result<()>;
+
+/// A kernel made of a loop.
+pub struct HostKernel {
+    name: &'static str,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    in_place: Option<usize>,
+    work: Rc<Work>,
+}
+
+impl HostKernel {
+    pub fn new(
+        name: &'static str,
+        inputs: Vec<Layout>,
+        outputs: Vec<Layout>,
+        work: impl Fn(&[Memory], &[Memory], &Scalars) -> Result<()> + 'static,
+    ) -> HostKernel {
+        HostKernel { name, inputs, outputs, in_place: None, work: Rc::new(work) }
+    }
+
+    /// States that output 0 may be written over input 0.
+    pub fn in_place(self) -> HostKernel {
+        HostKernel { in_place: Some(0), ..self }
+    }
+}
+
+impl Kernel for HostKernel {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place
+    }
+
+    fn implementation(&self) -> String {
+        format!("host:{}", self.name)
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], _workspace: &Memory) -> Result<Box<dyn Step>> {
+        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
+        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
+        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs: outputs.to_vec(), work: self.work.clone() }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A loop bound to memory.
+struct HostStep {
+    inputs: Vec<Memory>,
+    outputs: Vec<Memory>,
+    work: Rc<Work>,
+}
+
+impl Step for HostStep {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        (self.work)(&self.inputs, &self.outputs, scalars)
+    }
+}
+
+/// Makes `to` hold what `from` holds, unless they are the same memory.
+pub fn copy(from: &Memory, to: &Memory, bytes: usize) {
+    if from.address() != to.address() {
+        // SAFETY: both are at least `bytes` long (checked when they were bound); `ptr::copy` allows overlap.
+        unsafe { std::ptr::copy(from.address(), to.address(), bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_length_once() {
+        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 3] {
+            let mut end = 0;
+            for piece in pieces(length) {
+                assert_eq!(piece.start, end);
+                assert!(!piece.is_empty() && piece.len() <= PIECE);
+                end = piece.end;
+            }
+            assert_eq!(end, length);
+        }
+    }
+}

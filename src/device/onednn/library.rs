@@ -1,0 +1,303 @@
+//! Finding libdnnl.so.3, loading it once, and what can be asked of it before any work is done: its version,
+//! its threading runtime, the instruction set it will use.
+
+use std::env;
+use std::ffi::{CStr, OsStr, c_int, c_uint};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::sys::{self, Functions};
+use crate::error::{Error, Result};
+
+const SONAME: &str = "libdnnl.so.3";
+const REMEDY: &str = "To get it: run `make deps`, or load your site's oneDNN module, or `pip install \
+                      onednn-cpu-gomp` in a virtual environment; then set DNNL_ROOT to the directory that \
+                      holds lib/libdnnl.so.3 (for pip, the virtual environment). --device reference runs \
+                      without oneDNN, slowly.";
+
+/// The loaded library.
+pub struct Library {
+    pub functions: Functions,
+    found: Found,
+    set_threads: Option<unsafe extern "C" fn(c_int)>,
+    // The functions live as long as this does.
+    _handle: libloading::Library,
+}
+
+/// What was found, for `dltrain info` and the record.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub path: PathBuf,
+    /// "3.2.0"
+    pub version: String,
+    /// The instruction set that oneDNN will use on this CPU.
+    pub isa: Isa,
+    /// What it runs its threads on: "gomp", "libomp", "seq", "threadpool".
+    pub runtime: &'static str,
+}
+
+/// An instruction set as oneDNN names them (`dnnl_cpu_isa_t`): a set of bits, one for each extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Isa(pub u32);
+
+impl Isa {
+    /// The largest instruction set that both have. Ranks on unlike CPUs use this one, so that they choose
+    /// the same layouts.
+    pub fn common(self, other: Isa) -> Isa {
+        Isa(self.0 & other.0)
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0x0 => f.pad("default"),
+            0x1 => f.pad("sse41"),
+            0x3 => f.pad("avx"),
+            0x7 => f.pad("avx2"),
+            0xf => f.pad("avx2_vnni"),
+            0x1f => f.pad("avx2_vnni_2"),
+            0x27 => f.pad("avx512_core"),
+            0x67 => f.pad("avx512_core_vnni"),
+            0xe7 => f.pad("avx512_core_bf16"),
+            0x1ef => f.pad("avx512_core_fp16"),
+            0xfef => f.pad("avx512_core_amx"),
+            0x1fef => f.pad("avx512_core_amx_fp16"),
+            other => f.pad(&format!("isa {other:#x}")),
+        }
+    }
+}
+
+/// The process's oneDNN, loaded by the first call.
+///
+/// # Errors
+/// `Environment`: where it was looked for, why each place would not do, and the remedy.
+pub fn library() -> Result<&'static Library> {
+    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(find).as_ref().map_err(Clone::clone)
+}
+
+/// Looks for oneDNN and says what there is.
+///
+/// # Errors
+/// As for `library`.
+pub fn probe() -> Result<Found> {
+    Ok(library()?.found.clone())
+}
+
+/// The instruction set that oneDNN will use on this CPU.
+///
+/// # Errors
+/// As for `library`.
+pub fn isa() -> Result<Isa> {
+    Ok(library()?.isa())
+}
+
+/// Restricts oneDNN to an instruction set. To be called before the first `Cpu` is made.
+///
+/// # Errors
+/// `Foreign` when the library has compiled something already, or does not know `isa`.
+pub fn limit_isa(isa: Isa) -> Result<()> {
+    let library = library()?;
+    if library.isa() == isa {
+        return Ok(());
+    }
+    // SAFETY: any integer may be passed; an unknown one is refused.
+    let status = unsafe { (library.functions.dnnl_set_max_cpu_isa)(isa.0 as c_int) };
+    check(status, "dnnl_set_max_cpu_isa").map_err(|e| e.context(format!("limiting oneDNN to {isa}")))
+}
+
+/// The error of a failed call; nothing for a successful one.
+pub fn check(status: sys::Status, call: &str) -> Result<()> {
+    match status {
+        sys::SUCCESS => Ok(()),
+        _ => Err(Error::foreign("oneDNN", call, status.into(), sys::status_text(status))),
+    }
+}
+
+impl Library {
+    pub fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// Whether this build runs its work on several threads at all.
+    pub fn threaded(&self) -> bool {
+        self.set_threads.is_some()
+    }
+
+    /// How many threads the primitives that this thread compiles and runs from now on use.
+    pub fn set_threads(&self, threads: usize) {
+        if let Some(set) = self.set_threads {
+            // SAFETY: omp_set_num_threads takes any positive integer.
+            unsafe { set(threads.clamp(1, 4096) as c_int) }
+        }
+    }
+
+    /// The instruction set in use, limits included.
+    pub fn isa(&self) -> Isa {
+        effective_isa(&self.functions)
+    }
+}
+
+fn effective_isa(functions: &Functions) -> Isa {
+    // SAFETY: takes nothing and may be called at any time.
+    Isa(unsafe { (functions.dnnl_get_effective_cpu_isa)() } as u32)
+}
+
+/// Tries each place in order; the first library that can be used wins.
+fn find() -> Result<Library> {
+    wait_passively();
+    let mut refused = Vec::new();
+    for place in places() {
+        // The loader's own search is the one place that is not a file to look for first.
+        if place.is_absolute() && !place.exists() {
+            refused.push(format!("{}: no such file", place.display()));
+            continue;
+        }
+        match load(&place) {
+            Ok(library) => return Ok(library),
+            Err(reason) => refused.push(format!("{}: {reason}", place.display())),
+        }
+    }
+    if env::var_os("DNNL_ROOT").is_none() && loads(OsStr::new("libdnnl.so.2")) {
+        refused.push("libdnnl.so.2: this is oneDNN 2.x; dltrain needs 3.x".to_string());
+    }
+    Err(Error::environment(format!(
+        "oneDNN 3.x ({SONAME}) is needed for --device cpu and was not found. Looked at:\n  {}\n{REMEDY}",
+        refused.join("\n  ")
+    )))
+}
+
+/// Where to look. A DNNL_ROOT that is set is the user's word: nothing else is tried then.
+fn places() -> Vec<PathBuf> {
+    if let Some(root) = env::var_os("DNNL_ROOT").filter(|root| !root.is_empty()) {
+        let root = std::path::absolute(&root).unwrap_or_else(|_| root.into());
+        return vec![root.join("lib").join(SONAME), root.join("lib64").join(SONAME)];
+    }
+    let mut places = Vec::new();
+    if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
+        places.push(directory.join(SONAME));
+        if let Some(prefix) = directory.parent() {
+            places.push(prefix.join("lib").join(SONAME));
+        }
+    }
+    places.push(PathBuf::from(SONAME));
+    places
+}
+
+fn loads(name: &OsStr) -> bool {
+    // SAFETY: oneDNN's initialisers touch only its own data.
+    unsafe { libloading::Library::new(name) }.is_ok()
+}
+
+/// Loads one library and makes sure that it can be used; the reason otherwise.
+fn load(path: &Path) -> std::result::Result<Library, String> {
+    // SAFETY: the initialisers of oneDNN and of its OpenMP runtime touch only their own data.
+    let handle = unsafe { libloading::Library::new(path) }.map_err(|e| {
+        let reason = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+        if reason.contains("libsycl") { format!("{SYCL} ({reason})") } else { reason }
+    })?;
+    // SAFETY: `dnnl_version` has had this signature since 1.0 and returns a pointer to static data.
+    let version = unsafe {
+        let version: libloading::Symbol<unsafe extern "C" fn() -> *const sys::Version> =
+            handle.get(b"dnnl_version\0").map_err(|_| "not oneDNN: it has no dnnl_version".to_string())?;
+        &*version()
+    };
+    let text = format!("{}.{}.{}", version.major, version.minor, version.patch);
+    if version.major != 3 {
+        return Err(format!("this is oneDNN {text}; dltrain needs 3.x"));
+    }
+    let runtime = runtime(&handle, version.cpu_runtime)?;
+    // SAFETY: the library is oneDNN 3.x and lives in the same struct as the table.
+    let functions = unsafe { Functions::load(&handle) }
+        .map_err(|name| format!("this oneDNN {text} has no {name}: an incomplete build"))?;
+    // SAFETY: the OpenMP standard fixes the signature. Looked up through oneDNN's handle it is that of the
+    // very OpenMP runtime that oneDNN uses.
+    let set_threads = unsafe { handle.get(b"omp_set_num_threads\0") }.ok().map(|symbol| *symbol);
+    let set_threads = set_threads.filter(|_| version.cpu_runtime == sys::RUNTIME_OMP);
+    let found = Found {
+        path: file_of(functions.dnnl_get_effective_cpu_isa as *const ()).unwrap_or_else(|| path.into()),
+        version: text,
+        isa: effective_isa(&functions),
+        runtime,
+    };
+    Ok(Library { functions, found, set_threads, _handle: handle })
+}
+
+const SYCL: &str = "this is the SYCL build of oneDNN, which cannot work on plain host memory; use a CPU build \
+                    (PyPI's onednn-cpu-gomp)";
+
+/// The threading runtime's name, or why it will not do.
+fn runtime(handle: &libloading::Library, runtime: c_uint) -> std::result::Result<&'static str, String> {
+    // SAFETY: the symbol's address is only compared with nothing.
+    let has = |name: &[u8]| unsafe { handle.get::<*const ()>(name) }.is_ok();
+    match runtime {
+        // LLVM's and Intel's runtimes export GOMP's names too, so ask for their own first.
+        sys::RUNTIME_OMP if has(b"kmp_set_blocktime\0") => Ok("libomp"),
+        sys::RUNTIME_OMP => Ok("gomp"),
+        sys::RUNTIME_SEQ => Ok("seq"),
+        sys::RUNTIME_THREADPOOL => Ok("threadpool"),
+        sys::RUNTIME_SYCL => Err(SYCL.to_string()),
+        sys::RUNTIME_TBB => Err("this oneDNN was built for TBB, whose threads dltrain cannot set; use an \
+                                 OpenMP build (PyPI's onednn-cpu-gomp)"
+            .to_string()),
+        other => Err(format!("this oneDNN was built for an unknown CPU runtime ({other})")),
+    }
+}
+
+/// The file that a function was loaded from.
+fn file_of(function: *const ()) -> Option<PathBuf> {
+    // SAFETY: dladdr fills `info` when it returns non-zero, with pointers that live as long as the library.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(function.cast(), &mut info) == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        let name = Path::new(CStr::from_ptr(info.dli_fname).to_str().ok()?).to_path_buf();
+        Some(name.canonicalize().unwrap_or(name))
+    }
+}
+
+/// Makes OpenMP's threads sleep while they wait: by default they spin, and where ranks share cores one
+/// rank's waiting threads then take the time of another's working ones (measured: a hundredfold slowdown).
+/// OpenMP reads the variable when it is loaded, so there is no later way. What the user set stays.
+fn wait_passively() {
+    if ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"].iter().all(|name| env::var_os(name).is_none()) {
+        // SAFETY: other threads of this process at this point are the MPI library's and the test harness's,
+        // which do not read the environment through libc while a device is being set up; Rust's own readers
+        // take std's lock.
+        unsafe { env::set_var("OMP_WAIT_POLICY", "passive") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_common_isa_of_unlike_cpus_is_one_that_both_have() {
+        let common = |a: u32, b: u32| Isa(a).common(Isa(b)).to_string();
+        assert_eq!(common(0xe7, 0x67), "avx512_core_vnni");
+        // Neither of these two contains the other.
+        assert_eq!(common(0x1f, 0x27), "avx2");
+    }
+
+    #[test]
+    fn a_file_that_is_not_onednn_is_refused_with_a_reason() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(SONAME);
+        std::fs::write(&file, b"not a library").unwrap();
+        assert!(!load(&file).err().unwrap().is_empty());
+        let reason = load(Path::new("libc.so.6")).err().unwrap();
+        assert!(reason.contains("not oneDNN"), "{reason}");
+    }
+
+    #[test]
+    fn what_is_loaded_can_be_described() {
+        let found = probe().unwrap();
+        assert!(found.version.starts_with("3."), "{}", found.version);
+        assert!(found.path.is_absolute(), "{}", found.path.display());
+        assert_eq!(isa().unwrap(), found.isa);
+    }
+}

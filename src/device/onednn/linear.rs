@@ -1,0 +1,128 @@
+//! Fully connected layers: oneDNN's inner product. An image is taken as it lies; its weights are then seen as
+//! (O,C,H,W), whose elements stand in the order of the graph's (O,I).
+
+use std::ptr::null;
+use std::rc::Rc;
+
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::primitive::{PrimitiveKernel, any, attributes, forward, inputs, outputs, prop_kind};
+use super::sys;
+use crate::device::Request;
+use crate::error::{Error, Result};
+use crate::graph::Spec;
+
+/// The descriptors of a layer's tensors, all of layouts to be chosen.
+struct Tensors {
+    x: Desc,
+    w: Desc,
+    b: Option<Desc>,
+    y: Desc,
+}
+
+impl Tensors {
+    fn new(engine: &Engine, bias: bool, x: &Spec, w: &Spec, y: &Spec) -> Result<Tensors> {
+        let (samples, features) = (x.shape.batch(), y.shape.per_sample());
+        let fits = w.shape.0 == [features, x.shape.per_sample()]
+            && y.shape.0 == [samples, features]
+            && (2..=5).contains(&x.shape.rank());
+        if !fits {
+            return Err(Error::internal(format!(
+                "weights of {} cannot take {} to {}",
+                w.shape, x.shape, y.shape
+            )));
+        }
+        let mut weights = x.shape.0.clone();
+        weights[0] = features;
+        Ok(Tensors {
+            x: any(engine, &x.shape.0)?,
+            w: any(engine, &weights)?,
+            b: bias.then(|| Desc::plain(engine, &[features], sys::F32)).transpose()?,
+            y: any(engine, &y.shape.0)?,
+        })
+    }
+
+    fn bias(&self) -> *const sys::MemoryDesc {
+        self.b.as_ref().map_or(null(), Desc::raw)
+    }
+}
+
+/// x, w, b? → y
+pub fn forward_pass(
+    engine: &Rc<Engine>,
+    request: &Request,
+    bias: bool,
+    relu: bool,
+) -> Result<PrimitiveKernel> {
+    let [y] = outputs(request)?;
+    let [x, w] = match bias {
+        true => inputs(request).map(|[x, w, _]| [x, w])?,
+        false => inputs(request)?,
+    };
+    let t = Tensors::new(engine, bias, x, w, y)?;
+    let attributes = Attributes::new(engine, relu)?;
+    let name = "dnnl_inner_product_forward_primitive_desc_create";
+    // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            prop_kind(request),
+            t.x.raw(),
+            t.w.raw(),
+            t.bias(),
+            t.y.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
+    PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
+}
+
+/// dy, w → dx
+pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
+    let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
+    let t = Tensors::new(engine, false, dx, w, dy)?;
+    let (attributes, hint) = (attributes(engine)?, forward(request)?);
+    let name = "dnnl_inner_product_backward_data_primitive_desc_create";
+    // SAFETY: descriptors, hint and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            t.x.raw(),
+            t.w.raw(),
+            t.y.raw(),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
+}
+
+/// x, dy → dw, db?
+pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> Result<PrimitiveKernel> {
+    let [x, dy] = inputs(request)?;
+    let dw = match bias {
+        true => outputs(request).map(|[dw, _]| dw)?,
+        false => outputs(request).map(|[dw]| dw)?,
+    };
+    let t = Tensors::new(engine, bias, x, dw, dy)?;
+    let (attributes, hint) = (attributes(engine)?, forward(request)?);
+    let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
+    // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            t.x.raw(),
+            t.w.raw(),
+            t.bias(),
+            t.y.raw(),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
+    let results = &results[..request.outputs.len()];
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)
+}

@@ -1,0 +1,162 @@
+//! The CPU device: oneDNN 3.x, loaded at run time, in three layers.
+//!
+//! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
+//! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
+//!   plan's layouts;
+//! - the kernels, one file a family: `conv`, `linear`, `pool`, `relu`, `reorder` are primitives (`primitive`);
+//!   `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
+//!
+//! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
+//! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
+#![allow(unsafe_code)]
+
+mod conv;
+mod dropout;
+mod handle;
+mod host;
+mod layout;
+mod library;
+mod linear;
+mod loss;
+mod pool;
+mod primitive;
+mod relu;
+mod reorder;
+mod simple;
+mod sys;
+mod update;
+mod window;
+
+use std::rc::Rc;
+
+use self::handle::Engine;
+use self::host::{HostKernel, Workers};
+use self::primitive::PrimitiveKernel;
+use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
+use crate::error::{Error, Result};
+use crate::graph::{Op, Spec};
+
+pub use library::{Found, Isa, isa, limit_isa, probe};
+
+/// The CPU cores of one rank.
+pub struct Cpu {
+    engine: Rc<Engine>,
+    workers: Rc<Workers>,
+}
+
+impl Cpu {
+    /// A device that works with this many threads.
+    ///
+    /// # Errors
+    /// `Environment` when no usable oneDNN is found, or this one runs on one thread only; `Usage` for no threads.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        if threads == 0 {
+            return Err(Error::usage("--threads must be at least 1"));
+        }
+        Ok(Cpu { engine: Engine::new(threads)?, workers: Rc::new(Workers::new(threads)?) })
+    }
+
+    fn primitive(&self, request: &Request) -> Result<PrimitiveKernel> {
+        let engine = &self.engine;
+        match request.op {
+            Op::Conv2d(conv) => conv::forward_pass(engine, request, conv),
+            Op::Conv2dBackwardData(conv) => conv::backward_data(engine, request, conv),
+            Op::Conv2dBackwardWeights(conv) => conv::backward_weights(engine, request, conv),
+            Op::Linear { bias, relu } => linear::forward_pass(engine, request, *bias, *relu),
+            Op::LinearBackwardData { .. } => linear::backward_data(engine, request),
+            Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
+            Op::Relu => relu::forward_pass(engine, request),
+            Op::ReluBackward => relu::backward(engine, request),
+            Op::MaxPool(pool) => pool::max(engine, request, pool),
+            Op::MaxPoolBackward(pool) => pool::max_backward(engine, request, pool),
+            Op::AvgPool(pool) => pool::average(engine, request, pool),
+            Op::AvgPoolBackward(pool) => pool::average_backward(engine, request, pool),
+            op => Err(Error::internal(format!("{} is not a primitive", op.name()))),
+        }
+    }
+
+    fn host(&self, request: &Request) -> Option<Result<HostKernel>> {
+        let (engine, workers) = (&self.engine, &self.workers);
+        Some(match *request.op {
+            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
+                dropout::dropout(engine, workers, request, p, layer)
+            }
+            Op::Reshape => simple::reshape(engine, request),
+            Op::Add => simple::add(engine, workers, request),
+            Op::SoftmaxCrossEntropy => loss::forward_pass(engine, request),
+            Op::SoftmaxCrossEntropyBackward => loss::backward(engine, request),
+            _ => return None,
+        })
+    }
+}
+
+/// "conv2d of 128×1×28×28 and 32×1×3×3": what failed.
+fn subject(request: &Request) -> String {
+    let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
+    format!("{} of {}", request.op.name(), shapes.join(" and "))
+}
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        let found = self.engine.library.found();
+        let (version, runtime, threads) = (&found.version, found.runtime, self.engine.threads);
+        let isa = self.engine.library.isa();
+        let plural = if threads == 1 { "" } else { "s" };
+        format!("oneDNN {version} ({runtime}), {isa}, {threads} thread{plural}")
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        Memory::host(bytes)
+    }
+
+    fn plain(&self, spec: &Spec) -> Layout {
+        let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, None);
+        layout::plain(&self.engine, spec).unwrap_or_else(nothing)
+    }
+
+    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+        let kernel = match self.host(request) {
+            Some(kernel) => kernel.map(|kernel| Box::new(kernel) as Box<dyn Kernel>),
+            None => self.primitive(request).map(|kernel| Box::new(kernel) as Box<dyn Kernel>),
+        };
+        kernel.map_err(|e| e.context(subject(request)))
+    }
+
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+        let kernel = reorder::reorder(&self.engine, from, to);
+        Ok(Box::new(kernel.map_err(|e| e.context(format!("reorder of {}", spec.shape)))?))
+    }
+
+    fn update(
+        &self,
+        rule: &Rule,
+        spans: &[Span],
+        parameters: &Memory,
+        gradients: &Memory,
+        state: &[Memory],
+    ) -> Result<Box<dyn Step>> {
+        update::update(&self.workers, rule, spans, parameters, gradients, state)
+    }
+
+    fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        update::accumulate(&self.workers, from, into)
+    }
+
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        to.write(from);
+        Ok(())
+    }
+
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        from.read(to);
+        Ok(())
+    }
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        memory.zero();
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Max and average pooling, in the layout of their input.
+
+use std::rc::Rc;
+
+use super::handle::{Engine, PrimitiveDesc};
+use super::layout::{desc, plain};
+use super::primitive::{PrimitiveKernel, any, attributes, forward, nchw, prop_kind};
+use super::sys;
+use super::window::Window;
+use crate::device::{Layout, Request};
+use crate::error::{Error, Result};
+use crate::graph::{Pool2d, Spec};
+
+/// A request's first input and first output; a pooling has at least these.
+fn ends<'a>(request: &Request<'a>) -> Result<(&'a (Spec, Option<Layout>), &'a Spec)> {
+    match (request.inputs, request.outputs) {
+        ([x, ..], [y, ..]) => Ok((x, y)),
+        _ => Err(Error::internal("a pooling needs an input and an output")),
+    }
+}
+
+fn algorithm(pool: &Pool2d) -> sys::AlgKind {
+    match pool.count_include_pad {
+        true => sys::POOLING_AVG_INCLUDE_PADDING,
+        false => sys::POOLING_AVG_EXCLUDE_PADDING,
+    }
+}
+
+/// x → y, saved: which element won each window, in oneDNN's own form.
+pub fn max(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+    let desc = forward_desc(engine, request, pool, sys::POOLING_MAX)?;
+    let outputs = [sys::ARG_DST, sys::ARG_WORKSPACE];
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &outputs[..request.outputs.len()])
+}
+
+/// x → y
+pub fn average(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+    let desc = forward_desc(engine, request, pool, algorithm(pool))?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])
+}
+
+fn forward_desc(
+    engine: &Rc<Engine>,
+    request: &Request,
+    pool: &Pool2d,
+    algorithm: sys::AlgKind,
+) -> Result<PrimitiveDesc> {
+    let ((x, given), y) = ends(request)?;
+    let window = Window::of_pool(pool, nchw(x)?, nchw(y)?)?;
+    let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
+    let (x, y) = (desc(&x)?, any(engine, &nchw(y)?)?);
+    let attributes = attributes(engine)?;
+    let name = "dnnl_pooling_forward_primitive_desc_create";
+    // SAFETY: descriptors, geometry and attributes outlive the call.
+    PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_pooling_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            prop_kind(request),
+            algorithm,
+            x.raw(),
+            y.raw(),
+            window.stride.as_ptr(),
+            window.kernel.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding.as_ptr(),
+            attributes.raw(),
+        )
+    })
+}
+
+/// dy, saved → dx
+pub fn max_backward(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+    let desc = backward_desc(engine, request, pool, sys::POOLING_MAX)?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WORKSPACE], &[sys::ARG_DIFF_SRC])
+}
+
+/// dy → dx
+pub fn average_backward(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+    let desc = backward_desc(engine, request, pool, algorithm(pool))?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST], &[sys::ARG_DIFF_SRC])
+}
+
+/// Gradients lie as the forward op's tensors did: what that saved is only understood so.
+fn backward_desc(
+    engine: &Rc<Engine>,
+    request: &Request,
+    pool: &Pool2d,
+    algorithm: sys::AlgKind,
+) -> Result<PrimitiveDesc> {
+    let ((dy, _), dx) = ends(request)?;
+    let window = Window::of_pool(pool, nchw(dx)?, nchw(dy)?)?;
+    let hint = forward(request)?;
+    let (dx, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
+    let attributes = attributes(engine)?;
+    let name = "dnnl_pooling_backward_primitive_desc_create";
+    // SAFETY: descriptors, geometry, hint and attributes outlive the call.
+    PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_pooling_backward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            algorithm,
+            dx.raw(),
+            dy.raw(),
+            window.stride.as_ptr(),
+            window.kernel.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding.as_ptr(),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })
+}

@@ -1,0 +1,177 @@
+//! A kernel that is one oneDNN primitive, and what the families of primitives share.
+
+use std::any::Any;
+use std::ffi::c_int;
+use std::rc::Rc;
+
+use super::handle::{Attributes, Desc, Engine, MemoryObject, Primitive, PrimitiveDesc};
+use super::layout::{desc, layout};
+use super::sys;
+use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
+use crate::error::{Error, Result};
+use crate::graph::Spec;
+
+/// A compiled primitive with the arguments that stand for the op's inputs and outputs.
+pub struct PrimitiveKernel {
+    engine: Rc<Engine>,
+    pub desc: PrimitiveDesc,
+    primitive: Rc<Primitive>,
+    arguments: Vec<c_int>,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    scratchpad: Layout,
+    in_place: Option<usize>,
+}
+
+impl PrimitiveKernel {
+    /// Compiles a described primitive. `inputs` and `outputs` are its arguments (`sys::ARG_…`) in the order of
+    /// the op's inputs and outputs.
+    pub fn new(
+        engine: &Rc<Engine>,
+        desc: PrimitiveDesc,
+        inputs: &[c_int],
+        outputs: &[c_int],
+    ) -> Result<PrimitiveKernel> {
+        let layouts = |arguments: &[c_int]| -> Result<Vec<Layout>> {
+            arguments.iter().map(|&argument| layout(desc.desc(argument)?)).collect()
+        };
+        Ok(PrimitiveKernel {
+            engine: engine.clone(),
+            primitive: Rc::new(Primitive::new(&desc)?),
+            arguments: [inputs, outputs].concat(),
+            inputs: layouts(inputs)?,
+            outputs: layouts(outputs)?,
+            scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
+            in_place: None,
+            desc,
+        })
+    }
+
+    /// States that output 0 may be written over an input.
+    pub fn in_place(mut self, input: usize) -> PrimitiveKernel {
+        self.in_place = Some(input).filter(|&input| self.inputs[input].bytes() == self.outputs[0].bytes());
+        self
+    }
+}
+
+impl Kernel for PrimitiveKernel {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.scratchpad.bytes()
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place
+    }
+
+    fn implementation(&self) -> String {
+        self.desc.implementation()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        let memory: Vec<Memory> = inputs.iter().chain(outputs).chain([workspace]).cloned().collect();
+        let layouts: Vec<&Layout> =
+            self.inputs.iter().chain(&self.outputs).chain([&self.scratchpad]).collect();
+        check_memory(&memory, &layouts)?;
+        let mut objects = Vec::with_capacity(memory.len());
+        for (memory, layout) in memory.iter().zip(&layouts) {
+            // SAFETY: the memory is large enough, and the step holds a share of it.
+            objects.push(unsafe { MemoryObject::new(&self.engine, desc(layout)?, memory.address()) }?);
+        }
+        let arguments = self.arguments.iter().chain([&sys::ARG_SCRATCHPAD]);
+        let args = arguments
+            .zip(&objects)
+            .map(|(&arg, object)| sys::ExecArg { arg, memory: object.raw() })
+            .collect();
+        Ok(Box::new(PrimitiveStep {
+            primitive: self.primitive.clone(),
+            args,
+            _objects: objects,
+            _memory: memory,
+        }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A primitive bound to memory.
+struct PrimitiveStep {
+    primitive: Rc<Primitive>,
+    args: Vec<sys::ExecArg>,
+    _objects: Vec<MemoryObject>,
+    _memory: Vec<Memory>,
+}
+
+impl Step for PrimitiveStep {
+    fn run(&mut self, _scalars: &Scalars) -> Result<()> {
+        // SAFETY: `bind` gave every argument memory of its layout, which this step keeps alive; one thread runs
+        // the steps of a device, one after the other.
+        unsafe { self.primitive.execute(&self.args) }
+    }
+}
+
+/// Makes sure that every tensor has room in the memory meant for it.
+pub fn check_memory(memory: &[Memory], layouts: &[&Layout]) -> Result<()> {
+    if memory.len() != layouts.len() {
+        return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), layouts.len())));
+    }
+    for (memory, layout) in memory.iter().zip(layouts) {
+        if memory.bytes() < layout.bytes() {
+            return Err(Error::internal(format!("{} bytes for a tensor of {layout:?}", memory.bytes())));
+        }
+    }
+    Ok(())
+}
+
+/// An f32 descriptor whose layout the primitive chooses.
+pub fn any(engine: &Engine, extents: &[usize]) -> Result<Desc> {
+    Desc::any(engine, extents, sys::F32)
+}
+
+/// The attributes that every primitive has.
+pub fn attributes(engine: &Engine) -> Result<Attributes> {
+    Attributes::new(engine, false)
+}
+
+/// The forward propagation kind of a request.
+pub fn prop_kind(request: &Request) -> sys::PropKind {
+    if request.training { sys::FORWARD_TRAINING } else { sys::FORWARD_INFERENCE }
+}
+
+/// The kernel of the forward op, which a backward primitive needs as a hint.
+pub fn forward<'a>(request: &Request<'a>) -> Result<&'a PrimitiveKernel> {
+    request
+        .forward
+        .and_then(|kernel| kernel.as_any().downcast_ref())
+        .ok_or_else(|| Error::internal("a backward op was requested without the kernel of its forward op"))
+}
+
+/// The specs of a request's inputs, when there are exactly N.
+pub fn inputs<'a, const N: usize>(request: &Request<'a>) -> Result<[&'a Spec; N]> {
+    let specs: Vec<&Spec> = request.inputs.iter().map(|(spec, _)| spec).collect();
+    let count = specs.len();
+    specs.try_into().map_err(|_| Error::internal(format!("{count} inputs where there should be {N}")))
+}
+
+/// The specs of a request's outputs, when there are exactly N.
+pub fn outputs<'a, const N: usize>(request: &Request<'a>) -> Result<[&'a Spec; N]> {
+    let specs: Vec<&Spec> = request.outputs.iter().collect();
+    let count = specs.len();
+    specs.try_into().map_err(|_| Error::internal(format!("{count} outputs where there should be {N}")))
+}
+
+/// (N, C, H, W) of an image tensor.
+pub fn nchw(spec: &Spec) -> Result<[usize; 4]> {
+    spec.shape
+        .nchw()
+        .ok_or_else(|| Error::internal(format!("a tensor of {} where an image is needed", spec.shape)))
+}

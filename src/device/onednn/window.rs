@@ -1,0 +1,75 @@
+//! The geometry that convolutions and poolings share: a window that slides over an image.
+
+use super::sys;
+use crate::error::{Error, Result};
+use crate::graph::{Conv2d, Pool2d, windows};
+
+/// Kernel, stride and padding as the C API takes them.
+pub struct Window {
+    pub kernel: sys::Dims,
+    pub stride: sys::Dims,
+    /// Before the image; the padding after it is the same.
+    pub padding: sys::Dims,
+    /// Dilation as oneDNN counts it: 0 is none.
+    pub dilation: sys::Dims,
+}
+
+impl Window {
+    pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+        Window::new(conv.kernel, conv.stride, conv.padding, input, output)
+    }
+
+    pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+        let [n, c, ..] = input;
+        if [n, c] != output[..2] {
+            return Err(Error::internal(format!("a pooling of {input:?} cannot give {output:?}")));
+        }
+        // A window wholly within the padding would have no largest element and no average.
+        if (0..2).any(|axis| pool.padding[axis] >= pool.kernel[axis]) {
+            return Err(Error::usage(format!(
+                "a pooling's padding {:?} must be smaller than its kernel {:?}",
+                pool.padding, pool.kernel
+            )));
+        }
+        Window::new(pool.kernel, pool.stride, pool.padding, input, output)
+    }
+
+    /// Checks the geometry against the images of shape (N, C, H, W) that it is applied to.
+    fn new(
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 2],
+        input: [usize; 4],
+        output: [usize; 4],
+    ) -> Result<Window> {
+        let [_, _, h, w] = input;
+        if stride.contains(&0) || kernel.contains(&0) {
+            return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
+        }
+        match windows([h, w], kernel, stride, padding) {
+            None => Err(Error::usage(format!(
+                "a kernel of {}×{} does not fit its input of {h}×{w} with a padding of {}×{}",
+                kernel[0], kernel[1], padding[0], padding[1]
+            ))),
+            Some(size) if size != output[2..] => Err(Error::internal(format!(
+                "the output should be {}×{}, not {}×{}",
+                size[0], size[1], output[2], output[3]
+            ))),
+            Some(_) => Ok(Window {
+                kernel: pair(kernel),
+                stride: pair(stride),
+                padding: pair(padding),
+                dilation: pair([0, 0]),
+            }),
+        }
+    }
+}
+
+fn pair(numbers: [usize; 2]) -> sys::Dims {
+    let mut dims: sys::Dims = [0; sys::MAX_NDIMS];
+    for (to, from) in dims.iter_mut().zip(numbers) {
+        // A number beyond i64 fits no image: `windows` has refused it.
+        *to = from as i64;
+    }
+    dims
+}

@@ -1,0 +1,675 @@
+//! Every op of the CPU device against its definition (the reference device), forward and backward, on random
+//! geometries.
+//!
+//! Two kinds of numbers: small integers, for which f32 arithmetic is exact in any order, so that results must be
+//! equal to the last bit (and windows of a pooling have many equal elements); and real numbers, for which a sum of
+//! K products may be off by K·u·Σ|a·b| with u = 2⁻²⁴ (Higham, "Accuracy and stability of numerical algorithms",
+//! §3.1), where Σ|a·b| is what the definition gives for absolute values.
+
+use std::slice::from_ref;
+
+use dltrain::device::memory::{bytes_of, bytes_of_mut};
+use dltrain::device::onednn::Cpu;
+use dltrain::device::reference::Reference;
+use dltrain::device::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span};
+use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec, windows};
+use dltrain::random::{Purpose, Stream, key};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+const SCALARS: Scalars = Scalars {
+    seed: 7,
+    step: 5_000_000_003,
+    first_sample: 96,
+    gradient_scale: 0.125,
+    learning_rate: 0.01,
+    update: 3,
+};
+
+/// Unit roundoff of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+
+// ---- tensors and how they get through a device ----
+
+#[derive(Clone)]
+struct Host {
+    spec: Spec,
+    values: Vec<f32>,
+}
+
+/// A tensor in a device's memory and layout.
+#[derive(Clone)]
+struct There {
+    spec: Spec,
+    layout: Layout,
+    memory: Memory,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Numbers {
+    Integers,
+    Reals,
+}
+
+fn spec(extents: &[usize]) -> Spec {
+    Spec { shape: Shape(extents.to_vec()), dtype: DType::F32 }
+}
+
+fn saved(extents: &[usize]) -> Spec {
+    Spec { dtype: DType::Saved, ..spec(extents) }
+}
+
+/// A tensor of random numbers: integers from −3 to 3, or reals in [−1, 1).
+fn random(extents: &[usize], numbers: Numbers, which: u32) -> Host {
+    let mut stream = Stream::new(key(1, Purpose::Synthetic, which));
+    let draw = |_| match numbers {
+        Numbers::Integers => stream.below(7) as f32 - 3.0,
+        Numbers::Reals => 2.0 * stream.uniform() - 1.0,
+    };
+    Host { values: (0..extents.iter().product()).map(draw).collect(), spec: spec(extents) }
+}
+
+fn absolute(host: &Host) -> Host {
+    Host { spec: host.spec.clone(), values: host.values.iter().map(|v| v.abs()).collect() }
+}
+
+fn upload(device: &dyn Device, host: &Host) -> There {
+    let layout = device.plain(&host.spec);
+    let memory = device.allocate(layout.bytes()).unwrap();
+    match host.spec.dtype {
+        DType::F32 => memory.write(bytes_of(&host.values)),
+        _ => memory.write(bytes_of(&host.values.iter().map(|&v| v as i32).collect::<Vec<_>>())),
+    }
+    There { spec: host.spec.clone(), layout, memory }
+}
+
+fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
+    if tensor.layout == *layout {
+        return tensor.clone();
+    }
+    let memory = device.allocate(layout.bytes()).unwrap();
+    // What was in the memory before must not show through the padding of a blocked layout.
+    memory.write(&vec![0x7f; layout.bytes()]);
+    let kernel = device.reorder(&tensor.spec, &tensor.layout, layout).unwrap();
+    let workspace = device.allocate(kernel.workspace()).unwrap();
+    let mut step = kernel.bind(from_ref(&tensor.memory), from_ref(&memory), &workspace).unwrap();
+    step.run(&SCALARS).unwrap();
+    There { spec: tensor.spec.clone(), layout: layout.clone(), memory }
+}
+
+fn download(device: &dyn Device, tensor: &There) -> Vec<f32> {
+    let plain = in_layout(device, tensor, &device.plain(&tensor.spec));
+    let mut values = vec![0f32; tensor.spec.shape.elements()];
+    device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
+    values
+}
+
+/// Compiles an op for inputs where they are (parameters: the device chooses) and runs it.
+fn apply(
+    device: &dyn Device,
+    op: &Op,
+    inputs: &[&There],
+    outputs: &[Spec],
+    forward: Option<&dyn Kernel>,
+) -> (Box<dyn Kernel>, Vec<There>) {
+    let is_parameter = |index: usize| {
+        index > 0
+            && matches!(
+                op,
+                Op::Conv2d(_) | Op::Linear { .. } | Op::Conv2dBackwardData(_) | Op::LinearBackwardData { .. }
+            )
+    };
+    let described: Vec<_> = inputs
+        .iter()
+        .enumerate()
+        .map(|(index, t)| (t.spec.clone(), (!is_parameter(index)).then(|| t.layout.clone())))
+        .collect();
+    let request = Request { op, inputs: &described, outputs, forward, training: true };
+    let kernel = device.compile(&request).unwrap();
+    let inputs: Vec<There> =
+        inputs.iter().zip(kernel.inputs()).map(|(t, layout)| in_layout(device, t, layout)).collect();
+    let outputs: Vec<There> = outputs
+        .iter()
+        .zip(kernel.outputs())
+        .map(|(spec, layout)| {
+            let memory = device.allocate(layout.bytes()).unwrap();
+            memory.write(&vec![0x7f; layout.bytes()]);
+            There { spec: spec.clone(), layout: layout.clone(), memory }
+        })
+        .collect();
+    let memory = |tensors: &[There]| tensors.iter().map(|t| t.memory.clone()).collect::<Vec<_>>();
+    let workspace = device.allocate(kernel.workspace()).unwrap();
+    let mut step = kernel.bind(&memory(&inputs), &memory(&outputs), &workspace).unwrap();
+    // Twice: a step must not depend on what its memory held before.
+    step.run(&SCALARS).unwrap();
+    step.run(&SCALARS).unwrap();
+    (kernel, outputs)
+}
+
+/// An op on host numbers, through a device and back.
+fn through(
+    device: &dyn Device,
+    op: &Op,
+    inputs: &[&Host],
+    outputs: &[Spec],
+    forward: Option<&dyn Kernel>,
+) -> (Box<dyn Kernel>, Vec<Vec<f32>>) {
+    let inputs: Vec<There> = inputs.iter().map(|host| upload(device, host)).collect();
+    let (kernel, results) = apply(device, op, &inputs.iter().collect::<Vec<_>>(), outputs, forward);
+    let results = results.iter().map(|t| download(device, t)).collect();
+    (kernel, results)
+}
+
+/// Compares a device's results with the definition's. `sums[i]` is how many products each element of output i adds.
+fn agrees(
+    device: &dyn Device,
+    op: &Op,
+    inputs: &[&Host],
+    outputs: &[Spec],
+    forward: Option<&dyn Kernel>,
+    numbers: Numbers,
+    sums: &[usize],
+) -> Result<Box<dyn Kernel>, TestCaseError> {
+    let (kernel, found) = through(device, op, inputs, outputs, forward);
+    let (_, expected) = through(&Reference, op, inputs, outputs, None);
+    let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
+    let (_, sizes) = through(&Reference, op, &sizes.iter().collect::<Vec<_>>(), outputs, None);
+    for (output, &sum) in sums.iter().enumerate() {
+        let bounds = sizes[output].iter().map(|&size| match numbers {
+            Numbers::Integers => 0.0,
+            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size),
+        });
+        let what = format!("{} output {output} by {}", op.name(), kernel.implementation());
+        close(&found[output], &expected[output], bounds, &what)?;
+    }
+    Ok(kernel)
+}
+
+fn close(
+    found: &[f32],
+    expected: &[f32],
+    bounds: impl Iterator<Item = f64>,
+    what: &str,
+) -> Result<(), TestCaseError> {
+    prop_assert_eq!(found.len(), expected.len());
+    for (index, ((&a, &b), bound)) in found.iter().zip(expected).zip(bounds).enumerate() {
+        let off = (f64::from(a) - f64::from(b)).abs();
+        prop_assert!(off <= bound, "{what}: element {index} is {a}, should be {b} ± {bound:e}");
+    }
+    Ok(())
+}
+
+fn cpus() -> Vec<Cpu> {
+    [1, 2].map(|threads| Cpu::new(threads).unwrap()).into()
+}
+
+fn config(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, ..Config::default() }
+}
+
+fn numbers() -> impl Strategy<Value = Numbers> {
+    prop_oneof![Just(Numbers::Integers), Just(Numbers::Reals)]
+}
+
+// ---- geometries ----
+
+#[derive(Debug, Clone)]
+struct ConvCase {
+    conv: Conv2d,
+    x: [usize; 4],
+    filters: usize,
+    output: [usize; 2],
+}
+
+/// Convolutions with few and many channels, in one group, in several, in as many as channels; oblong, strided.
+fn convs() -> impl Strategy<Value = ConvCase> {
+    let channels = prop_oneof![1usize..=5, Just(8), Just(16), Just(17), Just(32), Just(35)];
+    let filters = prop_oneof![1usize..=6, Just(10), Just(16), Just(20), Just(33), Just(64)];
+    let groups = prop_oneof![4 => Just(1usize), 1 => Just(2), 1 => Just(3), 1 => Just(16)];
+    let small = || [1usize..=3, 1usize..=3];
+    (
+        (1usize..=5, channels, filters, groups, any::<bool>()),
+        [1usize..=5, 1usize..=5],
+        small(),
+        [0usize..=2, 0usize..=2],
+        [1usize..=14, 1usize..=14],
+        any::<[bool; 2]>(),
+    )
+        .prop_filter_map(
+            "a kernel larger than its input",
+            |(sizes, kernel, stride, padding, image, flags)| {
+                let (batch, channels, filters, groups, depthwise) = sizes;
+                let (channels, filters) = match (groups, depthwise) {
+                    (1, _) => (channels, filters),
+                    (groups, true) => (groups, groups),
+                    (groups, false) => (groups * channels.min(17), groups * filters.min(10)),
+                };
+                let [bias, relu] = flags;
+                let conv = Conv2d { kernel, stride, padding, groups, bias, relu };
+                let output = windows(image, kernel, stride, padding)?;
+                Some(ConvCase { conv, x: [batch, channels, image[0], image[1]], filters, output })
+            },
+        )
+}
+
+impl ConvCase {
+    fn w(&self) -> [usize; 4] {
+        [self.filters, self.x[1] / self.conv.groups, self.conv.kernel[0], self.conv.kernel[1]]
+    }
+
+    fn y(&self) -> [usize; 4] {
+        [self.x[0], self.filters, self.output[0], self.output[1]]
+    }
+}
+
+fn conv_agrees(cpu: &Cpu, case: &ConvCase, numbers: Numbers) -> Result<(), TestCaseError> {
+    let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
+    let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
+        .map(|extents| random(extents, numbers, extents.len() as u32));
+    let [_, per_group, kh, kw] = w;
+
+    let inputs = [&hx, &hw, &hb];
+    let inputs = &inputs[..2 + usize::from(conv.bias)];
+    let forward =
+        agrees(cpu, &Op::Conv2d(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
+
+    let op = Op::Conv2dBackwardData(conv);
+    let sum = case.filters / conv.groups * kh * kw;
+    agrees(cpu, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
+
+    let op = Op::Conv2dBackwardWeights(conv);
+    let outputs = [spec(&w), spec(&[case.filters])];
+    let outputs = &outputs[..1 + usize::from(conv.bias)];
+    let sum = y[0] * y[2] * y[3];
+    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    Ok(())
+}
+
+#[test]
+fn convolutions_are_what_they_are_defined_to_be() {
+    let cpus = cpus();
+    proptest!(config(96), |(case in convs(), numbers in numbers())| {
+        for cpu in &cpus {
+            conv_agrees(cpu, &case, numbers)?;
+        }
+    });
+}
+
+#[test]
+fn linear_layers_are_what_they_are_defined_to_be() {
+    let cpus = cpus();
+    let x = prop_oneof![
+        (1usize..=9, 1usize..=70).prop_map(|(n, i)| vec![n, i]),
+        (1usize..=9, 1usize..=35, 1usize..=4, 1usize..=4).prop_map(|(n, c, h, w)| vec![n, c, h, w]),
+    ];
+    proptest!(config(64), |(x in x, features in 1usize..=66, bias: bool, relu: bool, numbers in numbers())| {
+        let (n, per_sample) = (x[0], x[1..].iter().product::<usize>());
+        let (w, y) = ([features, per_sample], [n, features]);
+        let [hx, hw, hb, hdy] = [&x[..], &w, &[features], &y]
+            .map(|extents| random(extents, numbers, extents.iter().sum::<usize>() as u32));
+        for cpu in &cpus {
+            let inputs = [&hx, &hw, &hb];
+            let inputs = &inputs[..2 + usize::from(bias)];
+            let op = Op::Linear { bias, relu };
+            let forward = agrees(cpu, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
+            let op = Op::LinearBackwardData { bias };
+            agrees(cpu, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[features])?;
+            let op = Op::LinearBackwardWeights { bias };
+            let outputs = [spec(&w), spec(&[features])];
+            let outputs = &outputs[..1 + usize::from(bias)];
+            agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
+        }
+    });
+}
+
+#[derive(Debug, Clone)]
+struct PoolCase {
+    pool: Pool2d,
+    x: [usize; 4],
+    output: [usize; 2],
+}
+
+fn pools() -> impl Strategy<Value = PoolCase> {
+    let channels = prop_oneof![1usize..=4, Just(16), Just(20), Just(33)];
+    (
+        (1usize..=4, channels),
+        [1usize..=4, 1usize..=4],
+        [1usize..=4, 1usize..=4],
+        [0usize..=3, 0usize..=3],
+        [1usize..=12, 1usize..=12],
+        any::<bool>(),
+    )
+        .prop_filter_map(
+            "a window larger than its input",
+            |(sizes, kernel, stride, padding, image, count)| {
+                let padding = [padding[0].min(kernel[0] - 1), padding[1].min(kernel[1] - 1)];
+                let pool = Pool2d { kernel, stride, padding, count_include_pad: count };
+                let output = windows(image, kernel, stride, padding)?;
+                Some(PoolCase { pool, x: [sizes.0, sizes.1, image[0], image[1]], output })
+            },
+        )
+}
+
+/// A 1×1 convolution that hands its input on unchanged, so that what follows gets a layout that the library chose.
+fn in_chosen_layout(cpu: &Cpu, host: &Host) -> There {
+    let [n, c, h, w] = host.spec.shape.nchw().unwrap();
+    let mut identity = Host { spec: spec(&[c, c, 1, 1]), values: vec![0.0; c * c] };
+    (0..c).for_each(|i| identity.values[i * c + i] = 1.0);
+    let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(1) });
+    let inputs = [upload(cpu, host), upload(cpu, &identity)];
+    apply(cpu, &conv, &[&inputs[0], &inputs[1]], &[spec(&[n, c, h, w])], None).1.remove(0)
+}
+
+#[test]
+fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
+    let cpus = cpus();
+    proptest!(config(96), |(case in pools(), numbers in numbers(), plain: bool)| {
+        let y = [case.x[0], case.x[1], case.output[0], case.output[1]];
+        let (x, dy) = (random(&case.x, numbers, 1), random(&y, numbers, 2));
+        let area = case.pool.kernel[0] * case.pool.kernel[1];
+        for cpu in &cpus {
+            let there = if plain { upload(cpu, &x) } else { in_chosen_layout(cpu, &x) };
+
+            // The winner passes a gradient on, whoever writes down how: forward and backward go together.
+            let outputs = [spec(&y), saved(&y)];
+            let ends = |device: &dyn Device, x: &There| {
+                let (forward, made) = apply(device, &Op::MaxPool(case.pool), &[x], &outputs, None);
+                let dy = upload(device, &dy);
+                let op = Op::MaxPoolBackward(case.pool);
+                let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x)], Some(&*forward));
+                (forward.implementation(), download(device, &made[0]), download(device, &dx[0]))
+            };
+            let (name, found, found_back) = ends(cpu, &there);
+            let (_, expected, expected_back) = ends(&Reference, &upload(&Reference, &x));
+            close(&found, &expected, std::iter::repeat(0.0), &name)?;
+            let bound = match numbers {
+                Numbers::Integers => 0.0,
+                Numbers::Reals => area as f64 * area as f64 * U,
+            };
+            close(&found_back, &expected_back, std::iter::repeat(bound), &format!("{name} backward"))?;
+
+            // Averages are of reals: a division is not exact.
+            let real = (area + 2) as f64 * U * 3.0;
+            let op = Op::AvgPool(case.pool);
+            let (forward, y_there) = apply(cpu, &op, &[&there], &[spec(&y)], None);
+            let (_, expected) = through(&Reference, &op, &[&x], &[spec(&y)], None);
+            let name = forward.implementation();
+            close(&download(cpu, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
+            let op = Op::AvgPoolBackward(case.pool);
+            let dx = [spec(&case.x)];
+            let (_, found) = through(cpu, &op, &[&dy], &dx, Some(&*forward));
+            let (_, expected) = through(&Reference, &op, &[&dy], &dx, None);
+            // Each element gets at most `area` shares of at most 3 each.
+            let bound = (area + 2) as f64 * U * 3.0 * area as f64;
+            close(&found[0], &expected[0], std::iter::repeat(bound), &format!("{name} backward"))?;
+        }
+    });
+}
+
+#[test]
+fn elementwise_ops_are_exact_in_any_layout() {
+    let cpus = cpus();
+    let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 1usize..=6, 1usize..=6);
+    proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers(), plain: bool)| {
+        let extents = [n, c, h, w];
+        let (a, b) = (random(&extents, numbers, 1), random(&extents, numbers, 2));
+        for cpu in &cpus {
+            let there = |host: &Host| if plain { upload(cpu, host) } else { in_chosen_layout(cpu, host) };
+            let (a_there, b_there) = (there(&a), upload(cpu, &b));
+            for (op, second) in [
+                (Op::Relu, false),
+                (Op::ReluBackward, true),
+                (Op::Add, true),
+                (Op::Reshape, false),
+                (Op::Dropout { p: 0.3, layer: 2 }, false),
+                (Op::DropoutBackward { p: 0.3, layer: 2 }, false),
+            ] {
+                let y = if op == Op::Reshape { spec(&[n, c * h * w]) } else { spec(&extents) };
+                let count = 1 + usize::from(second);
+                let (kernel, found) =
+                    apply(cpu, &op, &[&a_there, &b_there][..count], from_ref(&y), None);
+                let (_, expected) = through(&Reference, &op, &[&a, &b][..count], &[y], None);
+                let what = format!("{} by {}", op.name(), kernel.implementation());
+                close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+            }
+        }
+    });
+}
+
+#[test]
+fn what_may_run_in_place_gives_the_same_there() {
+    let cpu = Cpu::new(2).unwrap();
+    // Large enough for several threads to share.
+    let extents = [3, 5, 70, 70];
+    let (a, b) = (random(&extents, Numbers::Reals, 1), random(&extents, Numbers::Reals, 2));
+    for (op, count) in [
+        (Op::Relu, 1),
+        (Op::ReluBackward, 2),
+        (Op::Add, 2),
+        (Op::Reshape, 1),
+        (Op::Dropout { p: 0.5, layer: 0 }, 1),
+    ] {
+        let inputs = [upload(&cpu, &a), upload(&cpu, &b)];
+        let inputs: Vec<&There> = inputs[..count].iter().collect();
+        let (kernel, apart) = apply(&cpu, &op, &inputs, &[spec(&extents)], None);
+        assert_eq!(kernel.in_place(), Some(0), "{}", op.name());
+        let memory: Vec<Memory> = inputs.iter().map(|t| t.memory.clone()).collect();
+        let workspace = cpu.allocate(kernel.workspace()).unwrap();
+        kernel.bind(&memory, &memory[..1], &workspace).unwrap().run(&SCALARS).unwrap();
+        assert_eq!(download(&cpu, inputs[0]), download(&cpu, &apart[0]), "{}", op.name());
+    }
+}
+
+#[test]
+fn a_tensor_can_be_added_to_itself() {
+    let cpu = Cpu::new(1).unwrap();
+    let a = random(&[2, 3, 4, 5], Numbers::Reals, 1);
+    let twice: Vec<f32> = a.values.iter().map(|v| 2.0 * v).collect();
+    let there = upload(&cpu, &a);
+    let (kernel, sum) = apply(&cpu, &Op::Add, &[&there, &there], from_ref(&a.spec), None);
+    assert_eq!(download(&cpu, &sum[0]), twice);
+    let memory = there.memory.clone();
+    let mut step =
+        kernel.bind(&[memory.clone(), memory.clone()], &[memory], &sum[0].memory.slice(0, 0)).unwrap();
+    step.run(&SCALARS).unwrap();
+    assert_eq!(download(&cpu, &there), twice);
+}
+
+#[test]
+fn the_loss_is_what_it_is_defined_to_be() {
+    let cpu = Cpu::new(1).unwrap();
+    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, numbers in numbers())| {
+        let mut logits = random(&[n, classes], numbers, classes as u32);
+        logits.values.iter_mut().for_each(|v| *v *= scale);
+        let mut stream = Stream::new(key(2, Purpose::Synthetic, n as u32));
+        // One label below 0, for a sample that only fills the batch.
+        let draw = |i| if i == 2 { -1.0 } else { stream.below(classes as u32) as f32 };
+        let labels = Host {
+            spec: Spec { shape: Shape(vec![n]), dtype: DType::I32 },
+            values: (0..n).map(draw).collect(),
+        };
+        let inputs = [&logits, &labels];
+        // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; four more
+        // roundings (exponential, sum, logarithm or division, the last one).
+        let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
+        let relative = U * (spread + 6.0);
+        let op = Op::SoftmaxCrossEntropy;
+        let outputs = [spec(&[n]), spec(&[n])];
+        let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
+        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
+        close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
+        prop_assert_eq!(&found[1], &expected[1]);
+        let op = Op::SoftmaxCrossEntropyBackward;
+        let outputs = [spec(&[n, classes])];
+        let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
+        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
+        let bound = 2.0 * relative * f64::from(SCALARS.gradient_scale);
+        close(&found[0], &expected[0], std::iter::repeat(bound), "loss gradient")?;
+    });
+}
+
+#[test]
+fn a_label_that_is_no_class_is_an_error() {
+    let cpu = Cpu::new(1).unwrap();
+    let logits = upload(&cpu, &random(&[2, 3], Numbers::Reals, 1));
+    let labels = Host { spec: Spec { shape: Shape(vec![2]), dtype: DType::I32 }, values: vec![0.0, 3.0] };
+    let labels = upload(&cpu, &labels);
+    let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
+    let outputs = [spec(&[2]), spec(&[2])];
+    let op = Op::SoftmaxCrossEntropy;
+    let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+    let kernel = cpu.compile(&request).unwrap();
+    let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
+    let mut step = kernel.bind(&[logits.memory, labels.memory], &out, &cpu.allocate(0).unwrap()).unwrap();
+    let error = step.run(&SCALARS).unwrap_err();
+    assert!(error.message.contains("label 3") && error.message.contains("3 classes"), "{error}");
+}
+
+/// conv → max pool → ReLU → linear and all the way back, in the library's own layouts, with reorders only where a
+/// kernel asks for one. On integers, so that every tensor on the way must be exact.
+#[test]
+fn a_network_in_chosen_layouts_is_exact() {
+    let cpus = cpus();
+    let sizes = (
+        1usize..=4,
+        prop_oneof![Just(1usize), Just(3), Just(5), Just(16)],
+        prop_oneof![Just(4usize), Just(10), Just(20), Just(32)],
+        4usize..=9,
+        1usize..=12,
+    );
+    proptest!(config(32), |((n, c, filters, side, features) in sizes)| {
+        let conv = Conv2d::square(3).padding(1);
+        let pool = Pool2d::square(2);
+        let half = side / 2;
+        let (x, w1, b1) = ([n, c, side, side], [filters, c, 3, 3], [filters]);
+        let (w2, b2, y) = ([features, filters * half * half], [features], [n, features]);
+        let tensors = [&x[..], &w1, &b1, &w2, &b2, &y];
+        let mut which = 0;
+        let hosts = tensors.map(|extents| { which += 1; random(extents, Numbers::Integers, which) });
+        let run = |device: &dyn Device| -> Vec<Vec<f32>> {
+            let [x, w1, b1, w2, b2, dy] = hosts.each_ref().map(|host| upload(device, host));
+            let full = spec(&[n, filters, side, side]);
+            let pooled = [n, filters, half, half];
+            let (conv_kernel, a) = apply(device, &Op::Conv2d(conv), &[&x, &w1, &b1], from_ref(&full), None);
+            let (pool_kernel, p) =
+                apply(device, &Op::MaxPool(pool), &[&a[0]], &[spec(&pooled), saved(&pooled)], None);
+            let (relu_kernel, r) = apply(device, &Op::Relu, &[&p[0]], &[spec(&pooled)], None);
+            let linear = Op::Linear { bias: true, relu: false };
+            let (linear_kernel, l) = apply(device, &linear, &[&r[0], &w2, &b2], from_ref(&dy.spec), None);
+
+            let op = Op::LinearBackwardWeights { bias: true };
+            let outputs = [w2.spec.clone(), b2.spec.clone()];
+            let (_, dw2) = apply(device, &op, &[&r[0], &dy], &outputs, Some(&*linear_kernel));
+            let op = Op::LinearBackwardData { bias: true };
+            let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&*linear_kernel));
+            let (_, dp) =
+                apply(device, &Op::ReluBackward, &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
+            let op = Op::MaxPoolBackward(pool);
+            let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&*pool_kernel));
+            let op = Op::Conv2dBackwardWeights(conv);
+            let outputs = [w1.spec.clone(), b1.spec.clone()];
+            let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&*conv_kernel));
+            let op = Op::Conv2dBackwardData(conv);
+            let (_, dx) = apply(device, &op, &[&da[0], &w1], from_ref(&x.spec), Some(&*conv_kernel));
+            let all = [&a[0], &p[0], &r[0], &l[0], &dw2[0], &dw2[1], &dr[0], &dp[0], &da[0], &dw1[0], &dw1[1], &dx[0]];
+            all.into_iter().map(|t| download(device, t)).collect()
+        };
+        let expected = run(&Reference);
+        for cpu in &cpus {
+            prop_assert_eq!(&run(cpu), &expected);
+        }
+    });
+}
+
+#[test]
+fn updates_and_accumulation_are_the_references_bit_for_bit() {
+    // Two runs of parameters and the alignment between them, which stays as it is.
+    let spans =
+        [Span { start: 0, length: 100_001, decay: true }, Span { start: 100_016, length: 37, decay: false }];
+    let length = 100_064;
+    let regions: Vec<Host> =
+        (0..4).map(|which| absolute(&random(&[length], Numbers::Reals, which))).collect();
+    let rules = [
+        Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 1e-2 },
+        Rule::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-2 },
+        Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 1e-2 },
+    ];
+    for rule in rules {
+        let run = |device: &dyn Device| -> Vec<Vec<f32>> {
+            let there: Vec<There> = regions.iter().map(|host| upload(device, host)).collect();
+            let memory: Vec<Memory> = there.iter().map(|t| t.memory.clone()).collect();
+            device.accumulate(&memory[3], &memory[1]).unwrap().run(&SCALARS).unwrap();
+            let state = &memory[2..2 + rule.states()];
+            let mut step = device.update(&rule, &spans, &memory[0], &memory[1], state).unwrap();
+            step.run(&SCALARS).unwrap();
+            step.run(&SCALARS).unwrap();
+            there.iter().map(|t| download(device, t)).collect()
+        };
+        let expected = run(&Reference);
+        assert_ne!(expected[0], regions[0].values);
+        assert_eq!(expected[0][100_001..100_016], regions[0].values[100_001..100_016]);
+        for cpu in cpus() {
+            assert!(run(&cpu) == expected, "{rule:?}");
+        }
+    }
+}
+
+// ---- what a layout's text promises ----
+
+#[test]
+fn the_words_of_a_layout_tell_unlike_layouts_apart() {
+    let cpu = Cpu::new(1).unwrap();
+    let text = |extents: &[usize]| cpu.plain(&spec(extents)).text().to_string();
+    assert_eq!(text(&[2, 3, 4, 5]), "f32 2x3x4x5 abcd");
+    assert_eq!(text(&[7]), "f32 7 a");
+    assert_ne!(text(&[6, 4]), text(&[4, 6]));
+    let labels = Spec { shape: Shape(vec![7]), dtype: DType::I32 };
+    assert_eq!(cpu.plain(&labels).text(), "s32 7 a");
+}
+
+// ---- bad requests ----
+
+#[test]
+fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
+    let cpu = Cpu::new(1).unwrap();
+    let fails = |op: Op, inputs: &[&[usize]], output: &[usize], words: &str| {
+        let inputs: Vec<_> = inputs.iter().map(|e| (spec(e), Some(cpu.plain(&spec(e))))).collect();
+        let outputs = [spec(output)];
+        let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+        let error = cpu.compile(&request).err().unwrap_or_else(|| panic!("{} was accepted", op.name()));
+        assert!(error.message.contains(words), "{error}");
+    };
+    let conv = Conv2d { bias: false, ..Conv2d::square(5) };
+    let weights = &[8, 3, 5, 5][..];
+    fails(Op::Conv2d(conv), &[&[1, 3, 4, 4], weights], &[1, 8, 1, 1], "does not fit its input of 4×4");
+    fails(Op::Conv2d(conv), &[&[1, 3, 9, 9], weights], &[1, 8, 9, 9], "should be 5×5");
+    fails(Op::Conv2d(conv), &[&[1, 4, 9, 9], weights], &[1, 8, 5, 5], "cannot take");
+    fails(Op::Conv2d(conv), &[&[1, 3, 9], weights], &[1, 8, 5, 5], "an image is needed");
+    fails(Op::Conv2d(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
+    let split = Conv2d { groups: 2, ..conv };
+    fails(Op::Conv2d(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
+    let still = Conv2d { stride: [0, 1], ..conv };
+    fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
+    fails(Op::Conv2dBackwardData(conv), &[&[1, 8, 5, 5], weights], &[1, 3, 9, 9], "forward op");
+    let pool = Pool2d::square(3);
+    fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
+    fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
+    fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
+    fails(Op::Add, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
+    fails(Op::SoftmaxCrossEntropy, &[&[4, 10], &[4]], &[4], "1 outputs where there should be 2");
+}
+
+#[test]
+fn memory_too_small_for_a_tensor_is_refused() {
+    let cpu = Cpu::new(1).unwrap();
+    let x = spec(&[2, 3, 4, 4]);
+    let inputs = [(x.clone(), Some(cpu.plain(&x)))];
+    let outputs = [x];
+    let request =
+        Request { op: &Op::Relu, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+    let kernel = cpu.compile(&request).unwrap();
+    let (enough, less) = (cpu.allocate(384).unwrap(), cpu.allocate(383).unwrap());
+    let nothing = cpu.allocate(kernel.workspace()).unwrap();
+    let error = kernel.bind(&[enough], &[less], &nothing).err().unwrap();
+    assert!(error.message.contains("383 bytes"), "{error}");
+}

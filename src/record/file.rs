@@ -112,6 +112,18 @@ impl ResultsFile {
         let file = File::with_options()
             .with_fapl(|access| access.libver_bounds(LibraryVersion::V110, LibraryVersion::V110))
             .create_excl(path)?;
+        Self::fill(file, path, about, extra).inspect_err(|_| {
+            // Half a file would only stand in the way of the next try.
+            let _ = std::fs::remove_file(path);
+        })
+    }
+
+    fn fill(
+        file: File,
+        path: &Path,
+        about: &Description,
+        extra: &[(String, String)],
+    ) -> hdf5::Result<ResultsFile> {
         text(&file, "format", "dltrain results")?;
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
         let config = file.create_group("config")?;
@@ -180,11 +192,14 @@ impl ResultsFile {
         self.epochs.push(&[r.epoch], &values);
     }
 
-    /// Writes the waiting rows and hands them to the operating system, where a kill cannot reach them.
+    /// Writes the waiting rows and hands them to the operating system, where a kill cannot reach them. The flush of
+    /// the whole file puts its present length into the superblock: `h5clear -s` cuts a file at the length it finds
+    /// there.
     pub fn flush(&mut self) -> Result<()> {
         self.steps
             .write()
             .and_then(|()| self.epochs.write())
+            .and_then(|()| self.file.flush())
             .map_err(|error| Error::output(&self.path, format!("cannot write the results: {error}")))
     }
 

@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-const REDRAWS_A_SECOND: u8 = 5;
+/// How often the bar moves.
+const MOVES_A_SECOND: u32 = 5;
+/// indicatif draws at each of the three calls of a move, and limits by itself.
+const DRAWS_A_SECOND: u8 = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stream {
@@ -99,7 +102,7 @@ pub(super) fn start_bar(steps: u64) {
     screen.stream = stream;
     let target = ProgressDrawTarget::term_like_with_hz(
         Box::new(Canvas { stream, terminal, drawing: Mutex::default() }),
-        REDRAWS_A_SECOND,
+        DRAWS_A_SECOND,
     );
     let style = ProgressStyle::with_template("{prefix}[{wide_bar}] {pos}/{len} {msg} eta {eta}");
     let Ok(style) = style else { return };
@@ -111,13 +114,12 @@ pub(super) fn start_bar(steps: u64) {
 pub(super) fn move_bar(position: u64, texts: impl FnOnce() -> (String, String)) {
     let mut screen = screen();
     let Some(bar) = screen.bar.clone() else { return };
-    let due = Duration::from_secs(1) / u32::from(REDRAWS_A_SECOND);
+    let due = Duration::from_secs(1) / MOVES_A_SECOND;
     if screen.drawn.is_none_or(|drawn| drawn.elapsed() >= due) {
         let (prefix, message) = texts();
+        bar.set_position(position);
         bar.set_prefix(prefix);
         bar.set_message(message);
-        bar.set_position(position);
-        bar.tick();
         screen.drawn = Some(Instant::now());
     }
 }

@@ -3,13 +3,19 @@
 //! `docs/architecture.md` is the map of the rooms below and says which may use which.
 #![deny(unsafe_code)]
 
+pub mod bench;
+pub mod collective;
+pub mod comm;
 pub mod config;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod fusion;
 pub mod graph;
+pub mod info;
 pub mod model;
 pub mod optim;
 pub mod plan;
 pub mod random;
 pub mod record;
+pub mod train;

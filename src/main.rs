@@ -27,9 +27,9 @@ fn main() -> ExitCode {
     record::start_logging(world.rank());
     match dispatch(&world, cli, started) {
         Ok(()) => ExitCode::SUCCESS,
-        // Every rank has the same error; one of them speaks.
-        Err(error) if error.kind != Kind::Foreign => report(&error, world.rank() == 0),
-        // A call that failed on this rank may leave others waiting for it: end the job.
+        // Every rank has this error: one of them speaks.
+        Err(error) if world.is_agreed(&error) => report(&error, world.rank() == 0),
+        // Only this rank has it, and others may be waiting for it: end the job.
         Err(error) => {
             report(&error.clone().context(format!("rank {} on {}", world.rank(), world.host())), true);
             world.abort(error.exit_code())
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
     match cli.command {
         Some(Command::Info) => info::print(world),
-        Some(Command::Bench(args)) => bench::run(world, &args),
+        Some(Command::Bench(args)) => bench::run(&args, world),
         None => train::run(world, cli.train.validate(), started),
     }
 }

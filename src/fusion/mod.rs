@@ -161,9 +161,9 @@ mod tests {
             self.1[slot] = 2;
             Ok(())
         }
-        fn poll(&mut self) -> Result<()> {
+        fn poll(&mut self) -> Result<bool> {
             self.1.iter_mut().for_each(|left| *left = left.saturating_sub(1));
-            Ok(())
+            Ok(true)
         }
         fn is_done(&self, slot: usize) -> bool {
             self.1[slot] == 0

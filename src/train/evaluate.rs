@@ -1,10 +1,8 @@
 //! The test set: every image exactly once over all ranks.
 
-use std::rc::Rc;
-
 use super::Test;
 use crate::comm::World;
-use crate::data::{Dataset, Sharding, TestLoader};
+use crate::data::TestLoader;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Scalars};
 use crate::error::Result;
@@ -13,8 +11,7 @@ use crate::plan::Program;
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
     pub program: Program,
-    pub set: Rc<dyn Dataset>,
-    pub sharding: Sharding,
+    pub loader: TestLoader,
     pub images: Vec<f32>,
     pub labels: Vec<i32>,
 }
@@ -22,20 +19,12 @@ pub struct Evaluator {
 impl Evaluator {
     /// Collective: the figures of all ranks, weighted by images.
     pub fn run(&mut self, world: &World, device: &dyn Device) -> Result<Test> {
-        let scalars = Scalars {
-            seed: 0,
-            step: 0,
-            first_sample: 0,
-            gradient_scale: 1.0,
-            learning_rate: 0.0,
-            update: 1,
-        };
-        let set = self.set.clone();
-        let loader = TestLoader::new(&*set, self.sharding);
+        let scalars =
+            Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.labels.len()];
-        for batch in 0..loader.steps() {
-            let images = loader.fill(batch, &mut self.images, &mut self.labels);
+        for batch in 0..self.loader.steps() {
+            let images = self.loader.fill(batch, &mut self.images, &mut self.labels);
             sums[2] += images as f64;
             if images == 0 {
                 continue;

@@ -37,7 +37,7 @@ impl Memories {
             AllreduceKind::Auto => world.nodes() == 1,
             AllreduceKind::Ring | AllreduceKind::Vendor => false,
         };
-        let gradients = Rc::new(Region::allocate(world, sizes.gradients, shared)?);
+        let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let averaged = as_memory(&gradients);
         // With accumulation a micro-step's own gradients are apart from their sum.
         let written = match config.accumulation {

@@ -16,9 +16,8 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{EpochRecord, Place, Recorder, Spread, StepRecord};
 
-use evaluate::Evaluator;
 use setup::Job;
-use step::{StepResult, Trainer};
+use step::StepResult;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///

@@ -12,7 +12,7 @@ use super::step::{Accumulation, Trainer};
 use crate::collective;
 use crate::comm::World;
 use crate::config::{Config, DeviceKind};
-use crate::data::{self, Dataset, Sharding, TrainingLoader};
+use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
@@ -217,18 +217,17 @@ fn assemble(
     test: Option<Rc<dyn Dataset>>,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
-    let memories =
-        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
+    let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
     world.agree(memories.initialise(&*device, training, config.seed))?;
-    let reduce = collective::select(config.allreduce, world, memories.gradients.clone());
-    let fusion = world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    let reduce = collective::select(config.allreduce, world, &memories.gradients);
+    let fusion =
+        world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
     let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.regions))?,
-            set,
-            sharding: *source.parts().1,
+            loader: TestLoader::new(set, *source.parts().1),
             images: vec![0.0; training.images.bytes / 4],
             labels: vec![0; config.batch],
         }),
@@ -291,7 +290,10 @@ fn describe(
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), device.describe()),
-        ("hosts".to_string(), (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(",")),
+        (
+            "hosts".to_string(),
+            (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
+        ),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     attributes.extend(config.shared_items());

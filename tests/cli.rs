@@ -1,0 +1,205 @@
+//! Bad input and bad luck: one clear message, the whole job ends non-zero within seconds, nothing is overwritten.
+//!
+//! data files (missing, corrupt) · flags · impossible combinations · results that are there already or cannot be
+//! written · ranks given different flags or data · a loss that is not finite · a rank killed · help and info
+
+#[path = "support/job.rs"]
+mod job;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use job::{DLTRAIN, SECONDS, job as start, refused, run};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+/// A copy of the digits that a test may damage.
+fn copied_digits() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(DIGITS).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, directory.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    directory
+}
+
+fn file_with(directory: &Path, part: &str) -> std::path::PathBuf {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut found = entries.filter(|path| path.file_name().unwrap().to_str().unwrap().contains(part));
+    found.next().unwrap_or_else(|| panic!("no {part}"))
+}
+
+#[test]
+fn a_missing_or_damaged_data_file_is_named_once() {
+    let message = refused(&[(2, &["--data", "/nowhere/at/all"])]);
+    assert!(message.contains("/nowhere/at/all"), "{message}");
+    let damaged = copied_digits();
+    let images = file_with(damaged.path(), "train-images");
+    let bytes = fs::read(&images).unwrap();
+    fs::write(&images, &bytes[..bytes.len() / 2]).unwrap();
+    let message = refused(&[(2, &["--data", damaged.path().to_str().unwrap()])]);
+    assert!(message.contains("train-images"), "{message}");
+}
+
+#[test]
+fn wrong_flags_and_impossible_combinations_are_named_once() {
+    for (flags, named) in [
+        (vec!["--model", "resnet51"], "resnet51"),
+        (vec!["--bach", "3"], "--bach"),
+        (vec!["--batch", "0"], "--batch 0"),
+        (vec!["--batch", "many"], "many"),
+        (vec!["--optimizer", "lbfgs"], "lbfgs"),
+        (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
+        (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
+    ] {
+        let message = refused(&[(2, &flags)]);
+        assert!(message.contains(named), "{flags:?}: {message}");
+    }
+}
+
+#[test]
+fn results_are_never_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let there = directory.path().join("there.h5");
+    fs::write(&there, b"precious").unwrap();
+    let message = refused(&[(2, &["--data", DIGITS, "--results", there.to_str().unwrap()])]);
+    assert!(message.contains("there.h5") && message.contains("not overwritten"), "{message}");
+    assert_eq!(fs::read(&there).unwrap(), b"precious");
+    let message = refused(&[(2, &["--results", "/proc/nothing/can/be/written.h5"])]);
+    assert!(message.contains("/proc/nothing"), "{message}");
+}
+
+#[test]
+fn ranks_given_different_flags_are_told_which() {
+    let message = refused(&[(1, &["--seed", "1", "--dry-run"]), (1, &["--seed", "2", "--dry-run"])]);
+    assert!(message.contains("seed") && message.contains('1') && message.contains('2'), "{message}");
+    let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "16"])]);
+    assert!(message.contains("batch"), "{message}");
+    // One rank's flags are refused by itself: the others must not wait for it.
+    let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "0"])]);
+    assert!(message.contains("--batch 0") && message.contains("rank 1"), "{message}");
+}
+
+#[test]
+fn ranks_with_different_data_are_told_so() {
+    let changed = copied_digits();
+    let images = file_with(changed.path(), "train-images");
+    if images.extension().is_some_and(|extension| extension == "gz") {
+        panic!("this test changes a byte of the plain file");
+    }
+    let mut bytes = fs::read(&images).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&images, bytes).unwrap();
+    // Both ranks are given the same path, as on nodes with local disks: rank 1 sees other files there.
+    let shared = tempfile::tempdir().unwrap();
+    let link = shared.path().join("data");
+    std::os::unix::fs::symlink(DIGITS, &link).unwrap();
+    let message = refused(&[(1, &["--data", DIGITS]), (1, &["--data", changed.path().to_str().unwrap()])]);
+    assert!(message.contains("data") || message.contains("training images"), "{message}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_says_where_it_began() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("diverged.h5");
+    let flags = ["--data", DIGITS, "--optimizer", "sgd", "--lr", "1e20", "--results", path.to_str().unwrap()];
+    let message = refused(&[(2, &flags)]);
+    assert!(message.contains("step 1") || message.contains("step 2"), "{message}");
+    assert!(message.contains("layer") || message.contains("parameter"), "{message}");
+    // The record is closed and says so.
+    let file = hdf5::File::open(&path).unwrap();
+    assert!(file.dataset("steps/loss").unwrap().size() >= 2);
+}
+
+/// The processes of this test's job, by the marker in their command line.
+fn ranks_with(marker: &str) -> Vec<i32> {
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_ours = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.starts_with(DLTRAIN) && line.contains(marker)
+    };
+    processes.filter(is_ours).collect()
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_and_the_record_stays_readable() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("killed.h5");
+    let marker = path.to_str().unwrap();
+    let flags = ["--data", DIGITS, "--epochs", "100000", "--results", marker];
+    let mut running = start(&[(2, &flags)]);
+    let mut running =
+        running.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let begun = Instant::now();
+    while !path.exists() || ranks_with(marker).len() < 2 {
+        assert!(begun.elapsed() < SECONDS, "the job did not start");
+        sleep(Duration::from_millis(50));
+    }
+    sleep(Duration::from_secs(2));
+    let victim = *ranks_with(marker).iter().max().unwrap();
+    assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+    let killed = Instant::now();
+    let status = loop {
+        if let Some(status) = running.try_wait().unwrap() {
+            break status;
+        }
+        assert!(killed.elapsed() < SECONDS, "the job outlives its killed rank");
+        sleep(Duration::from_millis(50));
+    };
+    assert!(!status.success());
+    let reader = Instant::now();
+    while !ranks_with(marker).is_empty() {
+        assert!(reader.elapsed() < SECONDS, "a rank was left behind");
+        sleep(Duration::from_millis(50));
+    }
+    let file = hdf5::File::open_as(&path, hdf5::OpenMode::ReadSWMR).unwrap();
+    assert!(file.dataset("steps/loss").unwrap().size() > 0, "what was flushed is lost");
+}
+
+#[test]
+fn help_is_grouped_and_info_answers_everything() {
+    let help = Command::new(DLTRAIN).arg("--help").output().unwrap();
+    assert!(help.status.success());
+    let help = String::from_utf8(help.stdout).unwrap();
+    for group in ["Model and data:", "Length of the run:", "Optimizer:", "Machine:", "Results:"] {
+        assert!(help.contains(group), "{group} is missing");
+    }
+    for flag in [
+        "--model",
+        "--data",
+        "--batch",
+        "--epochs",
+        "--steps",
+        "--warmup",
+        "--optimizer",
+        "--lr",
+        "--momentum",
+        "--weight-decay",
+        "--lr-schedule",
+        "--seed",
+        "--device",
+        "--threads",
+        "--results",
+        "--allreduce",
+        "--fusion-threshold-mb",
+        "--no-overlap",
+        "--dry-run",
+    ] {
+        assert!(help.contains(flag), "{flag} is missing");
+    }
+    for model in dltrain::model::MODELS {
+        assert!(help.contains(model.name), "{} is missing", model.name);
+    }
+    let info = run(2, &["info"]);
+    for line in ["MPI", "thread level", "launcher", "2 on 1 node", "CPU", "oneDNN", "HDF5", "GPUs"] {
+        assert!(info.contains(line), "{line} is missing in\n{info}");
+    }
+}

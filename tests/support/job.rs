@@ -1,0 +1,80 @@
+//! Starting the real program under the real launcher, for tests.
+//!
+//! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried.
+// Each test file uses a part of this.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
+/// Bad input must stop a job within seconds.
+pub const SECONDS: Duration = Duration::from_secs(20);
+
+/// The launcher and its own flags.
+pub fn launcher() -> Vec<String> {
+    let given = std::env::var("DLTRAIN_MPIRUN").unwrap_or_else(|_| {
+        let mpich = dltrain::record::mpicc().contains("mpich");
+        let open_mpi = "mpirun.openmpi --allow-run-as-root --oversubscribe";
+        if mpich { "mpiexec.mpich".into() } else { open_mpi.into() }
+    });
+    given.split_whitespace().map(String::from).collect()
+}
+
+/// `mpirun … -n RANKS dltrain FLAGS`, one group of ranks for each element (a job of unlike programs).
+pub fn job(groups: &[(usize, &[&str])]) -> Command {
+    let launcher = launcher();
+    let mut command = Command::new(&launcher[0]);
+    command.args(&launcher[1..]).env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
+    for (index, (ranks, flags)) in groups.iter().enumerate() {
+        if index > 0 {
+            command.arg(":");
+        }
+        command.args(["-n", &ranks.to_string(), DLTRAIN]).args(*flags);
+    }
+    command
+}
+
+/// What a finished job left.
+pub struct Finished {
+    pub success: bool,
+    pub stdout: String,
+    pub stderr: String,
+    pub took: Duration,
+}
+
+pub fn finish(mut command: Command) -> Finished {
+    let begun = Instant::now();
+    let Output { status, stdout, stderr } = command.output().expect("the launcher starts");
+    Finished {
+        success: status.success(),
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+        took: begun.elapsed(),
+    }
+}
+
+/// Runs a job that must succeed; returns what it printed.
+pub fn run(ranks: usize, flags: &[&str]) -> String {
+    let done = finish(job(&[(ranks, flags)]));
+    assert!(done.success, "{flags:?}\n{}\n{}", done.stdout, done.stderr);
+    done.stdout
+}
+
+/// Runs a job that must fail within seconds with one message; returns the message.
+pub fn refused(groups: &[(usize, &[&str])]) -> String {
+    let done = finish(job(groups));
+    assert!(!done.success, "succeeded: {}", done.stdout);
+    assert!(done.took < SECONDS, "took {:?}", done.took);
+    let mut messages = done.stderr.lines().filter(|line| line.contains("error: "));
+    let message = messages.next().unwrap_or_else(|| panic!("no message: {}", done.stderr)).to_string();
+    assert_eq!(messages.next(), None, "more than one message: {}", done.stderr);
+    message
+}
+
+/// A series of a results file.
+pub fn series(results: &Path, name: &str) -> Vec<f64> {
+    let file = hdf5::File::open(results).expect("the results file opens");
+    file.dataset(name).expect("the series is there").read_1d::<f64>().expect("numbers").to_vec()
+}

@@ -1,0 +1,188 @@
+//! Whole runs under mpirun: what a user relies on when training.
+//!
+//! - the same seed, ranks and flags give the same numbers, bit for bit, with and without overlap;
+//! - the loss does not depend on how the global batch is cut up (but for rounding);
+//! - every model gives on the CPU device what its definition gives;
+//! - the digits are learned; the record holds what was printed; the last line is what suites parse.
+
+#[path = "support/job.rs"]
+mod job;
+
+use std::path::PathBuf;
+
+use job::{run, series};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+struct Results {
+    directory: tempfile::TempDir,
+    runs: usize,
+}
+
+impl Results {
+    fn new() -> Results {
+        Results { directory: tempfile::tempdir().unwrap(), runs: 0 }
+    }
+
+    /// Trains on the digits; returns the results file and what was printed.
+    fn train(&mut self, ranks: usize, flags: &str) -> (PathBuf, String) {
+        self.runs += 1;
+        let path = self.directory.path().join(format!("run{}.h5", self.runs));
+        let mut all: Vec<&str> = flags.split_whitespace().collect();
+        all.extend(["--results", path.to_str().unwrap()]);
+        let printed = run(ranks, &all);
+        (path, printed)
+    }
+
+    /// The loss of every step of a run on the digits.
+    fn losses(&mut self, ranks: usize, flags: &str) -> Vec<f64> {
+        let (path, _) = self.train(ranks, &format!("--data {DIGITS} {flags}"));
+        series(&path, "steps/loss")
+    }
+}
+
+#[test]
+fn a_repeat_gives_the_same_bits_with_and_without_overlap() {
+    let mut results = Results::new();
+    // mnist_net has dropout; small buckets make several, so that overlap matters.
+    let flags = "--model mnist_net --batch 32 --steps 40 --seed 7 --fusion-threshold-mb 0.01";
+    for allreduce in ["shm", "ring", "vendor"] {
+        let flags = format!("{flags} --allreduce {allreduce}");
+        let first = results.losses(2, &flags);
+        assert_eq!(first.len(), 40);
+        assert_eq!(results.losses(2, &flags), first, "{allreduce}: a repeat differs");
+        assert_eq!(
+            results.losses(2, &format!("{flags} --no-overlap")),
+            first,
+            "{allreduce}: overlap changes numbers"
+        );
+    }
+    // The last of two equal flags wins.
+    let other = results.losses(2, &format!("{flags} --seed 8"));
+    assert_ne!(other[0], results.losses(2, flags)[0]);
+}
+
+/// Without dropout only the order of additions differs. A loss of size 2 is a mean of f32 losses whose logits carry
+/// relative errors of some 10 roundings of sums of up to 6272 products: far below 1e-4 for a few steps of SGD.
+#[test]
+fn how_the_global_batch_is_cut_up_does_not_matter() {
+    let mut results = Results::new();
+    let flags = "--model mnist_small --steps 20 --optimizer sgd --lr 0.01";
+    let whole = results.losses(1, &format!("{flags} --batch 64"));
+    for (ranks, cut) in [
+        (2, "--batch 32"),
+        (4, "--batch 16"),
+        (1, "--batch 16 --accumulation 4"),
+        (2, "--batch 16 --accumulation 2"),
+    ] {
+        let parts = results.losses(ranks, &format!("{flags} {cut}"));
+        assert_eq!(parts.len(), whole.len());
+        for (step, (a, b)) in whole.iter().zip(&parts).enumerate() {
+            assert!((a - b).abs() < 1e-4, "{ranks} ranks {cut} step {step}: {a} and {b}");
+        }
+    }
+    assert!(whole[19] < whole[0], "nothing was learned: {whole:?}");
+}
+
+/// Dropout is a function of the image's place in the global batch, not of the rank that has it.
+#[test]
+fn dropout_does_not_depend_on_the_rank_count() {
+    let mut results = Results::new();
+    let flags = "--model mnist_net --steps 5 --optimizer sgd --lr 0.001";
+    let one = results.losses(1, &format!("{flags} --batch 32"));
+    let two = results.losses(2, &format!("{flags} --batch 16"));
+    for (step, (a, b)) in one.iter().zip(&two).enumerate() {
+        assert!((a - b).abs() < 1e-4, "step {step}: {a} and {b}");
+    }
+}
+
+/// The whole model, forward, backward and update, against the definition of each op.
+#[test]
+fn every_model_trains_as_its_definition_says() {
+    let mut results = Results::new();
+    for model in dltrain::model::MODELS {
+        let (batch, steps) = if model.name == "mnist_large" { (1, 2) } else { (4, 4) };
+        let flags = format!(
+            "--model {} --batch {batch} --warmup 0 --steps {steps} --optimizer sgd --lr 0.01",
+            model.name
+        );
+        let mut losses = |device| {
+            let (path, _) = results.train(1, &format!("{flags} --device {device}"));
+            series(&path, "steps/loss")
+        };
+        let (cpu, reference) = (losses("cpu"), losses("reference"));
+        assert_eq!(cpu.len(), steps);
+        for (step, (a, b)) in cpu.iter().zip(&reference).enumerate() {
+            assert!((a - b).abs() < 1e-4 * b.abs(), "{} step {step}: {a} and {b}", model.name);
+        }
+    }
+}
+
+#[test]
+fn the_digits_are_learned_and_the_record_says_what_was_printed() {
+    let mut results = Results::new();
+    let (path, printed) = results.train(2, &format!("--data {DIGITS} --epochs 12"));
+    let accuracy = series(&path, "epochs/test_accuracy");
+    assert_eq!(accuracy.len(), 12);
+    assert!(accuracy.iter().copied().fold(0.0, f64::max) >= 0.97, "{accuracy:?}");
+    // Every test image exactly once: 360 of them, so the accuracy is a whole number of 360ths.
+    for value in accuracy {
+        assert!((value * 360.0 - (value * 360.0).round()).abs() < 1e-9, "{value}");
+    }
+    let losses = series(&path, "steps/loss");
+    assert_eq!(losses.len(), 12 * 11);
+    assert!(losses.iter().all(|loss| loss.is_finite()));
+    let last = printed.lines().last().unwrap();
+    let rate: f64 = last.strip_prefix("total images/sec: ").expect(last).parse().unwrap();
+    let images: f64 = series(&path, "steps/images").iter().sum();
+    let seconds: f64 = series(&path, "steps/seconds").iter().sum();
+    assert!((rate - images / seconds).abs() < 0.01 * rate, "{rate} and {}", images / seconds);
+    assert!(printed.contains(path.to_str().unwrap()), "the results file is not named");
+}
+
+#[test]
+fn without_data_the_run_is_ten_and_a_hundred_steps() {
+    let mut results = Results::new();
+    let (path, printed) = results.train(2, "--model lenet5 --batch 8");
+    assert_eq!(series(&path, "steps/loss").len(), 110);
+    assert!(printed.lines().last().unwrap().starts_with("total images/sec: "));
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("never.h5");
+    let flags = ["--model", "mnist_large", "--batch", "16", "--dry-run", "--results", path.to_str().unwrap()];
+    let printed = run(2, &flags);
+    for expected in [
+        "conv3",
+        "4,104,202 parameters",
+        "FLOP",
+        "activations",
+        "gradients",
+        "optimizer",
+        "workspace",
+        "bucket",
+        "plan hash",
+        "global batch 32",
+    ] {
+        assert!(printed.contains(expected), "{expected} is missing in\n{printed}");
+    }
+    assert!(!path.exists());
+}
+
+#[test]
+fn one_rank_without_a_launcher_works_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("single.h5");
+    let flags = ["--model", "lenet5", "--batch", "16", "--steps", "3", "--data", DIGITS, "--threads", "1"];
+    let alone = std::process::Command::new(job::DLTRAIN)
+        .args(flags)
+        .args(["--results", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(alone.status.success(), "{}", String::from_utf8_lossy(&alone.stderr));
+    let mut results = Results::new();
+    let launched = results.losses(1, "--model lenet5 --batch 16 --steps 3 --threads 1");
+    assert_eq!(series(&path, "steps/loss"), launched);
+}

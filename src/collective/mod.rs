@@ -64,10 +64,10 @@ pub enum Algorithm {
 /// Makes the algorithm asked for. Collective.
 ///
 /// # Errors
-/// `Usage` when shm is asked for and ranks are on several nodes, `Environment` when it is and the region is not
+/// The same on every rank: `Usage` when shm is asked for and ranks are on several nodes, `Environment` when it is and the region is not
 /// shared.
 pub fn select(algorithm: Algorithm, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
-    Ok(match resolve(algorithm, world.nodes(), region.is_shared())? {
+    Ok(match world.agree(resolve(algorithm, world.nodes(), region.is_shared()))? {
         Algorithm::Shm => Box::new(Shm::new(world, region)),
         Algorithm::Vendor => Box::new(Vendor::new(world, region)?),
         _ => Box::new(Ring::new(world, region)?),

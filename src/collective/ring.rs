@@ -238,3 +238,56 @@ impl Allreduce for Ring {
         !self.flying.contains(&slot)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn routes(size: usize, range: &Range<usize>) -> Vec<Route> {
+        (0..size).map(|rank| Route::new(Place { rank, size }, range.clone())).collect()
+    }
+
+    #[test]
+    fn a_rank_alone_and_an_empty_range_send_nothing() {
+        assert_eq!(routes(1, &(0..100))[0].messages(), 0);
+        assert_eq!(routes(5, &(7..7))[3].messages(), 0);
+    }
+
+    #[test]
+    fn each_rank_sends_two_n_minus_ones_of_the_range() {
+        // 2(P−1)/P of 12 elements, for P = 4.
+        let route = &routes(4, &(0..12))[2];
+        assert_eq!((0..route.messages()).map(|message| route.sent(message).len()).sum::<usize>(), 18);
+    }
+
+    proptest! {
+        /// Follows sets of ranks round the ring in place of sums: in the end each element holds every rank once.
+        #[test]
+        fn every_element_meets_every_rank_once(size in 2usize..9, length in 1usize..2000, chunks in 1usize..4) {
+            let range = 3..3 + length;
+            let mut routes = routes(size, &range);
+            routes.iter_mut().for_each(|route| route.chunks = chunks);
+            let mut held: Vec<Vec<u32>> = (0..size).map(|rank| vec![1 << rank; range.end]).collect();
+            for message in 0..routes[0].messages() {
+                let sent: Vec<Vec<u32>> = (0..size).map(|r| held[r][routes[r].sent(message)].to_vec()).collect();
+                for rank in 0..size {
+                    let left = (rank + size - 1) % size;
+                    let at = routes[rank].received(message);
+                    prop_assert_eq!(&at, &routes[left].sent(message), "both ends of a link name the same elements");
+                    for (to, from) in held[rank][at].iter_mut().zip(&sent[left]) {
+                        if message < routes[rank].added() {
+                            prop_assert_eq!(*to & from, 0, "nobody is added twice");
+                            *to |= from;
+                        } else {
+                            *to = *from;
+                        }
+                    }
+                }
+            }
+            for rank in &held {
+                prop_assert!(rank[range.clone()].iter().all(|set| *set == (1 << size) - 1));
+            }
+        }
+    }
+}

@@ -169,7 +169,12 @@ impl Communicator {
             starts.push(call::count(total)?);
             total += length as usize;
         }
+        if total == 0 {
+            return Ok(vec![String::new(); self.size]);
+        }
+        // In place, because the address of an empty text may be the number that is MPI_IN_PLACE in Open MPI.
         let mut bytes = vec![0u8; total];
+        bytes[starts[self.rank] as usize..][..text.len()].copy_from_slice(text.as_bytes());
         // SAFETY: counts and starts lie within `bytes`; all buffers live until the request has ended.
         let request = unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -177,8 +182,8 @@ impl Communicator {
             check(
                 "MPI_Iallgatherv",
                 ffi::MPI_Iallgatherv(
-                    text.as_ptr().cast(),
-                    counts[self.rank],
+                    call::in_place(),
+                    0,
                     byte,
                     bytes.as_mut_ptr().cast(),
                     counts.as_ptr(),
@@ -199,6 +204,9 @@ impl Communicator {
     pub fn broadcast_text(&self, text: &str) -> Result<String> {
         let mut length = [if self.rank == 0 { text.len() as u64 } else { 0 }];
         self.reduce(&mut length, Reduction::Max)?;
+        if length[0] == 0 {
+            return Ok(String::new());
+        }
         let mut bytes = if self.rank == 0 { text.as_bytes().to_vec() } else { vec![0; length[0] as usize] };
         let count = call::count(bytes.len())?;
         // SAFETY: `bytes` has `count` bytes on every rank and lives until the request has ended.

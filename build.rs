@@ -1,4 +1,4 @@
-//! Tells the program what it was built from: the git revision and the MPI compiler.
+//! Tells the program what it was built from (the git revision, the MPI compiler) and compiles its one C file.
 //!
 //! Never fails: without git, or in a tarball, the revision is "unknown".
 
@@ -9,8 +9,8 @@ use std::process::Command;
 const SOURCES: [&str; 5] = ["src", "kernels", "build.rs", "Cargo.toml", "Cargo.lock"];
 
 fn main() {
+    compile_constants();
     println!("cargo:rustc-env=DLTRAIN_REVISION={}", revision().unwrap_or_else(|| "unknown".into()));
-    println!("cargo:rerun-if-env-changed=MPICC");
     let mpicc = std::env::var("MPICC").ok().filter(|name| !name.is_empty());
     println!("cargo:rustc-env=DLTRAIN_MPICC={}", mpicc.as_deref().unwrap_or("mpicc"));
 }
@@ -41,4 +41,24 @@ fn revision() -> Option<String> {
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).env("GIT_OPTIONAL_LOCKS", "0").output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// Compiles the one C file: what a C header of MPI defines in a way that no binding generator can read.
+fn compile_constants() {
+    let source = "src/comm/constants.c";
+    println!("cargo:rerun-if-changed={source}");
+    for variable in ["MPICC", "MPI_PKG_CONFIG", "CRAY_MPICH_DIR"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    // The same search as crate `mpi` makes, so that both find the same library.
+    let library = build_probe_mpi::probe().unwrap_or_else(|errors| {
+        let tried: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        panic!("no MPI library found; set MPICC to its compiler wrapper. Tried:\n{}", tried.join("\n"))
+    });
+    let mut build = cc::Build::new();
+    build.file(source).includes(&library.include_paths);
+    if let Some(mpicc) = library.mpicc {
+        build.compiler(mpicc);
+    }
+    build.compile("dltrain_comm");
 }

@@ -1,0 +1,32 @@
+//! `dltrain bench …`: measurements that check the answer before they print a number.
+//!
+//! May use: every room below. Used by: `main`, `cli`.
+
+mod allreduce;
+mod sizes;
+
+use crate::comm::World;
+use crate::error::Result;
+
+/// Measure parts of dltrain on this machine.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Clone, clap::Subcommand)]
+enum What {
+    /// Sums over all ranks, each algorithm beside the MPI library's own
+    Allreduce(allreduce::Args),
+}
+
+/// Runs the measurement. Collective; rank 0 prints.
+///
+/// # Errors
+/// `Internal`, agreed by all ranks, when an answer is wrong; `Usage` when the algorithm asked for cannot run here.
+pub fn run(args: &Args, world: &World) -> Result<()> {
+    match &args.what {
+        What::Allreduce(args) => allreduce::run(args, world),
+    }
+}

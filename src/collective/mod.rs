@@ -1,0 +1,110 @@
+//! Sums over all ranks: one trait, one small file an algorithm. `docs/algorithms.md` gives each one's steps
+//! and bytes on the wire.
+//!
+//! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
+//! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
+//!
+//! May use: `comm`, `error`. Used by: `fusion`, `bench`.
+
+mod part;
+mod ring;
+mod shm;
+mod vendor;
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::comm::{Region, World};
+use crate::config::AllreduceKind;
+use crate::error::{Error, Result};
+
+pub use part::part;
+pub use ring::Ring;
+pub use shm::Shm;
+pub use vendor::Vendor;
+
+/// A range that was prepared.
+pub type Slot = usize;
+
+/// A sum of `f32` over all ranks, in place. All ranks end with the same bits, and a repeat gives them again.
+///
+/// Every rank prepares the same ranges in the same order, and starts the same slots in the same order. Ranges
+/// of slots in flight at one time do not overlap. From `start` until `is_done` the range belongs to the
+/// collective.
+pub trait Allreduce {
+    /// "ring", "shm", "vendor".
+    fn name(&self) -> &'static str;
+
+    /// Prepares the sum of a range, in elements. Collective; not for use within a step.
+    fn prepare(&mut self, range: Range<usize>) -> Result<Slot>;
+
+    /// Starts the sum of a slot that is not in flight. Several slots may be.
+    fn start(&mut self, slot: Slot) -> Result<()>;
+
+    /// Makes a bounded amount of progress (about a chunk's work) on what is in flight and returns whether there
+    /// was any to make. Call it between two compute steps.
+    fn poll(&mut self) -> Result<bool>;
+
+    /// Whether the slot is not, or no longer, in flight.
+    fn is_done(&self, slot: Slot) -> bool;
+}
+
+/// Makes the algorithm asked for. Collective.
+///
+/// # Errors
+/// The same on every rank: `Usage` when shm is asked for and ranks are on several nodes, `Environment` when it is and the region is not
+/// shared.
+pub fn select(kind: AllreduceKind, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+    Ok(match world.agree(resolve(kind, world.nodes(), region.is_shared()))? {
+        AllreduceKind::Shm => Box::new(Shm::new(world, region)),
+        AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
+        _ => Box::new(Ring::new(world, region)?),
+    })
+}
+
+/// What `kind` means on so many nodes.
+fn resolve(kind: AllreduceKind, nodes: usize, shared: bool) -> Result<AllreduceKind> {
+    match kind {
+        AllreduceKind::Auto if nodes == 1 && shared => Ok(AllreduceKind::Shm),
+        AllreduceKind::Auto => Ok(AllreduceKind::Ring),
+        AllreduceKind::Shm if nodes > 1 => Err(Error::usage(format!(
+            "--allreduce shm works within one node, and the ranks are on {nodes}; use auto or ring"
+        ))),
+        AllreduceKind::Shm if !shared => Err(Error::environment(
+            "--allreduce shm needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
+             --shm-size) or use auto or ring",
+        )),
+        other => Ok(other),
+    }
+}
+
+/// Polls until a slot is done, and lets other processes run when there is nothing to do.
+pub fn wait(allreduce: &mut dyn Allreduce, slot: Slot) -> Result<()> {
+    while !allreduce.is_done(slot) {
+        if !allreduce.poll()? {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn auto_takes_shared_memory_on_one_node_and_the_ring_elsewhere() {
+        assert_eq!(resolve(AllreduceKind::Auto, 1, true), Ok(AllreduceKind::Shm));
+        assert_eq!(resolve(AllreduceKind::Auto, 1, false), Ok(AllreduceKind::Ring));
+        assert_eq!(resolve(AllreduceKind::Auto, 2, true), Ok(AllreduceKind::Ring));
+    }
+
+    #[test]
+    fn shm_where_it_cannot_work_is_refused_with_a_remedy() {
+        let error = resolve(AllreduceKind::Shm, 2, true).unwrap_err();
+        assert_eq!(error.kind, Kind::Usage);
+        assert!(error.message.contains("use auto or ring"));
+        assert_eq!(resolve(AllreduceKind::Shm, 1, false).unwrap_err().kind, Kind::Environment);
+    }
+}

@@ -1,0 +1,236 @@
+//! A group of ranks and the small collectives of the control path, each polled to its end.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use mpi::ffi;
+
+use super::call::{self, check};
+use crate::error::{Error, Result};
+
+/// A communicator. It is never freed: freeing is collective, errors unwind ranks one by one, and MPI_Finalize
+/// takes the handful that a run makes.
+pub(super) struct Communicator {
+    raw: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+}
+
+/// What a reduction does to two numbers.
+#[derive(Clone, Copy)]
+pub(super) enum Reduction {
+    Sum,
+    Min,
+    Max,
+}
+
+/// Numbers that the control path reduces.
+pub(super) trait Scalar: Copy {
+    fn datatype() -> ffi::MPI_Datatype;
+}
+
+impl Scalar for f64 {
+    fn datatype() -> ffi::MPI_Datatype {
+        // SAFETY: a constant of the MPI library.
+        unsafe { ffi::RSMPI_DOUBLE }
+    }
+}
+
+impl Scalar for u64 {
+    fn datatype() -> ffi::MPI_Datatype {
+        // SAFETY: a constant of the MPI library.
+        unsafe { ffi::RSMPI_UINT64_T }
+    }
+}
+
+impl Reduction {
+    fn operation(self) -> ffi::MPI_Op {
+        // SAFETY: constants of the MPI library.
+        unsafe {
+            match self {
+                Reduction::Sum => ffi::RSMPI_SUM,
+                Reduction::Min => ffi::RSMPI_MIN,
+                Reduction::Max => ffi::RSMPI_MAX,
+            }
+        }
+    }
+}
+
+impl Communicator {
+    /// All ranks of the job, with failures returned as codes.
+    pub fn world() -> Result<Communicator> {
+        // SAFETY: MPI is initialised (only `World::start` calls this); the handles are constants.
+        let raw = unsafe {
+            let world = ffi::RSMPI_COMM_WORLD;
+            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN))?;
+            world
+        };
+        Communicator::from_raw(raw)
+    }
+
+    fn from_raw(raw: ffi::MPI_Comm) -> Result<Communicator> {
+        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        // SAFETY: a valid communicator and two integers to write to.
+        unsafe {
+            check("MPI_Comm_rank", ffi::MPI_Comm_rank(raw, &mut rank))?;
+            check("MPI_Comm_size", ffi::MPI_Comm_size(raw, &mut size))?;
+        }
+        Ok(Communicator { raw, rank: rank as usize, size: size as usize })
+    }
+
+    pub fn raw(&self) -> ffi::MPI_Comm {
+        self.raw
+    }
+
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The same ranks with message matching of their own. Collective.
+    pub fn duplicate(&self) -> Result<Communicator> {
+        // MPI_Comm_dup spins until all are there; let them come first.
+        self.barrier()?;
+        // SAFETY: a handle to write to; an error handler is inherited.
+        let raw = unsafe {
+            let mut raw = ffi::RSMPI_COMM_NULL;
+            check("MPI_Comm_dup", ffi::MPI_Comm_dup(self.raw, &mut raw))?;
+            raw
+        };
+        Communicator::from_raw(raw)
+    }
+
+    /// The ranks that can share memory with this one, in the order of their ranks here. Collective.
+    pub fn on_this_node(&self) -> Result<Communicator> {
+        self.barrier()?;
+        // SAFETY: a handle to write to; the other arguments are constants.
+        let raw = unsafe {
+            let mut raw = ffi::RSMPI_COMM_NULL;
+            let key = self.rank as c_int;
+            let (kind, info) = (ffi::RSMPI_COMM_TYPE_SHARED, ffi::RSMPI_INFO_NULL);
+            check("MPI_Comm_split_type", ffi::MPI_Comm_split_type(self.raw, kind, key, info, &mut raw))?;
+            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
+            raw
+        };
+        Communicator::from_raw(raw)
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        // SAFETY: a request to write to, polled to its end before anything else happens.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.raw, &mut request))?;
+            request
+        };
+        call::complete(request)
+    }
+
+    /// Replaces each number by its reduction over all ranks.
+    pub fn reduce<T: Scalar>(&self, numbers: &mut [T], reduction: Reduction) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let count = call::count(numbers.len())?;
+        // SAFETY: `numbers` has `count` elements of the type and is borrowed until the request has ended.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let into = numbers.as_mut_ptr().cast::<c_void>();
+            let (datatype, operation) = (T::datatype(), reduction.operation());
+            check(
+                "MPI_Iallreduce",
+                ffi::MPI_Iallreduce(
+                    call::in_place(),
+                    into,
+                    count,
+                    datatype,
+                    operation,
+                    self.raw,
+                    &mut request,
+                ),
+            )?;
+            request
+        };
+        call::complete(request)
+    }
+
+    /// Every rank's text, by rank, on every rank.
+    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        let mut lengths = vec![0u64; self.size];
+        lengths[self.rank] = text.len() as u64;
+        self.reduce(&mut lengths, Reduction::Sum)?;
+        let counts = lengths.iter().map(|&n| call::count(n as usize)).collect::<Result<Vec<_>>>()?;
+        let mut starts = Vec::with_capacity(self.size);
+        let mut total = 0usize;
+        for &length in &lengths {
+            starts.push(call::count(total)?);
+            total += length as usize;
+        }
+        if total == 0 {
+            return Ok(vec![String::new(); self.size]);
+        }
+        // In place, because the address of an empty text may be the number that is MPI_IN_PLACE in Open MPI.
+        let mut bytes = vec![0u8; total];
+        bytes[starts[self.rank] as usize..][..text.len()].copy_from_slice(text.as_bytes());
+        // SAFETY: counts and starts lie within `bytes`; all buffers live until the request has ended.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let byte = ffi::RSMPI_UINT8_T;
+            check(
+                "MPI_Iallgatherv",
+                ffi::MPI_Iallgatherv(
+                    call::in_place(),
+                    0,
+                    byte,
+                    bytes.as_mut_ptr().cast(),
+                    counts.as_ptr(),
+                    starts.as_ptr(),
+                    byte,
+                    self.raw,
+                    &mut request,
+                ),
+            )?;
+            request
+        };
+        call::complete(request)?;
+        let part = |(&start, &length): (&c_int, &u64)| &bytes[start as usize..][..length as usize];
+        starts.iter().zip(&lengths).map(part).map(text_from).collect()
+    }
+
+    /// Rank 0's text on every rank; what the others pass is ignored.
+    pub fn broadcast_text(&self, text: &str) -> Result<String> {
+        let mut length = [if self.rank == 0 { text.len() as u64 } else { 0 }];
+        self.reduce(&mut length, Reduction::Max)?;
+        if length[0] == 0 {
+            return Ok(String::new());
+        }
+        let mut bytes = if self.rank == 0 { text.as_bytes().to_vec() } else { vec![0; length[0] as usize] };
+        let count = call::count(bytes.len())?;
+        // SAFETY: `bytes` has `count` bytes on every rank and lives until the request has ended.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let into = bytes.as_mut_ptr().cast::<c_void>();
+            check("MPI_Ibcast", ffi::MPI_Ibcast(into, count, ffi::RSMPI_UINT8_T, 0, self.raw, &mut request))?;
+            request
+        };
+        call::complete(request)?;
+        text_from(&bytes)
+    }
+}
+
+fn text_from(bytes: &[u8]) -> Result<String> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error::internal("a text came damaged from another rank"))
+}
+
+/// The name that MPI gives this machine.
+pub(super) fn host_name() -> Result<String> {
+    let mut name = [0u8; 4096];
+    let mut length: c_int = 0;
+    // SAFETY: the buffer is larger than MPI_MAX_PROCESSOR_NAME of any library (256).
+    let code = unsafe { ffi::MPI_Get_processor_name(name.as_mut_ptr().cast(), ptr::from_mut(&mut length)) };
+    check("MPI_Get_processor_name", code)?;
+    Ok(call::text_of(&name, length))
+}

@@ -1,0 +1,29 @@
+//! MPI: the world of ranks, messages, and memory that ranks of one node share.
+//!
+//! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
+//! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
+//! which the other ranks of the node map too. `Channel` moves parts of regions between ranks, `Counters` tell
+//! ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
+//! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores).
+//!
+//! May use: `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
+//! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
+#![allow(unsafe_code)]
+
+mod call;
+mod channel;
+mod communicator;
+mod launcher;
+mod library;
+mod region;
+mod topology;
+mod window;
+mod world;
+
+pub use channel::{Channel, Request};
+pub use launcher::launcher_rank;
+pub use library::{Family, Library};
+pub use region::Region;
+pub use topology::Topology;
+pub use window::Counters;
+pub use world::World;

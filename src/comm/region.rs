@@ -1,0 +1,251 @@
+//! Host memory that holds gradients, if possible where the other ranks of the node see it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::communicator::Reduction;
+use super::window::Window;
+use super::world::World;
+use crate::error::{Error, Result};
+
+/// One cache line, one AVX-512 register.
+const ALIGNMENT: usize = 64;
+
+/// Where shared windows live, in Open MPI as in MPICH.
+const SHARED_MEMORY: &std::ffi::CStr = c"/dev/shm";
+
+/// What a window must leave free of /dev/shm: MPI's own messages go through it too.
+const HEADROOM: u64 = 8 << 20;
+
+/// Memory of one rank, read as `f32`, which collectives work on in place.
+///
+/// The methods that read and write go through raw addresses and hand out no references. A range under
+/// reduction belongs to the collective from its start until it is done: nobody else may touch it, on any rank
+/// of the node, or numbers come out wrong.
+pub struct Region {
+    /// This rank's memory.
+    address: *mut f32,
+    elements: usize,
+    bytes: usize,
+    /// Where this process sees the memory of each rank of its node, by local rank; without a window only its own.
+    peers: Vec<*mut f32>,
+    storage: Storage,
+}
+
+enum Storage {
+    Private(Layout),
+    /// Held for its Drop.
+    Shared(#[allow(dead_code)] Window),
+}
+
+impl Region {
+    /// Zeroed memory of the same size on every rank. Collective. With `shared` it lies in a window of the node
+    /// if every node has room for one; else, with one warning, it is private on all ranks.
+    ///
+    /// # Errors
+    /// `Environment`, agreed by all ranks, when there is not that much memory.
+    pub fn allocate(world: &World, bytes: usize, shared: bool) -> Result<Rc<Region>> {
+        if shared && has_room(world, bytes)? {
+            let attempt = Region::in_window(world, bytes);
+            if let Some(region) = accept(world, attempt)? {
+                return Ok(Rc::new(region));
+            }
+        }
+        world.agree(Region::private(bytes)).map(Rc::new)
+    }
+
+    /// Zeroed memory of this rank alone.
+    ///
+    /// # Errors
+    /// `Environment` when there is not that much memory.
+    pub fn private(bytes: usize) -> Result<Region> {
+        let too_much =
+            || Error::environment(format!("cannot allocate {bytes} bytes of host memory for gradients"));
+        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| too_much())?;
+        // SAFETY: the layout's size is not zero.
+        let address = unsafe { alloc_zeroed(layout) }.cast::<f32>();
+        if address.is_null() {
+            return Err(too_much());
+        }
+        let storage = Storage::Private(layout);
+        Ok(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
+    }
+
+    fn in_window(world: &World, bytes: usize) -> Result<Region> {
+        let window = Window::allocate(world, bytes.max(1))?;
+        let peers = (0..world.local_size())
+            .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
+            .collect::<Result<Vec<_>>>()?;
+        let address = peers[world.local_rank()];
+        Ok(Region { address, elements: bytes / 4, bytes, peers, storage: Storage::Shared(window) })
+    }
+
+    pub fn address(&self) -> *mut u8 {
+        self.address.cast()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many `f32` it holds.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Whether the other ranks of the node see this memory.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.storage, Storage::Shared(_))
+    }
+
+    /// Where this process sees the region of a rank of its node.
+    pub fn peer(&self, local_rank: usize) -> Option<*mut u8> {
+        self.is_shared().then(|| self.peers.get(local_rank).map(|part| part.cast()))?
+    }
+
+    /// The address of a range, which is checked to lie within.
+    pub(super) fn at(&self, range: &Range<usize>) -> *mut f32 {
+        self.check(range);
+        self.address.wrapping_add(range.start)
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.elements,
+            "elements {range:?} of {}",
+            self.elements
+        );
+    }
+
+    /// Copies elements in, from `start` on.
+    pub fn write(&self, start: usize, from: &[f32]) {
+        let to = self.at(&(start..start + from.len()));
+        // SAFETY: the range lies within this region; `from` is a reference, and none is handed out to regions.
+        unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) }
+    }
+
+    /// Copies elements out, from `start` on.
+    pub fn read(&self, start: usize, to: &mut [f32]) {
+        let from = self.at(&(start..start + to.len()));
+        // SAFETY: as in `write`.
+        unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Adds elements of another region, from `start` on, to this range.
+    pub fn add(&self, range: Range<usize>, other: &Region, start: usize) {
+        let (count, to) = (range.len(), self.at(&range));
+        let from = other.at(&(start..start + count));
+        assert!(!std::ptr::eq(self, other), "a region added to itself");
+        // SAFETY: both ranges lie within their regions, which are distinct allocations; no reference into a
+        // region exists beyond such a block, and this thread is the only one of the process to touch them.
+        let (to, from) =
+            unsafe { (std::slice::from_raw_parts_mut(to, count), std::slice::from_raw_parts(from, count)) };
+        for (sum, value) in to.iter_mut().zip(from) {
+            *sum += value;
+        }
+    }
+
+    /// Sums a range over all ranks of the node, in the order of local ranks whoever calls it, and writes the sum
+    /// to all of them.
+    pub fn sum_over_node(&self, range: Range<usize>) {
+        /// Stays in the first-level cache while the ranks' blocks stream through.
+        const BLOCK: usize = 1024;
+        self.check(&range);
+        let mut sum = [0f32; BLOCK];
+        for start in range.clone().step_by(BLOCK) {
+            let count = BLOCK.min(range.end - start);
+            let sum = &mut sum[..count];
+            for (index, part) in self.peers.iter().enumerate() {
+                // SAFETY: every peer's region has as many elements as this one, and its ranks leave the range
+                // alone until all of it is summed (the contract of `Region`).
+                let part = unsafe { std::slice::from_raw_parts(part.add(start), count) };
+                if index == 0 {
+                    sum.copy_from_slice(part);
+                } else {
+                    sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+                }
+            }
+            for part in &self.peers {
+                // SAFETY: as above; the slice read from is gone.
+                unsafe { part.add(start).copy_from_nonoverlapping(sum.as_ptr(), count) };
+            }
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Storage::Private(layout) = self.storage {
+            // SAFETY: address and layout are those of the allocation made in `private`.
+            unsafe { dealloc(self.address.cast(), layout) }
+        }
+    }
+}
+
+/// Whether every node has room for a window to which each of its ranks brings `bytes`. Collective; the lowest
+/// rank without room says so.
+fn has_room(world: &World, bytes: usize) -> Result<bool> {
+    let needed = (bytes as u64).saturating_mul(world.local_size() as u64);
+    let free = free_shared_memory();
+    let enough = free >= needed.saturating_add(HEADROOM);
+    let why = format!("/dev/shm has {} MB free and {} MB are needed", free >> 20, needed >> 20);
+    Ok(accept(world, if enough { Ok(()) } else { Err(Error::environment(why)) })?.is_some())
+}
+
+/// A result that all ranks must have for one of them to use it; the lowest rank without it warns. Collective.
+fn accept<T>(world: &World, attempt: Result<T>) -> Result<Option<T>> {
+    let mut lowest = [if attempt.is_ok() { u64::MAX } else { world.rank() as u64 }];
+    world.control().reduce(&mut lowest, Reduction::Min)?;
+    if lowest[0] == u64::MAX {
+        return attempt.map(Some);
+    }
+    if let (Err(error), true) = (&attempt, lowest[0] == world.rank() as u64) {
+        log::warn!(
+            "gradients are not shared within a node, which is slower: {error} on {}. Enlarge /dev/shm there (for a \
+             container: --shm-size)",
+            world.host()
+        );
+    }
+    Ok(None)
+}
+
+/// Free bytes of /dev/shm, 0 where there is none.
+fn free_shared_memory() -> u64 {
+    // SAFETY: statvfs is plain numbers, of which zeros are values; the path is a C string.
+    unsafe {
+        let mut status: libc::statvfs = std::mem::zeroed();
+        if libc::statvfs(SHARED_MEMORY.as_ptr(), &mut status) != 0 {
+            return 0;
+        }
+        status.f_bavail as u64 * status.f_frsize as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_added_where_they_belong() {
+        let (a, b) = (Region::private(40).unwrap(), Region::private(8).unwrap());
+        assert_eq!((a.elements(), a.is_shared(), a.peer(0)), (10, false, None));
+        a.write(3, &[1.0, 2.0, 3.0]);
+        b.write(0, &[10.0, 20.0]);
+        a.add(4..6, &b, 0);
+        let mut read = [9.0; 10];
+        a.read(0, &mut read);
+        assert_eq!(read, [0.0, 0.0, 0.0, 1.0, 12.0, 23.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "elements 8..11 of 10")]
+    fn a_range_beyond_the_end_is_refused() {
+        Region::private(40).unwrap().write(8, &[0.0; 3]);
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error_not_a_crash() {
+        assert!(Region::private(usize::MAX - 4096).is_err());
+    }
+}

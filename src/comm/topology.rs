@@ -1,0 +1,84 @@
+//! Which ranks share a node.
+
+/// The ranks of a job and the nodes they run on, as one rank sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    rank: usize,
+    /// The node of each rank; nodes are numbered by the lowest rank on them.
+    node_of: Vec<usize>,
+    host_of: Vec<String>,
+    nodes: usize,
+}
+
+impl Topology {
+    /// `leaders[r]` is the lowest rank on the node of rank r, `host_of[r]` its host's name.
+    pub(super) fn new(rank: usize, leaders: &[usize], host_of: Vec<String>) -> Topology {
+        let mut distinct = leaders.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let node_of = leaders.iter().map(|leader| distinct.partition_point(|other| other < leader)).collect();
+        Topology { rank, node_of, host_of, nodes: distinct.len() }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub fn size(&self) -> usize {
+        self.node_of.len()
+    }
+
+    /// This rank's place among the ranks of its node.
+    pub fn local_rank(&self) -> usize {
+        let node = self.node();
+        self.node_of[..self.rank].iter().filter(|&&other| other == node).count()
+    }
+
+    /// How many ranks share this node.
+    pub fn local_size(&self) -> usize {
+        let node = self.node();
+        self.node_of.iter().filter(|&&other| other == node).count()
+    }
+
+    /// The number of this rank's node.
+    pub fn node(&self) -> usize {
+        self.node_of[self.rank]
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Whether this is the lowest rank of its node.
+    pub fn is_leader(&self) -> bool {
+        self.local_rank() == 0
+    }
+
+    /// The name of this rank's host.
+    pub fn host(&self) -> &str {
+        &self.host_of[self.rank]
+    }
+
+    /// The name of a rank's host.
+    pub fn host_of(&self, rank: usize) -> &str {
+        &self.host_of[rank]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_numbered_by_their_lowest_rank() {
+        // Ranks dealt out in turn over two nodes, and a third node with one rank.
+        let leaders = [0, 1, 0, 1, 4];
+        let hosts: Vec<String> = ["a", "b", "a", "b", "c"].map(String::from).to_vec();
+        let seen = |rank| Topology::new(rank, &leaders, hosts.clone());
+        let nodes: Vec<usize> = (0..5).map(|rank| seen(rank).node()).collect();
+        assert_eq!(nodes, [0, 1, 0, 1, 2]);
+        assert_eq!((seen(3).local_rank(), seen(3).local_size(), seen(3).nodes()), (1, 2, 3));
+        assert!(seen(4).is_leader() && !seen(2).is_leader());
+        assert_eq!((seen(3).host(), seen(3).host_of(4)), ("b", "c"));
+    }
+}

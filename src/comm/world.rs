@@ -1,0 +1,348 @@
+//! The job: its ranks, what they must agree on, and its end.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+use std::ops::Deref;
+use std::ptr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use mpi::ffi;
+
+use super::call::check;
+use super::communicator::{Communicator, Reduction, host_name};
+use super::launcher::{Launch, launcher_rank};
+use super::library::{Library, thread_level};
+use super::topology::Topology;
+use crate::error::{Error, Kind, Result};
+
+/// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
+/// last thing made from it (regions, channels) are gone. Methods marked collective must be called by every
+/// rank, in the same order.
+///
+/// Derefs to `Topology`: `world.rank()`, `world.local_rank()`, …
+#[derive(Clone)]
+pub struct World {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    control: Communicator,
+    node: Communicator,
+    topology: Topology,
+    library: Library,
+    /// Windows that are no longer used, with the number of their making: see `retire`.
+    retired: RefCell<Vec<(u64, ffi::MPI_Win)>>,
+    made: Cell<u64>,
+    /// The last error that every rank got from `agree` or `same`.
+    agreed: RefCell<Option<Error>>,
+}
+
+impl World {
+    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way.
+    ///
+    /// # Errors
+    /// `Environment` when the launcher started several processes that do not see each other; every process
+    /// gets this error, so print it where `launcher_rank()` is 0. `Foreign` when MPI fails, `Internal` when
+    /// called twice in one process.
+    pub fn start() -> Result<World> {
+        let launch = Launch::from_environment();
+        let mut library = Library::linked();
+        library.launcher = launch.describe().to_string();
+        library.thread_level = initialize()?;
+        let world = Communicator::world()?;
+        if let Err(error) = launch.check(&library, world.size()) {
+            // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
+            unsafe { ffi::MPI_Finalize() };
+            if launcher_rank() > 0 {
+                // The launcher kills the others when one process fails: let the one that prints go first.
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            return Err(error);
+        }
+        // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.
+        let control = world.duplicate()?;
+        let node = control.on_this_node()?;
+        let mut leader = [control.rank() as u64];
+        node.reduce(&mut leader, Reduction::Min)?;
+        let (leaders, hosts): (Vec<usize>, Vec<String>) = control
+            .gather_text(&format!("{} {}", leader[0], host_name()?))?
+            .iter()
+            .map(|text| {
+                let (leader, host) = text.split_once(' ').unwrap_or(("0", text));
+                (leader.parse::<usize>().unwrap_or(0), host.to_string())
+            })
+            .unzip();
+        let topology = Topology::new(control.rank(), &leaders, hosts);
+        let inner = Inner {
+            control,
+            node,
+            topology,
+            library,
+            retired: RefCell::default(),
+            made: Cell::new(0),
+            agreed: RefCell::default(),
+        };
+        Ok(World { inner: Rc::new(inner) })
+    }
+
+    pub fn library(&self) -> &Library {
+        &self.inner.library
+    }
+
+    /// Returns when every rank has called it. Collective.
+    pub fn barrier(&self) -> Result<()> {
+        self.inner.control.barrier()
+    }
+
+    /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.
+    pub fn sum_f64(&self, numbers: &mut [f64]) -> Result<()> {
+        self.inner.control.reduce(numbers, Reduction::Sum)
+    }
+
+    /// Replaces each number by its least over all ranks. Collective.
+    pub fn min_f64(&self, numbers: &mut [f64]) -> Result<()> {
+        self.inner.control.reduce(numbers, Reduction::Min)
+    }
+
+    /// Replaces each number by its greatest over all ranks. Collective.
+    pub fn max_f64(&self, numbers: &mut [f64]) -> Result<()> {
+        self.inner.control.reduce(numbers, Reduction::Max)
+    }
+
+    /// Every rank's text, by rank, on every rank. Collective.
+    pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        self.inner.control.gather_text(text)
+    }
+
+    /// Rank 0's text on every rank; what the others pass is ignored. Collective.
+    pub fn broadcast_text(&self, text: &str) -> Result<String> {
+        self.inner.control.broadcast_text(text)
+    }
+
+    /// Makes one result of every rank's: if any rank failed, all return the error of the lowest rank that did,
+    /// with its rank and host named unless all ranks failed alike. Collective: put it behind whatever may fail
+    /// on one rank only, so that no rank waits for one that has given up.
+    pub fn agree<T>(&self, local: Result<T>) -> Result<T> {
+        let mut healthy = [u64::from(local.is_ok())];
+        self.inner.control.reduce(&mut healthy, Reduction::Min)?;
+        if healthy[0] == 1 {
+            return local;
+        }
+        let report = match &local {
+            Ok(_) => String::new(),
+            Err(error) => format!("{} {}", error.kind as u8, error.message),
+        };
+        let reports = self.gather_text(&report)?;
+        Err(self.agreed(common_error(&reports, |rank| self.host_of(rank))))
+    }
+
+    /// Compares named values that must be equal on every rank (flags, data, plan). Collective; a hash is
+    /// compared first, so that equality costs one small message.
+    ///
+    /// # Errors
+    /// `Mismatch`, the same on every rank, naming the first item that differs, both values, ranks and hosts.
+    pub fn same(&self, items: &[(String, String)]) -> Result<()> {
+        let hash = hash_of(items);
+        // The minimum of the complement is the complement of the maximum: both in one reduction.
+        let mut range = [hash, !hash];
+        self.inner.control.reduce(&mut range, Reduction::Min)?;
+        if range[0] == !range[1] {
+            return Ok(());
+        }
+        let text = serde_json::to_string(items)
+            .map_err(|error| Error::internal(format!("cannot write items to compare: {error}")))?;
+        let lists = self.gather_text(&text)?;
+        Err(self.agreed(difference(&lists, |rank| self.host_of(rank))))
+    }
+
+    /// Whether every rank has returned this very error from `agree` or `same`. If so the job can end in order;
+    /// if not, other ranks may be waiting for this one, and only `abort` ends them.
+    pub fn is_agreed(&self, error: &Error) -> bool {
+        self.inner.agreed.borrow().as_ref() == Some(error)
+    }
+
+    fn agreed(&self, error: Error) -> Error {
+        *self.inner.agreed.borrow_mut() = Some(error.clone());
+        error
+    }
+
+    /// Ends the whole job now, this process with `code` and the others by the launcher's hand.
+    pub fn abort(&self, code: i32) -> ! {
+        abort(code)
+    }
+
+    pub(super) fn control(&self) -> &Communicator {
+        &self.inner.control
+    }
+
+    pub(super) fn node_communicator(&self) -> &Communicator {
+        &self.inner.node
+    }
+
+    /// A number for each window, counted alike on every rank.
+    pub(super) fn next_window(&self) -> u64 {
+        self.inner.made.replace(self.inner.made.get() + 1)
+    }
+
+    /// Takes over a window that is no longer used. It is freed at the end, where all ranks meet anyway:
+    /// freeing is collective, and a rank that unwinds from an error must not wait for the others.
+    pub(super) fn retire(&self, number: u64, window: ffi::MPI_Win) {
+        self.inner.retired.borrow_mut().push((number, window));
+    }
+}
+
+impl Deref for World {
+    type Target = Topology;
+
+    fn deref(&self) -> &Topology {
+        &self.inner.topology
+    }
+}
+
+/// MPI_Init_thread; returns the thread level granted.
+fn initialize() -> Result<&'static str> {
+    let (mut already, mut level): (c_int, c_int) = (0, 0);
+    // SAFETY: integers to write to; null arguments are allowed since MPI-2.
+    unsafe {
+        ffi::MPI_Initialized(&mut already);
+        if already != 0 {
+            return Err(Error::internal("MPI can be started only once in a process"));
+        }
+        let wanted = ffi::RSMPI_THREAD_FUNNELED;
+        let code = ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), wanted, &mut level);
+        check("MPI_Init_thread", code)?;
+        if level < wanted {
+            return Err(Error::environment(format!(
+                "{} grants thread level {} only; a library built with threads (funneled) is needed",
+                Library::linked(),
+                thread_level(level)
+            )));
+        }
+    }
+    Ok(thread_level(level))
+}
+
+fn abort(code: i32) -> ! {
+    // SAFETY: allowed at any time between MPI_Init and MPI_Finalize.
+    unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
+    // Only a library that failed to abort comes here.
+    std::process::exit(code)
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The other ranks know nothing of the panic and would wait for ever.
+            abort(Kind::Internal as i32);
+        }
+        // MPI_Win_free and MPI_Finalize spin until all are there; let them come first. Nothing can be done
+        // about a failure on the way out.
+        let _ = self.control.barrier();
+        let windows = self.retired.get_mut();
+        windows.sort_unstable_by_key(|(number, _)| *number);
+        for (_, window) in windows {
+            // SAFETY: allocated by `Window::allocate`, in this order on every rank, and nothing uses it.
+            unsafe {
+                ffi::MPI_Win_unlock_all(*window);
+                ffi::MPI_Win_free(window);
+            }
+        }
+        // SAFETY: MPI is initialised, and everything made from it is gone: it held this `Inner`.
+        unsafe { ffi::MPI_Finalize() };
+    }
+}
+
+/// The error that stands for all: `reports[r]` is "code message", or empty where rank r is healthy.
+fn common_error<'a>(reports: &[String], host_of: impl Fn(usize) -> &'a str) -> Error {
+    let first = reports.iter().position(|report| !report.is_empty()).unwrap_or(0);
+    let report = &reports[first];
+    let (code, message) = report.split_once(' ').unwrap_or(("1", report));
+    let kind = Kind::from_code(code.parse().unwrap_or(1));
+    if reports.iter().all(|other| other == report) {
+        return Error::new(kind, message);
+    }
+    Error::new(kind, format!("{message} (rank {first} on {})", host_of(first)))
+}
+
+/// The first item in which some rank differs from rank 0, as an error. `lists[r]` is rank r's items in JSON.
+fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error {
+    let lists: Vec<Vec<(String, String)>> =
+        lists.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect();
+    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+    for index in 0..longest {
+        let here = lists[0].get(index);
+        let Some(rank) = lists.iter().position(|list| list.get(index) != here) else { continue };
+        let there = lists[rank].get(index);
+        let place = |rank| format!("rank {rank} on {}", host_of(rank));
+        let text = match (here, there) {
+            (Some((name, a)), Some((other, b))) if name == other => {
+                format!("ranks differ in {name}: {a} ({}), {b} ({})", place(0), place(rank))
+            }
+            _ => {
+                let show = |item: Option<&(String, String)>| {
+                    item.map_or("nothing".to_string(), |(name, value)| format!("{name} = {value}"))
+                };
+                format!("ranks differ: {} ({}), {} ({})", show(here), place(0), show(there), place(rank))
+            }
+        };
+        return Error::new(
+            Kind::Mismatch,
+            format!("{text}; start every rank with the same program, flags and data"),
+        );
+    }
+    Error::internal("ranks differ in a hash but in no item")
+}
+
+/// FNV-1a over all names and values, each followed by a byte that no text contains.
+fn hash_of(items: &[(String, String)]) -> u64 {
+    let texts = items.iter().flat_map(|(name, value)| [name, value]);
+    let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTS: [&str; 3] = ["a", "b", "c"];
+
+    fn item(name: &str, value: &str) -> (String, String) {
+        (name.to_string(), value.to_string())
+    }
+
+    #[test]
+    fn the_lowest_failing_rank_speaks_and_is_named_unless_all_failed_alike() {
+        let reports = ["", "3 labels: truncated", "1 other"].map(String::from);
+        let error = common_error(&reports, |rank| HOSTS[rank]);
+        assert_eq!(error, Error::new(Kind::Data, "labels: truncated (rank 1 on b)"));
+        let alike = ["2 --batch is 0", "2 --batch is 0"].map(String::from);
+        assert_eq!(common_error(&alike, |rank| HOSTS[rank]), Error::usage("--batch is 0"));
+    }
+
+    #[test]
+    fn the_first_item_that_differs_is_named_with_values_ranks_and_hosts() {
+        let lists = [
+            vec![item("model", "m"), item("batch", "32"), item("seed", "1")],
+            vec![item("model", "m"), item("batch", "32"), item("seed", "2")],
+            vec![item("model", "m"), item("batch", "64"), item("seed", "1")],
+        ];
+        let texts: Vec<String> = lists.iter().map(|list| serde_json::to_string(list).unwrap()).collect();
+        let error = difference(&texts, |rank| HOSTS[rank]);
+        assert_eq!(error.kind, Kind::Mismatch);
+        assert!(
+            error.message.starts_with("ranks differ in batch: 32 (rank 0 on a), 64 (rank 2 on c)"),
+            "{error}"
+        );
+        let missing = [texts[0].clone(), serde_json::to_string(&lists[1][..2]).unwrap()];
+        let error = difference(&missing, |rank| HOSTS[rank]);
+        assert!(error.message.contains("seed = 1 (rank 0 on a), nothing (rank 1 on b)"), "{error}");
+    }
+
+    #[test]
+    fn a_hash_tells_items_from_their_neighbours() {
+        assert_ne!(hash_of(&[item("a", "bc")]), hash_of(&[item("ab", "c")]));
+        assert_ne!(hash_of(&[item("a", ""), item("", "")]), hash_of(&[item("a", "")]));
+        assert_eq!(hash_of(&[item("a", "b")]), hash_of(&[item("a", "b")]));
+    }
+}

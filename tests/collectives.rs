@@ -1,0 +1,317 @@
+//! What a user relies on when ranks meet: run as real jobs under the launcher of the MPI library in use.
+//!
+//! - every algorithm gives the serial sum, whatever the number of ranks and the length
+//! - nobody waits for a rank that computes, once it has arrived (shm)
+//! - under a launcher of another MPI the job stops with one message that says what to type
+//! - errors, names and numbers cross ranks; ranks that must agree and do not are named
+//! - a rank that fails, panics or dies takes the job with it
+//! - without room in /dev/shm everything still works, and says so
+//!
+//! The launcher is `DLTRAIN_MPIRUN` ("mpirun --oversubscribe"), by default the one of the library linked. Jobs
+//! are dltrain itself, or this test program started again for the test `scene`, which does what
+//! `DLTRAIN_SCENE` says.
+
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use dltrain::collective::{Algorithm, select, wait};
+use dltrain::comm::{Family, Library, Region, World};
+use dltrain::error::{Error, Kind};
+
+const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
+
+/// One job at a time: two would fight for the cores and wait for each other's ranks.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+fn installed(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// How jobs of an MPI family are started here, if they can be.
+fn launcher_of(family: Family) -> Option<Vec<String>> {
+    let candidates: [&[&str]; 2] = match family {
+        Family::OpenMpi => {
+            [&["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], &["mpirun", "--oversubscribe"]]
+        }
+        _ => [&["mpiexec.mpich"], &["mpiexec"]],
+    };
+    let found = candidates.iter().find(|words| installed(words[0]))?;
+    Some(found.iter().map(ToString::to_string).collect())
+}
+
+fn launcher() -> Vec<String> {
+    match std::env::var("DLTRAIN_MPIRUN") {
+        Ok(words) => words.split_whitespace().map(String::from).collect(),
+        Err(_) => launcher_of(Library::linked().family).expect("no launcher found; set DLTRAIN_MPIRUN"),
+    }
+}
+
+/// Runs `command` under a limit that no healthy job comes near; a job that hangs fails with code 124.
+fn run(command: &[String]) -> Output {
+    let _alone = MACHINE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut limited = Command::new("timeout");
+    limited.args(["-k", "5", "60"]).args(command).env("RUST_LOG", "warn");
+    limited.output().expect("cannot run `timeout`")
+}
+
+fn job_under(launcher: &[String], ranks: usize, program: &[&str]) -> Output {
+    let ranks = ["-n".to_string(), ranks.to_string()];
+    run(&[launcher, &ranks, &program.iter().map(ToString::to_string).collect::<Vec<_>>()].concat())
+}
+
+fn job(ranks: usize, program: &[&str]) -> Output {
+    job_under(&launcher(), ranks, program)
+}
+
+/// A job of this program in which each rank plays the scene.
+fn play(scene: &str, ranks: usize) -> Output {
+    let this = std::env::current_exe().unwrap();
+    let variable = format!("DLTRAIN_SCENE={scene}");
+    let this = this.to_str().unwrap();
+    job(ranks, &["env", &variable, this, "--ignored", "--exact", "scene", "--nocapture", "--test-threads=1"])
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn assert_passes(output: &Output) {
+    assert!(output.status.success(), "{}\n{}", output.status, text(output));
+}
+
+/// Asserts that the job failed, and by itself.
+fn assert_fails(output: &Output) {
+    let code = output.status.code();
+    assert!(code.is_some_and(|code| code != 0 && code != 124), "{}\n{}", output.status, text(output));
+}
+
+#[test]
+fn every_algorithm_gives_the_serial_sum() {
+    let lengths = ["0", "1", "2", "7", "1009", "100003", "1000001"];
+    for ranks in [1, 2, 3, 4, 5, 7, 8] {
+        let lengths_flag = lengths.join(",");
+        let output = job(ranks, &[DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", &lengths_flag]);
+        assert_passes(&output);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
+        for length in lengths {
+            for algorithm in ["vendor", "ring", "shm"] {
+                let row = [length, algorithm, "0"];
+                let found = stdout
+                    .lines()
+                    .any(|line| line.split_whitespace().rev().take(3).eq(row.into_iter().rev()));
+                assert!(found, "no row {row:?} at {ranks} ranks:\n{stdout}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_measurement_shows_every_algorithm_beside_the_librarys_own() {
+    let output = job(2, &[DLTRAIN, "bench", "allreduce", "--sizes", "4K,64K", "--iterations", "3"]);
+    assert_passes(&output);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    for name in ["MPI_Allreduce", "vendor", "ring", "shm"] {
+        let rows = stdout.lines().filter(|line| !line.starts_with('#') && line.contains(name));
+        assert_eq!(rows.count(), 2, "{stdout}");
+    }
+}
+
+#[test]
+fn a_launcher_of_another_mpi_is_refused_with_one_message() {
+    let (other, program) = match Library::linked().family {
+        Family::OpenMpi => (Family::Mpich, "mpiexec.mpich"),
+        _ => (Family::OpenMpi, "mpirun.openmpi"),
+    };
+    if !installed(program) {
+        eprintln!("skipped: {program} is not installed");
+        return;
+    }
+    let begin = Instant::now();
+    let output = job_under(&launcher_of(other).unwrap(), 3, &[DLTRAIN, "bench", "allreduce", "--check-only"]);
+    assert_fails(&output);
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    let text = text(&output);
+    assert_eq!(text.matches("started 3 processes").count(), 1, "{text}");
+    let linked = Library::linked();
+    assert!(text.contains(&linked.to_string()), "{text}");
+    let remedy = if linked.family == Family::OpenMpi { "mpirun.openmpi" } else { "mpiexec.mpich" };
+    assert!(text.contains(remedy), "{text}");
+}
+
+#[test]
+fn without_a_launcher_one_rank_works_the_same_way() {
+    let output =
+        run(&[DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", "0,1000"].map(String::from));
+    assert_passes(&output);
+    assert!(text(&output).contains("1 ranks on 1 node(s)"));
+}
+
+#[test]
+fn texts_and_numbers_cross_ranks() {
+    assert_passes(&play("texts", 3));
+}
+
+#[test]
+fn ranks_agree_on_an_error() {
+    assert_passes(&play("agree", 4));
+}
+
+#[test]
+fn ranks_that_differ_are_named() {
+    assert_passes(&play("same", 3));
+}
+
+#[test]
+fn nobody_waits_for_a_rank_that_computes_once_it_has_arrived() {
+    assert_passes(&play("busy", 3));
+}
+
+#[test]
+fn a_rank_that_fails_alone_leaves_without_waiting_and_ends_the_job() {
+    assert_fails(&play("leaves", 3));
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_job() {
+    assert_fails(&play("panics", 3));
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_job() {
+    assert_fails(&play("dies", 3));
+}
+
+#[test]
+fn without_room_in_dev_shm_gradients_are_private_and_one_warning_says_so() {
+    // A /dev/shm of 24 MB in a mount namespace of its own; two ranks want 16 MB each.
+    let small = "mount -t tmpfs -o size=24m tmpfs /dev/shm && exec \"$@\"";
+    let small: Vec<String> =
+        ["unshare", "--mount", "sh", "-c", small, "sh"].iter().map(ToString::to_string).collect();
+    if !run(&[small.as_slice(), &["true".to_string()]].concat()).status.success() {
+        eprintln!("skipped: a mount namespace needs root");
+        return;
+    }
+    let bench = [DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", "4000000"];
+    let output = job_under(&[small.clone(), launcher()].concat(), 2, &bench);
+    assert_passes(&output);
+    let said = text(&output);
+    assert!(said.contains("private memory") && said.contains(" ring ") && !said.contains(" shm "), "{said}");
+    assert_eq!(said.matches("Enlarge /dev/shm").count(), 1, "{said}");
+
+    // Asked for by name, it is an error: nobody should measure one algorithm and get another.
+    let asked = [&bench[..], &["--algorithm", "shm"]].concat();
+    let output = job_under(&[small, launcher()].concat(), 2, &asked);
+    assert_fails(&output);
+    assert_eq!(text(&output).matches("--allreduce shm needs shared memory").count(), 1, "{}", text(&output));
+}
+
+/// What each rank of a job started by `play` does.
+#[test]
+#[ignore = "a rank of a job that another test starts"]
+fn scene() {
+    let world = World::start().unwrap();
+    match std::env::var("DLTRAIN_SCENE").as_deref() {
+        Ok("texts") => texts(&world),
+        Ok("agree") => agree(&world),
+        Ok("same") => same(&world),
+        Ok("busy") => busy(&world),
+        Ok("leaves") => leaves(&world),
+        Ok("panics") => {
+            assert_ne!(world.rank(), 1, "rank 1 panics");
+            world.barrier().unwrap();
+        }
+        Ok("dies") => {
+            if world.rank() == 1 {
+                std::process::abort();
+            }
+            world.barrier().unwrap();
+        }
+        other => panic!("DLTRAIN_SCENE is {other:?}"),
+    }
+}
+
+fn texts(world: &World) {
+    let rank = world.rank();
+    // Texts of unlike length, one empty, one not ASCII.
+    let own = ["", "rank eins: ä", "two"][rank];
+    assert_eq!(world.gather_text(own).unwrap(), ["", "rank eins: ä", "two"]);
+    assert_eq!(world.broadcast_text(if rank == 0 { "von 0" } else { "ignored" }).unwrap(), "von 0");
+    assert_eq!(world.broadcast_text("").unwrap(), "");
+    assert_eq!(world.gather_text("").unwrap(), ["", "", ""]);
+    let numbers = || [rank as f64, -1.5];
+    let (mut sum, mut min, mut max) = (numbers(), numbers(), numbers());
+    world.sum_f64(&mut sum).unwrap();
+    world.min_f64(&mut min).unwrap();
+    world.max_f64(&mut max).unwrap();
+    assert_eq!((sum, min, max), ([3.0, -4.5], [0.0, -1.5], [2.0, -1.5]));
+    world.sum_f64(&mut []).unwrap();
+    assert_eq!((world.local_rank(), world.local_size(), world.node(), world.nodes()), (rank, 3, 0, 1));
+    assert_eq!(world.host_of(2), world.host());
+    assert!(World::start().is_err());
+}
+
+fn agree(world: &World) {
+    let rank = world.rank();
+    assert_eq!(world.agree(Ok(rank)), Ok(rank));
+    // Two ranks fail, each with its own story.
+    let local = if rank == 1 || rank == 3 { Err(Error::usage(format!("story {rank}"))) } else { Ok(()) };
+    let error = world.agree(local).unwrap_err();
+    assert_eq!(error, Error::usage(format!("story 1 (rank 1 on {})", world.host_of(1))));
+    assert!(world.is_agreed(&error));
+    assert!(!world.is_agreed(&Error::usage("story 1")));
+    let alike: Result<(), _> = Err(Error::new(Kind::Data, "no such file"));
+    assert_eq!(world.agree(alike), Err(Error::new(Kind::Data, "no such file")));
+}
+
+fn same(world: &World) {
+    let items = |batch: &str| -> Vec<(String, String)> {
+        [("model", "mnist_small"), ("batch", batch), ("seed", "1")]
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .to_vec()
+    };
+    world.same(&items("32")).unwrap();
+    let error = world.same(&items(if world.rank() == 2 { "64" } else { "32" })).unwrap_err();
+    let host = world.host();
+    assert_eq!(error.kind, Kind::Mismatch);
+    let expected = format!("ranks differ in batch: 32 (rank 0 on {host}), 64 (rank 2 on {host})");
+    assert!(error.message.starts_with(&expected), "{error}");
+    assert!(world.is_agreed(&error));
+}
+
+fn busy(world: &World) {
+    let length = 1_000_000;
+    let region = Region::allocate(world, 4 * length, true).unwrap();
+    assert!(region.is_shared());
+    let mut shm = select(Algorithm::Auto, world, &region).unwrap();
+    assert_eq!(shm.name(), "shm");
+    let slot = shm.prepare(0..length).unwrap();
+    region.write(0, &vec![1.0; length]);
+    shm.start(slot).unwrap();
+    if world.rank() > 0 {
+        wait(&mut *shm, slot).unwrap();
+    }
+    // Rank 0 has not polled once when the others are through.
+    world.barrier().unwrap();
+    let mut sums = vec![0.0; length];
+    region.read(0, &mut sums);
+    assert!(sums.iter().all(|&sum| sum == 3.0));
+    wait(&mut *shm, slot).unwrap();
+}
+
+fn leaves(world: &World) {
+    let attempt = || -> Result<(), Error> {
+        let region = Region::allocate(world, 1 << 20, true)?;
+        let mut ring = select(Algorithm::Ring, world, &region)?;
+        let slot = ring.prepare(0..1000)?;
+        if world.rank() == 1 {
+            return Err(Error::usage("alone"));
+        }
+        ring.start(slot)?;
+        wait(&mut *ring, slot)
+    };
+    let error = attempt().unwrap_err();
+    assert!(!world.is_agreed(&error));
+    world.abort(error.exit_code());
+}

@@ -1,0 +1,51 @@
+# One word a task; `make help` lists them.
+#
+#   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
+#   FEATURES=static     build HDF5 along, in place of the system's
+#   ARGS=…              flags added to `make run`
+
+ifeq ($(origin MPI),undefined)
+MPI := $(shell .ci/env default)
+MPIS := openmpi mpich
+else
+MPIS := $(MPI)
+endif
+export FEATURES
+
+WITH_MPI = eval "$$(.ci/env $(MPI))" &&
+CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
+DLTRAIN = target/$(MPI)/release/dltrain
+
+.PHONY: help deps build run test test-one lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+deps: ## install what is missing
+	@.ci/deps $(MPI)
+
+# oneDNN is loaded at run time: where the loader would not find it, it lies beside the executable.
+build: deps ## build target/<mpi>/release/dltrain
+	@$(WITH_MPI) cargo build $(CARGO_FLAGS) && \
+	if [ -n "$$DLTRAIN_DNNL" ]; then ln -sfr "$$DLTRAIN_DNNL" $(dir $(DLTRAIN))libdnnl.so.3; fi
+
+run: build ## train on the handwritten digits with two ranks
+	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
+
+test: ## run every test, under Open MPI and under MPICH
+	@.ci/deps $(MPIS)
+	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
+
+test-one: build
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
+
+lint: deps ## check format, warnings, scripts and which room uses which
+	@.ci/lint
+	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+
+bench: build ## measure against PyTorch (installs it: 5.5 GB)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/mnist_small/run.sh $(DLTRAIN)
+
+clean: ## remove what was built, not what was installed
+	rm -rf target

@@ -93,11 +93,11 @@ pub(super) struct ResultsFile {
 
 impl ResultsFile {
     /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file.
-    pub fn create(path: &Path, about: &Description, extra: &[(String, String)]) -> Result<ResultsFile> {
+    pub fn create(path: &Path, about: &Description, added: &[(&str, String)]) -> Result<ResultsFile> {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));
         }
-        Self::build(path, about, extra).map_err(|error| {
+        Self::build(path, about, added).map_err(|error| {
             let text = error.to_string();
             let hint = match text.contains("unable to lock file") {
                 true => "; this file system knows no locks: set HDF5_USE_FILE_LOCKING=FALSE",
@@ -107,12 +107,12 @@ impl ResultsFile {
         })
     }
 
-    fn build(path: &Path, about: &Description, extra: &[(String, String)]) -> hdf5::Result<ResultsFile> {
+    fn build(path: &Path, about: &Description, added: &[(&str, String)]) -> hdf5::Result<ResultsFile> {
         // SWMR needs the format of HDF5 1.10; no newer one, so that every HDF5 from 1.10 on reads the file.
         let file = File::with_options()
             .with_fapl(|access| access.libver_bounds(LibraryVersion::V110, LibraryVersion::V110))
             .create_excl(path)?;
-        Self::fill(file, path, about, extra).inspect_err(|_| {
+        Self::fill(file, path, about, added).inspect_err(|_| {
             // Half a file would only stand in the way of the next try.
             let _ = std::fs::remove_file(path);
         })
@@ -122,12 +122,13 @@ impl ResultsFile {
         file: File,
         path: &Path,
         about: &Description,
-        extra: &[(String, String)],
+        added: &[(&str, String)],
     ) -> hdf5::Result<ResultsFile> {
         text(&file, "format", "dltrain results")?;
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
         let config = file.create_group("config")?;
-        for (name, value) in about.attributes.iter().chain(extra) {
+        let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
+        for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
             text(&config, name, value)?;
         }
         let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;

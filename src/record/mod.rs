@@ -199,15 +199,15 @@ impl Recorder {
         if place.rank != 0 {
             return Ok(Recorder { writer: None });
         }
-        let added = [
+        let mut added = vec![
             ("revision", git_revision().to_string()),
             ("mpicc", mpicc().to_string()),
             ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
             ("hdf5_version", hdf5_version()),
             ("ranks", place.size.to_string()),
             ("started", date::iso(std::time::SystemTime::now())),
-        ]
-        .map(|(name, value)| (name.to_string(), value));
+        ];
+        added.retain(|(name, _)| about.attributes.iter().all(|(given, _)| given != name));
         let file = path.map(|path| ResultsFile::create(path, about, &added)).transpose()?;
         terminal::say(&table::introduction(place, about));
         terminal::start_bar(about.steps);
@@ -237,13 +237,6 @@ impl Recorder {
     pub fn epoch(&mut self, record: &EpochRecord) {
         if let Some(writer) = &mut self.writer {
             writer.epoch(record);
-        }
-    }
-
-    /// A line for the reader, from rank 0 only.
-    pub fn say(&self, text: &str) {
-        if self.writer.is_some() {
-            terminal::say(text);
         }
     }
 
@@ -362,7 +355,7 @@ impl Drop for Writer {
     }
 }
 
-/// Prints text for the reader, once for the whole job: for what is said outside a recorded run.
+/// Text for the reader on standard output, said once for the whole job.
 pub fn say(place: Place, text: &str) {
     if place.rank == 0 {
         terminal::say(text);

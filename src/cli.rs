@@ -13,7 +13,13 @@ use dltrain::error::{Error, Result};
 /// Every rank trains on its share of the images; gradients are averaged while the backward pass goes on. Without
 /// --data the images are synthetic and the run is a benchmark of 10 + 100 steps.
 #[derive(Debug, Parser)]
-#[command(name = "dltrain", version, max_term_width = 110, args_conflicts_with_subcommands = true, args_override_self = true)]
+#[command(
+    name = "dltrain",
+    version,
+    max_term_width = 110,
+    args_conflicts_with_subcommands = true,
+    args_override_self = true
+)]
 #[command(after_help = "Examples:
   mpirun -n 2 dltrain --model mnist_small --data data/digits
   srun -N 4 dltrain --model mnist_large --batch 128

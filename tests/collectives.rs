@@ -15,8 +15,9 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use dltrain::collective::{Algorithm, select, wait};
+use dltrain::collective::{select, wait};
 use dltrain::comm::{Family, Library, Region, World};
+use dltrain::config::AllreduceKind;
 use dltrain::error::{Error, Kind};
 
 const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
@@ -284,7 +285,7 @@ fn busy(world: &World) {
     let length = 1_000_000;
     let region = Region::allocate(world, 4 * length, true).unwrap();
     assert!(region.is_shared());
-    let mut shm = select(Algorithm::Auto, world, &region).unwrap();
+    let mut shm = select(AllreduceKind::Auto, world, &region).unwrap();
     assert_eq!(shm.name(), "shm");
     let slot = shm.prepare(0..length).unwrap();
     region.write(0, &vec![1.0; length]);
@@ -303,7 +304,7 @@ fn busy(world: &World) {
 fn leaves(world: &World) {
     let attempt = || -> Result<(), Error> {
         let region = Region::allocate(world, 1 << 20, true)?;
-        let mut ring = select(Algorithm::Ring, world, &region)?;
+        let mut ring = select(AllreduceKind::Ring, world, &region)?;
         let slot = ring.prepare(0..1000)?;
         if world.rank() == 1 {
             return Err(Error::usage("alone"));

@@ -6,6 +6,8 @@
 
 mod support;
 
+use std::slice::from_ref;
+
 use dltrain::device::Scalars;
 use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec, dims, windows};
 use dltrain::random::{Purpose, Stream, key};
@@ -82,7 +84,7 @@ proptest! {
         }
         let y = [f32s(dims([n, o * groups, oh, ow]))];
         let r = random(y[0].shape.clone(), 4);
-        let dx = &run(Op::Conv2dBackwardData(conv), &[r.clone(), weight], &[x.0.clone()])[0];
+        let dx = &run(Op::Conv2dBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
         let specs: Vec<Spec> = inputs[1..].iter().map(|(spec, _)| spec.clone()).collect();
         let dw = run(Op::Conv2dBackwardWeights(conv), &[x, r.clone()], &specs);
         let case = Case { op: Op::Conv2d(conv), inputs: &inputs, outputs: &y, r: &r.1 };
@@ -100,7 +102,7 @@ proptest! {
         let y = [f32s(dims([n, o]))];
         let r = random(y[0].shape.clone(), 4);
         let backward = Op::LinearBackwardData { bias: true };
-        let dx = &run(backward, &[r.clone(), weight.clone()], &[x.0.clone()])[0];
+        let dx = &run(backward, &[r.clone(), weight.clone()], from_ref(&x.0))[0];
         let specs = [weight.0, inputs[2].0.clone()];
         let dw = run(Op::LinearBackwardWeights { bias: true }, &[x, r.clone()], &specs);
         let op = Op::Linear { bias: true, relu: false };
@@ -120,7 +122,7 @@ proptest! {
         let x = random(dims([2, 2, h, w]), 1);
         let y = [f32s(dims([2, 2, oh, ow]))];
         let r = random(y[0].shape.clone(), 2);
-        let dx = &run(Op::AvgPoolBackward(pool), std::slice::from_ref(&r), &[x.0.clone()])[0];
+        let dx = &run(Op::AvgPoolBackward(pool), from_ref(&r), from_ref(&x.0))[0];
         Case { op: Op::AvgPool(pool), inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
@@ -135,9 +137,9 @@ proptest! {
         let y = f32s(dims([1, 2, oh, ow]));
         let outputs = [y.clone(), Spec { dtype: DType::Saved, ..y }];
         let r = random(outputs[0].shape.clone(), 2);
-        let winners = run(Op::MaxPool(pool), std::slice::from_ref(&x), &outputs)[1].clone();
+        let winners = run(Op::MaxPool(pool), from_ref(&x), &outputs)[1].clone();
         let backward = [r.clone(), (outputs[1].clone(), winners)];
-        let dx = &run(Op::MaxPoolBackward(pool), &backward, &[x.0.clone()])[0];
+        let dx = &run(Op::MaxPoolBackward(pool), &backward, from_ref(&x.0))[0];
         Case { op: Op::MaxPool(pool), inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 256.0, 0.0);
     }
 
@@ -146,7 +148,7 @@ proptest! {
         let x = random(dims([n, features]), 1);
         let r = random(dims([n, features]), 2);
         let backward = Op::DropoutBackward { p, layer: 2 };
-        let dx = &run(backward, std::slice::from_ref(&r), &[x.0.clone()])[0];
+        let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
         Case { op: Op::Dropout { p, layer: 2 }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
@@ -173,8 +175,8 @@ proptest! {
 fn relu() {
     let x: Operand = (f32s(dims([1, 4])), vec![-1.0, -0.25, 0.25, 2.0]);
     let r: Operand = (f32s(dims([1, 4])), vec![0.5, 1.0, -2.0, 3.0]);
-    let y = run(Op::Relu, std::slice::from_ref(&x), &[x.0.clone()])[0].clone();
-    let dx = &run(Op::ReluBackward, &[r.clone(), (x.0.clone(), y)], &[x.0.clone()])[0];
+    let y = run(Op::Relu, from_ref(&x), from_ref(&x.0))[0].clone();
+    let dx = &run(Op::ReluBackward, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
     assert_eq!(dx, &[0.0, 0.0, -2.0, 3.0]);
     let outputs = [x.0.clone()];
     Case { op: Op::Relu, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 0.125, 0.0);

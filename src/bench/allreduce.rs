@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::sizes::{Sizes, show};
 use crate::collective::{Allreduce, Slot, part, select, wait};
-use crate::config::AllreduceKind;
 use crate::comm::{Channel, Region, World};
+use crate::config::AllreduceKind;
 use crate::error::{Error, Kind, Result};
 
 #[derive(Debug, Clone, clap::Args)]

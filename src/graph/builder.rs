@@ -39,7 +39,8 @@ impl Builder {
     /// A convolution to `channels` output channels. Parameters `name.weight`, `name.bias`.
     pub fn conv2d(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        if conv.groups == 0 || c % conv.groups != 0 || channels % conv.groups != 0 {
+        let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
+        if !divides(c) || !divides(channels) {
             return Err(Error::usage(format!(
                 "layer {name}: {c} input and {channels} output channels do not divide into {} groups",
                 conv.groups

@@ -120,10 +120,8 @@ impl Graph {
         for id in self.nodes.iter().flat_map(|node| node.inputs.iter().chain(&node.outputs)) {
             renumbered[id.0] = Some(TensorId(0));
         }
-        let mut next = 0;
-        for slot in renumbered.iter_mut().flatten() {
+        for (next, slot) in renumbered.iter_mut().flatten().enumerate() {
             *slot = TensorId(next);
-            next += 1;
         }
         let mut index = 0;
         self.tensors.retain(|_| {

@@ -254,7 +254,7 @@ impl<'a> Planner<'a> {
             let home = match self.graph.tensor(*tensor).role {
                 Role::Metric => Home::Fixed(self.fixed(Region::Metrics, layout.bytes())),
                 Role::Gradient => Home::Fixed(self.gradient_place(*tensor, layout)?),
-                _ => match self.taken_over(id, &kernel, &inputs, layout).filter(|_| index == 0) {
+                _ => match self.taken_over(id, &*kernel, &inputs, layout).filter(|_| index == 0) {
                     Some(block) => Home::Block(block),
                     None => self.new_block(layout.bytes()),
                 },
@@ -283,7 +283,7 @@ impl<'a> Planner<'a> {
     fn taken_over(
         &self,
         id: NodeId,
-        kernel: &Box<dyn Kernel>,
+        kernel: &dyn Kernel,
         inputs: &[usize],
         layout: &Layout,
     ) -> Option<usize> {

@@ -4,7 +4,7 @@ use super::{Place, Plan, Region};
 use crate::device::memory::bytes_of_mut;
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
-use crate::graph::{DType, Role};
+use crate::graph::{DType, Role, TensorId};
 
 /// The memory of each region. Two plans that never run at the same time can share all of it.
 #[derive(Clone)]
@@ -80,9 +80,9 @@ impl Plan {
             let tensor = self.graph.tensor(*id);
             (tensor.role == Role::Parameter).then(|| (tensor.name.clone(), memory.clone()))
         });
-        let outputs = node.outputs.iter().zip(outputs).filter_map(|(id, memory)| {
-            (self.graph.tensor(*id).spec.dtype == DType::F32).then(|| memory.clone())
-        });
+        let is_f32 = |id: &TensorId| self.graph.tensor(*id).spec.dtype == DType::F32;
+        let outputs =
+            node.outputs.iter().zip(outputs).filter(|(id, _)| is_f32(id)).map(|(_, memory)| memory.clone());
         Watched { label: step.label.clone(), parameters: parameters.collect(), outputs: outputs.collect() }
     }
 }

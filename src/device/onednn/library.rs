@@ -31,7 +31,7 @@ pub struct Found {
     pub path: PathBuf,
     /// "3.2.0"
     pub version: String,
-    /// The instruction set that oneDNN will use on this CPU.
+    /// The largest instruction set of oneDNN's that this CPU has.
     pub isa: Isa,
     /// What it runs its threads on: "gomp", "libomp", "seq", "threadpool".
     pub runtime: &'static str,
@@ -86,26 +86,58 @@ pub fn probe() -> Result<Found> {
     Ok(library()?.found.clone())
 }
 
-/// The instruction set that oneDNN will use on this CPU.
+/// The largest instruction set of oneDNN's that this CPU has.
 ///
 /// # Errors
 /// As for `library`.
 pub fn isa() -> Result<Isa> {
-    Ok(library()?.isa())
+    Ok(library()?.found.isa)
 }
 
-/// Restricts oneDNN to an instruction set. To be called before the first `Cpu` is made.
+/// Restricts oneDNN to an instruction set, for ranks on unlike CPUs to agree on one. To be called before the
+/// first `Cpu` is made. A limit that the user set in the environment stays.
 ///
 /// # Errors
-/// `Foreign` when the library has compiled something already, or does not know `isa`.
+/// `Foreign` when a `Cpu` was made already, or oneDNN does not know `isa`.
 pub fn limit_isa(isa: Isa) -> Result<()> {
     let library = library()?;
-    if library.isa() == isa {
+    let limited_by_user =
+        ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"].iter().any(|name| env::var_os(name).is_some());
+    if library.found.isa == isa || limited_by_user {
         return Ok(());
     }
     // SAFETY: any integer may be passed; an unknown one is refused.
     let status = unsafe { (library.functions.dnnl_set_max_cpu_isa)(isa.0 as c_int) };
     check(status, "dnnl_set_max_cpu_isa").map_err(|e| e.context(format!("limiting oneDNN to {isa}")))
+}
+
+/// What this CPU has, asked of the CPU: asking oneDNN (`dnnl_get_effective_cpu_isa`) fixes its choice, and no
+/// limit can be set any more. The sets, and what they consist of, are those of `dnnl_cpu_isa_t`; AMX is left out,
+/// since f32 has no use for it.
+fn cpu_isa() -> Isa {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        let avx2_vnni = has!("avx2") && has!("avxvnni");
+        let avx512 = has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+        let vnni = avx512 && has!("avx512vnni");
+        let bf16 = vnni && has!("avx512bf16");
+        let sets = [
+            (bf16 && has!("avx512fp16") && has!("avxvnni"), 0x1ef),
+            (bf16, 0xe7),
+            (vnni, 0x67),
+            (avx512, 0x27),
+            (avx2_vnni && has!("avxvnniint8") && has!("avxneconvert"), 0x1f),
+            (avx2_vnni, 0xf),
+            (has!("avx2"), 0x7),
+            (has!("avx"), 0x3),
+            (has!("sse4.1"), 0x1),
+        ];
+        if let Some((_, bits)) = sets.into_iter().find(|(present, _)| *present) {
+            return Isa(bits);
+        }
+    }
+    Isa(0)
 }
 
 /// The error of a failed call; nothing for a successful one.
@@ -134,15 +166,11 @@ impl Library {
         }
     }
 
-    /// The instruction set in use, limits included.
+    /// The instruction set in use, limits included. From now on it cannot be limited.
     pub fn isa(&self) -> Isa {
-        effective_isa(&self.functions)
+        // SAFETY: takes nothing and may be called at any time.
+        Isa(unsafe { (self.functions.dnnl_get_effective_cpu_isa)() } as u32)
     }
-}
-
-fn effective_isa(functions: &Functions) -> Isa {
-    // SAFETY: takes nothing and may be called at any time.
-    Isa(unsafe { (functions.dnnl_get_effective_cpu_isa)() } as u32)
 }
 
 /// Tries each place in order; the first library that can be used wins.
@@ -219,7 +247,7 @@ fn load(path: &Path) -> std::result::Result<Library, String> {
     let found = Found {
         path: file_of(functions.dnnl_get_effective_cpu_isa as *const ()).unwrap_or_else(|| path.into()),
         version: text,
-        isa: effective_isa(&functions),
+        isa: cpu_isa(),
         runtime,
     };
     Ok(Library { functions, found, set_threads, _handle: handle })
@@ -298,6 +326,8 @@ mod tests {
         let found = probe().unwrap();
         assert!(found.version.starts_with("3."), "{}", found.version);
         assert!(found.path.is_absolute(), "{}", found.path.display());
-        assert_eq!(isa().unwrap(), found.isa);
+        // What dltrain makes of the CPU's flags is what oneDNN makes of them (but for AMX).
+        let in_use = library().unwrap().isa();
+        assert_eq!(in_use.common(Isa(0x1ef)), isa().unwrap(), "{in_use}");
     }
 }

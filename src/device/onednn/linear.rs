@@ -1,10 +1,11 @@
-//! Fully connected layers: oneDNN's inner product. An image is taken as it lies; its weights are then seen as
-//! (O,C,H,W), whose elements stand in the order of the graph's (O,I).
+//! Fully connected layers: oneDNN's inner product. An image is taken as it lies if a fast implementation can do
+//! that; its weights are then seen as (O,C,H,W), whose elements stand in the order of the graph's (O,I).
 
 use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::layout::desc;
 use super::primitive::{PrimitiveKernel, any, attributes, forward, inputs, outputs, prop_kind};
 use super::sys;
 use crate::device::Request;
@@ -46,6 +47,21 @@ impl Tensors {
     }
 }
 
+/// The primitive for an x in its present layout, which spares a reorder; where there is none or only a reference
+/// implementation, for an x whose layout the library chooses.
+fn with_x(
+    present: Option<&Desc>,
+    any: &Desc,
+    create: impl Fn(*const sys::MemoryDesc) -> Result<PrimitiveDesc>,
+) -> Result<PrimitiveDesc> {
+    if let Some(desc) = present.and_then(|x| create(x.raw()).ok())
+        && !desc.implementation().starts_with("ref")
+    {
+        return Ok(desc);
+    }
+    create(any.raw())
+}
+
 /// x, w, b? → y
 pub fn forward_pass(
     engine: &Rc<Engine>,
@@ -60,20 +76,24 @@ pub fn forward_pass(
     };
     let t = Tensors::new(engine, bias, x, w, y)?;
     let attributes = Attributes::new(engine, relu)?;
+    let present = request.inputs[0].1.as_ref().map(desc).transpose()?;
     let name = "dnnl_inner_product_forward_primitive_desc_create";
     // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            prop_kind(request),
-            t.x.raw(),
-            t.w.raw(),
-            t.bias(),
-            t.y.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let create = |x| {
+        PrimitiveDesc::create(engine, name, |desc| unsafe {
+            (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
+                desc,
+                engine.raw(),
+                prop_kind(request),
+                x,
+                t.w.raw(),
+                t.bias(),
+                t.y.raw(),
+                attributes.raw(),
+            )
+        })
+    };
+    let desc = with_x(present, &t.x, create)?;
     let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }
@@ -85,17 +105,20 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<Primitive
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_data_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            t.x.raw(),
-            t.w.raw(),
-            t.y.raw(),
-            hint.desc.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let create = |dx| {
+        PrimitiveDesc::create(engine, name, |desc| unsafe {
+            (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
+                desc,
+                engine.raw(),
+                dx,
+                t.w.raw(),
+                t.y.raw(),
+                hint.desc.raw(),
+                attributes.raw(),
+            )
+        })
+    };
+    let desc = with_x(Some(&hint.desc.desc(sys::ARG_SRC)?), &t.x, create)?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
 }
 
@@ -110,18 +133,21 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> R
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            t.x.raw(),
-            t.w.raw(),
-            t.bias(),
-            t.y.raw(),
-            hint.desc.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let create = |x| {
+        PrimitiveDesc::create(engine, name, |desc| unsafe {
+            (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
+                desc,
+                engine.raw(),
+                x,
+                t.w.raw(),
+                t.bias(),
+                t.y.raw(),
+                hint.desc.raw(),
+                attributes.raw(),
+            )
+        })
+    };
+    let desc = with_x(Some(&hint.desc.desc(sys::ARG_SRC)?), &t.x, create)?;
     let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
     let results = &results[..request.outputs.len()];
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)

@@ -109,15 +109,18 @@ pub struct Config {
 
 impl Config {
     /// Everything that must be equal on all ranks, as (flag, value): a rank started with other flags is found at
-    /// start, by name. The results path and the thread count may differ from rank to rank.
+    /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
+    /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = ["threads", "results"];
-        match serde_json::to_value(self) {
-            Ok(serde_json::Value::Object(fields)) => {
-                flatten("", &fields).into_iter().filter(|(name, _)| !own.contains(&name.as_str())).collect()
-            }
+        let own = ["threads", "results", "data"];
+        let images = if self.data.is_some() { "a data set" } else { "synthetic" };
+        let mut items = match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
             _ => Vec::new(),
-        }
+        };
+        items.retain(|(name, _)| !own.contains(&name.as_str()));
+        items.push(("images".into(), images.into()));
+        items
     }
 
     /// The whole configuration as JSON.

@@ -89,19 +89,21 @@ fn ranks_given_different_flags_are_told_which() {
 fn ranks_with_different_data_are_told_so() {
     let changed = copied_digits();
     let images = file_with(changed.path(), "train-images");
-    if images.extension().is_some_and(|extension| extension == "gz") {
-        panic!("this test changes a byte of the plain file");
-    }
     let mut bytes = fs::read(&images).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&images, bytes).unwrap();
-    // Both ranks are given the same path, as on nodes with local disks: rank 1 sees other files there.
-    let shared = tempfile::tempdir().unwrap();
-    let link = shared.path().join("data");
-    std::os::unix::fs::symlink(DIGITS, &link).unwrap();
-    let message = refused(&[(1, &["--data", DIGITS]), (1, &["--data", changed.path().to_str().unwrap()])]);
-    assert!(message.contains("data") || message.contains("training images"), "{message}");
+    // The same path on every rank, as on nodes with disks of their own.
+    let launcher = job::launcher();
+    let mut command = Command::new(&launcher[0]);
+    command.args(&launcher[1..]).args(["-n", "1", "-wdir", DIGITS, DLTRAIN, "--data", "."]);
+    command.args([":", "-n", "1", "-wdir"]).arg(changed.path()).args([DLTRAIN, "--data", "."]);
+    let done = job::finish(command);
+    assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
+    let messages: Vec<&str> = done.stderr.lines().filter(|line| line.contains("error: ")).collect();
+    assert!(messages.len() == 1 && messages[0].contains("training images"), "{}", done.stderr);
+    let message = refused(&[(1, &["--data", DIGITS]), (1, &[])]);
+    assert!(message.contains("images") && message.contains("synthetic"), "{message}");
 }
 
 #[test]
@@ -115,6 +117,31 @@ fn a_loss_that_is_not_finite_stops_the_run_and_says_where_it_began() {
     // The record is closed and says so.
     let file = hdf5::File::open(&path).unwrap();
     assert!(file.dataset("steps/loss").unwrap().size() >= 2);
+}
+
+/// The executable alone in a directory, without DNNL_ROOT: where the loader does not know the library either, every
+/// place that was searched and the remedy are named.
+#[test]
+fn a_missing_onednn_is_one_message_with_the_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let alone = directory.path().join("dltrain");
+    fs::copy(DLTRAIN, &alone).unwrap();
+    let launcher = job::launcher();
+    let mut command = Command::new(&launcher[0]);
+    command.args(&launcher[1..]).args(["-n", "2"]).arg(&alone).arg("--dry-run");
+    command.env_remove("DNNL_ROOT").env_remove("DNNLROOT");
+    let done = job::finish(command);
+    if done.success {
+        println!("SKIPPED: this machine's loader finds libdnnl.so.3 by itself");
+        return;
+    }
+    assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
+    for expected in ["libdnnl.so.3", "DNNL_ROOT", "make deps"] {
+        assert!(done.stderr.contains(expected), "{expected} is missing in {}", done.stderr);
+    }
+    // What needs no oneDNN still works, and says so.
+    let info = Command::new(&alone).arg("info").env_remove("DNNL_ROOT").output().unwrap();
+    assert!(info.status.success() && String::from_utf8_lossy(&info.stdout).contains("oneDNN     none"));
 }
 
 /// The processes of this test's job, by the marker in their command line.

@@ -83,11 +83,15 @@ impl Fusion {
             self.buckets[self.complete].written = Some(device.record()?);
             self.complete += 1;
         }
-        if self.overlap && self.complete > 0 { self.progress(device) } else { Ok(()) }
+        if self.overlap && self.complete > 0 {
+            self.progress(device)?;
+        }
+        Ok(())
     }
 
-    /// Starts what can start and moves along what is under way, without waiting.
-    fn progress(&mut self, device: &dyn Device) -> Result<()> {
+    /// Starts what can start and moves along what is under way, without waiting. Returns whether anything moved.
+    fn progress(&mut self, device: &dyn Device) -> Result<bool> {
+        let started = self.started;
         while self.started < self.complete {
             let bucket = &self.buckets[self.started];
             if let Some(event) = &bucket.written
@@ -99,8 +103,9 @@ impl Fusion {
             self.times[self.started].start = self.begun.elapsed().as_secs_f64();
             self.started += 1;
         }
+        let mut moved = self.started > started;
         if self.finished < self.started {
-            self.allreduce.poll()?;
+            moved |= self.allreduce.poll()?;
         }
         while self.finished < self.started && self.allreduce.is_done(self.buckets[self.finished].slot) {
             let now = self.begun.elapsed().as_secs_f64();
@@ -108,7 +113,7 @@ impl Fusion {
             (time.finish, time.exposed) = (now, 0.0);
             self.finished += 1;
         }
-        Ok(())
+        Ok(moved)
     }
 
     /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
@@ -120,12 +125,11 @@ impl Fusion {
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
             if self.finished <= index {
-                loop {
-                    self.progress(device)?;
-                    if self.finished > index {
-                        break;
+                while self.finished <= index {
+                    // Ranks may outnumber cores: whoever has nothing to do makes room.
+                    if !self.progress(device)? {
+                        std::thread::yield_now();
                     }
-                    std::thread::yield_now();
                 }
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }

@@ -119,7 +119,7 @@ impl Config {
             _ => Vec::new(),
         };
         items.retain(|(name, _)| !own.contains(&name.as_str()));
-        items.push(("images".into(), images.into()));
+        items.insert(0, ("images".into(), images.into()));
         items
     }
 

@@ -16,19 +16,18 @@ pub struct Bucket {
 }
 
 /// Cuts gradients, given as (bytes, ready after step) in ready order, into buckets of at least `threshold` bytes
-/// (the last may be smaller). The tail joins the last bucket, which waits for the last step.
+/// (the last may be smaller). What becomes ready together stays together. The tail joins the last bucket, which waits
+/// for the last step.
 pub fn cut(gradients: &[(Range<usize>, usize)], threshold: usize, steps: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
-    let mut open = false;
     for (bytes, after) in gradients {
-        match buckets.last_mut().filter(|_| open) {
+        match buckets.last_mut().filter(|last| last.bytes.len() < threshold || last.after == *after) {
             Some(bucket) => {
                 bucket.bytes.end = bytes.end;
                 bucket.after = *after;
             }
             None => buckets.push(Bucket { bytes: bytes.clone(), after: *after }),
         }
-        open = buckets.last().is_some_and(|bucket| bucket.bytes.len() < threshold);
     }
     // Buckets meet without gaps, so that the alignment between two parameters belongs to one of them.
     for next in 1..buckets.len() {
@@ -50,12 +49,12 @@ mod tests {
         /// Buckets cover the gradients in order, without gap or overlap, none leaves before its gradients are
         /// ready, and all but the last reach the threshold.
         #[test]
-        fn buckets_partition_the_region(sizes in prop::collection::vec(1usize..5000, 1..40), threshold in 1usize..20_000) {
+        fn buckets_partition_the_region(sizes in prop::collection::vec(1usize..5000, 1..40), together in 1usize..4, threshold in 1usize..20_000) {
             let mut end = 0;
             let gradients: Vec<_> = sizes.iter().enumerate().map(|(step, size)| {
                 let start = end;
                 end = (start + size).next_multiple_of(64);
-                (start..start + size, step)
+                (start..start + size, step / together)
             }).collect();
             let buckets = cut(&gradients, threshold, sizes.len() + 1);
             prop_assert_eq!(buckets[0].bytes.start, 0);

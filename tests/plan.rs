@@ -1,0 +1,227 @@
+//! Whole graphs through the plan on both devices: sharing memory by lifetime, working in place, reorders and buckets
+//! must not change a number.
+//!
+//! The network here has what the models of the zoo do not (yet): a residual addition whose inputs are read twice, a
+//! ReLU that two ops read, grouped and strided convolutions, both poolings, dropout.
+
+use dltrain::device::memory::{bytes_of, bytes_of_mut};
+use dltrain::device::onednn::Cpu;
+use dltrain::device::reference::Reference;
+use dltrain::device::{Device, Memory, Scalars};
+use dltrain::error::Result;
+use dltrain::graph::{Builder, Conv2d, Graph, Pool2d};
+use dltrain::plan::{Options, Parameter, Plan, Program, Regions, plan};
+use dltrain::random::{Purpose, Stream, key};
+
+const BATCH: usize = 6;
+const SCALARS: Scalars = Scalars {
+    seed: 3,
+    step: 2,
+    first_sample: 4,
+    gradient_scale: 1.0 / BATCH as f32,
+    learning_rate: 0.0,
+    update: 1,
+};
+
+fn residual_net() -> Result<Graph> {
+    let (mut net, x) = Builder::new("residual", BATCH, [3, 14, 14]);
+    let x = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
+    let stem = net.relu("relu0", x);
+    let x = net.conv2d("conv1", stem, 8, Conv2d { groups: 2, ..Conv2d::square(3).padding(1) })?;
+    let x = net.relu("relu1", x);
+    let x = net.conv2d("conv2", x, 8, Conv2d { bias: false, ..Conv2d::square(3).padding(1) })?;
+    let x = net.add("add", x, stem)?;
+    let x = net.relu("relu2", x);
+    let x = net.max_pool("pool1", x, Pool2d::square(3).stride(2).padding(1))?;
+    let x = net.conv2d("conv3", x, 20, Conv2d::square(3).stride(2))?;
+    let x = net.avg_pool("pool2", x, Pool2d::square(2).stride(1))?;
+    let x = net.dropout("drop", x, 0.4);
+    let x = net.flatten("flatten", x);
+    let x = net.linear("fc1", x, 30);
+    let x = net.relu("relu3", x);
+    let x = net.linear("fc2", x, 7);
+    Ok(net.finish(x))
+}
+
+fn random(count: usize, which: u32, size: f32) -> Vec<f32> {
+    let mut stream = Stream::new(key(17, Purpose::Synthetic, which));
+    (0..count).map(|_| (2.0 * stream.uniform() - 1.0) * size).collect()
+}
+
+/// A plan in its own memory.
+struct Run<'a> {
+    device: &'a dyn Device,
+    plan: Plan,
+    program: Program,
+    regions: Regions,
+}
+
+impl Run<'_> {
+    fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Run<'_> {
+        let plan = plan(graph, device, &Options { fusion_threshold: threshold, parameters: None }).unwrap();
+        let memory = |bytes| {
+            let memory = device.allocate(bytes).unwrap();
+            // What no step has written must not matter: make it poisonous.
+            device.upload(&vec![0xff; bytes], &memory).unwrap();
+            memory
+        };
+        let sizes = plan.sizes;
+        let regions = Regions {
+            arena: memory(sizes.activations),
+            workspace: memory(sizes.workspace),
+            inputs: memory(sizes.inputs),
+            metrics: memory(sizes.metrics),
+            parameters: memory(sizes.parameters),
+            gradients: memory(sizes.gradients),
+        };
+        let program = plan.bind(&regions).unwrap();
+        let run = Run { device, plan, program, regions };
+        let images = random(run.program.images.bytes() / 4, 1, 1.0);
+        device.upload(bytes_of(&images), &run.program.images).unwrap();
+        let labels: Vec<i32> = (0..BATCH as i32).map(|i| (i * 3) % 7).collect();
+        device.upload(bytes_of(&labels), &run.program.labels).unwrap();
+        run
+    }
+
+    /// Copies between a parameter's (or its gradient's) layout and plain order.
+    fn moved(&self, parameter: &Parameter, region: &Memory, values: Option<&[f32]>) -> Vec<f32> {
+        let place = region.slice(parameter.offset, parameter.layout.bytes());
+        let layout = self.device.plain(&parameter.spec);
+        let plain = self.device.allocate(layout.bytes()).unwrap();
+        let mut out = vec![0f32; parameter.spec.shape.elements()];
+        let (from, to) = match values {
+            Some(values) => {
+                self.device.upload(bytes_of(values), &plain).unwrap();
+                ((&layout, &plain), (&parameter.layout, &place))
+            }
+            None => ((&parameter.layout, &place), (&layout, &plain)),
+        };
+        if from.0 == to.0 {
+            let mut bytes = vec![0u8; from.1.bytes()];
+            self.device.download(from.1, &mut bytes).unwrap();
+            self.device.upload(&bytes, to.1).unwrap();
+        } else {
+            let kernel = self.device.reorder(&parameter.spec, from.0, to.0).unwrap();
+            let workspace = self.device.allocate(kernel.workspace()).unwrap();
+            let mut step = kernel.bind(&[from.1.clone()], &[to.1.clone()], &workspace).unwrap();
+            step.run(&SCALARS).unwrap();
+        }
+        self.device.download(&plain, bytes_of_mut(&mut out)).unwrap();
+        out
+    }
+
+    /// Writes every parameter: its base value plus `h` times its direction.
+    fn set_parameters(&self, h: f32) {
+        for parameter in &self.plan.parameters {
+            let (value, direction) = base_and_direction(parameter);
+            let values: Vec<f32> = value.iter().zip(&direction).map(|(v, d)| v + h * d).collect();
+            self.moved(parameter, &self.regions.parameters, Some(&values));
+        }
+    }
+
+    fn loss(&mut self, backward: bool) -> f64 {
+        let end = if backward { self.program.steps.len() } else { self.program.forward_steps };
+        for step in &mut self.program.steps[..end] {
+            step.run(&SCALARS).unwrap();
+        }
+        let mut losses = vec![0f32; BATCH];
+        self.device.download(&self.program.losses, bytes_of_mut(&mut losses)).unwrap();
+        losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / BATCH as f64
+    }
+
+    /// Every parameter's gradient by name, in plain order.
+    fn gradients(&mut self) -> Vec<(String, Vec<f32>)> {
+        self.set_parameters(0.0);
+        self.loss(true);
+        let read = |p: &Parameter| (p.name.clone(), self.moved(p, &self.regions.gradients, None));
+        let mut all: Vec<_> = self.plan.parameters.iter().map(read).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+}
+
+fn base_and_direction(parameter: &Parameter) -> (Vec<f32>, Vec<f32>) {
+    let count = parameter.spec.shape.elements();
+    let which =
+        parameter.name.bytes().fold(5u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    let size = (1.0 / parameter.spec.shape.per_sample() as f32).sqrt();
+    (random(count, which, size), random(count, which ^ 1, size))
+}
+
+fn graph() -> Graph {
+    residual_net().unwrap().simplify().differentiate()
+}
+
+/// The loss's slope along one random direction through all parameters: the gradient's, and the difference quotient's.
+/// h = 2⁻⁹ moves the loss by some 1e-3, of which its own rounding (2⁻²⁴ of 2, summed over the layers' f32 results) is
+/// 1e-3 at most; the curvature's odd part is h² smaller than the slope. One part in a hundred is asked for.
+fn check_slope(device: &dyn Device) {
+    let mut run = Run::new(device, graph(), 1 << 20);
+    let gradients = run.gradients();
+    let slope: f64 = gradients
+        .iter()
+        .map(|(name, gradient)| {
+            let (_, direction) = base_and_direction(run.plan.parameter(name).unwrap());
+            gradient.iter().zip(&direction).map(|(&g, &d)| f64::from(g) * f64::from(d)).sum::<f64>()
+        })
+        .sum();
+    let h = 2f32.powi(-9);
+    let mut at = |h| {
+        run.set_parameters(h);
+        run.loss(false)
+    };
+    let quotient = (at(h) - at(-h)) / (2.0 * f64::from(h));
+    assert!((slope - quotient).abs() < 0.01 * slope.abs().max(0.1), "gradient {slope}, quotient {quotient}");
+}
+
+#[test]
+fn the_gradient_of_a_whole_network_is_the_slope_of_its_loss() {
+    check_slope(&Reference);
+    check_slope(&Cpu::new(1).unwrap());
+}
+
+/// Every parameter's gradient on the CPU device is that of the definition: relative to the gradient's norm, a few
+/// thousand roundings in sums of up to 1e3 products over ten layers.
+#[test]
+fn both_devices_give_the_same_gradients() {
+    let expected = Run::new(&Reference, graph(), 1 << 20).gradients();
+    for threads in [1, 2] {
+        let cpu = Cpu::new(threads).unwrap();
+        let found = Run::new(&cpu, graph(), 1 << 20).gradients();
+        assert_eq!(found.len(), 11);
+        for ((name, a), (other, b)) in expected.iter().zip(&found) {
+            assert_eq!(name, other);
+            let norm = a.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+            let error = a.iter().zip(b).map(|(&x, &y)| f64::from(x - y).powi(2)).sum::<f64>().sqrt();
+            assert!(norm > 0.0 && error <= 1e-5 * norm, "{name}: {error:e} of {norm:e}");
+        }
+    }
+}
+
+#[test]
+fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() {
+    let cpu = Cpu::new(1).unwrap();
+    let mut whole = Run::new(&cpu, graph(), 1 << 30);
+    let mut cut = Run::new(&cpu, graph(), 1);
+    assert_eq!(whole.plan.buckets.len(), 1);
+    // One a layer: its weight and bias become ready together.
+    assert_eq!(cut.plan.buckets.len(), 6);
+    assert_ne!(whole.plan.hash(), cut.plan.hash(), "the buckets are not in the hash");
+    assert_eq!(whole.gradients(), cut.gradients());
+    assert!(whole.plan.sizes.activations < whole.plan.unshared_arena * 3 / 4);
+}
+
+/// Parameters move with the plan that made them: an evaluation plan reads them where the training plan keeps them.
+#[test]
+fn an_evaluation_plan_shares_the_parameters() {
+    let cpu = Cpu::new(1).unwrap();
+    let training = Run::new(&cpu, graph(), 1 << 20);
+    let options = Options { fusion_threshold: 1, parameters: Some(&training.plan.parameters) };
+    let forward = residual_net().unwrap().without_dropout().simplify();
+    let evaluation = plan(forward, &cpu, &options).unwrap();
+    assert_eq!(evaluation.parameters.len(), training.plan.parameters.len());
+    for (a, b) in evaluation.parameters.iter().zip(&training.plan.parameters) {
+        assert_eq!((&a.name, a.offset, &a.layout), (&b.name, b.offset, &b.layout));
+    }
+    assert!(evaluation.buckets.is_empty() && evaluation.sizes.gradients == 0);
+}

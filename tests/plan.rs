@@ -1,8 +1,9 @@
 //! Whole graphs through the plan on both devices: sharing memory by lifetime, working in place, reorders and buckets
 //! must not change a number.
 //!
-//! The network here has what the models of the zoo do not (yet): a residual addition whose inputs are read twice, a
-//! ReLU that two ops read, grouped and strided convolutions, both poolings, dropout.
+//! The network here has what the models of the zoo do not (yet): a residual addition that reads what a ReLU before it
+//! must not overwrite, and whose gradient a ReLU's backward must not overwrite either; grouped and strided
+//! convolutions, both poolings, dropout.
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
@@ -25,11 +26,12 @@ const SCALARS: Scalars = Scalars {
 
 fn residual_net() -> Result<Graph> {
     let (mut net, x) = Builder::new("residual", BATCH, [3, 14, 14]);
-    let x = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
-    let stem = net.relu("relu0", x);
-    let x = net.conv2d("conv1", stem, 8, Conv2d { groups: 2, ..Conv2d::square(3).padding(1) })?;
+    let stem = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
+    let x = net.relu("relu0", stem);
+    let x = net.conv2d("conv1", x, 8, Conv2d { groups: 2, ..Conv2d::square(3).padding(1) })?;
     let x = net.relu("relu1", x);
     let x = net.conv2d("conv2", x, 8, Conv2d { bias: false, ..Conv2d::square(3).padding(1) })?;
+    let x = net.relu("relu1b", x);
     let x = net.add("add", x, stem)?;
     let x = net.relu("relu2", x);
     let x = net.max_pool("pool1", x, Pool2d::square(3).stride(2).padding(1))?;

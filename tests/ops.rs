@@ -83,6 +83,12 @@ fn upload(device: &dyn Device, host: &Host) -> There {
     There { spec: host.spec.clone(), layout, memory }
 }
 
+fn raw(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.bytes()];
+    memory.read(&mut bytes);
+    bytes
+}
+
 fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
     if tensor.layout == *layout {
         return tensor.clone();
@@ -140,9 +146,12 @@ fn apply(
     let memory = |tensors: &[There]| tensors.iter().map(|t| t.memory.clone()).collect::<Vec<_>>();
     let workspace = device.allocate(kernel.workspace()).unwrap();
     let mut step = kernel.bind(&memory(&inputs), &memory(&outputs), &workspace).unwrap();
-    // Twice: a step must not depend on what its memory held before.
+    // Twice: what a step writes must not depend on what was there, and must be the same bits every time.
     step.run(&SCALARS).unwrap();
+    let bytes = || -> Vec<Vec<u8>> { outputs.iter().map(|t| raw(&t.memory)).collect() };
+    let first = bytes();
     step.run(&SCALARS).unwrap();
+    assert!(bytes() == first, "{} by {} is not repeatable", op.name(), kernel.implementation());
     (kernel, outputs)
 }
 

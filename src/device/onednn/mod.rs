@@ -119,16 +119,18 @@ impl Device for Cpu {
     }
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
-        let kernel = match self.host(request) {
-            Some(kernel) => kernel.map(|kernel| Box::new(kernel) as Box<dyn Kernel>),
-            None => self.primitive(request).map(|kernel| Box::new(kernel) as Box<dyn Kernel>),
+        let subject = subject(request);
+        let kernel: Result<Box<dyn Kernel>> = match self.host(request) {
+            Some(kernel) => kernel.map(|kernel| Box::new(kernel) as _),
+            None => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
         };
-        kernel.map_err(|e| e.context(subject(request)))
+        kernel.map_err(|e| e.context(subject))
     }
 
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+        let subject = format!("reorder of {}", spec.shape);
         let kernel = reorder::reorder(&self.engine, from, to);
-        Ok(Box::new(kernel.map_err(|e| e.context(format!("reorder of {}", spec.shape)))?))
+        kernel.map(|kernel| Box::new(kernel.of(&subject)) as _).map_err(|e| e.context(subject))
     }
 
     fn update(

@@ -21,6 +21,7 @@ pub struct PrimitiveKernel {
     outputs: Vec<Layout>,
     scratchpad: Layout,
     in_place: Option<usize>,
+    subject: Rc<str>,
 }
 
 impl PrimitiveKernel {
@@ -43,8 +44,14 @@ impl PrimitiveKernel {
             outputs: layouts(outputs)?,
             scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
             in_place: None,
+            subject: Rc::from(""),
             desc,
         })
+    }
+
+    /// Says what the kernel works on, for the error should it fail when it runs.
+    pub fn of(self, subject: &str) -> PrimitiveKernel {
+        PrimitiveKernel { subject: Rc::from(subject), ..self }
     }
 
     /// States that output 0 may be written over an input.
@@ -92,6 +99,7 @@ impl Kernel for PrimitiveKernel {
             .collect();
         Ok(Box::new(PrimitiveStep {
             primitive: self.primitive.clone(),
+            subject: self.subject.clone(),
             args,
             _objects: objects,
             _memory: memory,
@@ -106,6 +114,7 @@ impl Kernel for PrimitiveKernel {
 /// A primitive bound to memory.
 struct PrimitiveStep {
     primitive: Rc<Primitive>,
+    subject: Rc<str>,
     args: Vec<sys::ExecArg>,
     _objects: Vec<MemoryObject>,
     _memory: Vec<Memory>,
@@ -115,7 +124,7 @@ impl Step for PrimitiveStep {
     fn run(&mut self, _scalars: &Scalars) -> Result<()> {
         // SAFETY: `bind` gave every argument memory of its layout, which this step keeps alive; one thread runs
         // the steps of a device, one after the other.
-        unsafe { self.primitive.execute(&self.args) }
+        unsafe { self.primitive.execute(&self.args) }.map_err(|e| e.context(&self.subject))
     }
 }
 

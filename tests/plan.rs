@@ -5,6 +5,8 @@
 //! must not overwrite, and whose gradient a ReLU's backward must not overwrite either; grouped and strided
 //! convolutions, both poolings, dropout.
 
+use std::slice::from_ref;
+
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
@@ -105,7 +107,7 @@ impl Run<'_> {
         } else {
             let kernel = self.device.reorder(&parameter.spec, from.0, to.0).unwrap();
             let workspace = self.device.allocate(kernel.workspace()).unwrap();
-            let mut step = kernel.bind(&[from.1.clone()], &[to.1.clone()], &workspace).unwrap();
+            let mut step = kernel.bind(from_ref(from.1), from_ref(to.1), &workspace).unwrap();
             step.run(&SCALARS).unwrap();
         }
         self.device.download(&plain, bytes_of_mut(&mut out)).unwrap();

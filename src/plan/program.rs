@@ -115,7 +115,8 @@ impl Program {
     }
 }
 
-fn has_not_finite(device: &dyn Device, memory: &Memory) -> Result<bool> {
+/// Whether memory of f32 holds a number that is not finite.
+pub fn has_not_finite(device: &dyn Device, memory: &Memory) -> Result<bool> {
     let mut values = vec![0f32; memory.bytes() / 4];
     device.download(memory, bytes_of_mut(&mut values))?;
     Ok(values.iter().any(|value| !value.is_finite()))

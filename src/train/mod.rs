@@ -77,12 +77,22 @@ fn epoch_steps(
             buckets: job.trainer.bucket_times(),
         });
         if result.diverged {
-            return Err(diverged(world, *done, &result));
+            return world.agree(Err(diverged(world, *done, &result)));
         }
         totals.add(&result);
         *done += 1;
     }
-    Ok(totals)
+    // Parameters are the same on all ranks, and so is the answer.
+    match job.trainer.broken_parameter(&*job.device)? {
+        None => Ok(totals),
+        Some(name) => world.agree(Err(Error::new(
+            Kind::Diverged,
+            format!(
+                "parameter {name} is not finite after step {}. Try a smaller --lr, or --lr-warmup",
+                *done - 1
+            ),
+        ))),
+    }
 }
 
 /// The one message about a loss that is no longer finite: from the lowest rank that found out where.

@@ -272,6 +272,11 @@ fn trainer(
         images: vec![0.0; plan.images.bytes / 4],
         labels: vec![0; config.batch],
         metrics: vec![0.0; config.batch],
+        parameters: plan
+            .parameters
+            .iter()
+            .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
+            .collect(),
     })
 }
 

@@ -7,7 +7,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::fusion::Fusion;
-use crate::plan::{Program, TAIL};
+use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
 
 /// What a step adds up over ranks in the last bucket's tail, in this order.
@@ -55,6 +55,8 @@ pub struct Trainer {
     pub labels: Vec<i32>,
     pub metrics: Vec<f32>,
     pub bucket_times: Vec<BucketTime>,
+    /// Every parameter by name.
+    pub parameters: Vec<(String, Memory)>,
 }
 
 /// Gradient accumulation: a micro-step writes `own`, and its sum is kept in `sum` where buckets lie.
@@ -204,6 +206,17 @@ impl Trainer {
         result.hits = f64::from(values[1]);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
         Ok(())
+    }
+
+    /// The first parameter with a number that is not finite. The loss does not always tell: a ReLU makes zero of NaN,
+    /// and a network whose first layer is broken answers with a finite loss that no longer changes.
+    pub fn broken_parameter(&self, device: &dyn Device) -> Result<Option<&str>> {
+        for (name, memory) in &self.parameters {
+            if has_not_finite(device, memory)? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
     }
 
     pub fn bucket_times(&self) -> &[BucketTime] {

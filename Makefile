@@ -45,7 +45,7 @@ lint: deps ## check format, warnings, scripts and which room uses which
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch
-	@$(WITH_MPI) benchmarks/mnist_small/run.sh $(DLTRAIN)
+	@$(WITH_MPI) for benchmark in mnist_small start overlap; do benchmarks/$$benchmark/run.sh $(DLTRAIN); done
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

@@ -156,12 +156,27 @@ fn ranks_with(marker: &str) -> Vec<i32> {
     processes.filter(is_ours).collect()
 }
 
+/// The shell's own: a small machine has no program of this name.
+fn kill(pid: i32) {
+    assert!(Command::new("sh").args(["-c", &format!("kill -9 {pid}")]).status().unwrap().success());
+}
+
+/// Leaves no rank behind when the test fails.
+struct Cleanup<'a>(&'a str);
+
+impl Drop for Cleanup<'_> {
+    fn drop(&mut self) {
+        ranks_with(self.0).into_iter().for_each(kill);
+    }
+}
+
 #[test]
 fn a_killed_rank_ends_the_job_and_the_record_stays_readable() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("killed.h5");
     let marker = path.to_str().unwrap();
     let flags = ["--data", DIGITS, "--epochs", "100000", "--results", marker];
+    let _cleanup = Cleanup(marker);
     let mut running = start(&[(2, &flags)]);
     let mut running =
         running.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
@@ -172,7 +187,7 @@ fn a_killed_rank_ends_the_job_and_the_record_stays_readable() {
     }
     sleep(Duration::from_secs(2));
     let victim = *ranks_with(marker).iter().max().unwrap();
-    assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+    kill(victim);
     let killed = Instant::now();
     let status = loop {
         if let Some(status) = running.try_wait().unwrap() {

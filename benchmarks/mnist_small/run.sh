@@ -10,14 +10,11 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 dltrain=$1
-read -ra mpirun <<<"${DLTRAIN_MPIRUN:?the launcher, as .ci/env prints it}"
+. benchmarks/common.sh
 python=.deps/torch/bin/python
 repeats=${REPEATS:-5}
 steps=${STEPS:-200}
 warmup=${WARMUP:-20}
-
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 
 # PyTorch is faster when large buffers stay with malloc; glibc gives them back and asks again by default.
 tuned_malloc=(MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 MALLOC_TOP_PAD_=268435456)
@@ -47,31 +44,6 @@ one_run() { # prints images/sec
     sed -n 's/^total images\/sec: //p' <<<"$output" | tail -n 1
 }
 
-median() {
-    sort -g | awk '{ value[NR] = $1 } END { print (value[int((NR + 1) / 2)] + value[int(NR / 2) + 1]) / 2 }'
-}
-
-# The share of its time that the machine's cores did something, over one second.
-busy() {
-    local before after
-    before=$(head -n 1 /proc/stat)
-    sleep 1
-    after=$(head -n 1 /proc/stat)
-    printf '%s\n%s\n' "$before" "$after" | awk '
-        { total = 0; for (i = 2; i <= 9; i++) total += $i; idle = $5 + $6 }
-        NR == 1 { total0 = total; idle0 = idle }
-        NR == 2 { printf "%.0f\n", 100 * (1 - (idle - idle0) / (total - total0)) }'
-}
-
-machine() {
-    echo "machine:  $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
-    echo "versions: $("$dltrain" --version), $("$python" -c 'import torch; print("PyTorch", torch.__version__)')"
-    echo "dltrain:  $(git rev-parse --short HEAD 2>/dev/null || echo 'no git')"
-    local load
-    load=$(busy)
-    echo "others:   ${load} % of the cores busy before the first run$([ "$load" -lt 10 ] || echo ' (NOT CALM: do not quote)')"
-}
-
 # Both learn the digits, with the same flags, to the same accuracy within two points.
 same_answer() {
     local ours theirs
@@ -92,6 +64,9 @@ same_answer() {
 
 measure() {
     local turn who rate
+    echo "versions: $("$python" -c 'import torch; print("PyTorch", torch.__version__)')"
+    same_answer
+    echo "PyTorch DDP over gloo: eager; channels_last and compile also with tuned malloc"
     printf '%-8s' turn
     printf '%16s' "${contenders[@]}"
     echo
@@ -114,13 +89,5 @@ measure() {
 }
 
 peer=benchmarks/mnist_small/peer.py
-mkdir -p benchmarks/results
-result=benchmarks/results/mnist_small-$(date -u +%Y%m%dT%H%M%SZ).txt
-{
-    echo "mnist_small, batch 128 a rank, 2 ranks x 1 thread, SGD momentum 0.9, images/s, $steps steps after $warmup"
-    machine
-    same_answer
-    echo "PyTorch DDP over gloo: eager; channels_last and compile also with tuned malloc"
-    measure
-} | tee "$result"
-echo "written to $result"
+report mnist_small \
+    "mnist_small, batch 128 a rank, 2 ranks x 1 thread, SGD momentum 0.9, images/s, $steps steps after $warmup"

@@ -6,9 +6,9 @@
 #        REPEATS=3 STEPS=20 run.sh …
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+dltrain=$1
 . benchmarks/common.sh
 
-dltrain=$1
 repeats=${REPEATS:-3}
 steps=${STEPS:-20}
 
@@ -45,6 +45,4 @@ measure() {
         "$(median <"$scratch/without")" "$(median <"$scratch/without_rate")"
 }
 
-report overlap <<E2
-mnist_large, batch 128 a rank, 2 ranks x 1 thread: exposed communication as a share of the step ($steps steps)
-E2
+report overlap "mnist_large, batch 128 a rank, 2 ranks x 1 thread: communication that no computation hides, $steps steps"

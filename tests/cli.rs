@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use job::{DLTRAIN, SECONDS, job as start, refused, run};
+use job::{DLTRAIN, SECONDS, refused, run};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
@@ -94,11 +94,11 @@ fn ranks_with_different_data_are_told_so() {
     bytes[last] ^= 1;
     fs::write(&images, bytes).unwrap();
     // The same path on every rank, as on nodes with disks of their own.
-    let launcher = job::launcher();
-    let mut command = Command::new(&launcher[0]);
-    command.args(&launcher[1..]).args(["-n", "1", "-wdir", DIGITS, DLTRAIN, "--data", "."]);
-    command.args([":", "-n", "1", "-wdir"]).arg(changed.path()).args([DLTRAIN, "--data", "."]);
-    let done = job::finish(command);
+    let script = format!(
+        "cd '{DIGITS}'; [ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] || cd '{}'; exec '{DLTRAIN}' --data .",
+        changed.path().display()
+    );
+    let done = job::finish(job::start(2, &["sh", "-c", &script]));
     assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
     let messages: Vec<&str> = done.stderr.lines().filter(|line| line.contains("error: ")).collect();
     assert!(messages.len() == 1 && messages[0].contains("training images"), "{}", done.stderr);
@@ -126,9 +126,7 @@ fn a_missing_onednn_is_one_message_with_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let alone = directory.path().join("dltrain");
     fs::copy(DLTRAIN, &alone).unwrap();
-    let launcher = job::launcher();
-    let mut command = Command::new(&launcher[0]);
-    command.args(&launcher[1..]).args(["-n", "2"]).arg(&alone).arg("--dry-run");
+    let mut command = job::start(2, &[alone.to_str().unwrap(), "--dry-run"]);
     command.env_remove("DNNL_ROOT").env_remove("DNNLROOT");
     let done = job::finish(command);
     if done.success {
@@ -177,7 +175,7 @@ fn a_killed_rank_ends_the_job_and_the_record_stays_readable() {
     let marker = path.to_str().unwrap();
     let flags = ["--data", DIGITS, "--epochs", "100000", "--results", marker];
     let _cleanup = Cleanup(marker);
-    let mut running = start(&[(2, &flags)]);
+    let mut running = job::job(&[(2, &flags)]);
     let mut running =
         running.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
     let begun = Instant::now();

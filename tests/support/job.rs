@@ -22,17 +22,31 @@ pub fn launcher() -> Vec<String> {
     given.split_whitespace().map(String::from).collect()
 }
 
-/// `mpirun … -n RANKS dltrain FLAGS`, one group of ranks for each element (a job of unlike programs).
+/// `mpirun … -n RANKS dltrain FLAGS`. With several groups of ranks each has its own flags: a shell decides by the rank
+/// (some launchers cannot start unlike programs in one job).
 pub fn job(groups: &[(usize, &[&str])]) -> Command {
+    let ranks: usize = groups.iter().map(|(ranks, _)| ranks).sum();
+    if let [(_, flags)] = groups {
+        let mut command = start(ranks, &[DLTRAIN]);
+        command.args(*flags);
+        return command;
+    }
+    let mut script = String::from("rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\n");
+    let mut below = 0;
+    for (ranks, flags) in groups {
+        below += ranks;
+        let quoted: Vec<String> = flags.iter().map(|flag| format!("'{flag}'")).collect();
+        script += &format!("[ $rank -lt {below} ] && exec '{DLTRAIN}' {}\n", quoted.join(" "));
+    }
+    start(ranks, &["sh", "-c", &script])
+}
+
+/// The launcher with a program and its first arguments.
+pub fn start(ranks: usize, program: &[&str]) -> Command {
     let launcher = launcher();
     let mut command = Command::new(&launcher[0]);
     command.args(&launcher[1..]).env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
-    for (index, (ranks, flags)) in groups.iter().enumerate() {
-        if index > 0 {
-            command.arg(":");
-        }
-        command.args(["-n", &ranks.to_string(), DLTRAIN]).args(*flags);
-    }
+    command.args(["-n", &ranks.to_string()]).args(program);
     command
 }
 

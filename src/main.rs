@@ -4,7 +4,7 @@
 mod cli;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     };
     let world = match World::start() {
         Ok(world) => world,
-        Err(error) => return report(&error, launcher_rank() == 0),
+        Err(error) => return report(&error, speaks_before_mpi()),
     };
     record::start_logging(world.rank());
     match dispatch(&world, cli, started) {
@@ -45,9 +45,19 @@ fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
     }
 }
 
+/// Whether this process speaks for the job while MPI is not up. The others go after it: a launcher kills all when one
+/// fails, and would take the message with it.
+fn speaks_before_mpi() -> bool {
+    let first = launcher_rank() == 0;
+    if !first {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    first
+}
+
 /// Help and version go to standard output and succeed; a wrong flag is said by one rank.
 fn not_parsed(error: &clap::Error) -> ExitCode {
-    if launcher_rank() == 0 {
+    if speaks_before_mpi() {
         // Nobody can be told that writing to the terminal failed.
         let _ = error.print();
     }

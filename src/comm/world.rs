@@ -5,13 +5,12 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::ptr;
 use std::rc::Rc;
-use std::time::Duration;
 
 use mpi::ffi;
 
 use super::call::check;
 use super::communicator::{Communicator, Reduction, host_name};
-use super::launcher::{Launch, launcher_rank};
+use super::launcher::Launch;
 use super::library::{Library, thread_level};
 use super::topology::Topology;
 use crate::error::{Error, Kind, Result};
@@ -43,7 +42,7 @@ impl World {
     ///
     /// # Errors
     /// `Environment` when the launcher started several processes that do not see each other; every process
-    /// gets this error, so print it where `launcher_rank()` is 0. `Foreign` when MPI fails, `Internal` when
+    /// gets this error: print it where `launcher_rank()` is 0, and there before the others exit. `Foreign` when MPI fails, `Internal` when
     /// called twice in one process.
     pub fn start() -> Result<World> {
         let launch = Launch::from_environment();
@@ -54,10 +53,6 @@ impl World {
         if let Err(error) = launch.check(&library, world.size()) {
             // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
             unsafe { ffi::MPI_Finalize() };
-            if launcher_rank() > 0 {
-                // The launcher kills the others when one process fails: let the one that prints go first.
-                std::thread::sleep(Duration::from_secs(1));
-            }
             return Err(error);
         }
         // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.

@@ -121,7 +121,7 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
     /// Gradients are averaged in buckets of at least this many megabytes.
-    #[arg(long, default_value_t = 4.0, value_name = "MB", help_heading = "Machine")]
+    #[arg(long, default_value_t = 1.0, value_name = "MB", help_heading = "Machine")]
     fusion_threshold_mb: f64,
     /// Average gradients after the backward pass instead of during it (to compare).
     #[arg(long, help_heading = "Machine")]

@@ -25,6 +25,9 @@ fn main() -> ExitCode {
         Err(error) => return report(&error, speaks_before_mpi()),
     };
     record::start_logging(world.rank());
+    if let Some(hint) = world.hint() {
+        log::warn!("{hint}");
+    }
     match dispatch(&world, cli, started) {
         Ok(()) => ExitCode::SUCCESS,
         // Every rank has this error: one of them speaks.

@@ -2,7 +2,10 @@
 //!
 //! A launcher of another MPI family starts N processes, and each finds itself alone: N jobs of one rank that
 //! would all write the same results. MPI reports no error, so we compare its size with what the launcher
-//! left in the environment.
+//! left in the environment. Open MPI 4 does worse under srun without PMIx: MPI_Init ends the process, and each
+//! prints a page about how to build Open MPI; there we speak first.
+
+use std::path::Path;
 
 use super::library::{Family, Library};
 use crate::error::{Error, Result};
@@ -17,11 +20,20 @@ enum Launcher {
     Slurm,
 }
 
+/// The step in which Slurm runs the shell that `salloc` opens on a node, where a site has it do so.
+const INTERACTIVE_STEP: &str = "4294967290";
+
 /// What the environment says about the job before MPI is started (MPI_Init may itself set such variables).
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     /// Each launcher that left its marks and the size of the job it speaks of, the innermost first.
     claims: Vec<(Launcher, usize)>,
+    /// srun offers PMIx. What another launcher starts inside of that step only inherits the variable.
+    pmix: bool,
+    /// Flux started this process; its own plugin of Open MPI 4 serves there.
+    flux: bool,
+    /// The tasks of the Slurm allocation in whose shell this process was started without a launcher.
+    idle_tasks: Option<usize>,
 }
 
 impl Launch {
@@ -46,7 +58,16 @@ impl Launch {
         if let Some(size) = number("SLURM_STEP_NUM_TASKS") {
             claims.push((Launcher::Slurm, size));
         }
-        Launch { claims }
+        let in_shell = claims.is_empty()
+            || (variable("SLURM_STEP_ID").as_deref() == Some(INTERACTIVE_STEP)
+                && claims.iter().all(|&(launcher, _)| launcher == Launcher::Slurm));
+        let tasks = number("SLURM_NTASKS").or_else(|| number("SLURM_JOB_NUM_NODES"));
+        Launch {
+            claims,
+            pmix: variable("PMIX_NAMESPACE").is_some(),
+            flux: variable("FLUX_JOB_ID").is_some(),
+            idle_tasks: tasks.filter(|&tasks| in_shell && tasks > 1),
+        }
     }
 
     /// The launcher's name, for the record.
@@ -57,6 +78,49 @@ impl Launch {
             Some((Launcher::Slurm, _)) => "srun",
             None => "none",
         }
+    }
+
+    /// Before MPI_Init: notices where it would end the process in its own way, and lets one process alone in a Slurm
+    /// step (`srun --pty bash`, an allocation's shell) start without the PMIx that Open MPI 4 wants there.
+    ///
+    /// # Errors
+    /// `Environment` when this process is one of several that would not find each other.
+    pub fn prepare(&self, library: &Library) -> Result<()> {
+        let Some(&(launcher, started)) = self.claims.first() else {
+            return Ok(());
+        };
+        let joins = match launcher {
+            Launcher::OpenMpi => true,
+            Launcher::Slurm => self.pmix || self.flux,
+            Launcher::Pmi => self.flux,
+        };
+        if library.family != Family::OpenMpi || joins {
+            return Ok(());
+        }
+        if self.claims.iter().all(|&(_, claimed)| claimed == 1) {
+            // By this variable Open MPI 4 takes a process for one that srun started.
+            // SAFETY: MPI, OpenMP and our own threads are not started yet; Rust's own readers take std's lock.
+            #[allow(unsafe_code)]
+            unsafe {
+                std::env::remove_var("SLURM_STEP_ID")
+            };
+            return Ok(());
+        }
+        if started > 1 && needs_pmix(&library.version, &open_mpi_plugins()) {
+            let why = "joins a job through PMIx only, and was offered none";
+            return Err(refusal(library, launcher, started, why));
+        }
+        Ok(())
+    }
+
+    /// What to tell the user of a job that runs, but perhaps not as meant: one rank where there is room for more.
+    pub fn hint(&self, library: &Library, size: usize) -> Option<String> {
+        let tasks = self.idle_tasks.filter(|_| size == 1)?;
+        let srun = names(library.family).map_or(String::new(), |(_, _, srun)| format!(" --mpi={srun}"));
+        Some(format!(
+            "one rank, in a Slurm allocation for {tasks}: nothing launched this dltrain; to use them all, type \
+             `srun{srun} -n {tasks} dltrain …`"
+        ))
     }
 
     /// Compares what the launcher started with what MPI sees.
@@ -79,28 +143,36 @@ impl Launch {
         if size > 1 && !own {
             return Ok(());
         }
-        let starter = match launcher {
-            Launcher::OpenMpi => "Open MPI's mpirun",
-            Launcher::Pmi => "an mpiexec of the MPICH family",
-            Launcher::Slurm => "srun",
-        };
-        Err(Error::environment(format!(
-            "{starter} started {started} processes, but this dltrain is linked with {library}, which sees {} in its \
-             job. {}",
-            if size == 1 { "only itself".to_string() } else { format!("{size}") },
-            remedy(library.family, launcher, started)
-        )))
+        let seen = if size == 1 { "only itself".to_string() } else { size.to_string() };
+        Err(refusal(library, launcher, started, &format!("sees {seen} in its job")))
+    }
+}
+
+fn refusal(library: &Library, launcher: Launcher, started: usize, why: &str) -> Error {
+    let starter = match launcher {
+        Launcher::OpenMpi => "Open MPI's mpirun",
+        Launcher::Pmi => "an mpiexec of the MPICH family",
+        Launcher::Slurm => "srun",
+    };
+    Error::environment(format!(
+        "{starter} started {started} processes, but this dltrain is linked with {library}, which {why}. {}",
+        remedy(library.family, launcher, started)
+    ))
+}
+
+/// The launcher of a family, its name in Debian, and the plugin by which srun starts that family's jobs.
+fn names(family: Family) -> Option<(&'static str, &'static str, &'static str)> {
+    match family {
+        Family::OpenMpi => Some(("mpirun", "mpirun.openmpi", "pmix")),
+        Family::Mpich => Some(("mpiexec", "mpiexec.mpich", "pmi2")),
+        Family::Other => None,
     }
 }
 
 /// What to type instead.
 fn remedy(family: Family, launcher: Launcher, started: usize) -> String {
-    let (name, debian, srun) = match family {
-        Family::OpenMpi => ("mpirun", "mpirun.openmpi", "pmix"),
-        Family::Mpich => ("mpiexec", "mpiexec.mpich", "pmi2"),
-        Family::Other => {
-            return "Start it with the launcher that comes with this library".to_string();
-        }
+    let Some((name, debian, srun)) = names(family) else {
+        return "Start it with the launcher that comes with this library".to_string();
     };
     match launcher {
         Launcher::Slurm => format!(
@@ -113,6 +185,31 @@ fn remedy(family: Family, launcher: Launcher, started: usize) -> String {
             if family == Family::OpenMpi { "mpich" } else { "openmpi" }
         ),
     }
+}
+
+/// Whether an Open MPI can find its job through PMIx only: since version 5 always, before if it was not built with
+/// Slurm's or Cray's PMI. `plugins` as of `open_mpi_plugins`.
+fn needs_pmix(version: &str, plugins: &[String]) -> bool {
+    let major = version.split('.').next().and_then(|major| major.parse::<usize>().ok());
+    let speaks_pmi = |plugin: &String| ["s1", "s2", "cray"].contains(&plugin.as_str());
+    major.is_some_and(|major| major >= 5) || (!plugins.is_empty() && !plugins.iter().any(speaks_pmi))
+}
+
+/// The ways to a job that the Open MPI in this process was built with: "ext3x" for the file `mca_pmix_ext3x.so`.
+/// Empty where they are not files beside the library: then nothing is known, and MPI_Init must be tried.
+fn open_mpi_plugins() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let path_of = |line: &str| line.find('/').map(|at| Path::new(&line[at..]).to_path_buf());
+    let is_mpi =
+        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libmpi.so"));
+    let Some(library) = maps.lines().filter_map(path_of).find(|path| is_mpi(path)) else {
+        return Vec::new();
+    };
+    // Where Open MPI puts them, and where Debian and Ubuntu do.
+    let places = ["openmpi", "openmpi/lib/openmpi3"].map(|place| library.with_file_name(place));
+    let files = places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten();
+    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
+    names.filter_map(|name| Some(name.strip_prefix("mca_pmix_")?.strip_suffix(".so")?.to_string())).collect()
 }
 
 /// The rank that the launcher gave this process, 0 without a launcher. For deciding who prints an error while
@@ -183,6 +280,44 @@ mod tests {
         assert_eq!(message(&nested, Family::OpenMpi, 8), None);
         // A launcher unknown to us inside srun.
         assert_eq!(message(&[("SLURM_STEP_NUM_TASKS", "2")], Family::Other, 8), None);
+    }
+
+    #[test]
+    fn open_mpi_is_known_to_need_pmix_only_by_its_version_or_its_plugins() {
+        let list = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(needs_pmix("5.0.11", &[]));
+        assert!(needs_pmix("4.1.4", &list(&["ext3x", "flux", "isolated"])));
+        assert!(!needs_pmix("4.1.4", &list(&["pmix3x", "s1", "s2"])));
+        assert!(!needs_pmix("4.1.4", &[]));
+    }
+
+    #[test]
+    fn what_mpi_init_can_join_is_left_to_it() {
+        let open_mpi = Library { version: "5.0.11".into(), ..library(Family::OpenMpi) };
+        let refused = |pairs: &[(&str, &str)]| Launch::read(environment(pairs)).prepare(&open_mpi).is_err();
+        let srun = ("SLURM_STEP_NUM_TASKS", "4");
+        assert!(refused(&[srun]));
+        assert!(!refused(&[srun, ("PMIX_NAMESPACE", "slurm.pmix.1.0")]));
+        assert!(!refused(&[srun, ("OMPI_COMM_WORLD_SIZE", "8")]));
+        // `flux run` in a Flux that srun started.
+        assert!(!refused(&[srun, ("PMI_SIZE", "8"), ("FLUX_JOB_ID", "f2")]));
+        // mpiexec's own daemons are a step that srun started with PMIx; the ranks are not.
+        let daemons = [("PMIX_NAMESPACE", "slurm.pmix.1.0"), ("SLURM_STEP_NUM_TASKS", "2")];
+        assert!(refused(&[daemons[0], daemons[1], ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2")]));
+    }
+
+    #[test]
+    fn one_rank_in_an_allocations_shell_is_told_how_to_use_all_of_it() {
+        let hint =
+            |pairs: &[(&str, &str)]| Launch::read(environment(pairs)).hint(&library(Family::OpenMpi), 1);
+        let shell = ("SLURM_NTASKS", "4");
+        assert!(hint(&[shell]).unwrap().contains("srun --mpi=pmix -n 4 dltrain"));
+        assert!(hint(&[("SLURM_JOB_NUM_NODES", "4")]).is_some());
+        assert!(hint(&[shell, ("SLURM_STEP_ID", INTERACTIVE_STEP), ("SLURM_STEP_NUM_TASKS", "1")]).is_some());
+        // Who launched one rank wants one rank.
+        assert_eq!(hint(&[shell, ("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]), None);
+        assert_eq!(hint(&[shell, ("OMPI_COMM_WORLD_SIZE", "1")]), None);
+        assert_eq!(hint(&[]), None);
     }
 
     #[test]

@@ -30,6 +30,7 @@ struct Inner {
     node: Communicator,
     topology: Topology,
     library: Library,
+    hint: Option<String>,
     /// Windows that are no longer used, with the number of their making: see `retire`.
     retired: RefCell<Vec<(u64, ffi::MPI_Win)>>,
     made: Cell<u64>,
@@ -42,12 +43,13 @@ impl World {
     ///
     /// # Errors
     /// `Environment` when the launcher started several processes that do not see each other; every process
-    /// gets this error: print it where `launcher_rank()` is 0, and there before the others exit. `Foreign` when MPI fails, `Internal` when
-    /// called twice in one process.
+    /// gets this error: print it where `launcher_rank()` is 0, and there before the others exit. `Foreign` when MPI
+    /// fails, `Internal` when called twice in one process.
     pub fn start() -> Result<World> {
         let launch = Launch::from_environment();
         let mut library = Library::linked();
         library.launcher = launch.describe().to_string();
+        launch.prepare(&library)?;
         library.thread_level = initialize()?;
         let world = Communicator::world()?;
         if let Err(error) = launch.check(&library, world.size()) {
@@ -70,6 +72,7 @@ impl World {
             .unzip();
         let topology = Topology::new(control.rank(), &leaders, hosts);
         let inner = Inner {
+            hint: launch.hint(&library, control.size()),
             control,
             node,
             topology,
@@ -83,6 +86,11 @@ impl World {
 
     pub fn library(&self) -> &Library {
         &self.inner.library
+    }
+
+    /// What to tell the user about how this job was started, if anything.
+    pub fn hint(&self) -> Option<&str> {
+        self.inner.hint.as_deref()
     }
 
     /// Returns when every rank has called it. Collective.

@@ -118,7 +118,7 @@ fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
 /// Warm-up and timed steps, or whole epochs.
 fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
     let all_epochs = config.epochs.saturating_mul(steps_per_epoch);
-    config.steps.map_or(all_epochs, |steps| all_epochs.min(steps + config.warmup))
+    config.steps.map_or(all_epochs, |steps| all_epochs.min(steps.saturating_add(config.warmup)))
 }
 
 /// The training source, and the test set where there is one. Ranks with unlike data are found here.

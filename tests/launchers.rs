@@ -74,6 +74,14 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
+/// What srun adds for the MPI that this dltrain is not linked with, and the variable of the rank.
+fn the_other_mpis() -> (&'static [(&'static str, &'static str)], &'static str) {
+    match Library::linked().family {
+        Family::OpenMpi => (&PMI2, "PMI_RANK"),
+        _ => (&PMIX, "PMIX_RANK"),
+    }
+}
+
 /// Starts the two tasks of a step in which MPI cannot work.
 fn assert_refused(added: &[(&str, &str)], rank_variable: Option<&str>) {
     let directory = tempfile::tempdir().unwrap();
@@ -105,10 +113,8 @@ fn srun_without_an_mpi_plugin_is_refused_once() {
 
 #[test]
 fn srun_with_the_other_mpis_plugin_is_refused_once() {
-    match Library::linked().family {
-        Family::OpenMpi => assert_refused(&PMI2, Some("PMI_RANK")),
-        _ => assert_refused(&PMIX, Some("PMIX_RANK")),
-    }
+    let (added, rank_variable) = the_other_mpis();
+    assert_refused(added, Some(rank_variable));
 }
 
 #[test]
@@ -123,10 +129,10 @@ fn without_srun_an_allocations_shell_gets_one_rank_and_a_hint() {
 }
 
 #[test]
-fn a_step_of_one_task_is_one_rank_whatever_the_plugin() {
+fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
     let directory = tempfile::tempdir().unwrap();
     let one = |&(name, value)| (name, if value == "2" { "1" } else { value });
-    for added in [&[][..], &PMI2] {
+    for added in [&[], the_other_mpis().0] {
         let mut environment: Vec<_> = STEP.iter().chain(added).map(one).collect();
         environment.push(("SLURM_PROCID", "0"));
         let output = dltrain(&["--dry-run"], directory.path(), &environment).output().unwrap();

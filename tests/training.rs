@@ -100,15 +100,14 @@ fn dropout_does_not_depend_on_the_rank_count() {
 #[test]
 fn every_model_trains_as_its_definition_says() {
     let mut results = Results::new();
-    // The definitions are slow: large models have the smallest image that they take, and few classes.
+    // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes.
     let small = dltrain::model::MODELS.iter().filter(|model| model.image[1] <= 32);
     let mut cases: Vec<(&str, &str)> = small.map(|model| (model.name, "--batch 4 --steps 4")).collect();
     cases
         .iter_mut()
         .filter(|(name, _)| *name == "mnist_large")
         .for_each(|case| case.1 = "--batch 1 --steps 2");
-    cases.push(("alexnet", "--batch 2 --steps 2 --image-size 63 --classes 10"));
-    cases.push(("vgg11", "--batch 2 --steps 2 --image-size 32 --classes 10"));
+    cases.push(("alexnet", "--batch 1 --steps 2 --image-size 63 --classes 10"));
     for (name, sizes) in cases {
         let flags = format!("--model {name} {sizes} --warmup 0 --optimizer sgd --lr 0.01");
         let mut losses = |device| {
@@ -184,7 +183,7 @@ fn the_largest_batch_is_the_one_whose_dry_run_fits() {
     let batch: usize = batch.parse().unwrap();
     let needs = |batch: usize| -> usize {
         let printed = run(1, &["--model", "lenet5", "--dry-run", "--batch", &batch.to_string()]);
-        let line = printed.lines().find(|line| line.contains("in all")).unwrap();
+        let line = printed.lines().find(|line| line.trim_start().starts_with("in all")).unwrap();
         let digits = line.split('(').nth(1).unwrap().split(' ').next().unwrap();
         digits.replace(',', "").parse().unwrap()
     };
@@ -198,8 +197,9 @@ fn classes_and_image_size_are_the_runs_and_recorded() {
     let flags = "--model cifar_net --classes 12 --image-size 20 --label-smoothing 0.1 --steps 3 --batch 16";
     let (path, _) = results.train(2, &format!("--data {DIGITS} {flags}"));
     let file = hdf5::File::open(&path).unwrap();
+    let config = file.group("config").unwrap();
     let attribute = |name: &str| {
-        let attribute = file.attr(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let attribute = config.attr(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         attribute.read_scalar::<hdf5::types::VarLenUnicode>().unwrap().to_string()
     };
     assert_eq!(attribute("classes"), "12");

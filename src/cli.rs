@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use dltrain::bench;
 use dltrain::config::{AllreduceKind, Config, DeviceKind, Optimizer, OptimizerKind, Rate, ScheduleKind};
 use dltrain::error::{Error, Result};
+use dltrain::model::MODELS;
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -23,7 +24,8 @@ use dltrain::error::{Error, Result};
 #[command(after_help = "Examples:
   mpirun -n 2 dltrain --model mnist_small --data data/digits
   srun -N 4 dltrain --model mnist_large --batch 128
-  dltrain --model mnist_net --dry-run
+  dltrain --model vgg16 --classes 10 --dry-run
+  dltrain --model vgg16 --max-batch 16GiB
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
@@ -37,6 +39,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// List the models: parameters, arithmetic and memory an image.
+    Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
     Info,
     /// Measure collectives beside the MPI library's own.
@@ -45,9 +49,17 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
-    /// Network to train: mnist_small, mnist_net, mnist_large, lenet5, cifar_net.
-    #[arg(long, default_value = "mnist_small", help_heading = "Model and data")]
+    #[arg(long, default_value = "mnist_small", help = model_help(), help_heading = "Model and data")]
     model: String,
+    /// Classes the model tells apart [default: those it was made for].
+    #[arg(long, value_name = "N", help_heading = "Model and data")]
+    classes: Option<usize>,
+    /// Height and width of its images [default: those it was made for]; data are scaled to it.
+    #[arg(long, value_name = "N", help_heading = "Model and data")]
+    image_size: Option<usize>,
+    /// Share of each target that is spread evenly over all classes.
+    #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
+    label_smoothing: f32,
     /// Directory with the four MNIST (IDX) files, plain or .gz; without it images are synthetic.
     #[arg(long, value_name = "DIR", help_heading = "Model and data")]
     data: Option<PathBuf>,
@@ -70,6 +82,9 @@ pub struct TrainArgs {
     /// Print the plan (layers, memory, buckets) and stop.
     #[arg(long, help_heading = "Length of the run")]
     dry_run: bool,
+    /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
+    max_batch: Option<usize>,
 
     /// How gradients change weights.
     #[arg(long, value_enum, default_value_t = OptimizerKind::Adam, help_heading = "Optimizer")]
@@ -139,6 +154,9 @@ impl TrainArgs {
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<Config> {
         at_least_one("batch", self.batch)?;
+        within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
+        within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
+        in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         at_least_one("accumulation", self.accumulation)?;
         at_least_one("epochs", self.epochs)?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
@@ -163,6 +181,9 @@ impl TrainArgs {
         let synthetic = self.data.is_none();
         Ok(Config {
             model: self.model,
+            classes: self.classes,
+            image_size: self.image_size,
+            label_smoothing: self.label_smoothing,
             batch: self.batch,
             accumulation: self.accumulation,
             epochs: if synthetic { 1 } else { self.epochs },
@@ -194,6 +215,7 @@ impl TrainArgs {
             overlap: !self.no_overlap,
             results: self.results,
             dry_run: self.dry_run,
+            max_batch: self.max_batch,
         })
     }
 }
@@ -203,6 +225,43 @@ fn at_least_one(flag: &str, value: usize) -> Result<()> {
         return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
     }
     Ok(())
+}
+
+/// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
+const MOST_CLASSES: usize = 1_000_000;
+const LARGEST_IMAGE: usize = 16_384;
+
+fn within(flag: &str, value: usize, most: usize) -> Result<()> {
+    at_least_one(flag, value)?;
+    if value > most {
+        return Err(Error::usage(format!("--{flag} {value}: must be at most {most}")));
+    }
+    Ok(())
+}
+
+fn model_help() -> String {
+    let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+    format!("Network to train: {}", names.join(", "))
+}
+
+/// Bytes from "16GiB" (powers of 1024), "500MB" (powers of 1000) or "4096".
+fn size(text: &str) -> std::result::Result<usize, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let factor: f64 = match unit.trim() {
+        "" | "B" => 1.0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err("a size is a number and a unit: 500MB (powers of 1000), 16GiB (of 1024)".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    Ok((number * factor) as usize)
 }
 
 fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
@@ -236,6 +295,10 @@ mod tests {
     fn what_cannot_work_is_refused_by_flag() {
         for (flags, named) in [
             (vec!["--batch", "0"], "--batch 0"),
+            (vec!["--classes", "0"], "--classes 0"),
+            (vec!["--classes", "2000000"], "at most 1000000"),
+            (vec!["--image-size", "0"], "--image-size 0"),
+            (vec!["--label-smoothing", "1.5"], "--label-smoothing 1.5"),
             (vec!["--epochs", "0"], "--epochs 0"),
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
@@ -250,6 +313,16 @@ mod tests {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");
             assert_eq!(error.exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("16GiB"), Ok(16 << 30));
+        assert_eq!(size("1.5 MB"), Ok(1_500_000));
+        assert_eq!(size("4096"), Ok(4096));
+        for wrong in ["16G", "GiB", "-1GB", "1.2.3kB", ""] {
+            assert!(size(wrong).is_err(), "{wrong}");
         }
     }
 

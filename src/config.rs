@@ -82,6 +82,12 @@ pub struct Rate {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
     pub model: String,
+    /// `None`: as many as the model was made for.
+    pub classes: Option<usize>,
+    /// Height and width; `None`: what the model was made for.
+    pub image_size: Option<usize>,
+    /// Share of the loss's target that is spread evenly over all classes.
+    pub label_smoothing: f32,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
     /// Images a rank and micro-step.
@@ -105,6 +111,8 @@ pub struct Config {
     pub overlap: bool,
     pub results: Option<PathBuf>,
     pub dry_run: bool,
+    /// Bytes a rank: only find the largest batch that fits.
+    pub max_batch: Option<usize>,
 }
 
 impl Config {

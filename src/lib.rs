@@ -14,6 +14,7 @@ pub mod fusion;
 pub mod graph;
 pub mod info;
 pub mod model;
+pub mod models;
 pub mod optim;
 pub mod plan;
 pub mod random;

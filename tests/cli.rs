@@ -53,6 +53,13 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--bach", "3"], "--bach"),
         (vec!["--batch", "0"], "--batch 0"),
         (vec!["--batch", "many"], "many"),
+        (vec!["--classes", "0"], "--classes 0"),
+        (vec!["--data", DIGITS, "--classes", "5"], "use --classes 10 or more"),
+        (vec!["--model", "alexnet", "--image-size", "20"], "layer features.5"),
+        (vec!["--model", "vgg16", "--image-size", "16"], "the smallest --image-size that works is 32"),
+        (vec!["--model", "vgg16", "--batch", "100000"], "the largest --batch that fits is"),
+        (vec!["--model", "vgg16", "--max-batch", "1MB"], "for a single image"),
+        (vec!["--max-batch", "16G"], "16GiB"),
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
         (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
         (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
@@ -232,6 +239,10 @@ fn help_is_grouped_and_info_answers_everything() {
         "--fusion-threshold-mb",
         "--no-overlap",
         "--dry-run",
+        "--classes",
+        "--image-size",
+        "--label-smoothing",
+        "--max-batch",
     ] {
         assert!(help.contains(flag), "{flag} is missing");
     }

@@ -126,6 +126,16 @@ proptest! {
         Case { op: Op::AvgPool(pool), inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
+    /// Also to more elements than there are.
+    #[test]
+    fn adaptive_average_pooling(h in 1usize..8, w in 1usize..8, oh in 1usize..8, ow in 1usize..8) {
+        let x = random(dims([2, 2, h, w]), 1);
+        let y = [f32s(dims([2, 2, oh, ow]))];
+        let r = random(y[0].shape.clone(), 2);
+        let dx = &run(Op::AdaptiveAvgPoolBackward, from_ref(&r), from_ref(&x.0))[0];
+        Case { op: Op::AdaptiveAvgPool, inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
+    }
+
     /// Inputs are distinct multiples of 1/64, so that a step of 1/256 changes no winner and loses no bit.
     #[test]
     fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool) {
@@ -156,16 +166,17 @@ proptest! {
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
     /// −1 only fills the batch.
     #[test]
-    fn softmax_cross_entropy(classes in 2usize..8, label in 0usize..8) {
+    fn softmax_cross_entropy(classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0) {
         let logits = random(dims([3, classes]), 1);
         let labels = vec![(label % classes) as f32, -1.0, 0.0];
         let labels = (Spec { shape: dims([3]), dtype: DType::I32 }, labels);
         let outputs = [f32s(dims([3])), f32s(dims([3]))];
         let inputs = [logits.clone(), labels];
-        let scaled = &run(Op::SoftmaxCrossEntropyBackward, &inputs, &[logits.0])[0];
+        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[logits.0])[0];
         prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
-        let case = Case { op: Op::SoftmaxCrossEntropy, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
+        let op = Op::SoftmaxCrossEntropy { smoothing };
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
         case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
     }
 }

@@ -416,6 +416,31 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
 }
 
 #[test]
+fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
+    let cpus = cpus();
+    let sizes = ([1usize..=4, 1usize..=33], [1usize..=12, 1usize..=12], [1usize..=9, 1usize..=9]);
+    proptest!(config(64), |(([n, c], [h, w], [oh, ow]) in sizes, numbers in numbers(), plain: bool)| {
+        let (x, y) = ([n, c, h, w], [n, c, oh, ow]);
+        let (hx, hdy) = (random(&x, numbers, 1), random(&y, numbers, 2));
+        // A window has at most this many elements, and an element lies in at most so many windows; none is above 3.
+        let (window, windows) = ((h / oh + 2) * (w / ow + 2), (oh / h + 2) * (ow / w + 2));
+        let bound = |summands: usize| (summands + 3) as f64 * U * 3.0;
+        for cpu in &cpus {
+            let there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
+            let (forward, found) = apply(cpu, &Op::AdaptiveAvgPool, &[&there], &[spec(&y)], None);
+            let (_, expected) = through(&Reference, &Op::AdaptiveAvgPool, &[&hx], &[spec(&y)], None);
+            let found = download(cpu, &found[0]);
+            close(&found, &expected[0], std::iter::repeat(bound(window)), "adaptive pooling")?;
+            let op = Op::AdaptiveAvgPoolBackward;
+            let (_, found) = through(cpu, &op, &[&hdy], &[spec(&x)], Some(&*forward));
+            let (_, expected) = through(&Reference, &op, &[&hdy], &[spec(&x)], None);
+            let bound = bound(windows) * windows as f64;
+            close(&found[0], &expected[0], std::iter::repeat(bound), "adaptive pooling backward")?;
+        }
+    });
+}
+
+#[test]
 fn elementwise_ops_are_exact_in_any_layout() {
     let cpus = cpus();
     let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 1usize..=6, 1usize..=6);
@@ -487,7 +512,9 @@ fn a_tensor_can_be_added_to_itself() {
 #[test]
 fn the_loss_is_what_it_is_defined_to_be() {
     let cpu = Cpu::new(1).unwrap();
-    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, numbers in numbers())| {
+    let smoothings = prop_oneof![Just(0f32), 0.01f32..=1.0];
+    let numbers = (numbers(), smoothings);
+    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing) in numbers)| {
         let mut logits = random(&[n, classes], numbers, classes as u32);
         logits.values.iter_mut().for_each(|v| *v *= scale);
         let mut stream = Stream::new(key(2, Purpose::Synthetic, n as u32));
@@ -502,13 +529,13 @@ fn the_loss_is_what_it_is_defined_to_be() {
         // roundings (exponential, sum, logarithm or division, the last one).
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
         let relative = U * (spread + 6.0);
-        let op = Op::SoftmaxCrossEntropy;
+        let op = Op::SoftmaxCrossEntropy { smoothing };
         let outputs = [spec(&[n]), spec(&[n])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
         close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
         prop_assert_eq!(&found[1], &expected[1]);
-        let op = Op::SoftmaxCrossEntropyBackward;
+        let op = Op::SoftmaxCrossEntropyBackward { smoothing };
         let outputs = [spec(&[n, classes])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
@@ -525,7 +552,7 @@ fn a_label_that_is_no_class_is_an_error() {
     let labels = upload(&cpu, &labels);
     let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
     let outputs = [spec(&[2]), spec(&[2])];
-    let op = Op::SoftmaxCrossEntropy;
+    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0 };
     let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
     let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
@@ -665,7 +692,13 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
     fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
     fails(Op::Add, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
-    fails(Op::SoftmaxCrossEntropy, &[&[4, 10], &[4]], &[4], "1 outputs where there should be 2");
+    fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
+    fails(
+        Op::SoftmaxCrossEntropy { smoothing: 0.0 },
+        &[&[4, 10], &[4]],
+        &[4],
+        "1 outputs where there should be 2",
+    );
 }
 
 #[test]

@@ -100,6 +100,10 @@ fn forward_and_backward(
             let dx = run(Op::AvgPoolBackward(pool()), &[r], &specs);
             (run(Op::AvgPool(pool()), inputs, &[y])[0].clone(), dx)
         }
+        "adaptive_avg_pool" => {
+            let dx = run(Op::AdaptiveAvgPoolBackward, &[r], &specs);
+            (run(Op::AdaptiveAvgPool, inputs, &[y])[0].clone(), dx)
+        }
         other => panic!("fixture with an unknown op {other}"),
     }
 }
@@ -108,7 +112,7 @@ fn forward_and_backward(
 fn ops_and_their_gradients() {
     let fixture = fixture();
     let cases = fixture["cases"].as_array().unwrap();
-    assert!(cases.len() >= 15, "the fixture lost cases");
+    assert!(cases.len() >= 20, "the fixture lost cases");
     for case in cases {
         let name = case["op"].as_str().unwrap();
         let what = format!("{name} {}", case["settings"]);
@@ -127,17 +131,24 @@ fn ops_and_their_gradients() {
 
 #[test]
 fn cross_entropy() {
-    let fixture = &fixture()["cross_entropy"];
+    let fixture = fixture();
+    let cases = fixture["cross_entropy"].as_array().unwrap();
+    assert!(cases.len() >= 3, "the fixture lost cases");
+    cases.iter().for_each(cross_entropy_is);
+}
+
+fn cross_entropy_is(fixture: &Value) {
+    let smoothing = fixture["smoothing"].as_f64().unwrap() as f32;
     let (spec, values) = operand(&[5, 7], 1);
     let logits = (spec.clone(), values.iter().map(|v| v * 4.0).collect::<Vec<f32>>());
     let labels = numbers(&fixture["labels"]).iter().map(|&v| v as f32).collect();
     let labels: Operand = (Spec { shape: Shape(vec![5]), dtype: DType::I32 }, labels);
     let vector = f32s(Shape(vec![5]));
     let inputs = [logits, labels];
-    let forward = run(Op::SoftmaxCrossEntropy, &inputs, &[vector.clone(), vector]);
+    let forward = run(Op::SoftmaxCrossEntropy { smoothing }, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(Op::SoftmaxCrossEntropyBackward, &inputs, &[spec])[0];
+    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

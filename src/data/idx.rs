@@ -66,8 +66,10 @@ impl Part {
         }
         if let Some(index) = values.iter().position(|&label| usize::from(label) >= classes) {
             let what = format!(
-                "label {} (of image {index}) is out of range: the model has {classes} classes, counted from 0",
+                "label {} (of image {index}) is out of range: the model has {classes} classes, counted from 0; use \
+                 --classes {} or more",
                 values[index],
+                values.iter().max().map_or(0, |&label| usize::from(label)) + 1,
             );
             return Err(Error::data(&labels, what));
         }
@@ -83,6 +85,7 @@ impl Part {
             crc32(&self.labels)
         );
         let Part { pixels, labels, .. } = self;
+        let labels = labels.into_iter().map(i32::from).collect();
         let mut images =
             Images { pixels, labels, planes: 1, height, width, classes, sample, normalise, fingerprint };
         images.scale_all();

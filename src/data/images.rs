@@ -10,7 +10,7 @@ const SCALED_BYTES: usize = 512 << 20;
 pub struct Images {
     /// N × planes × height × width, outermost first.
     pub pixels: Vec<u8>,
-    pub labels: Vec<u8>,
+    pub labels: Vec<i32>,
     /// Channels stored: as many as the model reads, or 1 for grey images, repeated in every channel.
     pub planes: usize,
     pub height: usize,
@@ -109,7 +109,7 @@ impl Dataset for Images {
     }
 
     fn label(&self, index: usize) -> i32 {
-        i32::from(self.labels[index])
+        self.labels[index]
     }
 
     fn fingerprint(&self) -> &str {

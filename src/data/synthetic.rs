@@ -28,7 +28,7 @@ pub fn synthetic(sample: [usize; 3], classes: usize, len: usize, seed: u64) -> R
     let mut pixels: Vec<u8> = (0..words).flat_map(|_| stream.word().to_le_bytes()).collect();
     pixels.truncate(distinct * size);
     let mut stream = Stream::new(key(seed, Purpose::Synthetic, 1));
-    let labels = (0..distinct).map(|_| stream.below(classes.clamp(1, 256) as u32) as u8).collect();
+    let labels = (0..distinct).map(|_| stream.below(classes.max(1) as u32) as i32).collect();
     let normalise = Normalise::over(&pixels);
     let fingerprint = format!("synthetic, seed {seed}");
     let images = Images { pixels, labels, planes, height, width, classes, sample, normalise, fingerprint };

@@ -9,7 +9,7 @@ use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, s};
 use super::memory::{bytes_of, bytes_of_mut};
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, DType, Op, Pool2d, Spec};
+use crate::graph::{Conv2d, DType, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -208,12 +208,16 @@ fn evaluate(
         Op::MaxPoolBackward(_) => vec![max_pool_backward(inputs, &shape(0))?],
         Op::AvgPool(pool) => vec![avg_pool(pool, &inputs[0], &shape(0))?],
         Op::AvgPoolBackward(pool) => vec![avg_pool_backward(pool, &inputs[0], &shape(0))?],
+        Op::AdaptiveAvgPool => vec![adaptive_avg_pool(&inputs[0], &shape(0))?],
+        Op::AdaptiveAvgPoolBackward => vec![adaptive_avg_pool_backward(&inputs[0], &shape(0))?],
         Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
             vec![dropout(&inputs[0], *p, *layer, scalars)]
         }
         Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::SoftmaxCrossEntropy => softmax_cross_entropy(inputs)?,
-        Op::SoftmaxCrossEntropyBackward => vec![softmax_cross_entropy_backward(inputs, scalars)?],
+        Op::SoftmaxCrossEntropy { smoothing } => softmax_cross_entropy(inputs, *smoothing)?,
+        Op::SoftmaxCrossEntropyBackward { smoothing } => {
+            vec![softmax_cross_entropy_backward(inputs, *smoothing, scalars)?]
+        }
     })
 }
 
@@ -384,6 +388,32 @@ fn avg_pool_backward(pool: &Pool2d, dy: &ArrayD<f32>, shape: &[usize]) -> Result
     Ok(dx.mapv(|v| v as f32).into_dyn())
 }
 
+/// The rows and columns that element (i, j) averages, the images being (H, W) before and (OH, OW) after.
+fn adaptive_windows(before: &[usize], after: &[usize], i: usize, j: usize) -> [std::ops::Range<usize>; 2] {
+    [adaptive_window(i, before[0], after[0]), adaptive_window(j, before[1], after[1])]
+}
+
+fn adaptive_avg_pool(x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let x = image(x)?;
+    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
+        let [rows, columns] = adaptive_windows(&x.shape()[2..], &shape[2..], i, j);
+        let part = x.slice(s![n, c, rows, columns]);
+        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / part.len() as f64) as f32
+    });
+    Ok(y.into_dyn())
+}
+
+fn adaptive_avg_pool_backward(dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let dy = image(dy)?;
+    let mut dx = Array4::<f64>::zeros(extents(shape));
+    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
+        let [rows, columns] = adaptive_windows(&shape[2..], &dy.shape()[2..], i, j);
+        let share = f64::from(gradient) / (rows.len() * columns.len()) as f64;
+        dx.slice_mut(s![n, c, rows, columns]).mapv_inplace(|v| v + share);
+    }
+    Ok(dx.mapv(|v| v as f32).into_dyn())
+}
+
 fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, scalars: &Scalars) -> ArrayD<f32> {
     let stream = key(scalars.seed, Purpose::Dropout, layer);
     let kept = 1.0 / (1.0 - p);
@@ -411,7 +441,7 @@ fn rows(logits: &ArrayD<f32>) -> Result<Vec<Vec<f64>>> {
     Ok(logits.rows().into_iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect())
 }
 
-fn softmax_cross_entropy(inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32) -> Result<Vec<ArrayD<f32>>> {
     let (mut losses, mut hits) = (Vec::new(), Vec::new());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
         if label < 0.0 {
@@ -421,7 +451,9 @@ fn softmax_cross_entropy(inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
         }
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let logsum = largest + row.iter().map(|v| (v - largest).exp()).sum::<f64>().ln();
-        let target = row[label as usize];
+        let smoothing = f64::from(smoothing);
+        let mean = row.iter().sum::<f64>() / row.len() as f64;
+        let target = (1.0 - smoothing) * row[label as usize] + smoothing * mean;
         losses.push((logsum - target) as f32);
         let first = row.iter().position(|&v| v == largest);
         hits.push(f32::from(u8::from(first == Some(label as usize))));
@@ -429,11 +461,17 @@ fn softmax_cross_entropy(inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
     Ok(vec![Array1::from(losses).into_dyn(), Array1::from(hits).into_dyn()])
 }
 
-fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], scalars: &Scalars) -> Result<ArrayD<f32>> {
+fn softmax_cross_entropy_backward(
+    inputs: &[ArrayD<f32>],
+    smoothing: f32,
+    scalars: &Scalars,
+) -> Result<ArrayD<f32>> {
+    let smoothing = f64::from(smoothing);
     let mut gradient = Vec::with_capacity(inputs[0].len());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
         for (class, probability) in softmax(row).into_iter().enumerate() {
-            let target = if class as f32 == label { 1.0 } else { 0.0 };
+            let onehot = if class as f32 == label { 1.0 } else { 0.0 };
+            let target = (1.0 - smoothing) * onehot + smoothing / row.len() as f64;
             let value = if label < 0.0 { 0.0 } else { probability - target };
             gradient.push((value * f64::from(scalars.gradient_scale)) as f32);
         }

@@ -8,6 +8,31 @@ use super::{
 };
 use crate::error::{Error, Result};
 
+/// How the weights and biases of a kind of layer start.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LayerInit {
+    /// PyTorch's default: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in, for the bias too.
+    Default,
+    /// He et al. 2015 for layers before a ReLU, keeping the size of gradients: normal with variance 2/fan_out; the
+    /// bias zero.
+    KaimingNormalFanOut,
+    /// Normal with this standard deviation; the bias zero.
+    Normal { std: f32 },
+}
+
+impl LayerInit {
+    /// How the weight and the bias start.
+    fn of(self, fan_in: usize, fan_out: usize) -> [Init; 2] {
+        match self {
+            LayerInit::Default => [Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }; 2],
+            LayerInit::KaimingNormalFanOut => {
+                [Init::Normal { std: (2.0 / fan_out as f32).sqrt() }, Init::Zero]
+            }
+            LayerInit::Normal { std } => [Init::Normal { std }, Init::Zero],
+        }
+    }
+}
+
 /// A graph under construction.
 pub struct Builder {
     name: String,
@@ -15,6 +40,8 @@ pub struct Builder {
     nodes: Vec<Node>,
     images: TensorId,
     dropouts: u32,
+    convolutions: LayerInit,
+    linears: LayerInit,
 }
 
 impl Builder {
@@ -26,10 +53,22 @@ impl Builder {
             nodes: Vec::new(),
             images: TensorId(0),
             dropouts: 0,
+            convolutions: LayerInit::Default,
+            linears: LayerInit::Default,
         };
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
         (builder, images)
+    }
+
+    /// How the convolutions added from here on start.
+    pub fn init_convolutions(&mut self, init: LayerInit) {
+        self.convolutions = init;
+    }
+
+    /// How the linear layers added from here on start.
+    pub fn init_linears(&mut self, init: LayerInit) {
+        self.linears = init;
     }
 
     pub fn shape(&self, id: TensorId) -> &Shape {
@@ -48,10 +87,11 @@ impl Builder {
         }
         let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
         let [kh, kw] = conv.kernel;
-        let fan_in = c / conv.groups * kh * kw;
-        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), fan_in)];
+        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels / conv.groups * kh * kw);
+        let [weight, bias] = self.convolutions.of(fan_in, fan_out);
+        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
         if conv.bias {
-            inputs.push(self.bias(name, channels, fan_in));
+            inputs.push(self.bias(name, channels, bias));
         }
         Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
     }
@@ -59,8 +99,9 @@ impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
     pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
-        let weight = self.weight(name, dims([features, fan_in]), fan_in);
-        let bias = self.bias(name, features, fan_in);
+        let [weight, bias] = self.linears.of(fan_in, features);
+        let weight = self.weight(name, dims([features, fan_in]), weight);
+        let bias = self.bias(name, features, bias);
         self.node(
             name,
             Op::Linear { bias: true, relu: false },
@@ -85,6 +126,12 @@ impl Builder {
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
+    }
+
+    /// Average pooling to images of this (height, width), whatever the input's: `Op::AdaptiveAvgPool`.
+    pub fn adaptive_avg_pool(&mut self, name: &str, x: TensorId, size: [usize; 2]) -> Result<TensorId> {
+        let [n, c, _, _] = self.image_shape(name, x)?;
+        Ok(self.node(name, Op::AdaptiveAvgPool, vec![x], dims([n, c, size[0], size[1]])))
     }
 
     /// Drops each element with probability `p` in training; does nothing in evaluation.
@@ -117,7 +164,7 @@ impl Builder {
         let hits = self.tensor("hits", batch, DType::F32, Role::Metric);
         self.nodes.push(Node {
             name: "loss".into(),
-            op: Op::SoftmaxCrossEntropy,
+            op: Op::SoftmaxCrossEntropy { smoothing: 0.0 },
             inputs: vec![logits, labels],
             outputs: vec![losses, hits],
             forward: None,
@@ -158,7 +205,7 @@ impl Builder {
     ) -> Result<[usize; 2]> {
         windows(input, kernel, stride, padding).ok_or_else(|| {
             Error::usage(format!(
-                "model {}: layer {name} has a {}×{} kernel, larger than its {}×{} input; use larger images",
+                "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
                 self.name,
                 kernel[0],
                 kernel[1],
@@ -168,20 +215,18 @@ impl Builder {
         })
     }
 
-    /// PyTorch's default start for convolutions and linear layers: He et al. 2015 with a = √5, which is
-    /// uniform in ±1/√fan_in, for the bias too.
-    fn weight(&mut self, layer: &str, shape: Shape, fan_in: usize) -> TensorId {
-        self.parameter(format!("{layer}.weight"), shape, fan_in, true)
+    fn weight(&mut self, layer: &str, shape: Shape, init: Init) -> TensorId {
+        self.parameter(format!("{layer}.weight"), shape, init, true)
     }
 
-    fn bias(&mut self, layer: &str, features: usize, fan_in: usize) -> TensorId {
-        self.parameter(format!("{layer}.bias"), dims([features]), fan_in, false)
+    fn bias(&mut self, layer: &str, features: usize, init: Init) -> TensorId {
+        self.parameter(format!("{layer}.bias"), dims([features]), init, false)
     }
 
-    fn parameter(&mut self, name: String, shape: Shape, fan_in: usize, decay: bool) -> TensorId {
+    fn parameter(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> TensorId {
         let id = self.tensor(&name, shape, DType::F32, Role::Parameter);
         let tensor = &mut self.tensors[id.0];
-        tensor.init = Some(Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() });
+        tensor.init = Some(init);
         tensor.decay = decay;
         id
     }

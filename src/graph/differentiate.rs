@@ -32,8 +32,9 @@ impl Graph {
     fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
         let node = self.node(id).clone();
         let x = node.inputs[0];
-        if node.op == Op::SoftmaxCrossEntropy {
-            let dx = self.backward(id, Op::SoftmaxCrossEntropyBackward, node.inputs.clone(), x);
+        if let Op::SoftmaxCrossEntropy { smoothing } = node.op {
+            let op = Op::SoftmaxCrossEntropyBackward { smoothing };
+            let dx = self.backward(id, op, node.inputs.clone(), x);
             gradients[x.0] = Some(dx);
             return;
         }
@@ -69,6 +70,7 @@ impl Graph {
                 Some(self.backward(id, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]], x))
             }
             Op::AvgPool(pool) => Some(self.backward(id, Op::AvgPoolBackward(pool), vec![dy], x)),
+            Op::AdaptiveAvgPool => Some(self.backward(id, Op::AdaptiveAvgPoolBackward, vec![dy], x)),
             Op::Dropout { p, layer } => {
                 Some(self.backward(id, Op::DropoutBackward { p, layer }, vec![dy], x))
             }

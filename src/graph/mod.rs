@@ -11,9 +11,9 @@ mod op;
 mod shape;
 mod simplify;
 
-pub use builder::Builder;
+pub use builder::{Builder, LayerInit};
 pub use cost::Cost;
-pub use op::{Conv2d, Op, Pool2d, windows};
+pub use op::{Conv2d, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
@@ -158,6 +158,16 @@ impl Graph {
     /// Classes that the model tells apart.
     pub fn classes(&self) -> usize {
         self.tensor(self.logits).spec.shape.per_sample()
+    }
+
+    /// The same network with this much of the loss's target spread evenly over all classes.
+    pub fn smooth_labels(mut self, share: f32) -> Graph {
+        for node in &mut self.nodes {
+            if let Op::SoftmaxCrossEntropy { smoothing } = &mut node.op {
+                *smoothing = share;
+            }
+        }
+        self
     }
 
     /// The nodes that read a tensor.

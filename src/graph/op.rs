@@ -74,6 +74,13 @@ pub fn windows(
     Some([along(0)?, along(1)?])
 }
 
+/// The part of an axis of length `input` that element `index` of `output` elements averages in adaptive pooling:
+/// from ⌊index·input/output⌋ up to ⌈(index+1)·input/output⌉, as PyTorch has it. Parts overlap where the lengths do not
+/// divide; where the output is longer, neighbours share elements.
+pub fn adaptive_window(index: usize, input: usize, output: usize) -> std::ops::Range<usize> {
+    index * input / output..((index + 1) * input).div_ceil(output)
+}
+
 /// An op of the graph. The comment shows inputs → outputs with their shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
@@ -105,6 +112,10 @@ pub enum Op {
     AvgPool(Pool2d),
     /// dy → dx
     AvgPoolBackward(Pool2d),
+    /// x (N,C,H,W) → y (N,C,OH,OW), each element the mean of its `adaptive_window`s over height and width
+    AdaptiveAvgPool,
+    /// dy → dx
+    AdaptiveAvgPoolBackward,
 
     /// x → y = x·m/(1−p), where m is 0 with probability p: in step t, element e of the sample at global position
     /// s is dropped when uniform(word e mod 4 of philox(key(seed, Dropout, layer), [e/4, s, t, t >> 32])) < p.
@@ -120,10 +131,11 @@ pub enum Op {
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
-    SoftmaxCrossEntropy,
-    /// logits (N,K), labels (N) → dlogits = (softmax − onehot)·gradient_scale, the scale that of the run
+    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it).
+    SoftmaxCrossEntropy { smoothing: f32 },
+    /// logits (N,K), labels (N) → dlogits = (softmax − target)·gradient_scale, the scale that of the run
     /// (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
-    SoftmaxCrossEntropyBackward,
+    SoftmaxCrossEntropyBackward { smoothing: f32 },
 }
 
 impl Op {
@@ -144,12 +156,14 @@ impl Op {
             Op::MaxPoolBackward(_) => "max pool backward",
             Op::AvgPool(_) => "avg pool",
             Op::AvgPoolBackward(_) => "avg pool backward",
+            Op::AdaptiveAvgPool => "adaptive avg pool",
+            Op::AdaptiveAvgPoolBackward => "adaptive avg pool backward",
             Op::Dropout { .. } => "dropout",
             Op::DropoutBackward { .. } => "dropout backward",
             Op::Reshape => "reshape",
             Op::Add => "add",
-            Op::SoftmaxCrossEntropy => "softmax cross-entropy",
-            Op::SoftmaxCrossEntropyBackward => "softmax cross-entropy backward",
+            Op::SoftmaxCrossEntropy { .. } => "softmax cross-entropy",
+            Op::SoftmaxCrossEntropyBackward { .. } => "softmax cross-entropy backward",
         }
     }
 }

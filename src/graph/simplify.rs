@@ -3,11 +3,12 @@
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.
 
-use super::{Graph, Op, TensorId};
+use super::{Graph, Op, Pool2d, Shape, TensorId, adaptive_window};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
     pub fn simplify(mut self) -> Graph {
+        self.plain_pools();
         self.read_unflattened();
         self.pool_before_relu();
         self.fuse_relu();
@@ -24,6 +25,34 @@ impl Graph {
         }
         self.drop_unused();
         self
+    }
+
+    /// An adaptive pooling to the size that is there does nothing; one with windows of one size at one distance is
+    /// an ordinary one.
+    fn plain_pools(&mut self) {
+        while let Some(index) = self.nodes.iter().position(|node| {
+            node.op == Op::AdaptiveAvgPool && self.shape_of(node.inputs[0]) == self.shape_of(node.outputs[0])
+        }) {
+            let node = self.nodes.remove(index);
+            self.forward_nodes -= 1;
+            self.substitute(node.outputs[0], node.inputs[0]);
+        }
+        for index in 0..self.nodes.len() {
+            let node = &self.nodes[index];
+            if node.op != Op::AdaptiveAvgPool {
+                continue;
+            }
+            let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| self.shape_of(id));
+            let along = |axis: usize| uniform_windows(x.0[axis], y.0[axis]);
+            if let (Some([kh, sh]), Some([kw, sw])) = (along(2), along(3)) {
+                let pool = Pool2d { kernel: [kh, kw], stride: [sh, sw], ..Pool2d::square(1) };
+                self.nodes[index].op = Op::AvgPool(pool);
+            }
+        }
+    }
+
+    fn shape_of(&self, id: TensorId) -> &Shape {
+        &self.tensors[id.0].spec.shape
     }
 
     /// A linear layer reads any shape as if flattened, so the flattening before it need not happen: on a device
@@ -138,9 +167,39 @@ impl Graph {
     }
 }
 
+/// Length and distance of the windows of an adaptive pooling, where all are alike.
+fn uniform_windows(input: usize, output: usize) -> Option<[usize; 2]> {
+    let window = |index| adaptive_window(index, input, output);
+    let length = window(0).len();
+    let stride = if output > 1 { window(1).start } else { length };
+    let alike = (0..output).all(|index| window(index) == (index * stride..index * stride + length));
+    (alike && stride > 0).then_some([length, stride])
+}
+
 #[cfg(test)]
 mod tests {
     use crate::graph::{Builder, Conv2d, Graph, Op, Pool2d, Role};
+
+    /// The op that is left of an adaptive pooling of one size to another.
+    fn adaptive(from: usize, to: usize) -> Vec<Op> {
+        let (mut net, x) = Builder::new("pool", 1, [1, from, from]);
+        let x = net.adaptive_avg_pool("pool", x, [to, to]).unwrap();
+        let x = net.linear("fc", x, 2);
+        let graph = net.finish(x).simplify();
+        let pools = |op: &Op| !matches!(op, Op::Linear { .. } | Op::SoftmaxCrossEntropy { .. });
+        graph.nodes.iter().map(|node| node.op).filter(pools).collect()
+    }
+
+    #[test]
+    fn an_adaptive_pooling_with_windows_all_alike_is_an_ordinary_one_or_none() {
+        assert_eq!(adaptive(7, 7), []);
+        assert_eq!(adaptive(14, 7), [Op::AvgPool(Pool2d::square(2))]);
+        assert_eq!(adaptive(5, 1), [Op::AvgPool(Pool2d::square(5))]);
+        // [0,4) and [3,7): they overlap, but are alike.
+        assert_eq!(adaptive(7, 2), [Op::AvgPool(Pool2d::square(4).stride(3))]);
+        assert_eq!(adaptive(10, 7), [Op::AdaptiveAvgPool]);
+        assert_eq!(adaptive(1, 7), [Op::AdaptiveAvgPool]);
+    }
 
     fn small() -> Graph {
         let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);

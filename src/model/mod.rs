@@ -1,9 +1,11 @@
 //! The zoo: names → graphs. One file a family. May use: `graph`, `error`. Used by: `train`, `bench`.
 
+mod alexnet;
 mod cifar;
 mod mnist;
+mod vgg;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::graph::{Builder, Graph, TensorId};
 
 /// A model that `--model` can name.
@@ -18,8 +20,18 @@ pub struct Model {
 }
 
 /// Every model, in the order in which they are listed.
-pub const MODELS: &[Model] =
-    &[mnist::MNIST_SMALL, mnist::MNIST_NET, mnist::MNIST_LARGE, mnist::LENET5, cifar::CIFAR_NET];
+pub const MODELS: &[Model] = &[
+    mnist::MNIST_SMALL,
+    mnist::MNIST_NET,
+    mnist::MNIST_LARGE,
+    mnist::LENET5,
+    cifar::CIFAR_NET,
+    alexnet::ALEXNET,
+    vgg::VGG11,
+    vgg::VGG13,
+    vgg::VGG16,
+    vgg::VGG19,
+];
 
 /// The model of this name.
 ///
@@ -36,8 +48,20 @@ impl Model {
     /// The forward graph for `batch` images and `classes` classes, as the paper has it (not yet simplified).
     ///
     /// # Errors
-    /// `Usage` when the image is too small for a layer.
+    /// `Usage` when the image is too small for a layer: which layer, and the smallest size that works.
     pub fn build(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
+        self.try_build(batch, image, classes).map_err(|mut error| {
+            // Whether a size works is found by trying: no second description of the layers can go wrong.
+            let works = |size: &usize| self.try_build(batch, [image[0], *size, *size], classes).is_ok();
+            let largest = self.image[1].max(self.image[2]);
+            if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == Kind::Usage) {
+                error.message += &format!("; the smallest --image-size that works is {size}");
+            }
+            error
+        })
+    }
+
+    fn try_build(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
         let (mut net, images) = Builder::new(self.name, batch, image);
         let logits = (self.layers)(&mut net, images, classes)?;
         Ok(net.finish(logits))
@@ -47,6 +71,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{Init, Role};
 
     /// Counts as published, or as the layers printed in the source give them (docs/models.md).
     #[test]
@@ -57,6 +82,11 @@ mod tests {
             ("mnist_large", 4_104_202),
             ("lenet5", 61_706),
             ("cifar_net", 62_006),
+            ("alexnet", 61_100_840),
+            ("vgg11", 132_863_336),
+            ("vgg13", 133_047_848),
+            ("vgg16", 138_357_544),
+            ("vgg19", 143_667_240),
         ];
         assert_eq!(published.len(), MODELS.len());
         for (name, count) in published {
@@ -74,8 +104,42 @@ mod tests {
     }
 
     #[test]
-    fn an_image_too_small_is_named_with_its_layer() {
-        let error = find("cifar_net").unwrap().build(1, [3, 8, 8], 10).unwrap_err();
-        assert!(error.message.contains("layer conv2"), "{error}");
+    fn an_image_too_small_is_named_with_its_layer_and_the_size_that_works() {
+        for (name, size, layer, smallest) in [
+            ("cifar_net", 8, "layer conv2", 16),
+            ("alexnet", 50, "layer features.12", 63),
+            ("vgg16", 31, "layer features.30", 32),
+        ] {
+            let model = find(name).unwrap();
+            let error = model.build(1, [3, size, size], 10).unwrap_err();
+            assert!(error.message.contains(layer), "{error}");
+            assert!(error.message.ends_with(&format!("--image-size that works is {smallest}")), "{error}");
+            assert!(model.build(1, [3, smallest, smallest], 10).is_ok());
+            assert!(model.build(1, [3, smallest - 1, smallest - 1], 10).is_err());
+        }
+    }
+
+    /// Names, shapes and first values as torchvision's `state_dict` has them.
+    #[test]
+    fn parameters_are_named_and_begin_as_in_torchvision() {
+        let graph = find("vgg16").unwrap().build(1, [3, 32, 32], 10).unwrap();
+        assert_eq!(graph.parameter_count(), 134_301_514);
+        let parameter = |graph: &Graph, name: &str| {
+            let found = graph.with_role(Role::Parameter).find(|(_, tensor)| tensor.name == name);
+            let (_, tensor) = found.unwrap_or_else(|| panic!("no {name}"));
+            (tensor.spec.shape.0.clone(), tensor.init.unwrap())
+        };
+        let fan_out = |channels: usize| Init::Normal { std: (2.0 / (9 * channels) as f32).sqrt() };
+        assert_eq!(parameter(&graph, "features.0.weight"), (vec![64, 3, 3, 3], fan_out(64)));
+        assert_eq!(parameter(&graph, "features.28.weight"), (vec![512, 512, 3, 3], fan_out(512)));
+        assert_eq!(parameter(&graph, "features.28.bias"), (vec![512], Init::Zero));
+        assert_eq!(parameter(&graph, "classifier.0.weight"), (vec![4096, 25088], Init::Normal { std: 0.01 }));
+        assert_eq!(parameter(&graph, "classifier.6.bias"), (vec![10], Init::Zero));
+        let graph = find("alexnet").unwrap().build(1, [3, 224, 224], 1000).unwrap();
+        let uniform = |fan_in: usize| Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() };
+        assert_eq!(parameter(&graph, "features.0.weight"), (vec![64, 3, 11, 11], uniform(3 * 121)));
+        assert_eq!(parameter(&graph, "features.10.bias"), (vec![256], uniform(256 * 9)));
+        assert_eq!(parameter(&graph, "classifier.1.weight"), (vec![4096, 9216], uniform(9216)));
+        assert_eq!(parameter(&graph, "classifier.6.weight"), (vec![1000, 4096], uniform(4096)));
     }
 }

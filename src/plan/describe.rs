@@ -20,6 +20,15 @@ pub struct Sizes {
     pub gradients: usize,
 }
 
+/// How often a run keeps what a plan states once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copies {
+    /// Two with accumulation: a micro-step's own, and their sum.
+    pub gradients: usize,
+    /// Regions of state, as large as the parameters, that the optimizer keeps.
+    pub states: usize,
+}
+
 impl Sizes {
     /// What two plans need that take turns in the same memory.
     pub fn shared_with(self, other: Sizes) -> Sizes {
@@ -34,6 +43,25 @@ impl Sizes {
     }
 }
 
+impl Sizes {
+    /// What a rank needs of each kind.
+    fn rows(&self, copies: Copies) -> [(&'static str, usize); 6] {
+        [
+            ("activations", self.activations),
+            ("gradients", copies.gradients * self.gradients),
+            ("parameters", self.parameters),
+            ("optimizer", copies.states * self.parameters),
+            ("workspace", self.workspace),
+            ("input", self.inputs + self.metrics),
+        ]
+    }
+
+    /// Bytes that a rank needs in all.
+    pub fn total(&self, copies: Copies) -> usize {
+        self.rows(copies).iter().map(|(_, size)| size).sum()
+    }
+}
+
 /// A byte count for people: "1.6 MB" (powers of ten, as links and disks are sold).
 pub fn bytes(count: usize) -> String {
     match count {
@@ -44,7 +72,8 @@ pub fn bytes(count: usize) -> String {
     }
 }
 
-fn flops(count: u64) -> String {
+/// A count of operations for people, to be followed by "FLOP".
+pub fn flops(count: u64) -> String {
     match count {
         0..1_000_000 => format!("{:.1} k", count as f64 / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1} M", count as f64 / 1e6),
@@ -53,11 +82,11 @@ fn flops(count: u64) -> String {
 }
 
 impl Plan {
-    /// The layers, memory and buckets as text. `states` is how many regions of state the optimizer keeps.
-    pub fn describe(&self, device: &dyn Device, sizes: &Sizes, states: usize) -> String {
+    /// The layers, memory and buckets as text.
+    pub fn describe(&self, device: &dyn Device, sizes: &Sizes, copies: Copies) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
-        self.describe_memory(&mut text, device, sizes, states);
+        self.describe_memory(&mut text, device, sizes, copies);
         self.describe_buckets(&mut text);
         text
     }
@@ -109,21 +138,13 @@ impl Plan {
         );
     }
 
-    fn describe_memory(&self, out: &mut String, device: &dyn Device, sizes: &Sizes, states: usize) {
-        let optimizer = states * sizes.parameters;
-        let rows = [
-            ("activations", sizes.activations),
-            ("gradients", sizes.gradients),
-            ("parameters", sizes.parameters),
-            ("optimizer", optimizer),
-            ("workspace", sizes.workspace),
-            ("input", sizes.inputs + sizes.metrics),
-        ];
+    fn describe_memory(&self, out: &mut String, device: &dyn Device, sizes: &Sizes, copies: Copies) {
+        let rows = sizes.rows(copies);
         let _ = writeln!(out, "memory a rank on {}", device.describe());
         for (kind, size) in rows {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         }
-        let total: usize = rows.iter().map(|(_, size)| size).sum();
+        let total = sizes.total(copies);
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
         let _ = writeln!(
             out,

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
+use super::network::Network;
 use super::place;
 use super::step::{Accumulation, Trainer};
 use crate::collective;
@@ -18,9 +20,9 @@ use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
 use crate::error::Result;
 use crate::fusion::Fusion;
-use crate::model::{self, Model};
+use crate::graph::Shape;
 use crate::optim::{self, Schedule};
-use crate::plan::{self, Options, Plan, TAIL};
+use crate::plan::{self, Copies, Options, Plan, TAIL};
 use crate::record::{self, BucketTime, Description, Recorder};
 
 /// A run that is ready to go.
@@ -81,23 +83,30 @@ impl Source {
     }
 }
 
-/// Prepares the run; `None` when it was a dry run, whose plan has been printed. Collective.
+/// Prepares the run; `None` when only a plan or a batch size was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
-    let model = world.agree(model::find(&config.model))?;
+    let network = world.agree(Network::new(config))?;
+    if let Some(limit) = config.max_batch {
+        let device = open_device(world, config, threads(world, config)?)?;
+        let answer = world.agree(capacity::answer(&network, config, &*device, limit))?;
+        record::say(place(world), &answer);
+        return Ok(None);
+    }
     let path = world.agree(results_path(world, config))?;
-    let (source, test) = open_data(world, config, model)?;
+    let (source, test) = open_data(world, config, &network)?;
     let threads = threads(world, config)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let plans = world.agree(Plans::new(config, model, &*device, test.is_some()))?;
+    let plans = world.agree(Plans::new(config, &network, &*device, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device, &rule));
+        record::say(place(world), &plans.describe(world, config, &*device));
         return Ok(None);
     }
+    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
     let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
@@ -122,7 +131,7 @@ fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
 }
 
 /// The training source, and the test set where there is one. Ranks with unlike data are found here.
-fn open_data(world: &World, config: &Config, model: &Model) -> Result<(Source, Option<Rc<dyn Dataset>>)> {
+fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Source, Option<Rc<dyn Dataset>>)> {
     let sharding = Sharding {
         ranks: world.size(),
         rank: world.rank(),
@@ -130,11 +139,11 @@ fn open_data(world: &World, config: &Config, model: &Model) -> Result<(Source, O
         accumulation: config.accumulation,
     };
     let Some(directory) = &config.data else {
-        let set = data::synthetic(model.image, model.classes, sharding.global_batch(), config.seed);
+        let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed))?;
         return Ok((Source::Synthetic(loader, sharding), None));
     };
-    let sets = world.agree(data::open(directory, model.image, model.classes))?;
+    let sets = world.agree(data::open(directory, network.image, network.classes))?;
     world.same(&[
         ("training images".into(), sets.training.fingerprint().into()),
         ("test images".into(), sets.test.fingerprint().into()),
@@ -171,15 +180,15 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
 }
 
 /// The training plan, and the evaluation plan that shares its parameters.
-struct Plans {
+pub(super) struct Plans {
     training: Plan,
     evaluation: Option<Plan>,
     sizes: plan::Sizes,
 }
 
 impl Plans {
-    fn new(config: &Config, model: &Model, device: &dyn Device, evaluate: bool) -> Result<Plans> {
-        let forward = model.build(config.batch, model.image, model.classes)?;
+    pub fn new(config: &Config, network: &Network, device: &dyn Device, evaluate: bool) -> Result<Plans> {
+        let forward = network.forward(config.batch)?;
         let options = Options { fusion_threshold: config.fusion_threshold, parameters: None };
         let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
         let evaluation = if evaluate {
@@ -192,7 +201,12 @@ impl Plans {
         Ok(Plans { training, evaluation, sizes })
     }
 
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device, rule: &Rule) -> String {
+    /// Bytes that a rank needs in all.
+    pub fn total(&self, config: &Config) -> usize {
+        self.sizes.total(copies(config))
+    }
+
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
         let ranks = world.size();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
@@ -201,8 +215,15 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(device, &self.sizes, rule.states())
+            self.training.describe(device, &self.sizes, copies(config))
         )
+    }
+}
+
+fn copies(config: &Config) -> Copies {
+    Copies {
+        gradients: if config.accumulation > 1 { 2 } else { 1 },
+        states: optim::rule(&config.optimizer).states(),
     }
 }
 
@@ -301,6 +322,11 @@ fn describe(
         ),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
+    // What was decided for flags that were not given.
+    let graph = &plans.training.graph;
+    attributes.push(("classes".into(), graph.classes().to_string()));
+    let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec());
+    attributes.push(("image".into(), image.to_string()));
     attributes.extend(config.shared_items());
     attributes.retain({
         let mut seen = std::collections::HashSet::new();

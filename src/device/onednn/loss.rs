@@ -29,7 +29,7 @@ fn layouts(
 }
 
 /// logits, labels → losses, hits
-pub fn forward_pass(engine: &Engine, request: &Request) -> Result<HostKernel> {
+pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
     let [losses, hits] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[losses, hits])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, _| {
@@ -39,7 +39,7 @@ pub fn forward_pass(engine: &Engine, request: &Request) -> Result<HostKernel> {
         let results = losses.iter_mut().zip(hits);
         for ((row, &label), (loss, hit)) in logits.chunks_exact(classes).zip(labels).zip(results) {
             (*loss, *hit) = match target(label, classes)? {
-                Some(target) => (cross_entropy(row, target), hits_target(row, target)),
+                Some(target) => (cross_entropy(row, target, smoothing), hits_target(row, target)),
                 None => (0.0, 0.0),
             };
         }
@@ -48,7 +48,7 @@ pub fn forward_pass(engine: &Engine, request: &Request) -> Result<HostKernel> {
 }
 
 /// logits, labels → dlogits
-pub fn backward(engine: &Engine, request: &Request) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
     let [gradient] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[gradient])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
@@ -58,7 +58,10 @@ pub fn backward(engine: &Engine, request: &Request) -> Result<HostKernel> {
         let rows = logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes));
         for ((row, gradient), &label) in rows.zip(labels) {
             match target(label, classes)? {
-                Some(target) => softmax_gradient(row, target, scalars.gradient_scale, gradient),
+                Some(target) => {
+                    softmax_gradient(row, target, smoothing, gradient);
+                    gradient.iter_mut().for_each(|gradient| *gradient *= scalars.gradient_scale);
+                }
                 None => gradient.fill(0.0),
             }
         }
@@ -87,11 +90,17 @@ fn largest(row: &[f32]) -> f32 {
     row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// ln Σ exp(v) − v[target], with the largest taken out of the exponents. A NaN anywhere gives NaN.
-fn cross_entropy(row: &[f32], target: usize) -> f32 {
+/// ln Σ exp(v) − (1−s)·v[target] − s·mean(v) with s the smoothing; the largest is taken out of all v. A NaN anywhere
+/// gives NaN.
+fn cross_entropy(row: &[f32], target: usize, smoothing: f32) -> f32 {
     let largest = largest(row);
     let sum: f64 = row.iter().map(|v| f64::from((v - largest).exp())).sum();
-    (sum.ln() - f64::from(row[target] - largest)) as f32
+    let mut aim = f64::from(row[target] - largest);
+    if smoothing > 0.0 {
+        let mean = row.iter().map(|v| f64::from(v - largest)).sum::<f64>() / row.len() as f64;
+        aim += f64::from(smoothing) * (mean - aim);
+    }
+    (sum.ln() - aim) as f32
 }
 
 /// 1 where the first largest logit is the target's.
@@ -101,7 +110,8 @@ fn hits_target(row: &[f32], target: usize) -> f32 {
     f32::from(u8::from(hit))
 }
 
-fn softmax_gradient(row: &[f32], target: usize, scale: f32, gradient: &mut [f32]) {
+/// softmax − target, not yet scaled.
+fn softmax_gradient(row: &[f32], target: usize, smoothing: f32, gradient: &mut [f32]) {
     let largest = largest(row);
     let mut sum = 0f64;
     for (gradient, v) in gradient.iter_mut().zip(row) {
@@ -109,7 +119,7 @@ fn softmax_gradient(row: &[f32], target: usize, scale: f32, gradient: &mut [f32]
         sum += f64::from(*gradient);
     }
     let inverse = (1.0 / sum) as f32;
-    gradient.iter_mut().for_each(|gradient| *gradient *= inverse);
-    gradient[target] -= 1.0;
-    gradient.iter_mut().for_each(|gradient| *gradient *= scale);
+    let everywhere = smoothing / row.len() as f32;
+    gradient.iter_mut().for_each(|gradient| *gradient = *gradient * inverse - everywhere);
+    gradient[target] -= 1.0 - smoothing;
 }

@@ -4,12 +4,13 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - the kernels, one file a family: `conv`, `linear`, `pool`, `relu`, `reorder` are primitives (`primitive`);
-//!   `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
+//!   `adaptive`, `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
 #![allow(unsafe_code)]
 
+mod adaptive;
 mod conv;
 mod dropout;
 mod handle;
@@ -81,10 +82,12 @@ impl Cpu {
             Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
                 dropout::dropout(engine, workers, request, p, layer)
             }
+            Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
+            Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
             Op::Reshape => simple::reshape(engine, request),
             Op::Add => simple::add(engine, workers, request),
-            Op::SoftmaxCrossEntropy => loss::forward_pass(engine, request),
-            Op::SoftmaxCrossEntropyBackward => loss::backward(engine, request),
+            Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),
+            Op::SoftmaxCrossEntropyBackward { smoothing } => loss::backward(engine, request, smoothing),
             _ => return None,
         })
     }

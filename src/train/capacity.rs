@@ -1,0 +1,147 @@
+//! How large a batch fits: the answer to `--max-batch`, and the check that a run fits its machine.
+
+use super::network::Network;
+use super::setup::Plans;
+use crate::comm::World;
+use crate::config::Config;
+use crate::device::Device;
+use crate::error::{Error, Kind, Result};
+use crate::plan::describe_bytes as bytes;
+
+/// No batch beyond this is looked for.
+const LARGEST: usize = 1 << 20;
+
+/// The largest batch within a limit, with its bytes and those of one image more.
+#[derive(Debug, PartialEq, Eq)]
+struct Fit {
+    batch: usize,
+    bytes: usize,
+    next: usize,
+}
+
+/// The largest batch whose memory a rank is at most `limit` bytes, in words.
+///
+/// # Errors
+/// `Usage` when not even one image fits, or the network cannot be planned at all.
+pub fn answer(network: &Network, config: &Config, device: &dyn Device, limit: usize) -> Result<String> {
+    let Fit { batch, bytes: needed, next } = largest(limit, |batch| total(network, config, device, batch))?;
+    let (name, limit) = (network.model.name, bytes(limit));
+    if batch == 0 {
+        return Err(Error::usage(format!("--max-batch: {name} needs {} for a single image", bytes(next))));
+    }
+    let beyond = match next {
+        usize::MAX => String::new(),
+        next => format!("; one image more needs {}", bytes(next)),
+    };
+    Ok(format!(
+        "{name}: the largest batch within {limit} a rank is {batch}, which needs {}{beyond}",
+        bytes(needed)
+    ))
+}
+
+/// Makes sure that the run's memory is there, shared fairly by the ranks of this node.
+///
+/// # Errors
+/// `Environment`, with the largest batch that fits.
+pub fn check(
+    world: &World,
+    network: &Network,
+    config: &Config,
+    device: &dyn Device,
+    plans: &Plans,
+) -> Result<()> {
+    let Some(available) = available() else { return Ok(()) };
+    let (ranks, needed) = (world.local_size().max(1), plans.total(config));
+    let share = available / ranks;
+    if needed <= share {
+        return Ok(());
+    }
+    let fit = largest(share, |batch| total(network, config, device, batch))?;
+    let remedy = match fit.batch {
+        0 => format!("not even --batch 1 fits (it needs {})", bytes(fit.next)),
+        batch => format!("the largest --batch that fits is {batch}"),
+    };
+    Err(Error::environment(format!(
+        "{} with --batch {} needs {} a rank, and {} has {} free for each of its {ranks} rank{}: {remedy}",
+        network.model.name,
+        config.batch,
+        bytes(needed),
+        world.host(),
+        bytes(share),
+        if ranks == 1 { "" } else { "s" },
+    )))
+}
+
+fn total(network: &Network, config: &Config, device: &dyn Device, batch: usize) -> Result<usize> {
+    let config = Config { batch, ..config.clone() };
+    Ok(Plans::new(&config, network, device, config.data.is_some())?.total(&config))
+}
+
+/// Bytes that this machine can still give.
+fn available() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024)
+}
+
+/// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a
+/// straight line through what is known meets the limit; halving takes over should that be slow.
+fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> {
+    let one = total(1)?;
+    if one > limit {
+        return Ok(Fit { batch: 0, bytes: 0, next: one });
+    }
+    // A batch that cannot be planned at all is one that does not fit; a defect stays one.
+    let total = |batch| match total(batch) {
+        Err(error) if error.kind != Kind::Internal => Ok(usize::MAX),
+        other => other,
+    };
+    let (mut low, mut high) = ((1, one), (LARGEST + 1, usize::MAX));
+    let mut slope = (total(2)?.saturating_sub(one)).max(1) as f64;
+    for attempt in 0.. {
+        if high.0 - low.0 == 1 {
+            break;
+        }
+        let linear = low.0 + ((limit - low.1) as f64 / slope) as usize;
+        let middle = low.0 + (high.0 - low.0) / 2;
+        let batch = if attempt < 8 { linear.clamp(low.0 + 1, high.0 - 1) } else { middle };
+        let needed = total(batch)?;
+        if needed <= limit {
+            low = (batch, needed);
+        } else {
+            high = (batch, needed);
+        }
+        if high.1 != usize::MAX {
+            slope = ((high.1 - low.1) as f64 / (high.0 - low.0) as f64).max(1.0);
+        }
+    }
+    Ok(Fit { batch: low.0, bytes: low.1, next: high.1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Also where memory jumps, and where it cannot be planned beyond a point; never in many tries.
+    #[test]
+    fn the_largest_batch_fits_and_the_next_does_not() {
+        let curves: [fn(usize) -> usize; 3] =
+            [|b| 1000 + 37 * b, |b| 500 + 30 * b + 4000 * (b / 16), |b| 100 + b * b];
+        for curve in curves {
+            for limit in [600, 1100, 1500, 10_000, 123_456, 9_999_999] {
+                let tries = Cell::new(0);
+                let total = |batch| {
+                    tries.set(tries.get() + 1);
+                    Ok(curve(batch))
+                };
+                let fit = largest(limit, total).unwrap();
+                assert!(fit.batch == 0 || curve(fit.batch) <= limit && fit.bytes == curve(fit.batch));
+                assert!(curve(fit.batch + 1) > limit && fit.next == curve(fit.batch + 1));
+                assert!(tries.get() <= 32, "{} tries", tries.get());
+            }
+        }
+        let planned = |batch| if batch < 77 { Ok(batch) } else { Err(Error::usage("too large")) };
+        assert_eq!(largest(1000, planned).unwrap(), Fit { batch: 76, bytes: 76, next: usize::MAX });
+    }
+}

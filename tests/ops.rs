@@ -428,7 +428,8 @@ fn elementwise_ops_are_exact_in_any_layout() {
             for (op, second) in [
                 (Op::Relu, false),
                 (Op::ReluBackward, true),
-                (Op::Add, true),
+                (Op::Add { relu: false }, true),
+                (Op::Add { relu: true }, true),
                 (Op::Reshape, false),
                 (Op::Dropout { p: 0.3, layer: 2 }, false),
                 (Op::DropoutBackward { p: 0.3, layer: 2 }, false),
@@ -454,7 +455,7 @@ fn what_may_run_in_place_gives_the_same_there() {
     for (op, count) in [
         (Op::Relu, 1),
         (Op::ReluBackward, 2),
-        (Op::Add, 2),
+        (Op::Add { relu: true }, 2),
         (Op::Reshape, 1),
         (Op::Dropout { p: 0.5, layer: 0 }, 1),
     ] {
@@ -475,7 +476,7 @@ fn a_tensor_can_be_added_to_itself() {
     let a = random(&[2, 3, 4, 5], Numbers::Reals, 1);
     let twice: Vec<f32> = a.values.iter().map(|v| 2.0 * v).collect();
     let there = upload(&cpu, &a);
-    let (kernel, sum) = apply(&cpu, &Op::Add, &[&there, &there], from_ref(&a.spec), None);
+    let (kernel, sum) = apply(&cpu, &Op::Add { relu: false }, &[&there, &there], from_ref(&a.spec), None);
     assert_eq!(download(&cpu, &sum[0]), twice);
     let memory = there.memory.clone();
     let mut step =
@@ -664,7 +665,7 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
     fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
     fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
-    fails(Op::Add, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
+    fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
     fails(Op::SoftmaxCrossEntropy, &[&[4, 10], &[4]], &[4], "1 outputs where there should be 2");
 }
 

@@ -221,7 +221,7 @@ fn an_evaluation_plan_shares_the_parameters() {
     let cpu = Cpu::new(1).unwrap();
     let training = Run::new(&cpu, graph(), 1 << 20);
     let options = Options { fusion_threshold: 1, parameters: Some(&training.plan.parameters) };
-    let forward = residual_net().unwrap().without_dropout().simplify();
+    let forward = residual_net().unwrap().for_evaluation().simplify();
     let evaluation = plan(forward, &cpu, &options).unwrap();
     assert_eq!(evaluation.parameters.len(), training.plan.parameters.len());
     for (a, b) in evaluation.parameters.iter().zip(&training.plan.parameters) {

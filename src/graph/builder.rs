@@ -4,9 +4,20 @@
 //! user's `--image-size` or `--data` can cause it.
 
 use super::{
-    Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims, windows,
+    BatchNorm, Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
+    windows,
 };
 use crate::error::{Error, Result};
+
+/// How the weights and biases of a kind of layer start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerInit {
+    /// PyTorch's default: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in, for the bias too.
+    Default,
+    /// He et al. 2015 for layers before a ReLU, keeping the size of gradients: normal with variance 2/fan_out; the
+    /// bias zero.
+    KaimingNormalFanOut,
+}
 
 /// A graph under construction.
 pub struct Builder {
@@ -15,6 +26,7 @@ pub struct Builder {
     nodes: Vec<Node>,
     images: TensorId,
     dropouts: u32,
+    convolutions: LayerInit,
 }
 
 impl Builder {
@@ -26,10 +38,16 @@ impl Builder {
             nodes: Vec::new(),
             images: TensorId(0),
             dropouts: 0,
+            convolutions: LayerInit::Default,
         };
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
         (builder, images)
+    }
+
+    /// How the convolutions added from here on start.
+    pub fn init_convolutions(&mut self, init: LayerInit) {
+        self.convolutions = init;
     }
 
     pub fn shape(&self, id: TensorId) -> &Shape {
@@ -49,9 +67,16 @@ impl Builder {
         let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
         let [kh, kw] = conv.kernel;
         let fan_in = c / conv.groups * kh * kw;
-        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), fan_in)];
+        let [weight, bias] = match self.convolutions {
+            LayerInit::Default => [uniform(fan_in); 2],
+            LayerInit::KaimingNormalFanOut => {
+                let fan_out = channels / conv.groups * kh * kw;
+                [Init::Normal { std: (2.0 / fan_out as f32).sqrt() }, Init::Zero]
+            }
+        };
+        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
         if conv.bias {
-            inputs.push(self.bias(name, channels, fan_in));
+            inputs.push(self.bias(name, channels, bias));
         }
         Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
     }
@@ -59,14 +84,45 @@ impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
     pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
-        let weight = self.weight(name, dims([features, fan_in]), fan_in);
-        let bias = self.bias(name, features, fan_in);
+        let weight = self.weight(name, dims([features, fan_in]), uniform(fan_in));
+        let bias = self.bias(name, features, uniform(fan_in));
         self.node(
             name,
             Op::Linear { bias: true, relu: false },
             vec![x, weight, bias],
             dims([batch, features]),
         )
+    }
+
+    /// Batch normalisation. Parameters `name.weight` and `name.bias`, statistics `name.running_mean` and
+    /// `name.running_var`.
+    ///
+    /// # Errors
+    /// `Usage` when there is only one value a channel: its variance says nothing.
+    pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        if n * h * w < 2 {
+            return Err(Error::usage(format!(
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
+                 use --batch 2 or more, or larger images",
+                self.name
+            )));
+        }
+        let shape = self.shape(x).clone();
+        let weight = self.parameter(format!("{name}.weight"), dims([c]), Init::One, false);
+        let bias = self.bias(name, c, Init::Zero);
+        let [mean, variance] =
+            [("running_mean", Init::Zero), ("running_var", Init::One)].map(|(of, init)| {
+                let id = self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Statistic);
+                self.tensors[id.0].init = Some(init);
+                id
+            });
+        let y = self.node(name, Op::BatchNorm(norm), vec![x, weight, bias, mean, variance], shape);
+        let of_batch = ["mean", "variance"]
+            .map(|of| self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Activation));
+        let more = of_batch.into_iter().chain([mean, variance]);
+        self.nodes.last_mut().expect("the node just added").outputs.extend(more);
+        Ok(y)
     }
 
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
@@ -85,6 +141,12 @@ impl Builder {
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
+    }
+
+    /// The mean of each channel: (N,C,H,W) → (N,C,1,1).
+    pub fn global_avg_pool(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+        let [_, _, h, w] = self.image_shape(name, x)?;
+        self.avg_pool(name, x, Pool2d { kernel: [h, w], ..Pool2d::square(1) })
     }
 
     /// Drops each element with probability `p` in training; does nothing in evaluation.
@@ -106,7 +168,7 @@ impl Builder {
             return Err(Error::internal(format!("{name}: {} + {}", self.shape(a), self.shape(b))));
         }
         let shape = self.shape(a).clone();
-        Ok(self.node(name, Op::Add, vec![a, b], shape))
+        Ok(self.node(name, Op::Add { relu: false }, vec![a, b], shape))
     }
 
     /// Ends the network: softmax cross-entropy of these logits with the labels.
@@ -168,20 +230,18 @@ impl Builder {
         })
     }
 
-    /// PyTorch's default start for convolutions and linear layers: He et al. 2015 with a = √5, which is
-    /// uniform in ±1/√fan_in, for the bias too.
-    fn weight(&mut self, layer: &str, shape: Shape, fan_in: usize) -> TensorId {
-        self.parameter(format!("{layer}.weight"), shape, fan_in, true)
+    fn weight(&mut self, layer: &str, shape: Shape, init: Init) -> TensorId {
+        self.parameter(format!("{layer}.weight"), shape, init, true)
     }
 
-    fn bias(&mut self, layer: &str, features: usize, fan_in: usize) -> TensorId {
-        self.parameter(format!("{layer}.bias"), dims([features]), fan_in, false)
+    fn bias(&mut self, layer: &str, features: usize, init: Init) -> TensorId {
+        self.parameter(format!("{layer}.bias"), dims([features]), init, false)
     }
 
-    fn parameter(&mut self, name: String, shape: Shape, fan_in: usize, decay: bool) -> TensorId {
+    fn parameter(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> TensorId {
         let id = self.tensor(&name, shape, DType::F32, Role::Parameter);
         let tensor = &mut self.tensors[id.0];
-        tensor.init = Some(Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() });
+        tensor.init = Some(init);
         tensor.decay = decay;
         id
     }
@@ -203,4 +263,9 @@ impl Builder {
         });
         TensorId(self.tensors.len() - 1)
     }
+}
+
+/// `LayerInit::Default`.
+fn uniform(fan_in: usize) -> Init {
+    Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }
 }

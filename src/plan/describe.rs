@@ -16,6 +16,8 @@ pub struct Sizes {
     pub inputs: usize,
     pub metrics: usize,
     pub parameters: usize,
+    /// Running statistics.
+    pub statistics: usize,
     /// Zero for an evaluation plan.
     pub gradients: usize,
 }
@@ -29,6 +31,7 @@ impl Sizes {
             inputs: self.inputs.max(other.inputs),
             metrics: self.metrics.max(other.metrics),
             parameters: self.parameters.max(other.parameters),
+            statistics: self.statistics.max(other.statistics),
             gradients: self.gradients.max(other.gradients),
         }
     }
@@ -66,7 +69,7 @@ impl Plan {
         let graph = &self.graph;
         let _ = writeln!(
             out,
-            "{:<14} {:<24} {:<18} {:>11} {:>10}  implementation",
+            "{:<21} {:<24} {:<18} {:>11} {:>10}  implementation",
             "layer", "op", "output", "parameters", "FLOP"
         );
         for step in &self.steps[..self.forward_steps] {
@@ -99,7 +102,7 @@ impl Plan {
             .sum();
         let _ = writeln!(
             out,
-            "{:<14} {:<24} {:<18} {:>11} {:>10}  {}",
+            "{:<21} {:<24} {:<18} {:>11} {:>10}  {}",
             node.name,
             node.op.name(),
             self.graph.tensor(node.outputs[0]).spec.shape,
@@ -116,6 +119,7 @@ impl Plan {
             ("gradients", sizes.gradients),
             ("parameters", sizes.parameters),
             ("optimizer", optimizer),
+            ("statistics", sizes.statistics),
             ("workspace", sizes.workspace),
             ("input", sizes.inputs + sizes.metrics),
         ];

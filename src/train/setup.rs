@@ -170,7 +170,7 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
     Ok(Box::new(world.agree(Cpu::new(threads))?))
 }
 
-/// The training plan, and the evaluation plan that shares its parameters.
+/// The training plan, and the evaluation plan that shares its parameters and statistics.
 struct Plans {
     training: Plan,
     evaluation: Option<Plan>,
@@ -180,11 +180,11 @@ struct Plans {
 impl Plans {
     fn new(config: &Config, model: &Model, device: &dyn Device, evaluate: bool) -> Result<Plans> {
         let forward = model.build(config.batch, model.image, model.classes)?;
-        let options = Options { fusion_threshold: config.fusion_threshold, parameters: None };
+        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
         let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
         let evaluation = if evaluate {
-            let options = Options { parameters: Some(&training.parameters), ..options };
-            Some(plan::plan(forward.without_dropout().simplify(), device, &options)?)
+            let options = Options { training: Some(&training), ..options };
+            Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
         } else {
             None
         };
@@ -227,6 +227,7 @@ fn assemble(
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.regions))?,
+            statistics: memories.regions.statistics.clone(),
             loader: TestLoader::new(set, *source.parts().1),
             images: vec![0.0; training.images.bytes / 4],
             labels: vec![0; config.batch],

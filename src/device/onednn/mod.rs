@@ -3,13 +3,14 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
-//! - the kernels, one file a family: `conv`, `linear`, `pool`, `relu`, `reorder` are primitives (`primitive`);
+//! - the kernels, one file a family: `batch_norm`, `conv`, `linear`, `pool`, `relu`, `reorder` are primitives (`primitive`);
 //!   `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
 #![allow(unsafe_code)]
 
+mod batch_norm;
 mod conv;
 mod dropout;
 mod handle;
@@ -65,6 +66,8 @@ impl Cpu {
             Op::Linear { bias, relu } => linear::forward_pass(engine, request, *bias, *relu),
             Op::LinearBackwardData { .. } => linear::backward_data(engine, request),
             Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
+            Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
+            Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
             Op::Relu => relu::forward_pass(engine, request),
             Op::ReluBackward => relu::backward(engine, request),
             Op::MaxPool(pool) => pool::max(engine, request, pool),
@@ -82,7 +85,7 @@ impl Cpu {
                 dropout::dropout(engine, workers, request, p, layer)
             }
             Op::Reshape => simple::reshape(engine, request),
-            Op::Add => simple::add(engine, workers, request),
+            Op::Add { relu } => simple::add(engine, workers, request, relu),
             Op::SoftmaxCrossEntropy => loss::forward_pass(engine, request),
             Op::SoftmaxCrossEntropyBackward => loss::backward(engine, request),
             _ => return None,
@@ -120,9 +123,11 @@ impl Device for Cpu {
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
         let subject = subject(request);
-        let kernel: Result<Box<dyn Kernel>> = match self.host(request) {
-            Some(kernel) => kernel.map(|kernel| Box::new(kernel) as _),
-            None => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
+        let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
+            (Op::BatchNorm(norm), _) => batch_norm::training(&self.engine, request, norm, &subject)
+                .map(|kernel| Box::new(kernel) as _),
+            (_, Some(kernel)) => kernel.map(|kernel| Box::new(kernel) as _),
+            (_, None) => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
         };
         kernel.map_err(|e| e.context(subject))
     }

@@ -10,13 +10,28 @@ use super::{
 use crate::error::{Error, Result};
 
 /// How the weights and biases of a kind of layer start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LayerInit {
     /// PyTorch's default: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in, for the bias too.
     Default,
     /// He et al. 2015 for layers before a ReLU, keeping the size of gradients: normal with variance 2/fan_out; the
     /// bias zero.
     KaimingNormalFanOut,
+    /// Normal with this standard deviation; the bias zero.
+    Normal { std: f32 },
+}
+
+impl LayerInit {
+    /// How the weight and the bias start.
+    fn of(self, fan_in: usize, fan_out: usize) -> [Init; 2] {
+        match self {
+            LayerInit::Default => [Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }; 2],
+            LayerInit::KaimingNormalFanOut => {
+                [Init::Normal { std: (2.0 / fan_out as f32).sqrt() }, Init::Zero]
+            }
+            LayerInit::Normal { std } => [Init::Normal { std }, Init::Zero],
+        }
+    }
 }
 
 /// A graph under construction.
@@ -27,6 +42,7 @@ pub struct Builder {
     images: TensorId,
     dropouts: u32,
     convolutions: LayerInit,
+    linears: LayerInit,
 }
 
 impl Builder {
@@ -39,6 +55,7 @@ impl Builder {
             images: TensorId(0),
             dropouts: 0,
             convolutions: LayerInit::Default,
+            linears: LayerInit::Default,
         };
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
@@ -48,6 +65,11 @@ impl Builder {
     /// How the convolutions added from here on start.
     pub fn init_convolutions(&mut self, init: LayerInit) {
         self.convolutions = init;
+    }
+
+    /// How the linear layers added from here on start.
+    pub fn init_linears(&mut self, init: LayerInit) {
+        self.linears = init;
     }
 
     pub fn shape(&self, id: TensorId) -> &Shape {
@@ -66,14 +88,8 @@ impl Builder {
         }
         let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
         let [kh, kw] = conv.kernel;
-        let fan_in = c / conv.groups * kh * kw;
-        let [weight, bias] = match self.convolutions {
-            LayerInit::Default => [uniform(fan_in); 2],
-            LayerInit::KaimingNormalFanOut => {
-                let fan_out = channels / conv.groups * kh * kw;
-                [Init::Normal { std: (2.0 / fan_out as f32).sqrt() }, Init::Zero]
-            }
-        };
+        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels / conv.groups * kh * kw);
+        let [weight, bias] = self.convolutions.of(fan_in, fan_out);
         let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
         if conv.bias {
             inputs.push(self.bias(name, channels, bias));
@@ -84,8 +100,9 @@ impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
     pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
-        let weight = self.weight(name, dims([features, fan_in]), uniform(fan_in));
-        let bias = self.bias(name, features, uniform(fan_in));
+        let [weight, bias] = self.linears.of(fan_in, features);
+        let weight = self.weight(name, dims([features, fan_in]), weight);
+        let bias = self.bias(name, features, bias);
         self.node(
             name,
             Op::Linear { bias: true, relu: false },
@@ -263,9 +280,4 @@ impl Builder {
         });
         TensorId(self.tensors.len() - 1)
     }
-}
-
-/// `LayerInit::Default`.
-fn uniform(fan_in: usize) -> Init {
-    Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }
 }

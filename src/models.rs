@@ -42,7 +42,7 @@ fn row(model: &Model) -> Result<String> {
     // The reference device plans without compiling anything, and its layouts have no padding.
     let plan = |batch| {
         let graph = model.build(batch, model.image, model.classes)?.simplify().differentiate();
-        plan::plan(graph, &Reference, &Options { fusion_threshold: 0, parameters: None })
+        plan::plan(graph, &Reference, &Options { fusion_threshold: 0, training: None })
     };
     let [one, two] = [plan(1)?, plan(2)?];
     let graph = &one.graph;

@@ -9,7 +9,7 @@ mod support;
 use std::slice::from_ref;
 
 use dltrain::device::Scalars;
-use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec, dims, windows};
+use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec, dims, windows};
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
 use support::{Operand, f32s, run_with};
@@ -151,6 +151,31 @@ proptest! {
         let backward = [r.clone(), (outputs[1].clone(), winners)];
         let dx = &run(Op::MaxPoolBackward(pool), &backward, from_ref(&x.0))[0];
         Case { op: Op::MaxPool(pool), inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 256.0, 0.0);
+    }
+
+    /// Weight and bias are linear. Moved by t, element j makes r·y the quotient (A + B·t)/s(t)·w + const. with
+    /// s² = σ² + 2·t·(xⱼ − mean)/n + t²·(n − 1)/n², |A| ≤ nσ, |B| ≤ 2; differentiated three times that is below
+    /// 48·|w|/(√n·σ³) at t = 0, and below twice that within a step of 1/64.
+    #[test]
+    fn batch_norm(n in 2usize..4, c in 1usize..4, h in 2usize..4, w in 2usize..5) {
+        let op = Op::BatchNorm(BatchNorm { epsilon: 1e-2, ..BatchNorm::default() });
+        let x = random(dims([n, c, h, w]), 1);
+        let [weight, bias, mean, variance] = [2, 3, 4, 5].map(|which| random(dims([c]), which));
+        let vector = f32s(dims([c]));
+        let outputs = [x.0.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
+        let inputs = [x.clone(), weight.clone(), bias, mean, variance];
+        let made = run(op, &inputs, &outputs);
+        let r = random(dims([n, c, h, w]), 6);
+        let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
+        let backward = [vec![r.clone(), x.clone(), weight.clone()], statistics.to_vec()].concat();
+        let Op::BatchNorm(norm) = op else { unreachable!() };
+        let gradients = run(Op::BatchNormBackward(norm), &backward, &[x.0, vector.clone(), vector]);
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
+        let least = made[2].iter().fold(f32::INFINITY, |least, v| least.min(*v)) + norm.epsilon;
+        let third = 96.0 / ((n * h * w) as f64).sqrt() / f64::from(least).powf(1.5);
+        case.check(0, &gradients[0], 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
+        case.check(1, &gradients[1], 1.0, 0.0);
+        case.check(2, &gradients[2], 1.0, 0.0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span};
-use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec, windows};
+use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec, windows};
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -415,6 +415,145 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
     });
 }
 
+#[derive(Debug, Clone, Copy)]
+struct NormCase {
+    norm: BatchNorm,
+    x: [usize; 4],
+    plain: bool,
+}
+
+fn norms() -> impl Strategy<Value = NormCase> {
+    let channels = prop_oneof![1usize..=5, Just(8), Just(16), Just(20), Just(32), Just(35)];
+    let sizes = (1usize..=5, channels, 1usize..=7, 1usize..=7);
+    let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 2]>());
+    (sizes, numbers).prop_filter_map("one value a channel", |((n, c, h, w), (epsilon, momentum, flags))| {
+        let [relu, plain] = flags;
+        let norm = BatchNorm { epsilon, momentum, relu };
+        (n * h * w > 1).then_some(NormCase { norm, x: [n, c, h, w], plain })
+    })
+}
+
+/// Every number of a tensor that is not zero, in order of size: in a blocked layout what pads it must be zero, since
+/// the next op reads it.
+fn not_zero(bytes: &[u8]) -> Vec<u32> {
+    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
+    let mut words: Vec<u32> = words.filter(|word| word << 1 != 0).collect();
+    words.sort_unstable();
+    words
+}
+
+fn padding_is_zero(cpu: &Cpu, tensor: &There, what: &str) -> Result<(), TestCaseError> {
+    let plain = in_layout(cpu, tensor, &cpu.plain(&tensor.spec));
+    prop_assert!(
+        not_zero(&raw(&tensor.memory)) == not_zero(&raw(&plain.memory)),
+        "{what}: {:?}",
+        tensor.layout
+    );
+    Ok(())
+}
+
+/// All operands lie in [−1, 1). With n values a channel and σ² the least variance plus epsilon: the mean is off by
+/// (n+1)u, the variance by 4(n+4)u, and y by |w| times what both do to (x − mean)/σ, |x − mean| ≤ 2.
+fn norm_agrees(cpu: &Cpu, case: &NormCase) -> Result<(), TestCaseError> {
+    let NormCase { norm, x, plain } = *case;
+    let (n, full, vector) = ((x[0] * x[2] * x[3]) as f64, spec(&x), spec(&[x[1]]));
+    let hx = random(&x, Numbers::Reals, 1);
+    let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
+    let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
+    let mut there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+    if !plain {
+        there[0] = in_chosen_layout(cpu, &hx);
+    }
+    let there: Vec<&There> = there.iter().collect();
+
+    let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
+    outputs.extend(norm.relu.then(|| saved(&x)));
+    let (forward, made) = apply(cpu, &Op::BatchNorm(norm), &there, &outputs, None);
+    prop_assert_eq!(&made[0].layout, &there[0].layout, "the layout that was given is not kept");
+    let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
+    let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
+    let sigma = f64::from(least + norm.epsilon).sqrt();
+    let of_y = (n + 8.0) * U * (4.0 + 4.0 / sigma + 4.0 / sigma.powi(3));
+    let (of_mean, of_variance) = ((n + 4.0) * U, 4.0 * (n + 6.0) * U);
+    let unbiased = of_variance * n / (n - 1.0);
+    let name = forward.implementation();
+    for (index, bound) in [of_y, of_mean, of_variance, of_mean, unbiased].into_iter().enumerate() {
+        let what = format!("{name} output {index}");
+        close(&download(cpu, &made[index]), &expected[index], std::iter::repeat(bound), &what)?;
+    }
+    padding_is_zero(cpu, &made[0], &name)?;
+
+    let (evaluation, y) = apply(cpu, &Op::BatchNormInference(norm), &there, from_ref(&full), None);
+    let (_, expected) = through(&Reference, &Op::BatchNormInference(norm), &hosts, from_ref(&full), None);
+    let least = variance.values.iter().fold(f32::INFINITY, |least, v| least.min(v.abs())) + norm.epsilon;
+    let bound = 16.0 * U * (1.0 + 2.0 / f64::from(least).sqrt());
+    close(&download(cpu, &y[0]), &expected[0], std::iter::repeat(bound), &evaluation.implementation())?;
+    padding_is_zero(cpu, &y[0], "inference")?;
+    norm_gradients_agree(cpu, case, [&hx, &w], &there, (&*forward, &made), sigma)
+}
+
+/// The definition gets the statistics that the device found, and its word on which outputs were above zero, so that
+/// only the backward pass itself differs. x̂ is at most X = min(2/σ, √n) and off by 8u/σ.
+fn norm_gradients_agree(
+    cpu: &Cpu,
+    case: &NormCase,
+    [x, w]: [&Host; 2],
+    there: &[&There],
+    (forward, made): (&dyn Kernel, &[There]),
+    sigma: f64,
+) -> Result<(), TestCaseError> {
+    let norm = case.norm;
+    let n = (case.x[0] * case.x[2] * case.x[3]) as f64;
+    let (full, vector, dy) = (spec(&case.x), spec(&[case.x[1]]), random(&case.x, Numbers::Reals, 6));
+    let host = |spec: Spec, t: &There| Host { spec, values: download(cpu, t) };
+    let (mean, variance) = (host(vector.clone(), &made[1]), host(vector.clone(), &made[2]));
+    let above = download(cpu, &made[0]).iter().map(|&y| f32::from(u8::from(y > 0.0))).collect();
+    let above = Host { spec: saved(&case.x), values: above };
+    let hosts = [&dy, x, w, &mean, &variance, &above];
+    let hosts = &hosts[..5 + usize::from(norm.relu)];
+
+    let dy_there = upload(cpu, &dy);
+    let mut inputs = vec![&dy_there, there[0], there[1], &made[1], &made[2]];
+    inputs.extend(made.get(5));
+    let outputs = [full, vector.clone(), vector];
+    let op = Op::BatchNormBackward(norm);
+    let (kernel, found) = apply(cpu, &op, &inputs, &outputs, Some(forward));
+    let (_, expected) = through(&Reference, &op, hosts, &outputs, None);
+    let largest = (2.0 / sigma).min(n.sqrt());
+    let bounds = [
+        (n + 16.0) * U * (2.0 + 4.0 * largest * largest) / sigma,
+        n * (n + 16.0) * U * (2.0 * largest + 8.0 / sigma),
+        n * (n + 2.0) * U,
+    ];
+    for (index, bound) in bounds.into_iter().enumerate() {
+        let what = format!("{} backward output {index}", kernel.implementation());
+        close(&download(cpu, &found[index]), &expected[index], std::iter::repeat(bound), &what)?;
+    }
+    padding_is_zero(cpu, &found[0], "backward")?;
+
+    // Over dy, the same bits.
+    prop_assert_eq!(kernel.in_place(), Some(0));
+    let over = in_layout(cpu, &dy_there, &kernel.inputs()[0]);
+    let place = |t: &There| t.memory.clone();
+    let memory = [vec![place(&over)], inputs[1..].iter().map(|t| place(t)).collect()].concat();
+    let results = [place(&over), place(&found[1]), place(&found[2])];
+    let workspace = cpu.allocate(kernel.workspace()).unwrap();
+    kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap();
+    let over = There { layout: kernel.outputs()[0].clone(), ..over };
+    prop_assert_eq!(download(cpu, &over), download(cpu, &found[0]));
+    Ok(())
+}
+
+#[test]
+fn batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
+    let cpus = cpus();
+    proptest!(config(96), |(case in norms())| {
+        for cpu in &cpus {
+            norm_agrees(cpu, &case)?;
+        }
+    });
+}
+
 #[test]
 fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
     let cpus = cpus();
@@ -453,7 +592,8 @@ fn elementwise_ops_are_exact_in_any_layout() {
             for (op, second) in [
                 (Op::Relu, false),
                 (Op::ReluBackward, true),
-                (Op::Add, true),
+                (Op::Add { relu: false }, true),
+                (Op::Add { relu: true }, true),
                 (Op::Reshape, false),
                 (Op::Dropout { p: 0.3, layer: 2 }, false),
                 (Op::DropoutBackward { p: 0.3, layer: 2 }, false),
@@ -479,7 +619,8 @@ fn what_may_run_in_place_gives_the_same_there() {
     for (op, count) in [
         (Op::Relu, 1),
         (Op::ReluBackward, 2),
-        (Op::Add, 2),
+        (Op::Add { relu: true }, 2),
+        (Op::Add { relu: false }, 2),
         (Op::Reshape, 1),
         (Op::Dropout { p: 0.5, layer: 0 }, 1),
     ] {
@@ -500,7 +641,7 @@ fn a_tensor_can_be_added_to_itself() {
     let a = random(&[2, 3, 4, 5], Numbers::Reals, 1);
     let twice: Vec<f32> = a.values.iter().map(|v| 2.0 * v).collect();
     let there = upload(&cpu, &a);
-    let (kernel, sum) = apply(&cpu, &Op::Add, &[&there, &there], from_ref(&a.spec), None);
+    let (kernel, sum) = apply(&cpu, &Op::Add { relu: false }, &[&there, &there], from_ref(&a.spec), None);
     assert_eq!(download(&cpu, &sum[0]), twice);
     let memory = there.memory.clone();
     let mut step =
@@ -691,7 +832,7 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
     fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
     fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
-    fails(Op::Add, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
+    fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
     fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
     fails(
         Op::SoftmaxCrossEntropy { smoothing: 0.0 },

@@ -1,9 +1,9 @@
 //! Whole graphs through the plan on both devices: sharing memory by lifetime, working in place, reorders and buckets
 //! must not change a number.
 //!
-//! The network here has what the models of the zoo do not (yet): a residual addition that reads what a ReLU before it
-//! must not overwrite, and whose gradient a ReLU's backward must not overwrite either; grouped and strided
-//! convolutions, both poolings, dropout.
+//! The network here has a bit of everything: a residual addition that reads what a ReLU before it must not overwrite,
+//! and whose gradient a ReLU's backward must not overwrite either; grouped and strided convolutions, normalisations
+//! with and without a ReLU, both poolings, dropout.
 
 use std::slice::from_ref;
 
@@ -12,8 +12,9 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Scalars};
 use dltrain::error::Result;
-use dltrain::graph::{Builder, Conv2d, Graph, Pool2d};
-use dltrain::plan::{Options, Parameter, Plan, Program, Regions, plan};
+use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, Init, Pool2d};
+use dltrain::model;
+use dltrain::plan::{Options, Parameter, Plan, Program, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
 
 const BATCH: usize = 6;
@@ -30,14 +31,16 @@ fn residual_net() -> Result<Graph> {
     let (mut net, x) = Builder::new("residual", BATCH, [3, 14, 14]);
     let stem = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
     let x = net.relu("relu0", stem);
-    let x = net.conv2d("conv1", x, 8, Conv2d { groups: 2, ..Conv2d::square(3).padding(1) })?;
+    let x = net.conv2d("conv1", x, 8, Conv2d { groups: 2, bias: false, ..Conv2d::square(3).padding(1) })?;
+    let x = net.batch_norm("bn1", x, BatchNorm::default())?;
     let x = net.relu("relu1", x);
     let x = net.conv2d("conv2", x, 8, Conv2d { bias: false, ..Conv2d::square(3).padding(1) })?;
     let x = net.relu("relu1b", x);
     let x = net.add("add", x, stem)?;
     let x = net.relu("relu2", x);
     let x = net.max_pool("pool1", x, Pool2d::square(3).stride(2).padding(1))?;
-    let x = net.conv2d("conv3", x, 20, Conv2d::square(3).stride(2))?;
+    let x = net.conv2d("conv3", x, 20, Conv2d { bias: false, ..Conv2d::square(3).stride(2) })?;
+    let x = net.batch_norm("bn3", x, BatchNorm { momentum: 0.25, ..BatchNorm::default() })?;
     let x = net.avg_pool("pool2", x, Pool2d::square(2).stride(1))?;
     let x = net.dropout("drop", x, 0.4);
     let x = net.flatten("flatten", x);
@@ -62,7 +65,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Run<'_> {
-        let plan = plan(graph, device, &Options { fusion_threshold: threshold, parameters: None }).unwrap();
+        let plan = plan(graph, device, &Options { fusion_threshold: threshold, training: None }).unwrap();
         let memory = |bytes| {
             let memory = device.allocate(bytes).unwrap();
             // What no step has written must not matter: make it poisonous.
@@ -76,14 +79,20 @@ impl Run<'_> {
             inputs: memory(sizes.inputs),
             metrics: memory(sizes.metrics),
             parameters: memory(sizes.parameters),
+            statistics: memory(sizes.statistics),
             gradients: memory(sizes.gradients),
         };
         let program = plan.bind(&regions).unwrap();
         let run = Run { device, plan, program, regions };
         let images = random(run.program.images.bytes() / 4, 1, 1.0);
         device.upload(bytes_of(&images), &run.program.images).unwrap();
-        let labels: Vec<i32> = (0..BATCH as i32).map(|i| (i * 3) % 7).collect();
+        let labels: Vec<i32> = (0..run.plan.graph.batch() as i32).map(|i| (i * 3) % 7).collect();
         device.upload(bytes_of(&labels), &run.program.labels).unwrap();
+        for statistic in &run.plan.statistics {
+            let first = if statistic.init == Init::One { 1.0f32 } else { 0.0 };
+            let values = vec![first; statistic.spec.shape.elements()];
+            device.upload(bytes_of(&values), &run.statistic(statistic)).unwrap();
+        }
         run
     }
 
@@ -114,6 +123,20 @@ impl Run<'_> {
         out
     }
 
+    fn statistic(&self, statistic: &Statistic) -> Memory {
+        self.regions.statistics.slice(statistic.place.offset, statistic.place.bytes)
+    }
+
+    /// Every running statistic by name.
+    fn statistics(&self) -> Vec<(String, Vec<f32>)> {
+        let read = |statistic: &Statistic| {
+            let mut values = vec![0f32; statistic.spec.shape.elements()];
+            self.device.download(&self.statistic(statistic), bytes_of_mut(&mut values)).unwrap();
+            (statistic.name.clone(), values)
+        };
+        self.plan.statistics.iter().map(read).collect()
+    }
+
     /// Writes every parameter: its base value plus `h` times its direction.
     fn set_parameters(&self, h: f32) {
         for parameter in &self.plan.parameters {
@@ -128,9 +151,9 @@ impl Run<'_> {
         for step in &mut self.program.steps[..end] {
             step.run(&SCALARS).unwrap();
         }
-        let mut losses = vec![0f32; BATCH];
+        let mut losses = vec![0f32; self.plan.graph.batch()];
         self.device.download(&self.program.losses, bytes_of_mut(&mut losses)).unwrap();
-        losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / BATCH as f64
+        losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64
     }
 
     /// Every parameter's gradient by name, in plain order.
@@ -192,13 +215,19 @@ fn both_devices_give_the_same_gradients() {
     for threads in [1, 2] {
         let cpu = Cpu::new(threads).unwrap();
         let found = Run::new(&cpu, graph(), 1 << 20).gradients();
-        assert_eq!(found.len(), 11);
-        for ((name, a), (other, b)) in expected.iter().zip(&found) {
-            assert_eq!(name, other);
-            let norm = a.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-            let error = a.iter().zip(b).map(|(&x, &y)| f64::from(x - y).powi(2)).sum::<f64>().sqrt();
-            assert!(norm > 0.0 && error <= 1e-5 * norm, "{name}: {error:e} of {norm:e}");
-        }
+        assert_eq!(found.len(), 13);
+        alike(&expected, &found, 1e-5);
+    }
+}
+
+/// Tensors by name, the difference relative to the norm of each.
+fn alike(expected: &[(String, Vec<f32>)], found: &[(String, Vec<f32>)], tolerance: f64) {
+    assert_eq!(expected.len(), found.len());
+    for ((name, a), (other, b)) in expected.iter().zip(found) {
+        assert_eq!(name, other);
+        let norm = a.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let error = a.iter().zip(b).map(|(&x, &y)| f64::from(x - y).powi(2)).sum::<f64>().sqrt();
+        assert!(norm > 0.0 && error <= tolerance * norm, "{name}: {error:e} of {norm:e}");
     }
 }
 
@@ -209,10 +238,81 @@ fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() 
     let mut cut = Run::new(&cpu, graph(), 1);
     assert_eq!(whole.plan.buckets.len(), 1);
     // One a layer: its weight and bias become ready together.
-    assert_eq!(cut.plan.buckets.len(), 6);
+    assert_eq!(cut.plan.buckets.len(), 8);
     assert_ne!(whole.plan.hash(), cut.plan.hash(), "the buckets are not in the hash");
     assert_eq!(whole.gradients(), cut.gradients());
     assert!(whole.plan.sizes.activations < whole.plan.unshared_arena * 3 / 4);
+}
+
+/// The loss of evaluation on the same images, with the parameters and statistics of a training run.
+fn evaluate(training: &Run) -> f64 {
+    let options = Options { fusion_threshold: 1, training: Some(&training.plan) };
+    let forward = residual_net().unwrap().for_evaluation().simplify();
+    let plan = plan(forward, training.device, &options).unwrap();
+    let own = |bytes| training.device.allocate(bytes).unwrap();
+    let regions = Regions {
+        arena: own(plan.sizes.activations),
+        workspace: own(plan.sizes.workspace),
+        ..training.regions.clone()
+    };
+    let program = plan.bind(&regions).unwrap();
+    let mut run = Run { device: training.device, plan, program, regions };
+    run.loss(false)
+}
+
+/// Training changes the statistics in every forward pass and where they lie, evaluation reads them there and changes
+/// nothing. The third step's share of the first batch is (1 − momentum)².
+#[test]
+fn running_statistics_are_kept_by_training_and_read_by_evaluation() {
+    let after = |device: &dyn Device| {
+        let mut run = Run::new(device, graph(), 1 << 20);
+        run.set_parameters(0.0);
+        let mut history = Vec::new();
+        for _ in 0..3 {
+            run.loss(true);
+            history.push(run.statistics());
+        }
+        let loss = evaluate(&run);
+        assert_eq!(run.statistics(), history[2], "evaluation changed the statistics");
+        (history, loss)
+    };
+    let (expected, expected_loss) = after(&Reference);
+    assert_eq!(expected[0].len(), 4);
+    for (index, momentum) in [(0, 0.1), (1, 0.1), (2, 0.25), (3, 0.25)] {
+        let (name, first) = &expected[0][index];
+        let start = if name.ends_with("var") { 1.0 } else { 0.0 };
+        for (channel, &value) in first.iter().enumerate() {
+            // The same batch three times: a geometric series.
+            let batch = (value - (1.0 - momentum) * start) / momentum;
+            let kept = (1.0f32 - momentum).powi(3);
+            let third = kept * start + (1.0 - kept) * batch;
+            assert!((expected[2][index].1[channel] - third).abs() < 1e-5, "{name} {channel}");
+        }
+    }
+    for threads in [1, 2] {
+        let (found, loss) = after(&Cpu::new(threads).unwrap());
+        expected.iter().zip(&found).for_each(|(a, b)| alike(a, b, 1e-5));
+        assert!((loss - expected_loss).abs() < 1e-5 * expected_loss, "{loss} and {expected_loss}");
+    }
+}
+
+/// A whole network of the zoo, 62 parameters deep, with 8 values a channel in the last normalisations: each divides by
+/// a deviation of few values, so that roundings grow from layer to layer on the way back.
+#[test]
+fn resnet18_is_on_both_devices_what_its_definition_says() {
+    let run = |device: &dyn Device| {
+        let forward = model::find("resnet18").unwrap().build(2, [3, 48, 48], 7).unwrap();
+        let mut run = Run::new(device, forward.simplify().differentiate(), 1 << 20);
+        let gradients = run.gradients();
+        let first = run.loss(false);
+        (gradients, run.statistics(), first)
+    };
+    let (gradients, statistics, loss) = run(&Reference);
+    let found = run(&Cpu::new(2).unwrap());
+    assert_eq!((gradients.len(), statistics.len()), (62, 40));
+    alike(&gradients, &found.0, 1e-4);
+    alike(&statistics, &found.1, 1e-5);
+    assert!((loss - found.2).abs() < 1e-5 * loss, "{loss} and {}", found.2);
 }
 
 /// Parameters move with the plan that made them: an evaluation plan reads them where the training plan keeps them.
@@ -220,12 +320,15 @@ fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() 
 fn an_evaluation_plan_shares_the_parameters() {
     let cpu = Cpu::new(1).unwrap();
     let training = Run::new(&cpu, graph(), 1 << 20);
-    let options = Options { fusion_threshold: 1, parameters: Some(&training.plan.parameters) };
-    let forward = residual_net().unwrap().without_dropout().simplify();
+    let options = Options { fusion_threshold: 1, training: Some(&training.plan) };
+    let forward = residual_net().unwrap().for_evaluation().simplify();
     let evaluation = plan(forward, &cpu, &options).unwrap();
     assert_eq!(evaluation.parameters.len(), training.plan.parameters.len());
     for (a, b) in evaluation.parameters.iter().zip(&training.plan.parameters) {
         assert_eq!((&a.name, a.offset, &a.layout), (&b.name, b.offset, &b.layout));
+    }
+    for (a, b) in evaluation.statistics.iter().zip(&training.plan.statistics) {
+        assert_eq!((&a.name, a.place), (&b.name, b.place));
     }
     assert!(evaluation.buckets.is_empty() && evaluation.sizes.gradients == 0);
 }

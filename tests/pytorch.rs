@@ -6,7 +6,7 @@
 mod support;
 
 use dltrain::device::{Rule, Scalars};
-use dltrain::graph::{Conv2d, DType, Op, Pool2d, Shape, Spec};
+use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec};
 use serde_json::Value;
 use support::{Operand, f32s, run_with};
 
@@ -104,7 +104,58 @@ fn forward_and_backward(
             let dx = run(Op::AdaptiveAvgPoolBackward, &[r], &specs);
             (run(Op::AdaptiveAvgPool, inputs, &[y])[0].clone(), dx)
         }
+        "batch_norm" => {
+            let norm = norm(settings);
+            let made = batch_norm(norm, inputs);
+            let vector = &specs[1];
+            let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
+            let backward = [vec![r, inputs[0].clone(), inputs[1].clone()], statistics.to_vec()].concat();
+            (made[0].clone(), run(Op::BatchNormBackward(norm), &backward, &specs))
+        }
         other => panic!("fixture with an unknown op {other}"),
+    }
+}
+
+fn norm(settings: &Value) -> BatchNorm {
+    let number = |name: &str| settings[name].as_f64().unwrap() as f32;
+    BatchNorm { epsilon: number("epsilon"), momentum: number("momentum"), relu: false }
+}
+
+/// The running mean and variance before the step.
+fn running(channels: &Spec) -> [Operand; 2] {
+    let [mean, mut variance] = [4, 5].map(|salt| operand(&channels.shape.0, salt));
+    variance.1.iter_mut().for_each(|v| *v = v.abs());
+    [mean, variance]
+}
+
+/// y, mean, variance, running mean, running variance.
+fn batch_norm(norm: BatchNorm, inputs: &[Operand]) -> Vec<Vec<f32>> {
+    let vector = &inputs[1].0;
+    let outputs = [vec![inputs[0].0.clone()], vec![vector.clone(); 4]].concat();
+    run(Op::BatchNorm(norm), &[inputs, &running(vector)].concat(), &outputs)
+}
+
+/// The running statistics after a step, and the output of evaluation with those before it.
+#[test]
+fn batch_norm_outside_of_the_gradient() {
+    let fixture = fixture();
+    let cases: Vec<&Value> =
+        fixture["cases"].as_array().unwrap().iter().filter(|case| case["op"] == "batch_norm").collect();
+    assert_eq!(cases.len(), 2);
+    for case in cases {
+        let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(extents).collect();
+        let inputs: Vec<Operand> =
+            shapes.iter().enumerate().map(|(i, shape)| operand(shape, i + 1)).collect();
+        let norm = norm(&case["settings"]);
+        let made = batch_norm(norm, &inputs);
+        for which in 0..2 {
+            assert_close("running statistic", &made[3 + which], &case["running"][which], 2.0);
+        }
+        let vector = inputs[1].0.clone();
+        let (y, inputs) = (inputs[0].0.clone(), [&inputs[..], &running(&vector)].concat());
+        let evaluated = &run(Op::BatchNormInference(norm), &inputs, &[y])[0];
+        // The smallest variance among the operands makes values of some 30.
+        assert_close("evaluated", evaluated, &case["evaluated"], 32.0);
     }
 }
 

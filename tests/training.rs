@@ -96,7 +96,8 @@ fn dropout_does_not_depend_on_the_rank_count() {
     }
 }
 
-/// The whole model, forward, backward and update, against the definition of each op.
+/// The whole model, forward, backward and update, against the definition of each op; small images only, since the
+/// definitions are slow.
 #[test]
 fn every_model_trains_as_its_definition_says() {
     let mut results = Results::new();

@@ -9,7 +9,7 @@ use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, s};
 use super::memory::{bytes_of, bytes_of_mut};
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, DType, Op, Pool2d, Spec, adaptive_window};
+use crate::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -30,7 +30,7 @@ impl Device for Reference {
     }
 
     fn plain(&self, spec: &Spec) -> Layout {
-        // A pooling's winners are stored as i32 indices into the (H, W) plane.
+        // A pooling's winners are stored as i32 indices into the (H, W) plane, a ReLU's as 1.
         let bytes = spec.shape.elements() * spec.dtype.bytes().max(4);
         Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, None)
     }
@@ -201,9 +201,16 @@ fn evaluate(
             }
             gradients
         }
+        Op::BatchNorm(norm) => batch_norm(norm, inputs, outputs.len() == 6)?,
+        Op::BatchNormInference(norm) => {
+            let [mean, variance] = [3, 4].map(|index| inputs[index].mapv(f64::from));
+            vec![normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?]
+        }
+        Op::BatchNormBackward(norm) => batch_norm_backward(norm, inputs)?,
         Op::Relu => vec![inputs[0].mapv(|x| x.max(0.0))],
         Op::ReluBackward => elementwise(|dy, y| if y > 0.0 { dy } else { 0.0 }),
-        Op::Add => elementwise(|a, b| a + b),
+        Op::Add { relu: false } => elementwise(|a, b| a + b),
+        Op::Add { relu: true } => elementwise(|a, b| (a + b).max(0.0)),
         Op::MaxPool(pool) => max_pool(pool, &inputs[0], &shape(0))?,
         Op::MaxPoolBackward(_) => vec![max_pool_backward(inputs, &shape(0))?],
         Op::AvgPool(pool) => vec![avg_pool(pool, &inputs[0], &shape(0))?],
@@ -316,6 +323,69 @@ fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {
         y += &bias.mapv(f64::from).into_shape_with_order((1, bias.len())).expect("a bias is a vector");
     }
     Ok(y.mapv(|v| if relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
+}
+
+/// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, and where y > 0 if
+/// `saves`.
+fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<Vec<ArrayD<f32>>> {
+    let x = image(&inputs[0])?.mapv(f64::from);
+    let n = (x.len() / x.shape()[1]) as f64;
+    let mean: Array1<f64> = x.axis_iter(Axis(1)).map(|channel| channel.sum() / n).collect();
+    let variances = x.axis_iter(Axis(1)).zip(&mean);
+    let variance: Array1<f64> =
+        variances.map(|(channel, mean)| channel.mapv(|x| (x - mean).powi(2)).sum() / n).collect();
+    let y = normalised(norm, inputs, |c| (mean[c], variance[c]))?;
+    let momentum = f64::from(norm.momentum);
+    let running = |before: &ArrayD<f32>, batch: Array1<f64>| {
+        let pairs = before.iter().zip(batch);
+        let after = pairs.map(|(&old, new)| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32);
+        after.collect::<Array1<f32>>().into_dyn()
+    };
+    let running_mean = running(&inputs[3], mean.clone());
+    let running_variance = running(&inputs[4], &variance * (n / (n - 1.0)));
+    let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());
+    let saved = saves.then(|| y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 }));
+    let mut outputs = vec![y, mean, variance, running_mean, running_variance];
+    outputs.extend(saved);
+    Ok(outputs)
+}
+
+/// (x − mean)/√(variance + epsilon)·w + b with the given mean and variance of each channel, then ReLU if asked for.
+fn normalised(
+    norm: &BatchNorm,
+    inputs: &[ArrayD<f32>],
+    statistics: impl Fn(usize) -> (f64, f64),
+) -> Result<ArrayD<f32>> {
+    let mut y = image(&inputs[0])?.mapv(f64::from);
+    for (c, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
+        let (mean, variance) = statistics(c);
+        let (w, b) = (f64::from(inputs[1][[c]]), f64::from(inputs[2][[c]]));
+        let scale = w / (variance + f64::from(norm.epsilon)).sqrt();
+        channel.mapv_inplace(|x| (x - mean) * scale + b);
+    }
+    Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
+}
+
+/// dy, x, w, mean, variance, saved? → dx, dw, db. With x̂ the normalised x, n values a channel and σ² = variance +
+/// epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n − x̂·dw/n).
+fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+    let mut dy = image(&inputs[0])?.mapv(f64::from);
+    if norm.relu {
+        dy *= &image(&inputs[5])?.mapv(f64::from);
+    }
+    let mut normal = image(&inputs[1])?.mapv(f64::from);
+    let (mut dw, mut db) = (Vec::new(), Vec::new());
+    for (c, (mut dy, mut normal)) in dy.axis_iter_mut(Axis(1)).zip(normal.axis_iter_mut(Axis(1))).enumerate()
+    {
+        let [w, mean, variance] = [2, 3, 4].map(|index| f64::from(inputs[index][[c]]));
+        let deviation = (variance + f64::from(norm.epsilon)).sqrt();
+        normal.mapv_inplace(|x| (x - mean) / deviation);
+        let (n, of_w, of_b) = (dy.len() as f64, (&dy * &normal).sum(), dy.sum());
+        dy.zip_mut_with(&normal, |dy, x| *dy = w / deviation * (*dy - of_b / n - x * of_w / n));
+        dw.push(of_w as f32);
+        db.push(of_b as f32);
+    }
+    Ok(vec![dy.mapv(|v| v as f32).into_dyn(), Array1::from(dw).into_dyn(), Array1::from(db).into_dyn()])
 }
 
 /// The rows and columns of the input that window (i, j) covers.

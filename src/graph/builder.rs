@@ -4,7 +4,8 @@
 //! user's `--image-size` or `--data` can cause it.
 
 use super::{
-    Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims, windows,
+    BatchNorm, Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
+    windows,
 };
 use crate::error::{Error, Result};
 
@@ -110,6 +111,37 @@ impl Builder {
         )
     }
 
+    /// Batch normalisation. Parameters `name.weight` and `name.bias`, statistics `name.running_mean` and
+    /// `name.running_var`.
+    ///
+    /// # Errors
+    /// `Usage` when there is only one value a channel: its variance says nothing.
+    pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        if n * h * w < 2 {
+            return Err(Error::usage(format!(
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
+                 use --batch 2 or more, or larger images",
+                self.name
+            )));
+        }
+        let shape = self.shape(x).clone();
+        let weight = self.parameter(format!("{name}.weight"), dims([c]), Init::One, false);
+        let bias = self.bias(name, c, Init::Zero);
+        let [mean, variance] =
+            [("running_mean", Init::Zero), ("running_var", Init::One)].map(|(of, init)| {
+                let id = self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Statistic);
+                self.tensors[id.0].init = Some(init);
+                id
+            });
+        let y = self.node(name, Op::BatchNorm(norm), vec![x, weight, bias, mean, variance], shape);
+        let of_batch = ["mean", "variance"]
+            .map(|of| self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Activation));
+        let more = of_batch.into_iter().chain([mean, variance]);
+        self.nodes.last_mut().expect("the node just added").outputs.extend(more);
+        Ok(y)
+    }
+
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = self.shape(x).clone();
         self.node(name, Op::Relu, vec![x], shape)
@@ -134,6 +166,12 @@ impl Builder {
         Ok(self.node(name, Op::AdaptiveAvgPool, vec![x], dims([n, c, size[0], size[1]])))
     }
 
+    /// The mean of each channel: (N,C,H,W) → (N,C,1,1).
+    pub fn global_avg_pool(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+        let [_, _, h, w] = self.image_shape(name, x)?;
+        self.avg_pool(name, x, Pool2d { kernel: [h, w], ..Pool2d::square(1) })
+    }
+
     /// Drops each element with probability `p` in training; does nothing in evaluation.
     pub fn dropout(&mut self, name: &str, x: TensorId, p: f32) -> TensorId {
         let shape = self.shape(x).clone();
@@ -153,7 +191,7 @@ impl Builder {
             return Err(Error::internal(format!("{name}: {} + {}", self.shape(a), self.shape(b))));
         }
         let shape = self.shape(a).clone();
-        Ok(self.node(name, Op::Add, vec![a, b], shape))
+        Ok(self.node(name, Op::Add { relu: false }, vec![a, b], shape))
     }
 
     /// Ends the network: softmax cross-entropy of these logits with the labels.

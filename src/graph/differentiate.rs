@@ -4,7 +4,7 @@
 //! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
 //! input's, so that its bucket can leave as early as possible.
 
-use super::{DType, Graph, Node, NodeId, Op, Role, Spec, Tensor, TensorId};
+use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Spec, Tensor, TensorId};
 
 impl Graph {
     /// The graph with its backward pass. Every parameter gets one tensor of role `Gradient`.
@@ -42,7 +42,7 @@ impl Graph {
         let Some(mut dy) = gradients[node.outputs[0].0] else { return };
         let y = node.outputs[0];
         if matches!(node.op, Op::Conv2d(conv) if conv.relu)
-            || matches!(node.op, Op::Linear { relu: true, .. })
+            || matches!(node.op, Op::Linear { relu: true, .. } | Op::Add { relu: true })
         {
             dy = self.backward(id, Op::ReluBackward, vec![dy, y], y);
         }
@@ -57,14 +57,12 @@ impl Graph {
                 let op = Op::LinearBackwardData { bias };
                 needed[x.0].then(|| self.backward(id, op, vec![dy, node.inputs[1]], x))
             }
-            Op::Add => {
+            Op::Add { .. } => {
                 self.contribute(node.inputs[1], dy, needed, gradients);
                 Some(dy)
             }
-            op if !needed[x.0] => {
-                debug_assert!(op != Op::Add);
-                None
-            }
+            Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
+            _ if !needed[x.0] => None,
             Op::Relu => Some(self.backward(id, Op::ReluBackward, vec![dy, y], x)),
             Op::MaxPool(pool) => {
                 Some(self.backward(id, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]], x))
@@ -99,7 +97,13 @@ impl Graph {
                 let sum = self.gradient_like(of);
                 let name = self.tensor(of).name.clone();
                 let inputs = vec![before, gradient];
-                self.nodes.push(Node { name, op: Op::Add, inputs, outputs: vec![sum], forward: None });
+                self.nodes.push(Node {
+                    name,
+                    op: Op::Add { relu: false },
+                    inputs,
+                    outputs: vec![sum],
+                    forward: None,
+                });
                 sum
             }
         });
@@ -122,18 +126,31 @@ impl Graph {
         dy: TensorId,
         parameters: &[TensorId],
     ) {
-        let outputs = parameters
-            .iter()
-            .map(|&parameter| {
-                let gradient = self.gradient_like(parameter);
-                let tensor = &mut self.tensors[gradient.0];
-                tensor.role = Role::Gradient;
-                tensor.gradient_of = Some(parameter);
-                gradient
-            })
-            .collect();
+        let outputs = parameters.iter().map(|&parameter| self.gradient_of(parameter)).collect();
         let name = self.node(forward).name.clone();
         self.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
+    }
+
+    /// The one node that gives the gradients of a batch normalisation's input, weight and bias.
+    fn norm_backward(&mut self, id: NodeId, forward: &Node, norm: BatchNorm, dy: TensorId) -> TensorId {
+        let (x, weight, bias) = (forward.inputs[0], forward.inputs[1], forward.inputs[2]);
+        let [mean, variance] = [forward.outputs[1], forward.outputs[2]];
+        let mut inputs = vec![dy, x, weight, mean, variance];
+        // What a ReLU in it saved comes after the running statistics.
+        inputs.extend(forward.outputs.get(5));
+        let dx = self.gradient_like(x);
+        let outputs = vec![dx, self.gradient_of(weight), self.gradient_of(bias)];
+        let (name, op) = (forward.name.clone(), Op::BatchNormBackward(norm));
+        self.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
+        dx
+    }
+
+    fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
+        let gradient = self.gradient_like(parameter);
+        let tensor = &mut self.tensors[gradient.0];
+        tensor.role = Role::Gradient;
+        tensor.gradient_of = Some(parameter);
+        gradient
     }
 
     fn gradient_like(&mut self, like: TensorId) -> TensorId {
@@ -172,7 +189,8 @@ mod tests {
         let data = graph.nodes.iter().filter(|n| matches!(n.op, Op::Conv2dBackwardData(_))).count();
         assert_eq!(data, 1);
         // conv1's output feeds conv2 and the addition: its gradient is a sum.
-        let sums = graph.nodes[graph.forward_nodes..].iter().filter(|n| n.op == Op::Add).count();
+        let sums =
+            graph.nodes[graph.forward_nodes..].iter().filter(|n| matches!(n.op, Op::Add { .. })).count();
         assert_eq!(sums, 1);
     }
 }

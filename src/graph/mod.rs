@@ -13,7 +13,7 @@ mod simplify;
 
 pub use builder::{Builder, LayerInit};
 pub use cost::Cost;
-pub use op::{Conv2d, Op, Pool2d, adaptive_window, windows};
+pub use op::{BatchNorm, Conv2d, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
@@ -44,6 +44,8 @@ pub enum Role {
     Input,
     /// Learned; lives from step to step.
     Parameter,
+    /// Kept from step to step and changed by the forward pass itself, without a gradient: running mean and variance.
+    Statistic,
     /// Made and used within a step, forward or backward.
     Activation,
     /// The loss gradient of a parameter; averaged over ranks.
@@ -88,9 +90,9 @@ pub struct Tensor {
     pub name: String,
     pub spec: Spec,
     pub role: Role,
-    /// For parameters.
+    /// For parameters and statistics.
     pub init: Option<Init>,
-    /// For parameters: whether weight decay applies (it does not to biases).
+    /// For parameters: whether weight decay applies (it does not to biases and normalisations).
     pub decay: bool,
     /// For gradients: the parameter it belongs to.
     pub gradient_of: Option<TensorId>,

@@ -60,6 +60,24 @@ impl Pool2d {
     }
 }
 
+/// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchNorm {
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// The share of the newest batch in the running statistics: running = (1 − momentum)·running + momentum·batch.
+    pub momentum: f32,
+    /// Whether a ReLU is applied to the output (put there by `simplify`).
+    pub relu: bool,
+}
+
+impl Default for BatchNorm {
+    /// PyTorch's numbers.
+    fn default() -> BatchNorm {
+        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false }
+    }
+}
+
 /// The output size (height, width) of a window that slides over an input; `None` where not even one fits.
 pub fn windows(
     input: [usize; 2],
@@ -99,6 +117,16 @@ pub enum Op {
     /// x (N,…), dy (N,O) → dw (O,I), db (O)?
     LinearBackwardWeights { bias: bool },
 
+    /// x (N,C,H,W), w, b, running mean, running variance (C each) → y, mean, variance, running mean, running variance,
+    /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
+    /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
+    /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
+    BatchNorm(BatchNorm),
+    /// x, w, b, running mean, running variance → y, normalised with the running statistics (evaluation).
+    BatchNormInference(BatchNorm),
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db
+    BatchNormBackward(BatchNorm),
+
     /// x → y = max(x, 0)
     Relu,
     /// dy, y → dx = dy where y > 0, else 0
@@ -126,8 +154,8 @@ pub enum Op {
 
     /// x (N,…) → y: the same elements in logical order under another shape.
     Reshape,
-    /// a, b → y = a + b
-    Add,
+    /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
+    Add { relu: bool },
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
@@ -150,6 +178,9 @@ impl Op {
             Op::Linear { .. } => "linear",
             Op::LinearBackwardData { .. } => "linear backward data",
             Op::LinearBackwardWeights { .. } => "linear backward weights",
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.relu => "batch norm+relu",
+            Op::BatchNorm(_) | Op::BatchNormInference(_) => "batch norm",
+            Op::BatchNormBackward(_) => "batch norm backward",
             Op::Relu => "relu",
             Op::ReluBackward => "relu backward",
             Op::MaxPool(_) => "max pool",
@@ -161,7 +192,8 @@ impl Op {
             Op::Dropout { .. } => "dropout",
             Op::DropoutBackward { .. } => "dropout backward",
             Op::Reshape => "reshape",
-            Op::Add => "add",
+            Op::Add { relu: true } => "add+relu",
+            Op::Add { .. } => "add",
             Op::SoftmaxCrossEntropy { .. } => "softmax cross-entropy",
             Op::SoftmaxCrossEntropyBackward { .. } => "softmax cross-entropy backward",
         }

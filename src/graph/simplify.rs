@@ -3,7 +3,7 @@
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.
 
-use super::{Graph, Op, Pool2d, Shape, TensorId, adaptive_window};
+use super::{DType, Graph, Op, Pool2d, Shape, TensorId, adaptive_window};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -16,8 +16,15 @@ impl Graph {
         self
     }
 
-    /// A graph for evaluation: dropout does nothing there.
-    pub fn without_dropout(mut self) -> Graph {
+    /// A graph for evaluation: dropout does nothing there, batch normalisation uses the running statistics. To be
+    /// called before `simplify`.
+    pub fn for_evaluation(mut self) -> Graph {
+        for node in &mut self.nodes {
+            if let Op::BatchNorm(norm) = node.op {
+                node.op = Op::BatchNormInference(norm);
+                node.outputs.truncate(1);
+            }
+        }
         while let Some(index) = self.nodes.iter().position(|node| matches!(node.op, Op::Dropout { .. })) {
             let node = self.nodes.remove(index);
             self.forward_nodes -= 1;
@@ -71,14 +78,16 @@ impl Graph {
     }
 
     /// max(relu(x)) = relu(max(x)), and the gradients are the same too: where a window's maximum is above zero
-    /// both pass it to the same element, elsewhere both pass nothing. The ReLU then works on the smaller tensor.
+    /// both pass it to the same element, elsewhere both pass nothing. The ReLU then works on the smaller tensor. One
+    /// that can be part of a normalisation stays: there it costs nothing at all.
     fn pool_before_relu(&mut self) {
         for pool in 1..self.nodes.len() {
             let relu = pool - 1;
             let is_pair = self.nodes[relu].op == Op::Relu
                 && matches!(self.nodes[pool].op, Op::MaxPool(_))
                 && self.nodes[pool].inputs[0] == self.nodes[relu].outputs[0]
-                && self.read_once(self.nodes[relu].outputs[0]);
+                && self.read_once(self.nodes[relu].outputs[0])
+                && !self.after_norm(relu);
             if !is_pair {
                 continue;
             }
@@ -96,7 +105,14 @@ impl Graph {
         }
     }
 
-    /// A ReLU right after a convolution or linear layer that nothing else reads becomes part of it.
+    fn after_norm(&self, node: usize) -> bool {
+        let producer = self.producer(self.nodes[node].inputs[0]);
+        let op = producer.map(|producer| self.nodes[producer].op);
+        matches!(op, Some(Op::BatchNorm(_) | Op::BatchNormInference(_)))
+    }
+
+    /// A ReLU right after a convolution, linear layer, normalisation or addition that nothing else reads becomes part
+    /// of it.
     fn fuse_relu(&mut self) {
         for index in 0..self.nodes.len() {
             if self.nodes[index].op != Op::Relu {
@@ -106,15 +122,29 @@ impl Graph {
             let Some(producer) = self.producer(x).filter(|_| self.read_once(x)) else { continue };
             match &mut self.nodes[producer].op {
                 Op::Conv2d(conv) => conv.relu = true,
-                Op::Linear { relu, .. } => *relu = true,
+                Op::Linear { relu, .. } | Op::Add { relu } => *relu = true,
+                Op::BatchNorm(norm) | Op::BatchNormInference(norm) => norm.relu = true,
                 _ => continue,
             }
             self.nodes[producer].outputs[0] = y;
+            if matches!(self.nodes[producer].op, Op::BatchNorm(_)) {
+                let saved = self.saved_of(y);
+                self.nodes[producer].outputs.push(saved);
+            }
             self.nodes[index].inputs.clear();
             self.nodes[index].outputs.clear();
         }
         self.nodes.retain(|node| !node.outputs.is_empty());
         self.forward_nodes = self.nodes.len();
+    }
+
+    /// A new tensor for what the op that makes `y` leaves for its backward op.
+    fn saved_of(&mut self, y: TensorId) -> TensorId {
+        let mut saved = self.tensors[y.0].clone();
+        saved.name += ".saved";
+        saved.spec.dtype = DType::Saved;
+        self.tensors.push(saved);
+        TensorId(self.tensors.len() - 1)
     }
 
     fn producer(&self, id: TensorId) -> Option<usize> {
@@ -232,7 +262,7 @@ mod tests {
 
     #[test]
     fn evaluation_has_no_dropout() {
-        let graph = small().without_dropout().simplify();
+        let graph = small().for_evaluation().simplify();
         assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. })));
         assert_eq!(graph.parameter_count(), small().parameter_count());
     }

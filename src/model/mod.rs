@@ -3,6 +3,7 @@
 mod alexnet;
 mod cifar;
 mod mnist;
+mod resnet;
 mod vgg;
 
 use crate::error::{Error, Kind, Result};
@@ -31,6 +32,11 @@ pub const MODELS: &[Model] = &[
     vgg::VGG13,
     vgg::VGG16,
     vgg::VGG19,
+    resnet::RESNET18,
+    resnet::RESNET34,
+    resnet::RESNET50,
+    resnet::RESNET101,
+    resnet::RESNET152,
 ];
 
 /// The model of this name.
@@ -71,7 +77,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Init, Role};
+    use crate::graph::{Init, Op, Role};
 
     /// Counts as published, or as the layers printed in the source give them (docs/models.md).
     #[test]
@@ -87,6 +93,11 @@ mod tests {
             ("vgg13", 133_047_848),
             ("vgg16", 138_357_544),
             ("vgg19", 143_667_240),
+            ("resnet18", 11_689_512),
+            ("resnet34", 21_797_672),
+            ("resnet50", 25_557_032),
+            ("resnet101", 44_549_160),
+            ("resnet152", 60_192_808),
         ];
         assert_eq!(published.len(), MODELS.len());
         for (name, count) in published {
@@ -95,6 +106,46 @@ mod tests {
             assert_eq!(graph.parameter_count(), count, "{name}");
             assert_eq!(graph.simplify().parameter_count(), count, "{name} simplified");
         }
+    }
+
+    /// As torchvision's models have them with num_classes=10.
+    #[test]
+    fn parameter_counts_follow_the_classes() {
+        let resnet50 = find("resnet50").unwrap();
+        let graph = resnet50.build(2, resnet50.image, 10).unwrap();
+        assert_eq!(graph.parameter_count(), 23_528_522);
+    }
+
+    /// The names under which torchvision keeps the same tensors, and what of a block is fused into one op.
+    #[test]
+    fn a_resnet_has_the_names_of_torchvision_and_its_relus_are_fused() {
+        let graph = find("resnet50").unwrap().build(2, [3, 64, 64], 1000).unwrap();
+        for name in [
+            "conv1.weight",
+            "bn1.running_var",
+            "layer1.0.downsample.0.weight",
+            "layer1.0.downsample.1.bias",
+            "layer4.2.conv3.weight",
+            "layer4.2.bn3.running_mean",
+            "fc.bias",
+        ] {
+            assert!(graph.tensors.iter().any(|tensor| tensor.name == name), "{name}");
+        }
+        // 53 convolutions, each with its normalisation, and fc's weight and bias.
+        assert_eq!(graph.with_role(Role::Parameter).count(), 3 * 53 + 2);
+        assert_eq!(graph.with_role(Role::Statistic).count(), 2 * 53);
+        for graph in [graph.clone().simplify(), graph.for_evaluation().simplify()] {
+            assert!(!graph.nodes.iter().any(|node| node.op == Op::Relu));
+        }
+    }
+
+    #[test]
+    fn one_value_a_channel_cannot_be_normalised() {
+        let error = find("resnet18").unwrap().build(1, [3, 32, 32], 10).unwrap_err();
+        assert!(
+            error.message.contains("layer layer4.0.bn1") && error.message.contains("--batch 2"),
+            "{error}"
+        );
     }
 
     #[test]

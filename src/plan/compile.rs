@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
-use super::{Parameter, Place, Plan, PlannedStep, Region, bucket};
+use super::{Parameter, Place, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, Layout, Request};
 use crate::error::{Error, Result};
@@ -14,16 +14,17 @@ use crate::graph::{DType, Graph, Init, NodeId, Role, Spec, TensorId};
 pub struct Options<'a> {
     /// Bytes from which a bucket is closed (`--fusion-threshold-mb`).
     pub fusion_threshold: usize,
-    /// For a plan without backward pass that shares its parameters with a training plan: those.
-    pub parameters: Option<&'a [Parameter]>,
+    /// For a plan without backward pass: the training plan whose parameters and statistics it reads.
+    pub training: Option<&'a Plan>,
 }
 
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
 pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan> {
     let kernels = compile(&graph, device)?;
-    let masters = master_layouts(&graph, &kernels, options.parameters)?;
+    let masters = master_layouts(&graph, &kernels, options.training)?;
     let mut planner = Planner::new(&graph, device, masters);
-    planner.place_fixed(options.parameters);
+    planner.place_fixed(options.training);
+    planner.place_statistics(options.training)?;
     let mut forward_steps = 0;
     for (index, kernel) in kernels.into_iter().enumerate() {
         if index == graph.forward_nodes {
@@ -43,7 +44,9 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
     let mut layouts: Vec<Option<Layout>> = graph
         .tensors
         .iter()
-        .map(|tensor| (tensor.role == Role::Input).then(|| device.plain(&tensor.spec)))
+        .map(|tensor| {
+            matches!(tensor.role, Role::Input | Role::Statistic).then(|| device.plain(&tensor.spec))
+        })
         .collect();
     let mut kernels: Vec<Box<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
@@ -68,7 +71,7 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
 fn master_layouts(
     graph: &Graph,
     kernels: &[Box<dyn Kernel>],
-    shared: Option<&[Parameter]>,
+    shared: Option<&Plan>,
 ) -> Result<HashMap<TensorId, Layout>> {
     let mut masters = HashMap::new();
     for (node, kernel) in graph.nodes.iter().zip(kernels) {
@@ -84,7 +87,8 @@ fn master_layouts(
         for (id, wanted) in node.inputs.iter().zip(kernel.inputs()) {
             let tensor = graph.tensor(*id);
             if tensor.role == Role::Parameter {
-                let from_plan = shared.and_then(|all| all.iter().find(|p| p.name == tensor.name));
+                let from_plan =
+                    shared.and_then(|plan| plan.parameters.iter().find(|p| p.name == tensor.name));
                 let layout = from_plan.map_or(wanted, |parameter| &parameter.layout);
                 masters.entry(*id).or_insert_with(|| layout.clone());
             }
@@ -127,6 +131,7 @@ struct Planner<'a> {
     /// For each node input: which later step still needs it.
     last_reader: Vec<usize>,
     parameters: Vec<Parameter>,
+    statistics: Vec<Statistic>,
     /// Offsets given so far in the fixed regions.
     used: HashMap<Region, usize>,
     /// Gradients as (bytes, step) in ready order.
@@ -149,6 +154,7 @@ impl<'a> Planner<'a> {
             blocks: Vec::new(),
             last_reader,
             parameters: Vec::new(),
+            statistics: Vec::new(),
             used: HashMap::new(),
             ready: Vec::new(),
         }
@@ -168,7 +174,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Gives inputs and metrics their places, and parameters theirs: in the order of their gradients.
-    fn place_fixed(&mut self, shared: Option<&[Parameter]>) {
+    fn place_fixed(&mut self, shared: Option<&Plan>) {
         for (id, tensor) in self.graph.with_role(Role::Input) {
             let layout = self.device.plain(&tensor.spec);
             let place = self.fixed(Region::Inputs, layout.bytes());
@@ -178,7 +184,8 @@ impl<'a> Planner<'a> {
             let tensor = self.graph.tensor(id).clone();
             let layout = self.masters[&id].clone();
             let mut place = self.fixed(Region::Parameters, layout.bytes());
-            if let Some(same) = shared.and_then(|all| all.iter().find(|p| p.name == tensor.name)) {
+            if let Some(same) = shared.and_then(|plan| plan.parameters.iter().find(|p| p.name == tensor.name))
+            {
                 place.offset = same.offset;
             }
             self.new_value(id, layout.clone(), Home::Fixed(place));
@@ -192,6 +199,25 @@ impl<'a> Planner<'a> {
             });
         }
         self.parameters.sort_by_key(|parameter| parameter.offset);
+    }
+
+    /// Gives statistics their places, or those that the training plan gave them.
+    fn place_statistics(&mut self, shared: Option<&Plan>) -> Result<()> {
+        for (id, tensor) in self.graph.with_role(Role::Statistic) {
+            let layout = self.device.plain(&tensor.spec);
+            let place = match shared {
+                None => self.fixed(Region::Statistics, layout.bytes()),
+                Some(plan) => plan.statistic(&tensor.name)?.place,
+            };
+            self.new_value(id, layout, Home::Fixed(place));
+            self.statistics.push(Statistic {
+                name: tensor.name.clone(),
+                spec: tensor.spec.clone(),
+                place,
+                init: tensor.init.unwrap_or(Init::Zero),
+            });
+        }
+        Ok(())
     }
 
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
@@ -252,6 +278,11 @@ impl<'a> Planner<'a> {
         let mut outputs = Vec::with_capacity(node.outputs.len());
         for (index, (tensor, layout)) in node.outputs.iter().zip(kernel.outputs()).enumerate() {
             let home = match self.graph.tensor(*tensor).role {
+                // It stays where it is: the node reads it there too.
+                Role::Statistic => {
+                    outputs.push(self.value_in(*tensor, layout)?);
+                    continue;
+                }
                 Role::Metric => Home::Fixed(self.fixed(Region::Metrics, layout.bytes())),
                 Role::Gradient => Home::Fixed(self.gradient_place(*tensor, layout)?),
                 _ => match self.taken_over(id, &*kernel, &inputs, layout).filter(|_| index == 0) {
@@ -343,6 +374,7 @@ impl<'a> Planner<'a> {
             inputs: used(Region::Inputs),
             metrics: used(Region::Metrics),
             parameters: used(Region::Parameters),
+            statistics: used(Region::Statistics),
             gradients: buckets.last().map_or(0, |last| last.bytes.end),
         };
         Ok(Plan {
@@ -350,6 +382,7 @@ impl<'a> Planner<'a> {
             steps,
             forward_steps,
             parameters: self.parameters,
+            statistics: self.statistics,
             buckets,
             sizes,
             images,

@@ -16,6 +16,8 @@ pub struct Sizes {
     pub inputs: usize,
     pub metrics: usize,
     pub parameters: usize,
+    /// Running statistics.
+    pub statistics: usize,
     /// Zero for an evaluation plan.
     pub gradients: usize,
 }
@@ -38,6 +40,7 @@ impl Sizes {
             inputs: self.inputs.max(other.inputs),
             metrics: self.metrics.max(other.metrics),
             parameters: self.parameters.max(other.parameters),
+            statistics: self.statistics.max(other.statistics),
             gradients: self.gradients.max(other.gradients),
         }
     }
@@ -45,12 +48,13 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, copies: Copies) -> [(&'static str, usize); 6] {
+    fn rows(&self, copies: Copies) -> [(&'static str, usize); 7] {
         [
             ("activations", self.activations),
             ("gradients", copies.gradients * self.gradients),
             ("parameters", self.parameters),
             ("optimizer", copies.states * self.parameters),
+            ("statistics", self.statistics),
             ("workspace", self.workspace),
             ("input", self.inputs + self.metrics),
         ]
@@ -95,7 +99,7 @@ impl Plan {
         let graph = &self.graph;
         let _ = writeln!(
             out,
-            "{:<14} {:<24} {:<18} {:>11} {:>10}  implementation",
+            "{:<21} {:<24} {:<18} {:>11} {:>10}  implementation",
             "layer", "op", "output", "parameters", "FLOP"
         );
         for step in &self.steps[..self.forward_steps] {
@@ -128,7 +132,7 @@ impl Plan {
             .sum();
         let _ = writeln!(
             out,
-            "{:<14} {:<24} {:<18} {:>11} {:>10}  {}",
+            "{:<21} {:<24} {:<18} {:>11} {:>10}  {}",
             node.name,
             node.op.name(),
             self.graph.tensor(node.outputs[0]).spec.shape,

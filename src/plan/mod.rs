@@ -30,6 +30,8 @@ pub enum Region {
     /// Losses and hits.
     Metrics,
     Parameters,
+    /// Running statistics.
+    Statistics,
     Gradients,
 }
 
@@ -64,6 +66,15 @@ pub struct Parameter {
     pub decay: bool,
 }
 
+/// A running statistic, in the plain layout.
+#[derive(Debug, Clone)]
+pub struct Statistic {
+    pub name: String,
+    pub spec: Spec,
+    pub place: Place,
+    pub init: Init,
+}
+
 /// A step of one rank, ready to be bound to memory.
 pub struct Plan {
     pub graph: Graph,
@@ -72,6 +83,8 @@ pub struct Plan {
     pub forward_steps: usize,
     /// In the order of their offsets.
     pub parameters: Vec<Parameter>,
+    /// What the forward pass of a training plan changes and that of an evaluation plan reads.
+    pub statistics: Vec<Statistic>,
     /// In the order in which they become ready; empty for an evaluation plan.
     pub buckets: Vec<Bucket>,
     pub sizes: Sizes,
@@ -123,5 +136,12 @@ impl Plan {
             .iter()
             .find(|parameter| parameter.name == name)
             .ok_or_else(|| Error::internal(format!("no parameter {name}")))
+    }
+    /// The running statistic of this name.
+    pub fn statistic(&self, name: &str) -> Result<&Statistic> {
+        self.statistics
+            .iter()
+            .find(|statistic| statistic.name == name)
+            .ok_or_else(|| Error::internal(format!("no statistic {name}")))
     }
 }

@@ -14,6 +14,7 @@ pub struct Regions {
     pub inputs: Memory,
     pub metrics: Memory,
     pub parameters: Memory,
+    pub statistics: Memory,
     pub gradients: Memory,
 }
 
@@ -24,6 +25,7 @@ impl Regions {
             Region::Inputs => &self.inputs,
             Region::Metrics => &self.metrics,
             Region::Parameters => &self.parameters,
+            Region::Statistics => &self.statistics,
             Region::Gradients => &self.gradients,
         };
         region.slice(place.offset, place.bytes)

@@ -4,13 +4,15 @@ use super::Test;
 use crate::comm::World;
 use crate::data::TestLoader;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Scalars};
+use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
 use crate::plan::Program;
 
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
     pub program: Program,
+    /// Every running statistic, where training keeps it.
+    pub statistics: Memory,
     pub loader: TestLoader,
     pub images: Vec<f32>,
     pub labels: Vec<i32>,
@@ -21,6 +23,7 @@ impl Evaluator {
     pub fn run(&mut self, world: &World, device: &dyn Device) -> Result<Test> {
         let scalars =
             Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
+        self.agree_on_statistics(world, device)?;
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.labels.len()];
         for batch in 0..self.loader.steps() {
@@ -42,5 +45,19 @@ impl Evaluator {
         }
         world.sum_f64(&mut sums)?;
         Ok(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2] })
+    }
+
+    /// Running statistics become their means over ranks, so that every rank evaluates the same network and goes on
+    /// with the same numbers. Collective.
+    fn agree_on_statistics(&self, world: &World, device: &dyn Device) -> Result<()> {
+        let mut values = vec![0f32; self.statistics.bytes() / 4];
+        if values.is_empty() || world.size() == 1 {
+            return Ok(());
+        }
+        device.download(&self.statistics, bytes_of_mut(&mut values))?;
+        let mut sums: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
+        world.sum_f64(&mut sums)?;
+        values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / world.size() as f64) as f32);
+        device.upload(bytes_of(&values), &self.statistics)
     }
 }

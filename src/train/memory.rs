@@ -50,13 +50,14 @@ impl Memories {
             inputs: device.allocate(sizes.inputs)?,
             metrics: device.allocate(sizes.metrics)?,
             parameters: device.allocate(sizes.parameters)?,
+            statistics: device.allocate(sizes.statistics)?,
             gradients: written,
         };
         let state = (0..states).map(|_| device.allocate(sizes.parameters)).collect::<Result<_>>()?;
         Ok(Memories { regions, state, gradients, averaged })
     }
 
-    /// Writes the first value of every parameter. A function of the seed and the parameter's place in the model, so
+    /// Writes the first value of every parameter and statistic. A function of the seed and the parameter's place in the model, so
     /// that all ranks start alike without a message, on any device.
     pub fn initialise(&self, device: &dyn Device, plan: &Plan, seed: u64) -> Result<()> {
         for parameter in &plan.parameters {
@@ -65,6 +66,11 @@ impl Memories {
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
             let values = first_values(parameter.init, spec, seed, index as u32);
             self.write(device, parameter, &values)?;
+        }
+        for statistic in &plan.statistics {
+            let values = first_values(statistic.init, &statistic.spec, seed, 0);
+            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
+            device.upload(bytes_of(&values), &self.regions.statistics.slice(offset, bytes))?;
         }
         Ok(())
     }

@@ -179,7 +179,7 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
     Ok(Box::new(world.agree(Cpu::new(threads))?))
 }
 
-/// The training plan, and the evaluation plan that shares its parameters.
+/// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub(super) struct Plans {
     training: Plan,
     evaluation: Option<Plan>,
@@ -189,11 +189,11 @@ pub(super) struct Plans {
 impl Plans {
     pub fn new(config: &Config, network: &Network, device: &dyn Device, evaluate: bool) -> Result<Plans> {
         let forward = network.forward(config.batch)?;
-        let options = Options { fusion_threshold: config.fusion_threshold, parameters: None };
+        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
         let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
         let evaluation = if evaluate {
-            let options = Options { parameters: Some(&training.parameters), ..options };
-            Some(plan::plan(forward.without_dropout().simplify(), device, &options)?)
+            let options = Options { training: Some(&training), ..options };
+            Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
         } else {
             None
         };
@@ -248,6 +248,7 @@ fn assemble(
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.regions))?,
+            statistics: memories.regions.statistics.clone(),
             loader: TestLoader::new(set, *source.parts().1),
             images: vec![0.0; training.images.bytes / 4],
             labels: vec![0; config.batch],

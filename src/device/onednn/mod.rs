@@ -3,14 +3,15 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
-//! - the kernels, one file a family: `conv`, `linear`, `pool`, `relu`, `reorder` are primitives (`primitive`);
-//!   `adaptive`, `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
+//! - the kernels, one file a family: `batch_norm`, `conv`, `linear`, `pool`, `relu`, `reorder` are primitives
+//!   (`primitive`); `adaptive`, `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
 #![allow(unsafe_code)]
 
 mod adaptive;
+mod batch_norm;
 mod conv;
 mod dropout;
 mod handle;
@@ -66,6 +67,8 @@ impl Cpu {
             Op::Linear { bias, relu } => linear::forward_pass(engine, request, *bias, *relu),
             Op::LinearBackwardData { .. } => linear::backward_data(engine, request),
             Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
+            Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
+            Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
             Op::Relu => relu::forward_pass(engine, request),
             Op::ReluBackward => relu::backward(engine, request),
             Op::MaxPool(pool) => pool::max(engine, request, pool),
@@ -85,7 +88,7 @@ impl Cpu {
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
             Op::Reshape => simple::reshape(engine, request),
-            Op::Add => simple::add(engine, workers, request),
+            Op::Add { relu } => simple::add(engine, workers, request, relu),
             Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),
             Op::SoftmaxCrossEntropyBackward { smoothing } => loss::backward(engine, request, smoothing),
             _ => return None,
@@ -123,9 +126,11 @@ impl Device for Cpu {
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
         let subject = subject(request);
-        let kernel: Result<Box<dyn Kernel>> = match self.host(request) {
-            Some(kernel) => kernel.map(|kernel| Box::new(kernel) as _),
-            None => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
+        let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
+            (Op::BatchNorm(norm), _) => batch_norm::training(&self.engine, request, norm, &subject)
+                .map(|kernel| Box::new(kernel) as _),
+            (_, Some(kernel)) => kernel.map(|kernel| Box::new(kernel) as _),
+            (_, None) => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
         };
         kernel.map_err(|e| e.context(subject))
     }

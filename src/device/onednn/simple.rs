@@ -24,8 +24,8 @@ pub fn reshape(engine: &Engine, request: &Request) -> Result<HostKernel> {
     Ok(kernel.in_place())
 }
 
-/// a, b → a + b, in the layout of a. What pads a layout is zero in both, and so in the sum.
-pub fn add(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
+/// a, b → a + b, then ReLU, in the layout of a. What pads a layout is zero in both, and so in the sum.
+pub fn add(engine: &Engine, workers: &Rc<Workers>, request: &Request, relu: bool) -> Result<HostKernel> {
     let ([a, b], [y]) = (inputs(request)?, outputs(request)?);
     if a != b || a != y {
         return Err(Error::internal(format!("{} + {} cannot give {}", a.shape, b.shape, y.shape)));
@@ -34,7 +34,8 @@ pub fn add(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<
     let layout = given.map_or_else(|| plain(engine, a), Ok)?;
     let (length, workers) = (layout.bytes() / 4, workers.clone());
     let layouts = vec![layout.clone(), layout.clone()];
-    let kernel = HostKernel::new("add", layouts, vec![layout], move |inputs, outputs, _| {
+    let name = if relu { "add+relu" } else { "add" };
+    let kernel = HostKernel::new(name, layouts, vec![layout], move |inputs, outputs, _| {
         let twice = inputs[0].address() == inputs[1].address();
         let (a, b, y) = (Numbers::of(&inputs[0]), Numbers::of(&inputs[1]), Numbers::of(&outputs[0]));
         let in_place = inputs[0].address() == outputs[0].address();
@@ -48,6 +49,10 @@ pub fn add(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<
                 match in_place && twice {
                     true => y.iter_mut().for_each(|y| *y += *y),
                     false => y.iter_mut().zip(b.part(range)).for_each(|(y, b)| *y += b),
+                }
+                // The piece is still in cache.
+                if relu {
+                    y.iter_mut().for_each(|y| *y = y.max(0.0));
                 }
             }
         });

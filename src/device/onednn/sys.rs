@@ -107,6 +107,7 @@ pub const U8: DataType = 6;
 pub type PropKind = c_int;
 pub const FORWARD_TRAINING: PropKind = 64;
 pub const FORWARD_INFERENCE: PropKind = 96;
+pub const BACKWARD: PropKind = 128;
 
 /// `dnnl_alg_kind_t`.
 pub type AlgKind = c_int;
@@ -116,6 +117,12 @@ pub const ELTWISE_RELU_USE_DST: AlgKind = 0x100;
 pub const POOLING_MAX: AlgKind = 0x1ff;
 pub const POOLING_AVG_INCLUDE_PADDING: AlgKind = 0x2ff;
 pub const POOLING_AVG_EXCLUDE_PADDING: AlgKind = 0x3ff;
+
+/// `dnnl_normalization_flags_t`.
+pub const USE_GLOBAL_STATS: c_uint = 1;
+pub const USE_SCALE: c_uint = 2;
+pub const USE_SHIFT: c_uint = 4;
+pub const FUSE_NORM_RELU: c_uint = 8;
 
 /// `dnnl_query_t`.
 pub type Query = c_int;
@@ -137,12 +144,18 @@ pub const ARG_SRC: c_int = 1;
 pub const ARG_DST: c_int = 17;
 pub const ARG_WEIGHTS: c_int = 33;
 pub const ARG_BIAS: c_int = 41;
+pub const ARG_MEAN: c_int = 49;
+pub const ARG_VARIANCE: c_int = 50;
+pub const ARG_SCALE: c_int = 51;
+pub const ARG_SHIFT: c_int = 52;
 pub const ARG_WORKSPACE: c_int = 64;
 pub const ARG_SCRATCHPAD: c_int = 80;
 pub const ARG_DIFF_SRC: c_int = 129;
 pub const ARG_DIFF_DST: c_int = 145;
 pub const ARG_DIFF_WEIGHTS: c_int = 161;
 pub const ARG_DIFF_BIAS: c_int = 169;
+pub const ARG_DIFF_SCALE: c_int = 255;
+pub const ARG_DIFF_SHIFT: c_int = 256;
 
 /// A table of C functions looked up in a shared library by name.
 macro_rules! functions {
@@ -255,6 +268,16 @@ functions! {
         *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc,
         *const i64, *const i64, *const i64, *const i64, *const i64,
         *const PrimitiveDesc, *const PrimitiveAttr,
+    ) -> Status;
+    // src, dst; epsilon, flags
+    fn dnnl_batch_normalization_forward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc,
+        c_float, c_uint, *const PrimitiveAttr,
+    ) -> Status;
+    // diff src, diff dst, src; epsilon, flags; forward hint
+    fn dnnl_batch_normalization_backward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
     ) -> Status;
     // src, dst; alpha, beta
     fn dnnl_eltwise_forward_primitive_desc_create(

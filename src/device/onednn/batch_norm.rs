@@ -1,0 +1,219 @@
+//! Batch normalisation, in the layout of its input. Statistics are f32; what the library lacks is the running ones.
+
+use std::any::Any;
+use std::ffi::c_uint;
+use std::rc::Rc;
+
+use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::host::Numbers;
+use super::layout::{desc, plain};
+use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, nchw};
+use super::sys;
+use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
+use crate::error::{Error, Result};
+use crate::graph::BatchNorm;
+
+fn flags(norm: &BatchNorm) -> c_uint {
+    sys::USE_SCALE | sys::USE_SHIFT | if norm.relu { sys::FUSE_NORM_RELU } else { 0 }
+}
+
+/// Checks that a request has this many tensors, the first output like the first input.
+fn check(request: &Request, inputs: usize, outputs: usize) -> Result<()> {
+    if request.inputs.len() != inputs || request.outputs.len() != outputs {
+        return Err(Error::internal(format!(
+            "{} inputs and {} outputs where there should be {inputs} and {outputs}",
+            request.inputs.len(),
+            request.outputs.len()
+        )));
+    }
+    nchw(&request.outputs[0])?;
+    match request.inputs[0].0 == request.outputs[0] {
+        true => Ok(()),
+        false => Err(Error::internal(format!("a normalisation cannot give {}", request.outputs[0].shape))),
+    }
+}
+
+fn forward_desc(
+    engine: &Rc<Engine>,
+    request: &Request,
+    prop_kind: sys::PropKind,
+    norm: &BatchNorm,
+    flags: c_uint,
+) -> Result<PrimitiveDesc> {
+    let (x, given) = &request.inputs[0];
+    let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
+    let x: &Desc = desc(&x)?;
+    let attributes = attributes(engine)?;
+    let name = "dnnl_batch_normalization_forward_primitive_desc_create";
+    // SAFETY: descriptors and attributes outlive the call.
+    PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_batch_normalization_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            prop_kind,
+            x.raw(),
+            x.raw(),
+            norm.epsilon,
+            flags,
+            attributes.raw(),
+        )
+    })
+}
+
+/// x, w, b, running mean, running variance → y, over x if possible.
+pub fn inference(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+    check(request, 5, 1)?;
+    let flags = flags(norm) | sys::USE_GLOBAL_STATS;
+    let desc = forward_desc(engine, request, sys::FORWARD_INFERENCE, norm, flags)?;
+    let inputs = [sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT, sys::ARG_MEAN, sys::ARG_VARIANCE];
+    Ok(PrimitiveKernel::new(engine, desc, &inputs, &[sys::ARG_DST])?.in_place(0))
+}
+
+/// dy, x, w, mean, variance, saved? → dx, dw, db. Gradients lie as the forward op's tensors did.
+pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+    check(request, 5 + usize::from(norm.relu), 3)?;
+    let hint = forward(request)?;
+    let (x, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
+    let attributes = attributes(engine)?;
+    let name = "dnnl_batch_normalization_backward_primitive_desc_create";
+    // SAFETY: descriptors, hint and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_batch_normalization_backward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            sys::BACKWARD,
+            x.raw(),
+            dy.raw(),
+            x.raw(),
+            norm.epsilon,
+            flags(norm),
+            hint.desc.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let inputs = [
+        sys::ARG_DIFF_DST,
+        sys::ARG_SRC,
+        sys::ARG_SCALE,
+        sys::ARG_MEAN,
+        sys::ARG_VARIANCE,
+        sys::ARG_WORKSPACE,
+    ];
+    let outputs = [sys::ARG_DIFF_SRC, sys::ARG_DIFF_SCALE, sys::ARG_DIFF_SHIFT];
+    Ok(PrimitiveKernel::new(engine, desc, &inputs[..request.inputs.len()], &outputs)?.in_place(0))
+}
+
+/// The forward op in training: the library's primitive, and the running statistics after it.
+pub struct Training {
+    primitive: PrimitiveKernel,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    momentum: f32,
+    /// n/(n − 1) for n values a channel.
+    unbiased: f32,
+}
+
+/// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
+pub fn training(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm, subject: &str) -> Result<Training> {
+    check(request, 5, 5 + usize::from(norm.relu))?;
+    let desc = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm))?;
+    let outputs = [sys::ARG_DST, sys::ARG_MEAN, sys::ARG_VARIANCE, sys::ARG_WORKSPACE];
+    let outputs = &outputs[..3 + usize::from(norm.relu)];
+    let inputs = [sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT];
+    let primitive = PrimitiveKernel::new(engine, desc, &inputs, outputs)?.of(subject);
+
+    let running = plain(engine, &request.inputs[3].0)?;
+    let mut inputs = primitive.inputs().to_vec();
+    inputs.extend([running.clone(), running.clone()]);
+    let mut outputs = primitive.outputs().to_vec();
+    outputs.splice(3..3, [running.clone(), running]);
+    let [n, _, h, w] = nchw(&request.outputs[0])?;
+    let count = (n * h * w) as f64;
+    Ok(Training {
+        primitive,
+        inputs,
+        outputs,
+        momentum: norm.momentum,
+        unbiased: (count / (count - 1.0)) as f32,
+    })
+}
+
+impl Kernel for Training {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.primitive.workspace()
+    }
+
+    fn implementation(&self) -> String {
+        self.primitive.implementation()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
+        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
+        let of_primitive = [&outputs[..3], &outputs[5..]].concat();
+        Ok(Box::new(TrainingStep {
+            primitive: self.primitive.bind(&inputs[..3], &of_primitive, workspace)?,
+            updates: [
+                Running {
+                    before: inputs[3].clone(),
+                    batch: outputs[1].clone(),
+                    after: outputs[3].clone(),
+                    factor: 1.0,
+                },
+                Running {
+                    before: inputs[4].clone(),
+                    batch: outputs[2].clone(),
+                    after: outputs[4].clone(),
+                    factor: self.unbiased,
+                },
+            ],
+            momentum: self.momentum,
+            channels: self.outputs[1].bytes() / 4,
+        }))
+    }
+
+    /// The primitive, which the backward op needs as a hint.
+    fn as_any(&self) -> &dyn Any {
+        &self.primitive
+    }
+}
+
+/// after = (1 − momentum)·before + momentum·factor·batch. `after` may be the memory of `before`.
+struct Running {
+    before: Memory,
+    batch: Memory,
+    after: Memory,
+    factor: f32,
+}
+
+struct TrainingStep {
+    primitive: Box<dyn Step>,
+    updates: [Running; 2],
+    momentum: f32,
+    channels: usize,
+}
+
+impl Step for TrainingStep {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self.primitive.run(scalars)?;
+        for Running { before, batch, after, factor } in &self.updates {
+            super::host::copy(before, after, 4 * self.channels);
+            // SAFETY: one thread; a statistic is apart from the activations, and `before` is not looked at any more.
+            let (batch, after) = unsafe {
+                (Numbers::of(batch).part(0..self.channels), Numbers::of(after).part_mut(0..self.channels))
+            };
+            for (running, &new) in after.iter_mut().zip(batch) {
+                *running += self.momentum * (factor * new - *running);
+            }
+        }
+        Ok(())
+    }
+}

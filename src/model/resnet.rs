@@ -1,0 +1,123 @@
+//! ResNets: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", 2015. Version 1.5: where a bottleneck
+//! halves the image its 3×3 convolution does so, not the first 1×1. Names and first values are torchvision's.
+
+use super::Model;
+use crate::error::Result;
+use crate::graph::{BatchNorm, Builder, Conv2d, LayerInit, Pool2d, TensorId};
+
+pub const RESNET18: Model =
+    model("resnet18", "2, 2, 2, 2 residual blocks of two 3×3: 11,689,512 parameters", |net, x, classes| {
+        resnet(net, x, classes, Block::Basic, [2, 2, 2, 2])
+    });
+
+pub const RESNET34: Model =
+    model("resnet34", "3, 4, 6, 3 residual blocks of two 3×3: 21,797,672 parameters", |net, x, classes| {
+        resnet(net, x, classes, Block::Basic, [3, 4, 6, 3])
+    });
+
+pub const RESNET50: Model =
+    model("resnet50", "3, 4, 6, 3 bottlenecks, v1.5: 25,557,032 parameters", |net, x, classes| {
+        resnet(net, x, classes, Block::Bottleneck, [3, 4, 6, 3])
+    });
+
+pub const RESNET101: Model =
+    model("resnet101", "3, 4, 23, 3 bottlenecks, v1.5: 44,549,160 parameters", |net, x, classes| {
+        resnet(net, x, classes, Block::Bottleneck, [3, 4, 23, 3])
+    });
+
+pub const RESNET152: Model =
+    model("resnet152", "3, 8, 36, 3 bottlenecks, v1.5: 60,192,808 parameters", |net, x, classes| {
+        resnet(net, x, classes, Block::Bottleneck, [3, 8, 36, 3])
+    });
+
+type Layers = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+
+const fn model(name: &'static str, about: &'static str, layers: Layers) -> Model {
+    Model { name, about, image: [3, 224, 224], classes: 1000, layers }
+}
+
+#[derive(Clone, Copy)]
+enum Block {
+    /// 3×3, 3×3.
+    Basic,
+    /// 1×1, 3×3, 1×1 to four times the channels.
+    Bottleneck,
+}
+
+fn resnet(
+    net: &mut Builder,
+    images: TensorId,
+    classes: usize,
+    block: Block,
+    blocks: [usize; 4],
+) -> Result<TensorId> {
+    net.init_convolutions(LayerInit::KaimingNormalFanOut);
+    let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv2d::square(7).stride(2).padding(3))?;
+    x = net.relu("relu", x);
+    x = net.max_pool("maxpool", x, Pool2d::square(3).stride(2).padding(1))?;
+    for (stage, count) in blocks.into_iter().enumerate() {
+        for index in 0..count {
+            let stride = if stage > 0 && index == 0 { 2 } else { 1 };
+            let name = format!("layer{}.{index}", stage + 1);
+            x = residual(net, &name, x, block, 64 << stage, stride)?;
+        }
+    }
+    x = net.global_avg_pool("avgpool", x)?;
+    x = net.flatten("flatten", x);
+    Ok(net.linear("fc", x, classes))
+}
+
+/// relu(block(x) + x), with x brought to the block's shape by a 1×1 convolution where it differs.
+fn residual(
+    net: &mut Builder,
+    name: &str,
+    x: TensorId,
+    block: Block,
+    channels: usize,
+    stride: usize,
+) -> Result<TensorId> {
+    let part = |part: &str| format!("{name}.{part}");
+    let wide = Conv2d::square(3).padding(1);
+    let convolutions = match block {
+        Block::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
+        Block::Bottleneck => vec![
+            (channels, Conv2d::square(1)),
+            (channels, wide.stride(stride)),
+            (4 * channels, Conv2d::square(1)),
+        ],
+    };
+    let (mut y, count) = (x, convolutions.len());
+    for (index, (channels, conv)) in convolutions.into_iter().enumerate() {
+        let layer = index + 1;
+        y = conv_norm(
+            net,
+            [&part(&format!("conv{layer}")), &part(&format!("bn{layer}"))],
+            y,
+            channels,
+            conv,
+        )?;
+        if layer < count {
+            y = net.relu(&part(&format!("relu{layer}")), y);
+        }
+    }
+    let mut shortcut = x;
+    if net.shape(x) != net.shape(y) {
+        let channels = net.shape(y).0[1];
+        let names = [&*part("downsample.0"), &*part("downsample.1")];
+        shortcut = conv_norm(net, names, x, channels, Conv2d::square(1).stride(stride))?;
+    }
+    let sum = net.add(&part("add"), y, shortcut)?;
+    Ok(net.relu(&part("relu"), sum))
+}
+
+/// A convolution without bias, which the normalisation after it would take away again.
+fn conv_norm(
+    net: &mut Builder,
+    [conv_name, norm_name]: [&str; 2],
+    x: TensorId,
+    channels: usize,
+    conv: Conv2d,
+) -> Result<TensorId> {
+    let y = net.conv2d(conv_name, x, channels, Conv2d { bias: false, ..conv })?;
+    net.batch_norm(norm_name, y, BatchNorm::default())
+}

@@ -103,14 +103,16 @@ impl Plan {
         })
     }
 
-    /// The parameters of a bucket as runs that the optimizer updates alike.
-    pub fn spans(&self, bucket: &Bucket) -> Vec<Span> {
+    /// The parameters of a bucket as runs that the optimizer updates alike; `each`: one run a parameter.
+    pub fn spans(&self, bucket: &Bucket, each: bool) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for parameter in self.parameters.iter().filter(|p| bucket.bytes.contains(&p.offset)) {
             let (start, length) = (parameter.offset / 4, parameter.layout.bytes() / 4);
             match spans.last_mut() {
                 // The gap between two parameters is alignment: zeros, which every rule leaves zero.
-                Some(last) if last.decay == parameter.decay => last.length = start + length - last.start,
+                Some(last) if !each && last.decay == parameter.decay => {
+                    last.length = start + length - last.start
+                }
                 _ => spans.push(Span { start, length, decay: parameter.decay }),
             }
         }

@@ -194,6 +194,7 @@ impl Plans {
 
     fn describe(&self, world: &World, config: &Config, device: &dyn Device, rule: &Rule) -> String {
         let ranks = world.size();
+        let states = rule.states() + usize::from(config.optimizer.ema.is_some());
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
@@ -201,7 +202,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(device, &self.sizes, rule.states())
+            self.training.describe(device, &self.sizes, states)
         )
     }
 }
@@ -226,7 +227,7 @@ fn assemble(
     let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
-            program: world.agree(plan.bind(&memories.regions))?,
+            program: world.agree(plan.bind(&memories.evaluated()))?,
             loader: TestLoader::new(set, *source.parts().1),
             images: vec![0.0; training.images.bytes / 4],
             labels: vec![0; config.batch],
@@ -249,11 +250,17 @@ fn trainer(
 ) -> Result<Trainer> {
     let averaged = &memories.averaged;
     let update = |bucket| {
-        device.update(rule, &plan.spans(bucket), &memories.regions.parameters, averaged, &memories.state)
+        let spans = plan.spans(bucket, rule.has_trust());
+        device.update(rule, &spans, &memories.regions.parameters, averaged, &memories.state)
+    };
+    let gradients = averaged.slice(0, averaged.bytes() - TAIL);
+    let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
+    let average = match (config.optimizer.ema, &memories.average) {
+        (Some(decay), Some(into)) => Some(device.average(decay, &memories.regions.parameters, into)?),
+        _ => None,
     };
     let accumulate = if config.accumulation > 1 {
-        let length = averaged.bytes() - TAIL;
-        let (own, sum) = (memories.regions.gradients.slice(0, length), averaged.slice(0, length));
+        let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
         let add = device.accumulate(&own, &sum)?;
         Some(Accumulation { micro_steps: config.accumulation, add, sum })
     } else {
@@ -264,7 +271,9 @@ fn trainer(
         program: plan.bind(&memories.regions)?,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
+        clip,
         updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
+        average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         seed: config.seed,
@@ -295,6 +304,13 @@ fn describe(
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), device.describe()),
+        (
+            "evaluated_weights".to_string(),
+            match config.optimizer.ema {
+                Some(decay) => format!("exponential moving average, decay {decay}"),
+                None => "current".into(),
+            },
+        ),
         (
             "hosts".to_string(),
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),

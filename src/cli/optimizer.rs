@@ -13,7 +13,7 @@ pub struct Args {
     /// How gradients change weights.
     #[arg(long, value_enum, default_value_t = OptimizerKind::Adam)]
     optimizer: OptimizerKind,
-    /// Learning rate [default: 0.001 for adam, adamw, lamb, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 1 for lars].
+    /// Learning rate [default: 0.001 for adam, adamw, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 0.005 for lamb, 1 for lars].
     #[arg(long, value_name = "RATE")]
     lr: Option<f32>,
     /// Momentum of sgd, lars, rmsprop and rmsprop-tf [default: 0.9, but 0 for rmsprop].
@@ -100,7 +100,7 @@ fn defaults(kind: OptimizerKind) -> Defaults {
             Defaults { lr: 0.045, momentum, rms_decay: Some(0.9), epsilon: Some(1.0), ..none }
         }
         OptimizerKind::Lars => Defaults { lr: 1.0, momentum, trust: Some(0.001), weight_decay: 5e-4, ..none },
-        OptimizerKind::Lamb => Defaults { epsilon: Some(1e-6), weight_decay: 0.01, ..adam },
+        OptimizerKind::Lamb => Defaults { lr: 0.005, epsilon: Some(1e-6), weight_decay: 0.01, ..adam },
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(validated(&[]).unwrap(), of("adam"));
         let rates =
             ["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "lamb"].map(|kind| of(kind).1.base);
-        assert_eq!(rates, [0.01, 0.001, 0.001, 0.01, 0.045, 1.0, 0.001]);
+        assert_eq!(rates, [0.01, 0.001, 0.001, 0.01, 0.045, 1.0, 0.005]);
         let inception = of("rmsprop-tf").0;
         assert_eq!((inception.epsilon, inception.rms_decay, inception.momentum), (1.0, 0.9, 0.9));
         assert_eq!(of("adamw").0.weight_decay, 0.01);

@@ -10,7 +10,7 @@ use std::slice::from_ref;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Scalars, Span};
+use dltrain::device::{Device, Memory, Rule, Scalars, Span};
 use dltrain::error::Result;
 use dltrain::graph::{Builder, Conv2d, Graph, Pool2d};
 use dltrain::plan::{Options, Parameter, Plan, Program, Regions, plan};
@@ -237,7 +237,9 @@ fn updates_are_given_single_parameters_or_runs_of_them() {
     let options = Options { fusion_threshold: usize::MAX, parameters: None };
     let plan = plan(residual_net().unwrap().simplify().differentiate(), &Reference, &options).unwrap();
     let bucket = &plan.buckets[0];
-    let (single, runs) = (plan.spans(bucket, true), plan.spans(bucket, false));
+    let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
+    let sgd = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+    let (single, runs) = (plan.spans(bucket, &lars), plan.spans(bucket, &sgd));
     let parameters: Vec<_> =
         plan.parameters.iter().map(|p| (p.offset / 4, p.layout.bytes() / 4, p.decay)).collect();
     let spans: Vec<_> = single.iter().map(|span| (span.start, span.length, span.decay)).collect();

@@ -150,6 +150,7 @@ fn norms_do_not_depend_on_buckets_or_layouts() {
         let one = results.losses(1, &format!("{flags} --fusion-threshold-mb 100"));
         assert_eq!(results.losses(1, &format!("{flags} --fusion-threshold-mb 0")), one, "{optimizer}");
         let reference = results.losses(1, &format!("{flags} --device reference"));
+        assert_ne!(results.losses(1, &flags.replace("--clip-norm 0.5", "")), one, "{optimizer}: no clipping");
         let flags = flags.replace("--batch 4", "--batch 2");
         let (two, summed) =
             (results.losses(2, &flags), results.losses(1, &format!("{flags} --accumulation 2")));

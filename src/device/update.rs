@@ -80,7 +80,7 @@ impl Rule {
     /// not apply, and where a norm is zero.
     pub fn trust(&self, decay: bool, sums: [f64; 2]) -> f32 {
         let [parameter, other] = sums.map(f64::sqrt);
-        if !decay || !(parameter > 0.0 && other > 0.0) {
+        if !(decay && parameter > 0.0 && other > 0.0) {
             return 1.0;
         }
         match *self {

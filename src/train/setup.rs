@@ -250,8 +250,13 @@ fn trainer(
 ) -> Result<Trainer> {
     let averaged = &memories.averaged;
     let update = |bucket| {
-        let spans = plan.spans(bucket, rule.has_trust());
-        device.update(rule, &spans, &memories.regions.parameters, averaged, &memories.state)
+        device.update(
+            rule,
+            &plan.spans(bucket, rule),
+            &memories.regions.parameters,
+            averaged,
+            &memories.state,
+        )
     };
     let gradients = averaged.slice(0, averaged.bytes() - TAIL);
     let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;

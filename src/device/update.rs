@@ -62,10 +62,11 @@ impl Rule {
                 let moments = first.chunks_mut(BLOCK).zip(second.chunks_mut(BLOCK));
                 for ((w, g), (m, v)) in parameters.chunks(BLOCK).zip(gradients.chunks(BLOCK)).zip(moments) {
                     let mut directions = [0f32; BLOCK];
-                    for (index, u) in directions[..w.len()].iter_mut().enumerate() {
-                        m[index] = beta1 * m[index] + (1.0 - beta1) * g[index];
-                        v[index] = beta2 * v[index] + (1.0 - beta2) * g[index] * g[index];
-                        *u = direction(w[index], m[index], v[index]);
+                    let moments = m.iter_mut().zip(v.iter_mut());
+                    for (((u, &w), &g), (m, v)) in directions.iter_mut().zip(w).zip(g).zip(moments) {
+                        *m = beta1 * *m + (1.0 - beta1) * g;
+                        *v = beta2 * *v + (1.0 - beta2) * g * g;
+                        *u = direction(w, *m, *v);
                     }
                     sums[0] += sum_of_squares(w);
                     sums[1] += sum_of_squares(&directions);

@@ -1,11 +1,13 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
+mod optimizer;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Optimizer, OptimizerKind, Rate, ScheduleKind};
+use dltrain::config::{AllreduceKind, Config, DeviceKind};
 use dltrain::error::{Error, Result};
 use dltrain::model::MODELS;
 
@@ -86,42 +88,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
     max_batch: Option<usize>,
 
-    /// How gradients change weights.
-    #[arg(long, value_enum, default_value_t = OptimizerKind::Adam, help_heading = "Optimizer")]
-    optimizer: OptimizerKind,
-    /// Learning rate [default: 0.001 for adam, 0.01 for sgd].
-    #[arg(long, value_name = "RATE", help_heading = "Optimizer")]
-    lr: Option<f32>,
-    /// Momentum of sgd.
-    #[arg(long, default_value_t = 0.9, value_name = "M", help_heading = "Optimizer")]
-    momentum: f32,
-    /// Nesterov's momentum.
-    #[arg(long, help_heading = "Optimizer")]
-    nesterov: bool,
-    /// Decay of the first and second moment of adam.
-    #[arg(long, num_args = 2, value_names = ["B1", "B2"], default_values_t = [0.9, 0.999], help_heading = "Optimizer")]
-    betas: Vec<f32>,
-    /// What adam adds to the root of the second moment.
-    #[arg(long, default_value_t = 1e-8, value_name = "E", help_heading = "Optimizer")]
-    epsilon: f32,
-    /// Weight decay; biases have none.
-    #[arg(long, default_value_t = 0.0, value_name = "D", help_heading = "Optimizer")]
-    weight_decay: f32,
-    /// How the learning rate goes over the run.
-    #[arg(long, value_enum, default_value_t = ScheduleKind::Constant, help_heading = "Optimizer")]
-    lr_schedule: ScheduleKind,
-    /// Epochs over which the rate rises linearly from nothing.
-    #[arg(long, default_value_t = 0.0, value_name = "EPOCHS", help_heading = "Optimizer")]
-    lr_warmup: f32,
-    /// Epochs between two steps of the step schedule.
-    #[arg(long, default_value_t = 30, value_name = "EPOCHS", help_heading = "Optimizer")]
-    lr_step_epochs: usize,
-    /// Factor of each step of the step schedule.
-    #[arg(long, default_value_t = 0.1, value_name = "FACTOR", help_heading = "Optimizer")]
-    lr_gamma: f32,
-    /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
-    #[arg(long, help_heading = "Optimizer")]
-    lr_scale_by_ranks: bool,
+    #[command(flatten)]
+    optimizer: optimizer::Args,
     /// Seed of weights, shuffling and dropout.
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Optimizer")]
     seed: u64,
@@ -161,23 +129,8 @@ impl TrainArgs {
         at_least_one("epochs", self.epochs)?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
-        at_least_one("lr-step-epochs", self.lr_step_epochs)?;
-        let lr = self.lr.unwrap_or(match self.optimizer {
-            OptimizerKind::Sgd => 0.01,
-            OptimizerKind::Adam => 0.001,
-        });
-        in_range("lr", lr, f32::MIN_POSITIVE, f32::MAX)?;
-        in_range("momentum", self.momentum, 0.0, 0.999_999)?;
-        in_range("betas", self.betas[0], 0.0, 0.999_999)?;
-        in_range("betas", self.betas[1], 0.0, 0.999_999)?;
-        in_range("epsilon", self.epsilon, f32::MIN_POSITIVE, 1.0)?;
-        in_range("weight-decay", self.weight_decay, 0.0, 1.0)?;
-        in_range("lr-warmup", self.lr_warmup, 0.0, 1e6)?;
-        in_range("lr-gamma", self.lr_gamma, 0.0, 1.0)?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
-        if self.nesterov && self.momentum == 0.0 {
-            return Err(Error::usage("--nesterov needs --momentum above 0"));
-        }
+        let (optimizer, rate) = self.optimizer.validate()?;
         let synthetic = self.data.is_none();
         Ok(Config {
             model: self.model,
@@ -190,23 +143,8 @@ impl TrainArgs {
             steps: self.steps.or(synthetic.then_some(100)),
             warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
             data: self.data,
-            optimizer: Optimizer {
-                kind: self.optimizer,
-                momentum: self.momentum,
-                nesterov: self.nesterov,
-                beta1: self.betas[0],
-                beta2: self.betas[1],
-                epsilon: self.epsilon,
-                weight_decay: self.weight_decay,
-            },
-            rate: Rate {
-                base: lr,
-                scale_by_ranks: self.lr_scale_by_ranks,
-                schedule: self.lr_schedule,
-                warmup_epochs: self.lr_warmup,
-                step_epochs: self.lr_step_epochs,
-                gamma: self.lr_gamma,
-            },
+            optimizer,
+            rate,
             seed: self.seed,
             device: self.device,
             threads: self.threads,
@@ -303,12 +241,6 @@ mod tests {
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
-            (vec!["--lr", "0"], "--lr 0"),
-            (vec!["--lr", "nan"], "--lr NaN"),
-            (vec!["--momentum", "1.5"], "--momentum 1.5"),
-            (vec!["--betas", "0.9", "1"], "--betas 1"),
-            (vec!["--weight-decay=-1"], "--weight-decay -1"),
-            (vec!["--nesterov", "--momentum", "0"], "--nesterov"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");
@@ -324,11 +256,5 @@ mod tests {
         for wrong in ["16G", "GiB", "-1GB", "1.2.3kB", ""] {
             assert!(size(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn the_rate_defaults_by_optimizer() {
-        assert_eq!(config(&[]).unwrap().rate.base, 0.001);
-        assert_eq!(config(&["--optimizer", "sgd"]).unwrap().rate.base, 0.01);
     }
 }

@@ -38,8 +38,22 @@ pub enum AllreduceKind {
 pub enum OptimizerKind {
     /// Stochastic gradient descent with momentum.
     Sgd,
-    /// Kingma and Ba, 2015.
+    /// Kingma and Ba, 2015; decay is added to the gradient.
     Adam,
+    /// Adam with decoupled weight decay: Loshchilov and Hutter, 2019.
+    #[value(name = "adamw")]
+    AdamW,
+    /// Tieleman and Hinton, 2012, as PyTorch has it.
+    #[value(name = "rmsprop")]
+    RmsProp,
+    /// As TensorFlow has it, epsilon inside the root: for Inception.
+    #[value(name = "rmsprop-tf")]
+    #[serde(rename = "rmsprop-tf")]
+    RmsPropTf,
+    /// Layer-wise adaptive rates for large batches: You et al., 2017.
+    Lars,
+    /// The idea of lars on adam: You et al., 2020.
+    Lamb,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -51,9 +65,11 @@ pub enum ScheduleKind {
     Step,
     /// Half a cosine from --lr to zero at the end of the run.
     Cosine,
+    /// The share of the run that is left, to the power --lr-power: zero at the end.
+    Polynomial,
 }
 
-/// What the optimizer does.
+/// What the optimizer does. Numbers that the kind has no use for are 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Optimizer {
     pub kind: OptimizerKind,
@@ -62,7 +78,13 @@ pub struct Optimizer {
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
+    pub rms_decay: f32,
+    pub trust: f32,
     pub weight_decay: f32,
+    /// The largest norm of all gradients together.
+    pub clip_norm: Option<f32>,
+    /// Decay of the moving average of the weights, which evaluation then uses.
+    pub ema: Option<f32>,
 }
 
 /// How the learning rate goes.
@@ -76,6 +98,7 @@ pub struct Rate {
     pub warmup_epochs: f32,
     pub step_epochs: usize,
     pub gamma: f32,
+    pub power: f32,
 }
 
 /// One run, as decided before it starts.

@@ -61,6 +61,8 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--model", "vgg16", "--max-batch", "1MB"], "for a single image"),
         (vec!["--max-batch", "16G"], "16GiB"),
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
+        (vec!["--optimizer", "lars", "--betas", "0.9", "0.99"], "--optimizer lars does not use it"),
+        (vec!["--clip-norm", "0"], "--clip-norm 0"),
         (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
         (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
     ] {

@@ -769,7 +769,13 @@ fn updates_and_accumulation_are_the_references_bit_for_bit() {
     let rules = [
         Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 1e-2 },
         Rule::Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-2 },
-        Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 1e-2 },
+        Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 1e-2, decoupled: false },
+        Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 1e-2, decoupled: true },
+        Rule::RmsProp { rms_decay: 0.9, momentum: 0.0, epsilon: 1e-8, weight_decay: 1e-2, tensorflow: false },
+        Rule::RmsProp { rms_decay: 0.9, momentum: 0.9, epsilon: 1.0, weight_decay: 1e-2, tensorflow: true },
+        // The sums behind the ratios are rounded from f64 to f32 once: their order shows in one of 10⁶ or so.
+        Rule::Lars { momentum: 0.9, trust: 0.1, weight_decay: 1e-2 },
+        Rule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 1e-2 },
     ];
     for rule in rules {
         let run = |device: &dyn Device| -> Vec<Vec<f32>> {
@@ -787,6 +793,33 @@ fn updates_and_accumulation_are_the_references_bit_for_bit() {
         assert_eq!(expected[0][100_001..100_016], regions[0].values[100_001..100_016]);
         for cpu in cpus() {
             assert!(run(&cpu) == expected, "{rule:?}");
+        }
+    }
+}
+
+#[test]
+fn clipping_and_averaging_are_the_references_bit_for_bit() {
+    let regions = [0, 1].map(|which| random(&[100_003], Numbers::Reals, which));
+    let run = |device: &dyn Device, max_norm| {
+        let [gradients, average] = regions.each_ref().map(|host| upload(device, host));
+        device.clip(max_norm, &gradients.memory).unwrap().run(&SCALARS).unwrap();
+        device.average(0.9, &gradients.memory, &average.memory).unwrap().run(&SCALARS).unwrap();
+        [download(device, &gradients), download(device, &average)]
+    };
+    // The norm is about 183.
+    for max_norm in [1.0, 1000.0] {
+        let expected = run(&Reference, max_norm);
+        assert_eq!(expected[0] == regions[0].values, max_norm == 1000.0);
+        for cpu in cpus() {
+            assert!(run(&cpu, max_norm) == expected, "to {max_norm}");
+        }
+    }
+    // A gradient that is not finite must not be hidden by the scaling.
+    for device in cpus().iter().map(|cpu| cpu as &dyn Device).chain([&Reference as &dyn Device]) {
+        for broken in [f32::NAN, f32::INFINITY] {
+            let gradients = upload(device, &Host { spec: spec(&[3]), values: vec![1.0, broken, 2.0] });
+            device.clip(1.0, &gradients.memory).unwrap().run(&SCALARS).unwrap();
+            assert!(!download(device, &gradients)[1].is_finite(), "{broken}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::slice::from_ref;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Scalars};
+use dltrain::device::{Device, Memory, Rule, Scalars, Span};
 use dltrain::error::Result;
 use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, Init, Pool2d};
 use dltrain::model;
@@ -331,4 +331,30 @@ fn an_evaluation_plan_shares_the_parameters() {
         assert_eq!((&a.name, a.place), (&b.name, b.place));
     }
     assert!(evaluation.buckets.is_empty() && evaluation.sizes.gradients == 0);
+}
+
+/// Rules with norms need each parameter apart; the others few long runs. Both cover every parameter, and decay none but
+/// weights.
+#[test]
+fn updates_are_given_single_parameters_or_runs_of_them() {
+    let options = Options { fusion_threshold: usize::MAX, training: None };
+    let plan = plan(residual_net().unwrap().simplify().differentiate(), &Reference, &options).unwrap();
+    let bucket = &plan.buckets[0];
+    let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
+    let sgd = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+    let (single, runs) = (plan.spans(bucket, &lars), plan.spans(bucket, &sgd));
+    let parameters: Vec<_> =
+        plan.parameters.iter().map(|p| (p.offset / 4, p.layout.bytes() / 4, p.decay)).collect();
+    let spans: Vec<_> = single.iter().map(|span| (span.start, span.length, span.decay)).collect();
+    assert_eq!(spans, parameters);
+    // conv2 has no bias, so that its weights meet those of conv1.
+    assert!(runs.len() < single.len());
+    for span in single {
+        let is_there = |run: &Span| {
+            run.decay == span.decay
+                && run.start <= span.start
+                && span.start + span.length <= run.start + run.length
+        };
+        assert_eq!(runs.iter().filter(|run| is_there(run)).count(), 1, "{span:?}");
+    }
 }

@@ -5,7 +5,9 @@
 
 mod support;
 
-use dltrain::device::{Rule, Scalars};
+use dltrain::device::memory::{bytes_of, bytes_of_mut};
+use dltrain::device::reference::Reference;
+use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
 use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec};
 use serde_json::Value;
 use support::{Operand, f32s, run_with};
@@ -204,38 +206,144 @@ fn cross_entropy_is(fixture: &Value) {
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }
 
-/// The rules compute in f32, PyTorch here in f64: a few roundings a step of numbers of size 1.
+fn memory(values: &[f32]) -> Memory {
+    let memory = Reference.allocate(4 * values.len()).unwrap();
+    memory.write(bytes_of(values));
+    memory
+}
+
+fn values(memory: &Memory) -> Vec<f32> {
+    let mut values = vec![0f32; memory.bytes() / 4];
+    memory.read(bytes_of_mut(&mut values));
+    values
+}
+
+/// One parameter of 12 numbers, as make_ops.py has it, and what updates it.
+struct Learner {
+    parameters: Memory,
+    gradients: Memory,
+    update: Box<dyn Step>,
+}
+
+impl Learner {
+    fn new(rule: Rule) -> Learner {
+        let (parameters, gradients) = (memory(&operand(&[12], 5).1), memory(&[0.0; 12]));
+        let state: Vec<Memory> = (0..rule.states()).map(|_| memory(&[0.0; 12])).collect();
+        let span = [Span { start: 0, length: 12, decay: true }];
+        let update = Reference.update(&rule, &span, &parameters, &gradients, &state).unwrap();
+        Learner { parameters, gradients, update }
+    }
+
+    fn step(&mut self, step: usize, learning_rate: f32) -> Scalars {
+        let scalars = Scalars { learning_rate, update: step as u64 + 1, ..Scalars::default() };
+        self.gradients.write(bytes_of(&operand(&[12], 20 + step).1));
+        self.update.run(&scalars).unwrap();
+        scalars
+    }
+}
+
+/// The rules compute in f32, PyTorch here in f64: a few roundings a step of numbers of size 1. What PyTorch lacks
+/// (TensorFlow's RMSProp, LARS, LAMB) the script computes from the papers.
 #[test]
 fn optimizers() {
+    let adam = |beta1, beta2, epsilon, weight_decay, decoupled| Rule::Adam {
+        beta1,
+        beta2,
+        epsilon,
+        weight_decay,
+        decoupled,
+    };
+    let rmsprop = |momentum, epsilon, weight_decay, tensorflow| Rule::RmsProp {
+        rms_decay: 0.9,
+        momentum,
+        epsilon,
+        weight_decay,
+        tensorflow,
+    };
     let rules = [
         ("sgd", Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, 0.1),
         ("sgd_decay", Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.01 }, 0.1),
         ("momentum", Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 }, 0.1),
         ("nesterov", Rule::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0 }, 0.1),
-        ("adam", Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }, 0.01),
-        ("adam_decay", Rule::Adam { beta1: 0.8, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 }, 0.01),
+        ("adam", adam(0.9, 0.999, 1e-8, 0.0, false), 0.01),
+        ("adam_decay", adam(0.8, 0.99, 1e-6, 0.1, false), 0.01),
+        ("adamw", adam(0.8, 0.99, 1e-6, 0.1, true), 0.01),
+        ("rmsprop", rmsprop(0.0, 1e-2, 0.1, false), 0.01),
+        ("rmsprop_momentum", rmsprop(0.9, 1e-2, 0.0, false), 0.01),
+        ("rmsprop_tf", rmsprop(0.0, 1.0, 0.0, true), 0.1),
+        ("rmsprop_tf_momentum", rmsprop(0.9, 1.0, 0.01, true), 0.1),
+        ("lars", Rule::Lars { momentum: 0.9, trust: 0.05, weight_decay: 0.01 }, 1.0),
+        ("lamb", Rule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.1 }, 0.05),
     ];
     let fixture = fixture();
+    let expected = fixture["optimizers"].as_array().unwrap();
+    assert_eq!(expected.len(), rules.len());
     for (name, rule, learning_rate) in rules {
-        let expected = fixture["optimizers"].as_array().unwrap().iter().find(|o| o["name"] == name).unwrap();
-        let mut w = operand(&[12], 5).1;
-        let mut state = vec![vec![0f32; 12]; rule.states()];
+        let expected = expected.iter().find(|o| o["name"] == name).expect(name);
+        let mut learner = Learner::new(rule);
         for (step, after) in expected["after"].as_array().unwrap().iter().enumerate() {
-            let scalars = Scalars { learning_rate, update: step as u64 + 1, ..Scalars::default() };
-            let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
-            rule.apply(&scalars, true, &mut w, &operand(&[12], 20 + step).1, &mut slices);
-            assert_close(&format!("{name} after step {step}"), &w, after, 8.0 * (step + 1) as f64);
+            learner.step(step, learning_rate);
+            let what = format!("{name} after step {step}");
+            assert_close(&what, &values(&learner.parameters), after, 8.0 * (step + 1) as f64);
         }
     }
 }
 
-/// Weight decay is for weights: the same step without it must differ only where it applies.
 #[test]
-fn biases_do_not_decay() {
-    let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.5 };
-    let scalars = Scalars { learning_rate: 1.0, ..Scalars::default() };
-    let (mut weight, mut bias) = ([1f32], [1f32]);
-    rule.apply(&scalars, true, &mut weight, &[0.0], &mut []);
-    rule.apply(&scalars, false, &mut bias, &[0.0], &mut []);
-    assert_eq!((weight, bias), ([0.5], [1.0]));
+fn the_moving_average_of_weights() {
+    let mut learner = Learner::new(Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.01 });
+    let averaged = memory(&[0.0; 12]);
+    let mut average = Reference.average(0.75, &learner.parameters, &averaged).unwrap();
+    for (step, expected) in fixture()["ema"].as_array().unwrap().iter().enumerate() {
+        let scalars = learner.step(step, 0.1);
+        average.run(&scalars).unwrap();
+        assert_close(&format!("after step {step}"), &values(&averaged), expected, 8.0 * (step + 1) as f64);
+    }
+}
+
+#[test]
+fn clipping_by_the_norm_of_all_gradients() {
+    for case in fixture()["clipped"].as_array().unwrap() {
+        // Two gradients with the gap of an alignment between them.
+        let given = [operand(&[9], 30).1, vec![0.0; 7], operand(&[21], 31).1].concat();
+        let gradients = memory(&given);
+        let max_norm = case["max_norm"].as_f64().unwrap();
+        Reference.clip(max_norm as f32, &gradients).unwrap().run(&Scalars::default()).unwrap();
+        let after = values(&gradients);
+        assert_close(&format!("to {max_norm}"), &after[..9], &case["gradients"][0], 2.0);
+        assert_close(&format!("to {max_norm}"), &after[16..], &case["gradients"][1], 2.0);
+        assert_eq!(after[9..16], [0.0; 7]);
+        assert_eq!(after == given, max_norm == 100.0, "{max_norm}");
+    }
+}
+
+/// Weight decay and trust ratios are for weights: on biases AdamW is Adam, LARS is SGD with momentum.
+#[test]
+fn biases_have_neither_decay_nor_a_trust_ratio() {
+    let biases = |rule: Rule| {
+        let (parameters, gradients) = (memory(&operand(&[12], 5).1), memory(&operand(&[12], 20).1));
+        let state: Vec<Memory> = (0..rule.states()).map(|_| memory(&[0.0; 12])).collect();
+        let span = [Span { start: 0, length: 12, decay: false }];
+        let scalars = Scalars { learning_rate: 0.125, update: 1, ..Scalars::default() };
+        let mut update = Reference.update(&rule, &span, &parameters, &gradients, &state).unwrap();
+        update.run(&scalars).unwrap();
+        values(&parameters)
+    };
+    let sgd = |weight_decay| biases(Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay });
+    let adam = |weight_decay, decoupled| {
+        biases(Rule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay, decoupled })
+    };
+    let rmsprop = |weight_decay, tensorflow| {
+        biases(Rule::RmsProp { rms_decay: 0.9, momentum: 0.9, epsilon: 0.1, weight_decay, tensorflow })
+    };
+    assert_eq!(sgd(0.5), sgd(0.0));
+    assert_eq!(biases(Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.5 }), sgd(0.0));
+    assert_eq!(adam(0.5, true), adam(0.0, false));
+    assert_eq!(rmsprop(0.5, false), rmsprop(0.0, false));
+    assert_eq!(rmsprop(0.5, true), rmsprop(0.0, true));
+    // LAMB rounds the step of Adam in another order.
+    let lamb = biases(Rule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.5 });
+    for (lamb, adam) in lamb.iter().zip(adam(0.0, false)) {
+        assert!((lamb - adam).abs() <= 4.0 * ULP as f32, "{lamb} and {adam}");
+    }
 }

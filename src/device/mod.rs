@@ -94,7 +94,8 @@ pub trait Device {
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
     /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all
-    /// regions share offsets, so that one span names the same parameter in each.
+    /// regions share offsets, so that one span names the same parameter in each. For a rule with norms
+    /// (`Rule::has_trust`) each span is one parameter.
     fn update(
         &self,
         rule: &Rule,
@@ -103,6 +104,10 @@ pub trait Device {
         gradients: &Memory,
         state: &[Memory],
     ) -> Result<Box<dyn Step>>;
+    /// Scales all gradients in this memory so that their norm is at most `max_norm`, as a step.
+    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>>;
+    /// `into` = `decay`·`into` + (1 − `decay`)·`from`, both `f32`, as a step; the first update takes `from` over.
+    fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// Copies host bytes into device memory. Lengths must be equal.

@@ -7,6 +7,7 @@ use std::any::Any;
 use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
+use super::update::{average, clip_factor};
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Spec, adaptive_window};
@@ -65,6 +66,14 @@ impl Device for Reference {
             gradients: gradients.clone(),
             state: state.to_vec(),
         }))
+    }
+
+    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
+        Ok(Box::new(Clip { max_norm, gradients: gradients.clone() }))
+    }
+
+    fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        Ok(Box::new(Average { decay, from: from.clone(), into: into.clone() }))
     }
 
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
@@ -565,12 +574,46 @@ impl Step for Update {
             let gradients = read_f32(&part(&self.gradients));
             let mut state: Vec<Vec<f32>> = self.state.iter().map(|m| read_f32(&part(m))).collect();
             let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
-            self.rule.apply(scalars, span.decay, &mut parameters, &gradients, &mut slices);
+            let sums = self.rule.measure(scalars, span.decay, &parameters, &gradients, &mut slices);
+            let trust = self.rule.trust(span.decay, sums);
+            self.rule.apply(scalars, span.decay, trust, &mut parameters, &gradients, &mut slices);
             part(&self.parameters).write(bytes_of(&parameters));
             for (memory, values) in self.state.iter().zip(&state) {
                 part(memory).write(bytes_of(values));
             }
         }
+        Ok(())
+    }
+}
+
+struct Clip {
+    max_norm: f32,
+    gradients: Memory,
+}
+
+impl Step for Clip {
+    fn run(&mut self, _: &Scalars) -> Result<()> {
+        let mut gradients = read_f32(&self.gradients);
+        let sum = gradients.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+        if let Some(factor) = clip_factor(self.max_norm, sum) {
+            gradients.iter_mut().for_each(|g| *g *= factor);
+            self.gradients.write(bytes_of(&gradients));
+        }
+        Ok(())
+    }
+}
+
+struct Average {
+    decay: f32,
+    from: Memory,
+    into: Memory,
+}
+
+impl Step for Average {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let mut values = read_f32(&self.into);
+        average(scalars, self.decay, &read_f32(&self.from), &mut values);
+        self.into.write(bytes_of(&values));
         Ok(())
     }
 }

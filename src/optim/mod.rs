@@ -8,18 +8,17 @@ use crate::device::Rule;
 
 /// The rule that these settings ask for.
 pub fn rule(settings: &Optimizer) -> Rule {
+    let &Optimizer { momentum, beta1, beta2, epsilon, rms_decay, weight_decay, .. } = settings;
+    let adam = |decoupled| Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled };
+    let rms_prop = |tensorflow| Rule::RmsProp { rms_decay, momentum, epsilon, weight_decay, tensorflow };
     match settings.kind {
-        OptimizerKind::Sgd => Rule::Sgd {
-            momentum: settings.momentum,
-            nesterov: settings.nesterov,
-            weight_decay: settings.weight_decay,
-        },
-        OptimizerKind::Adam => Rule::Adam {
-            beta1: settings.beta1,
-            beta2: settings.beta2,
-            epsilon: settings.epsilon,
-            weight_decay: settings.weight_decay,
-        },
+        OptimizerKind::Sgd => Rule::Sgd { momentum, nesterov: settings.nesterov, weight_decay },
+        OptimizerKind::Adam => adam(false),
+        OptimizerKind::AdamW => adam(true),
+        OptimizerKind::RmsProp => rms_prop(false),
+        OptimizerKind::RmsPropTf => rms_prop(true),
+        OptimizerKind::Lars => Rule::Lars { momentum, trust: settings.trust, weight_decay },
+        OptimizerKind::Lamb => Rule::Lamb { beta1, beta2, epsilon, weight_decay },
     }
 }
 
@@ -53,17 +52,16 @@ impl Schedule {
         if done < warmup {
             return (self.peak * done / warmup) as f32;
         }
+        let left = (self.total_steps as f64 - warmup).max(1.0);
+        let progress = ((step as f64 - warmup) / left).clamp(0.0, 1.0);
         let factor = match self.settings.schedule {
             ScheduleKind::Constant => 1.0,
             ScheduleKind::Step => {
                 let steps = step / (self.steps_per_epoch * self.settings.step_epochs);
                 f64::from(self.settings.gamma).powi(steps as i32)
             }
-            ScheduleKind::Cosine => {
-                let left = (self.total_steps as f64 - warmup).max(1.0);
-                let progress = ((step as f64 - warmup) / left).clamp(0.0, 1.0);
-                0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
-            }
+            ScheduleKind::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            ScheduleKind::Polynomial => (1.0 - progress).powf(f64::from(self.settings.power)),
         };
         (self.peak * factor) as f32
     }
@@ -81,6 +79,7 @@ mod tests {
             warmup_epochs,
             step_epochs: 3,
             gamma: 0.1,
+            power: 2.0,
         };
         Schedule::new(&settings, 4, 10, 100)
     }
@@ -112,5 +111,14 @@ mod tests {
         close(rates.rate(0), 0.4);
         close(rates.rate(50), 0.2);
         assert!(rates.rate(99) < 0.0002);
+    }
+    #[test]
+    fn the_polynomial_goes_from_the_peak_to_nothing() {
+        let rates = schedule(ScheduleKind::Polynomial, 2.0);
+        close(rates.rate(9), 0.2);
+        close(rates.rate(20), 0.4);
+        close(rates.rate(60), 0.1);
+        close(rates.rate(99), 0.4 / 6400.0);
+        assert_eq!(rates.rate(100), 0.0);
     }
 }

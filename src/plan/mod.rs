@@ -11,7 +11,7 @@ mod compile;
 mod describe;
 mod program;
 
-use crate::device::{Kernel, Layout, Span};
+use crate::device::{Kernel, Layout, Rule, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Spec};
 
@@ -116,14 +116,17 @@ impl Plan {
         })
     }
 
-    /// The parameters of a bucket as runs that the optimizer updates alike.
-    pub fn spans(&self, bucket: &Bucket) -> Vec<Span> {
+    /// The parameters of a bucket as runs that the optimizer updates alike: long ones, or one a parameter where the
+    /// rule needs norms.
+    pub fn spans(&self, bucket: &Bucket, rule: &Rule) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for parameter in self.parameters.iter().filter(|p| bucket.bytes.contains(&p.offset)) {
             let (start, length) = (parameter.offset / 4, parameter.layout.bytes() / 4);
             match spans.last_mut() {
                 // The gap between two parameters is alignment: zeros, which every rule leaves zero.
-                Some(last) if last.decay == parameter.decay => last.length = start + length - last.start,
+                Some(last) if !rule.has_trust() && last.decay == parameter.decay => {
+                    last.length = start + length - last.start
+                }
                 _ => spans.push(Span { start, length, decay: parameter.decay }),
             }
         }

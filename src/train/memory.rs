@@ -17,6 +17,8 @@ pub struct Memories {
     pub regions: Regions,
     /// Optimizer state, each as large as the parameters.
     pub state: Vec<Memory>,
+    /// The moving average of the parameters, where one is asked for.
+    pub average: Option<Memory>,
     /// Where gradients are averaged: memory that `comm` gave, in a shared window where that serves.
     pub gradients: Rc<Region>,
     /// The same memory as the device sees it.
@@ -54,7 +56,14 @@ impl Memories {
             gradients: written,
         };
         let state = (0..states).map(|_| device.allocate(sizes.parameters)).collect::<Result<_>>()?;
-        Ok(Memories { regions, state, gradients, averaged })
+        let average = config.optimizer.ema.map(|_| device.allocate(sizes.parameters)).transpose()?;
+        Ok(Memories { regions, state, average, gradients, averaged })
+    }
+
+    /// What the evaluation plan is bound to: the averaged parameters where there are such.
+    pub fn evaluated(&self) -> Regions {
+        let parameters = self.average.as_ref().unwrap_or(&self.regions.parameters).clone();
+        Regions { parameters, ..self.regions.clone() }
     }
 
     /// Writes the first value of every parameter and statistic. A function of the seed and the parameter's place in the model, so

@@ -223,7 +223,7 @@ impl Plans {
 fn copies(config: &Config) -> Copies {
     Copies {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
-        states: optim::rule(&config.optimizer).states(),
+        states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
     }
 }
 
@@ -247,7 +247,7 @@ fn assemble(
     let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
-            program: world.agree(plan.bind(&memories.regions))?,
+            program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader: TestLoader::new(set, *source.parts().1),
             images: vec![0.0; training.images.bytes / 4],
@@ -271,11 +271,22 @@ fn trainer(
 ) -> Result<Trainer> {
     let averaged = &memories.averaged;
     let update = |bucket| {
-        device.update(rule, &plan.spans(bucket), &memories.regions.parameters, averaged, &memories.state)
+        device.update(
+            rule,
+            &plan.spans(bucket, rule),
+            &memories.regions.parameters,
+            averaged,
+            &memories.state,
+        )
+    };
+    let gradients = averaged.slice(0, averaged.bytes() - TAIL);
+    let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
+    let average = match (config.optimizer.ema, &memories.average) {
+        (Some(decay), Some(into)) => Some(device.average(decay, &memories.regions.parameters, into)?),
+        _ => None,
     };
     let accumulate = if config.accumulation > 1 {
-        let length = averaged.bytes() - TAIL;
-        let (own, sum) = (memories.regions.gradients.slice(0, length), averaged.slice(0, length));
+        let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
         let add = device.accumulate(&own, &sum)?;
         Some(Accumulation { micro_steps: config.accumulation, add, sum })
     } else {
@@ -286,7 +297,9 @@ fn trainer(
         program: plan.bind(&memories.regions)?,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
+        clip,
         updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
+        average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         seed: config.seed,
@@ -317,6 +330,13 @@ fn describe(
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), device.describe()),
+        (
+            "evaluated_weights".to_string(),
+            match config.optimizer.ema {
+                Some(decay) => format!("exponential moving average, decay {decay}"),
+                None => "current".into(),
+            },
+        ),
         (
             "hosts".to_string(),
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),

@@ -41,8 +41,12 @@ pub struct StepResult {
 pub struct Trainer {
     pub program: Program,
     pub fusion: Fusion,
+    /// Scales the gradients of all buckets where their norm is too large.
+    pub clip: Option<Box<dyn Step>>,
     /// The update of each bucket's parameters.
     pub updates: Vec<Box<dyn Step>>,
+    /// Takes the new parameters into their moving average.
+    pub average: Option<Box<dyn Step>>,
     /// The end of the gradient region.
     pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
@@ -181,7 +185,8 @@ impl Trainer {
         device.upload(bytes_of(&values), &self.tail)
     }
 
-    /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way.
+    /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
+    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm.
     fn communicate_and_update(
         &mut self,
         device: &dyn Device,
@@ -189,7 +194,17 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let updates = &mut self.updates;
-        self.fusion.finish(device, |bucket| updates[bucket].run(scalars))?;
+        match &mut self.clip {
+            None => self.fusion.finish(device, |bucket| updates[bucket].run(scalars))?,
+            Some(clip) => {
+                self.fusion.finish(device, |_| Ok(()))?;
+                clip.run(scalars)?;
+                updates.iter_mut().try_for_each(|update| update.run(scalars))?;
+            }
+        }
+        if let Some(average) = &mut self.average {
+            average.run(scalars)?;
+        }
         device.synchronize()?;
         for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
             *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };

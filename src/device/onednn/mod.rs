@@ -152,6 +152,14 @@ impl Device for Cpu {
         update::update(&self.workers, rule, spans, parameters, gradients, state)
     }
 
+    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
+        Ok(update::clip(&self.workers, max_norm, gradients))
+    }
+
+    fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        update::average(&self.workers, decay, from, into)
+    }
+
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::accumulate(&self.workers, from, into)
     }

@@ -1,17 +1,27 @@
-//! The optimizer's update and the accumulation of gradients.
+//! The optimizer's update, and what else passes over whole regions: clipping, averaging, accumulation.
+//!
+//! Sums are taken piece by piece in f64 and the pieces' sums added in order, so that any number of threads gives the
+//! same bits.
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::host::{Numbers, Workers, pieces};
+use crate::device::update::{self, sum_of_squares};
 use crate::device::{Memory, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
 
 /// A rule bound to its regions.
 struct Update {
     rule: Rule,
-    /// What one thread does at a time: elements, and whether weight decay applies.
-    pieces: Vec<(Range<usize>, bool)>,
+    spans: Vec<Span>,
+    /// What one thread does at a time: elements, and the span they belong to.
+    pieces: Vec<(Range<usize>, usize)>,
+    /// For a rule with norms: the two sums of each piece.
+    sums: [PieceSums; 2],
+    /// The ratio of each span.
+    trust: Vec<f32>,
     parameters: Memory,
     gradients: Memory,
     state: Vec<Memory>,
@@ -36,13 +46,18 @@ pub fn update(
             state.len()
         )));
     }
-    let of_span = |span: &Span| {
-        let (start, decay) = (span.start, span.decay);
-        pieces(span.length).map(move |piece| (start + piece.start..start + piece.end, decay))
+    let of_span = |(index, span): (usize, &Span)| {
+        let start = span.start;
+        pieces(span.length).map(move |piece| (start + piece.start..start + piece.end, index))
     };
+    let pieces: Vec<_> = spans.iter().enumerate().flat_map(of_span).collect();
+    let measured = if rule.has_trust() { pieces.len() } else { 0 };
     Ok(Box::new(Update {
         rule: *rule,
-        pieces: spans.iter().flat_map(of_span).collect(),
+        spans: spans.to_vec(),
+        pieces,
+        sums: [PieceSums::new(measured), PieceSums::new(measured)],
+        trust: vec![1.0; spans.len()],
         parameters: parameters.clone(),
         gradients: gradients.clone(),
         state: state.to_vec(),
@@ -52,12 +67,45 @@ pub fn update(
 
 impl Step for Update {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        if self.rule.has_trust() {
+            self.measure(scalars);
+        }
+        let (rule, spans, trust) = (self.rule, &self.spans, &self.trust);
+        self.each_piece(|_, span, w, g, state| {
+            rule.apply(scalars, spans[span].decay, trust[span], w, g, state);
+        });
+        Ok(())
+    }
+}
+
+impl Update {
+    /// Sets the ratio of every span.
+    fn measure(&mut self, scalars: &Scalars) {
+        let (rule, spans, [first, second]) = (self.rule, &self.spans, &self.sums);
+        self.each_piece(|piece, span, w, g, state| {
+            let sums = rule.measure(scalars, spans[span].decay, w, g, state);
+            first.set(piece, sums[0]);
+            second.set(piece, sums[1]);
+        });
+        let mut piece = 0;
+        for (index, span) in self.spans.iter().enumerate() {
+            let mut total = [0f64; 2];
+            while self.pieces.get(piece).is_some_and(|(_, of)| *of == index) {
+                total = [total[0] + self.sums[0].get(piece), total[1] + self.sums[1].get(piece)];
+                piece += 1;
+            }
+            self.trust[index] = rule.trust(span.decay, total);
+        }
+    }
+
+    /// Calls `work` with every piece: its index, its span's, and its parameters, gradients and state.
+    fn each_piece(&self, work: impl Fn(usize, usize, &mut [f32], &[f32], &mut [&mut [f32]]) + Sync + Send) {
         let (parameters, gradients) = (Numbers::of(&self.parameters), Numbers::of(&self.gradients));
         // At most two regions of state; an absent one is stood in for by no elements of another.
         let state = [0, 1].map(|index| self.state.get(index).map(Numbers::of));
-        let (rule, pieces, states) = (self.rule, &self.pieces, self.state.len());
+        let (pieces, states) = (&self.pieces, self.state.len());
         self.workers.each(pieces.len(), |piece| {
-            let (range, decay) = pieces[piece].clone();
+            let (range, span) = pieces[piece].clone();
             // SAFETY: spans and so pieces do not overlap, regions are apart, and nothing else uses them now.
             unsafe {
                 let mut state = state.map(|region| match region {
@@ -65,11 +113,97 @@ impl Step for Update {
                     None => &mut [],
                 });
                 let parameters = parameters.part_mut(range.clone());
-                rule.apply(scalars, decay, parameters, gradients.part(range), &mut state[..states]);
+                work(piece, span, parameters, gradients.part(range), &mut state[..states]);
             }
+        });
+    }
+}
+
+/// One sum of each piece, which several threads write and one then reads.
+struct PieceSums(Vec<AtomicU64>);
+
+impl PieceSums {
+    fn new(pieces: usize) -> PieceSums {
+        PieceSums((0..pieces).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn set(&self, piece: usize, sum: f64) {
+        self.0[piece].store(sum.to_bits(), Ordering::Relaxed);
+    }
+
+    fn get(&self, piece: usize) -> f64 {
+        f64::from_bits(self.0[piece].load(Ordering::Relaxed))
+    }
+}
+
+/// The norm of gradients, and their scaling where it is too large.
+struct Clip {
+    max_norm: f32,
+    gradients: Memory,
+    pieces: Vec<Range<usize>>,
+    sums: PieceSums,
+    workers: Rc<Workers>,
+}
+
+/// The clipping of all gradients in a memory, as a step.
+pub fn clip(workers: &Rc<Workers>, max_norm: f32, gradients: &Memory) -> Box<dyn Step> {
+    let pieces: Vec<_> = pieces(gradients.bytes() / 4).collect();
+    let sums = PieceSums::new(pieces.len());
+    Box::new(Clip { max_norm, gradients: gradients.clone(), pieces, sums, workers: workers.clone() })
+}
+
+impl Step for Clip {
+    fn run(&mut self, _: &Scalars) -> Result<()> {
+        let (gradients, pieces, sums) = (Numbers::of(&self.gradients), &self.pieces, &self.sums);
+        self.workers.each(pieces.len(), |piece| {
+            // SAFETY: nothing writes the gradients now.
+            let part = unsafe { gradients.part(pieces[piece].clone()) };
+            sums.set(piece, sum_of_squares(part));
+        });
+        let sum = (0..pieces.len()).map(|piece| sums.get(piece)).sum();
+        if let Some(factor) = update::clip_factor(self.max_norm, sum) {
+            self.workers.each(pieces.len(), |piece| {
+                // SAFETY: pieces do not overlap, and nothing else uses the gradients now.
+                let part = unsafe { gradients.part_mut(pieces[piece].clone()) };
+                part.iter_mut().for_each(|g| *g *= factor);
+            });
+        }
+        Ok(())
+    }
+}
+
+/// `into` is the moving average of `from`.
+struct Average {
+    decay: f32,
+    from: Memory,
+    into: Memory,
+    workers: Rc<Workers>,
+}
+
+/// One step of a moving average, as a step.
+pub fn average(workers: &Rc<Workers>, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+    apart(from, into)?;
+    Ok(Box::new(Average { decay, from: from.clone(), into: into.clone(), workers: workers.clone() }))
+}
+
+impl Step for Average {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let (from, into, decay) = (Numbers::of(&self.from), Numbers::of(&self.into), self.decay);
+        self.workers.each_piece(self.into.bytes() / 4, |range| {
+            // SAFETY: pieces do not overlap, and the regions are apart.
+            let (from, into) = unsafe { (from.part(range.clone()), into.part_mut(range)) };
+            update::average(scalars, decay, from, into);
         });
         Ok(())
     }
+}
+
+/// Refuses two memories that are not alike or share a byte.
+fn apart(from: &Memory, into: &Memory) -> Result<()> {
+    if from.bytes() != into.bytes() || from.overlaps(into) {
+        return Err(Error::internal(format!("cannot add {from:?} to {into:?}")));
+    }
+    Ok(())
 }
 
 /// `into` += `from`.
@@ -81,9 +215,7 @@ struct Accumulate {
 
 /// The addition of one region to another, as a step.
 pub fn accumulate(workers: &Rc<Workers>, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
-    if from.bytes() != into.bytes() || from.overlaps(into) {
-        return Err(Error::internal(format!("cannot add {from:?} to {into:?}")));
-    }
+    apart(from, into)?;
     Ok(Box::new(Accumulate { from: from.clone(), into: into.clone(), workers: workers.clone() }))
 }
 

@@ -35,7 +35,7 @@ pub struct Args {
     /// Trust coefficient of lars [default: 0.001].
     #[arg(long, value_name = "T")]
     trust: Option<f32>,
-    /// Weight decay; biases have none [default: 0.01 for adamw, lamb, 0.0005 for lars, else 0].
+    /// Weight decay; biases and batch normalisation have none [default: 0.01 for adamw, lamb, 0.0005 for lars, else 0].
     #[arg(long, value_name = "D")]
     weight_decay: Option<f32>,
     /// Scale gradients so that the norm of all of them together is at most this, after averaging over ranks. The

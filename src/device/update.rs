@@ -220,6 +220,7 @@ pub(super) fn average(scalars: &Scalars, decay: f32, from: &[f32], into: &mut [f
 pub struct Span {
     pub start: usize,
     pub length: usize,
-    /// Whether weight decay applies, and a parameter's trust ratio: both for weights, neither for biases.
+    /// Whether weight decay applies, and a parameter's trust ratio: both for weights, neither for biases and
+    /// batch normalisation.
     pub decay: bool,
 }

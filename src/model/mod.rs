@@ -42,7 +42,7 @@ pub const MODELS: &[Model] = &[
 /// The model of this name.
 ///
 /// # Errors
-/// `Usage`, listing the names there are, the most alike first.
+/// `Usage`, listing the names there are.
 pub fn find(name: &str) -> Result<&'static Model> {
     MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
         let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();

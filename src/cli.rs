@@ -72,9 +72,9 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
     accumulation: usize,
 
-    /// Times the training images are gone through (with --data).
-    #[arg(long, default_value_t = 30, value_name = "N", help_heading = "Length of the run")]
-    epochs: usize,
+    /// Times the training images are gone through, with --data [default: 30].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    epochs: Option<usize>,
     /// Stop after N timed steps [default: 100 for synthetic images, else none].
     #[arg(long, value_name = "N", help_heading = "Length of the run")]
     steps: Option<usize>,
@@ -126,12 +126,17 @@ impl TrainArgs {
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         at_least_one("accumulation", self.accumulation)?;
-        at_least_one("epochs", self.epochs)?;
+        at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let synthetic = self.data.is_none();
+        if synthetic && self.epochs.is_some() {
+            return Err(Error::usage(
+                "--epochs needs --data: a run on synthetic images is as long as --steps",
+            ));
+        }
         Ok(Config {
             model: self.model,
             classes: self.classes,
@@ -139,7 +144,7 @@ impl TrainArgs {
             label_smoothing: self.label_smoothing,
             batch: self.batch,
             accumulation: self.accumulation,
-            epochs: if synthetic { 1 } else { self.epochs },
+            epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
             warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
             data: self.data,
@@ -238,6 +243,7 @@ mod tests {
             (vec!["--image-size", "0"], "--image-size 0"),
             (vec!["--label-smoothing", "1.5"], "--label-smoothing 1.5"),
             (vec!["--epochs", "0"], "--epochs 0"),
+            (vec!["--epochs", "3"], "--epochs needs --data"),
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),

@@ -71,7 +71,8 @@ fn cpu(isas: &[String]) -> String {
 fn onednn_found() -> String {
     match onednn::probe() {
         Ok(found) => format!("{} ({}) {}", found.version, found.runtime, found.path.display()),
-        Err(error) => format!("none: {error}"),
+        // The message has a line for each place that was searched; here it is one.
+        Err(error) => format!("none: {}", error.message.split_whitespace().collect::<Vec<_>>().join(" ")),
     }
 }
 

@@ -98,7 +98,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The first step after which no earlier one runs that reads or writes: the lines that enter the hash.
+    /// What enters the hash: every step with its operands' layouts and places, and the buckets.
     fn canonical(&self) -> String {
         let mut text = String::new();
         for step in &self.steps {

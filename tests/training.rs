@@ -124,6 +124,40 @@ fn every_model_trains_as_its_definition_says() {
     }
 }
 
+/// Against the definitions in bf16 (each rounds what a layer gives to 8 bits, by half a step of 2⁻⁷ at most: over the
+/// ten layers of a small network 10·2⁻⁸ of a loss of size 2), and on several ranks with accumulation and evaluation.
+#[test]
+fn in_bf16_models_train_as_defined_learn_and_repeat() {
+    if !dltrain::device::onednn::isa().unwrap().has_bf16() {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
+        return;
+    }
+    let mut results = Results::new();
+    for name in ["mnist_net", "cifar_net"] {
+        let flags = format!(
+            "--model {name} --batch 4 --steps 3 --warmup 0 --optimizer sgd --lr 0.01 --precision bf16"
+        );
+        let mut losses = |device| {
+            let (path, _) = results.train(1, &format!("{flags} --device {device}"));
+            series(&path, "steps/loss")
+        };
+        let (cpu, reference) = (losses("cpu"), losses("reference"));
+        for (step, (a, b)) in cpu.iter().zip(&reference).enumerate() {
+            assert!((a - b).abs() < 10.0 / 256.0 * b.abs(), "{name} step {step}: {a} and {b}");
+        }
+    }
+    let flags = format!("--data {DIGITS} --batch 16 --accumulation 2 --epochs 6 --precision bf16");
+    let (path, printed) = results.train(2, &flags);
+    assert!(printed.contains(", bf16"), "{printed}");
+    let accuracy = series(&path, "epochs/test_accuracy");
+    assert!(accuracy[5] >= 0.9, "{accuracy:?}");
+    let (again, _) = results.train(2, &flags);
+    assert_eq!(series(&again, "steps/loss"), series(&path, "steps/loss"), "a repeat differs");
+    // The numbers are other ones than in f32: the flag does something.
+    let (f32, _) = results.train(2, &flags.replace("precision bf16", "precision f32"));
+    assert_ne!(series(&f32, "steps/loss"), series(&path, "steps/loss"));
+}
+
 #[test]
 fn every_optimizer_learns_the_digits() {
     let mut results = Results::new();

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::{Plan, PlannedStep};
-use crate::device::Device;
 use crate::graph::NodeId;
 
 /// Bytes of each kind of memory that a rank needs for a plan.
@@ -86,8 +85,8 @@ pub fn flops(count: u64) -> String {
 }
 
 impl Plan {
-    /// The layers, memory and buckets as text.
-    pub fn describe(&self, device: &dyn Device, sizes: &Sizes, copies: Copies) -> String {
+    /// The layers, memory and buckets as text; `device` says in words what the plan is for.
+    pub fn describe(&self, device: &str, sizes: &Sizes, copies: Copies) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
         self.describe_memory(&mut text, device, sizes, copies);
@@ -142,9 +141,9 @@ impl Plan {
         );
     }
 
-    fn describe_memory(&self, out: &mut String, device: &dyn Device, sizes: &Sizes, copies: Copies) {
+    fn describe_memory(&self, out: &mut String, device: &str, sizes: &Sizes, copies: Copies) {
         let rows = sizes.rows(copies);
-        let _ = writeln!(out, "memory a rank on {}", device.describe());
+        let _ = writeln!(out, "memory a rank on {device}");
         for (kind, size) in rows {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         }

@@ -13,7 +13,7 @@ use super::place;
 use super::step::{Accumulation, Trainer};
 use crate::collective;
 use crate::comm::World;
-use crate::config::{Config, DeviceKind};
+use crate::config::{Config, DeviceKind, Precision};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
@@ -176,7 +176,13 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
         log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
     }
     world.agree(onednn::limit_isa(common))?;
-    Ok(Box::new(world.agree(Cpu::new(threads))?))
+    let device = world.agree(Cpu::new(threads))?;
+    if config.precision == Precision::Bf16 {
+        world.agree(
+            device.has_bf16().map_err(|e| e.context(format!("--precision bf16 on {}", world.host()))),
+        )?;
+    }
+    Ok(Box::new(device))
 }
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
@@ -188,12 +194,11 @@ pub(super) struct Plans {
 
 impl Plans {
     pub fn new(config: &Config, network: &Network, device: &dyn Device, evaluate: bool) -> Result<Plans> {
-        let forward = network.forward(config.batch)?;
         let options = Options { fusion_threshold: config.fusion_threshold, training: None };
-        let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
+        let training = plan::plan(network.training(config.batch)?, device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
-            Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
+            Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
         } else {
             None
         };
@@ -215,7 +220,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(device, &self.sizes, copies(config))
+            self.training.describe(&computing(config, device), &self.sizes, copies(config))
         )
     }
 }
@@ -315,6 +320,11 @@ fn trainer(
     })
 }
 
+/// The device and what it computes with, in one line.
+fn computing(config: &Config, device: &dyn Device) -> String {
+    format!("{}, {}", device.describe(), config.precision)
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     world: &World,
@@ -329,7 +339,7 @@ fn describe(
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
-        ("device".to_string(), device.describe()),
+        ("device".to_string(), computing(config, device)),
         (
             "evaluated_weights".to_string(),
             match config.optimizer.ema {
@@ -356,7 +366,7 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: device.describe(),
+        device: computing(config, device),
         threads,
         batch: config.batch,
         accumulation: config.accumulation,

@@ -119,7 +119,16 @@ impl Program {
 
 /// Whether memory of f32 holds a number that is not finite.
 pub fn has_not_finite(device: &dyn Device, memory: &Memory) -> Result<bool> {
-    let mut values = vec![0f32; memory.bytes() / 4];
-    device.download(memory, bytes_of_mut(&mut values))?;
-    Ok(values.iter().any(|value| !value.is_finite()))
+    // Piece by piece: a copy of the largest tensor at once would be the most that a run ever needs.
+    const PIECE: usize = 1 << 18;
+    let mut values = vec![0f32; PIECE.min(memory.bytes()) / 4];
+    for start in (0..memory.bytes()).step_by(PIECE) {
+        let piece = memory.slice(start, PIECE.min(memory.bytes() - start));
+        let values = &mut values[..piece.bytes() / 4];
+        device.download(&piece, bytes_of_mut(values))?;
+        if values.iter().any(|value| !value.is_finite()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -4,6 +4,7 @@
 //! - the loss does not depend on how the global batch is cut up (but for rounding);
 //! - every model gives on the CPU device what its definition gives;
 //! - every optimizer learns; norms do not depend on how gradients are bundled; averaged weights are what is tested;
+//! - a run has at its peak the memory that the plan said;
 //! - the digits are learned; the record holds what was printed; the last line is what suites parse.
 
 #[path = "support/job.rs"]
@@ -11,7 +12,7 @@ mod job;
 
 use std::path::PathBuf;
 
-use job::{run, series};
+use job::{run, scalar, series};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
@@ -345,4 +346,39 @@ fn one_rank_without_a_launcher_works_the_same() {
     let mut results = Results::new();
     let launched = results.losses(1, "--model lenet5 --batch 16 --steps 3 --threads 1");
     assert_eq!(series(&path, "steps/loss"), launched);
+}
+
+/// What a plan says of memory before the run: "  in all   1.16 GB  (1,160,000,000 bytes)".
+fn planned_memory(ranks: usize, flags: &str) -> f64 {
+    let mut all: Vec<&str> = flags.split_whitespace().collect();
+    all.push("--dry-run");
+    let plan = run(ranks, &all);
+    let line = plan.lines().find(|line| line.starts_with("  in all")).expect("the plan adds its memory up");
+    let (_, bytes) = line.split_once('(').expect("the sum in bytes");
+    let digits: String = bytes.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+/// The promise is 5 % or 50 MB. Large parameters (alexnet), large activations (resnet18), messages instead of shared
+/// memory, an accumulated sum, an averaged copy, a data set with its evaluation.
+#[test]
+fn a_run_has_the_memory_that_its_plan_says() {
+    let mut results = Results::new();
+    let digits = format!("mnist_small --data {DIGITS}");
+    for (ranks, flags) in [
+        (2, "alexnet --batch 4"),
+        (2, "resnet18 --batch 8 --allreduce ring"),
+        (1, "alexnet --batch 1 --accumulation 2 --ema 0.9"),
+        (2, digits.as_str()),
+    ] {
+        let flags = format!("--model {flags} --steps 2 --warmup 0 --threads 1");
+        let planned = planned_memory(ranks, &flags);
+        let (path, printed) = results.train(ranks, &flags);
+        assert!(printed.contains("memory a rank"), "{printed}");
+        for name in ["summary/planned_memory", "summary/peak_memory"] {
+            let bytes = scalar(&path, name) as f64;
+            let off = (bytes - planned).abs();
+            assert!(off < (0.05 * planned).max(50e6), "{flags}: {name} {bytes}, the plan said {planned}");
+        }
+    }
 }

@@ -3,7 +3,6 @@
 use half::bf16;
 
 use super::{Place, Plan, Region};
-use crate::device::memory::bytes_of_mut;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
@@ -126,12 +125,20 @@ impl Program {
 
 /// Whether memory of f32 or bf16 holds a number that is not finite.
 pub fn has_not_finite(device: &dyn Device, memory: &Memory, dtype: DType) -> Result<bool> {
-    if dtype == DType::BF16 {
-        let mut values = vec![bf16::ZERO; memory.bytes() / 2];
-        device.download(memory, bytes_of_mut(&mut values))?;
-        return Ok(values.iter().any(|value| !value.is_finite()));
+    // Piece by piece: a copy of the largest tensor at once would be the most that a run ever needs.
+    const PIECE: usize = 1 << 18;
+    let mut buffer = vec![0u8; PIECE.min(memory.bytes())];
+    for start in (0..memory.bytes()).step_by(PIECE) {
+        let piece = memory.slice(start, PIECE.min(memory.bytes() - start));
+        let bytes = &mut buffer[..piece.bytes()];
+        device.download(&piece, bytes)?;
+        let finite = match dtype {
+            DType::BF16 => bytes.as_chunks::<2>().0.iter().all(|&half| bf16::from_ne_bytes(half).is_finite()),
+            _ => bytes.as_chunks::<4>().0.iter().all(|&word| f32::from_ne_bytes(word).is_finite()),
+        };
+        if !finite {
+            return Ok(true);
+        }
     }
-    let mut values = vec![0f32; memory.bytes() / 4];
-    device.download(memory, bytes_of_mut(&mut values))?;
-    Ok(values.iter().any(|value| !value.is_finite()))
+    Ok(false)
 }

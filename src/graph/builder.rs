@@ -4,8 +4,8 @@
 //! user's `--image-size` or `--data` can cause it.
 
 use super::{
-    BatchNorm, Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
-    windows,
+    BatchNorm, Conv2d, DType, Graph, Init, LocalResponseNorm, Node, Op, Pool2d, Role, Shape, Spec, Tensor,
+    TensorId, dims, windows,
 };
 use crate::error::{Error, Result};
 
@@ -86,7 +86,8 @@ impl Builder {
                 conv.groups
             )));
         }
-        let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
+        let size = windows([h, w], conv.kernel, conv.stride, conv.padding);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.kernel, [h, w], conv.padding))?;
         let [kh, kw] = conv.kernel;
         let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels / conv.groups * kh * kw);
         let [weight, bias] = self.convolutions.of(fan_in, fan_out);
@@ -142,20 +143,43 @@ impl Builder {
         Ok(y)
     }
 
+    /// Local response normalisation.
+    pub fn local_response_norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        norm: LocalResponseNorm,
+    ) -> Result<TensorId> {
+        self.image_shape(name, x)?;
+        if norm.size.is_multiple_of(2) {
+            return Err(Error::internal(format!("layer {name}: {} channels have no middle", norm.size)));
+        }
+        let shape = self.shape(x).clone();
+        Ok(self.saving_node(name, Op::LocalResponseNorm(norm), x, shape))
+    }
+
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = self.shape(x).clone();
-        self.node(name, Op::Relu, vec![x], shape)
+        self.node(name, Op::Relu { max: f32::INFINITY }, vec![x], shape)
+    }
+
+    /// ReLU cut off at 6.
+    pub fn relu6(&mut self, name: &str, x: TensorId) -> TensorId {
+        let shape = self.shape(x).clone();
+        self.node(name, Op::Relu { max: 6.0 }, vec![x], shape)
     }
 
     pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
-        let y = self.node(name, Op::MaxPool(pool), vec![x], shape.clone());
-        let saved = self.tensor(&format!("{name}.saved"), shape, DType::Saved, Role::Activation);
-        self.nodes.last_mut().expect("the node just added").outputs.push(saved);
-        Ok(y)
+        Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
     }
 
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        if pool.ceil {
+            return Err(Error::internal(format!(
+                "layer {name}: only max pooling may reach beyond the padding"
+            )));
+        }
         let shape = self.pooled(name, x, pool)?;
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
     }
@@ -183,6 +207,19 @@ impl Builder {
     pub fn flatten(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = dims([self.shape(x).batch(), self.shape(x).per_sample()]);
         self.node(name, Op::Reshape, vec![x], shape)
+    }
+
+    /// The channels of several images of one size, one after the other.
+    pub fn concat(&mut self, name: &str, parts: &[TensorId]) -> Result<TensorId> {
+        let shapes: Vec<[usize; 4]> =
+            parts.iter().map(|&part| self.image_shape(name, part)).collect::<Result<_>>()?;
+        let channels = shapes.iter().map(|shape| shape[1]).sum();
+        match shapes.first() {
+            Some(&[n, _, h, w]) if shapes.iter().all(|&[n2, _, h2, w2]| [n, h, w] == [n2, h2, w2]) => {
+                Ok(self.node(name, Op::Concat, parts.to_vec(), dims([n, channels, h, w])))
+            }
+            _ => Err(Error::internal(format!("layer {name}: cannot put {shapes:?} together"))),
+        }
     }
 
     /// The elementwise sum of two tensors of one shape.
@@ -223,7 +260,8 @@ impl Builder {
 
     fn pooled(&self, name: &str, x: TensorId, pool: Pool2d) -> Result<Shape> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        let [oh, ow] = self.slide(name, [h, w], pool.kernel, pool.stride, pool.padding)?;
+        let size = pool.windows([h, w]);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, pool.kernel, [h, w], pool.padding))?;
         Ok(dims([n, c, oh, ow]))
     }
 
@@ -233,24 +271,15 @@ impl Builder {
             .ok_or_else(|| Error::internal(format!("layer {name}: needs an image, got {}", self.shape(x))))
     }
 
-    fn slide(
-        &self,
-        name: &str,
-        input: [usize; 2],
-        kernel: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-    ) -> Result<[usize; 2]> {
-        windows(input, kernel, stride, padding).ok_or_else(|| {
-            Error::usage(format!(
-                "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
-                self.name,
-                kernel[0],
-                kernel[1],
-                input[0] + 2 * padding[0],
-                input[1] + 2 * padding[1],
-            ))
-        })
+    fn too_small(&self, name: &str, kernel: [usize; 2], input: [usize; 2], padding: [usize; 2]) -> Error {
+        Error::usage(format!(
+            "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
+            self.name,
+            kernel[0],
+            kernel[1],
+            input[0] + 2 * padding[0],
+            input[1] + 2 * padding[1],
+        ))
     }
 
     fn weight(&mut self, layer: &str, shape: Shape, init: Init) -> TensorId {
@@ -273,6 +302,14 @@ impl Builder {
         let output = self.tensor(name, shape, DType::F32, Role::Activation);
         self.nodes.push(Node { name: name.into(), op, inputs, outputs: vec![output], forward: None });
         output
+    }
+
+    /// A node of one input that leaves something for its backward op.
+    fn saving_node(&mut self, name: &str, op: Op, x: TensorId, shape: Shape) -> TensorId {
+        let y = self.node(name, op, vec![x], shape.clone());
+        let saved = self.tensor(&format!("{name}.saved"), shape, DType::Saved, Role::Activation);
+        self.nodes.last_mut().expect("the node just added").outputs.push(saved);
+        y
     }
 
     fn tensor(&mut self, name: &str, shape: Shape, dtype: DType, role: Role) -> TensorId {

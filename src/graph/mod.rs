@@ -13,7 +13,7 @@ mod simplify;
 
 pub use builder::{Builder, LayerInit};
 pub use cost::Cost;
-pub use op::{BatchNorm, Conv2d, Op, Pool2d, adaptive_window, windows};
+pub use op::{BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.

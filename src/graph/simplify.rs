@@ -83,7 +83,7 @@ impl Graph {
     fn pool_before_relu(&mut self) {
         for pool in 1..self.nodes.len() {
             let relu = pool - 1;
-            let is_pair = self.nodes[relu].op == Op::Relu
+            let is_pair = matches!(self.nodes[relu].op, Op::Relu { .. })
                 && matches!(self.nodes[pool].op, Op::MaxPool(_))
                 && self.nodes[pool].inputs[0] == self.nodes[relu].outputs[0]
                 && self.read_once(self.nodes[relu].outputs[0])
@@ -115,7 +115,7 @@ impl Graph {
     /// of it.
     fn fuse_relu(&mut self) {
         for index in 0..self.nodes.len() {
-            if self.nodes[index].op != Op::Relu {
+            if self.nodes[index].op != (Op::Relu { max: f32::INFINITY }) {
                 continue;
             }
             let (x, y) = (self.nodes[index].inputs[0], self.nodes[index].outputs[0]);

@@ -64,7 +64,7 @@ fn forward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             attributes.raw(),
         )
     })
@@ -107,7 +107,7 @@ fn backward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             hint.desc.raw(),
             attributes.raw(),
         )

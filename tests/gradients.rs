@@ -219,16 +219,18 @@ proptest! {
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
     /// −1 only fills the batch.
     #[test]
-    fn softmax_cross_entropy(classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0) {
+    fn softmax_cross_entropy(
+        classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0, weight in 0.25f32..1.0,
+    ) {
         let logits = random(dims([3, classes]), 1);
         let labels = vec![(label % classes) as f32, -1.0, 0.0];
         let labels = (Spec { shape: dims([3]), dtype: DType::I32 }, labels);
         let outputs = [f32s(dims([3])), f32s(dims([3]))];
         let inputs = [logits.clone(), labels];
-        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[logits.0])[0];
+        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[logits.0])[0];
         prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
-        let op = Op::SoftmaxCrossEntropy { smoothing };
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
         let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
         case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
     }

@@ -757,8 +757,8 @@ fn a_tensor_can_be_added_to_itself() {
 fn the_loss_is_what_it_is_defined_to_be() {
     let cpu = Cpu::new(1).unwrap();
     let smoothings = prop_oneof![Just(0f32), 0.01f32..=1.0];
-    let numbers = (numbers(), smoothings);
-    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing) in numbers)| {
+    let numbers = (numbers(), smoothings, prop_oneof![Just(1f32), Just(0.4)]);
+    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing, weight) in numbers)| {
         let mut logits = random(&[n, classes], numbers, classes as u32);
         logits.values.iter_mut().for_each(|v| *v *= scale);
         let mut stream = Stream::new(key(2, Purpose::Synthetic, n as u32));
@@ -769,17 +769,17 @@ fn the_loss_is_what_it_is_defined_to_be() {
             values: (0..n).map(draw).collect(),
         };
         let inputs = [&logits, &labels];
-        // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; four more
-        // roundings (exponential, sum, logarithm or division, the last one).
+        // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; six more
+        // roundings (exponential, sum, logarithm or division, two with the weight, the last one).
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
-        let relative = U * (spread + 6.0);
-        let op = Op::SoftmaxCrossEntropy { smoothing };
+        let relative = U * (spread + 8.0);
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
         let outputs = [spec(&[n]), spec(&[n])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
         close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
         prop_assert_eq!(&found[1], &expected[1]);
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing };
+        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
         let outputs = [spec(&[n, classes])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
@@ -796,7 +796,7 @@ fn a_label_that_is_no_class_is_an_error() {
     let labels = upload(&cpu, &labels);
     let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
     let outputs = [spec(&[2]), spec(&[2])];
-    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0 };
+    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 };
     let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
     let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
@@ -974,7 +974,7 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
     fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
     fails(
-        Op::SoftmaxCrossEntropy { smoothing: 0.0 },
+        Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
         &[&[4, 10], &[4]],
         &[4],
         "1 outputs where there should be 2",

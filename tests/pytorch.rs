@@ -220,10 +220,10 @@ fn cross_entropy_is(fixture: &Value) {
     let labels: Operand = (Spec { shape: Shape(vec![5]), dtype: DType::I32 }, labels);
     let vector = f32s(Shape(vec![5]));
     let inputs = [logits, labels];
-    let forward = run(Op::SoftmaxCrossEntropy { smoothing }, &inputs, &[vector.clone(), vector]);
+    let forward = run(Op::SoftmaxCrossEntropy { smoothing, weight: 1.0 }, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[spec])[0];
+    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight: 1.0 }, &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

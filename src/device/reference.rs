@@ -240,9 +240,10 @@ fn evaluate(
             let channels = *from..from + shape(0)[1];
             vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
         }
-        Op::SoftmaxCrossEntropy { smoothing } => softmax_cross_entropy(inputs, *smoothing)?,
-        Op::SoftmaxCrossEntropyBackward { smoothing } => {
-            vec![softmax_cross_entropy_backward(inputs, *smoothing, scalars)?]
+        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
+        Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
+            vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
     })
 }
@@ -563,7 +564,7 @@ fn rows(logits: &ArrayD<f32>) -> Result<Vec<Vec<f64>>> {
     Ok(logits.rows().into_iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect())
 }
 
-fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32) -> Result<Vec<ArrayD<f32>>> {
+fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32, weight: f32) -> Result<Vec<ArrayD<f32>>> {
     let (mut losses, mut hits) = (Vec::new(), Vec::new());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
         if label < 0.0 {
@@ -576,18 +577,14 @@ fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32) -> Result<Vec<A
         let smoothing = f64::from(smoothing);
         let mean = row.iter().sum::<f64>() / row.len() as f64;
         let target = (1.0 - smoothing) * row[label as usize] + smoothing * mean;
-        losses.push((logsum - target) as f32);
+        losses.push((f64::from(weight) * (logsum - target)) as f32);
         let first = row.iter().position(|&v| v == largest);
         hits.push(f32::from(u8::from(first == Some(label as usize))));
     }
     Ok(vec![Array1::from(losses).into_dyn(), Array1::from(hits).into_dyn()])
 }
 
-fn softmax_cross_entropy_backward(
-    inputs: &[ArrayD<f32>],
-    smoothing: f32,
-    scalars: &Scalars,
-) -> Result<ArrayD<f32>> {
+fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], smoothing: f32, scale: f64) -> Result<ArrayD<f32>> {
     let smoothing = f64::from(smoothing);
     let mut gradient = Vec::with_capacity(inputs[0].len());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
@@ -595,7 +592,7 @@ fn softmax_cross_entropy_backward(
             let onehot = if class as f32 == label { 1.0 } else { 0.0 };
             let target = (1.0 - smoothing) * onehot + smoothing / row.len() as f64;
             let value = if label < 0.0 { 0.0 } else { probability - target };
-            gradient.push((value * f64::from(scalars.gradient_scale)) as f32);
+            gradient.push((value * scale) as f32);
         }
     }
     reshaped(Array1::from(gradient).into_dyn(), inputs[0].shape())

@@ -32,8 +32,8 @@ impl Graph {
     fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
         let node = self.node(id).clone();
         let x = node.inputs[0];
-        if let Op::SoftmaxCrossEntropy { smoothing } = node.op {
-            let op = Op::SoftmaxCrossEntropyBackward { smoothing };
+        if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
+            let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
             let dx = self.backward(id, op, node.inputs.clone(), x);
             gradients[x.0] = Some(dx);
             return;

@@ -216,11 +216,12 @@ pub enum Op {
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
-    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it).
-    SoftmaxCrossEntropy { smoothing: f32 },
-    /// logits (N,K), labels (N) → dlogits = (softmax − target)·gradient_scale, the scale that of the run
+    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it). The losses are
+    /// multiplied by `weight`: less than 1 for auxiliary heads.
+    SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
+    /// logits (N,K), labels (N) → dlogits = (softmax − target)·weight·gradient_scale, the scale that of the run
     /// (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
-    SoftmaxCrossEntropyBackward { smoothing: f32 },
+    SoftmaxCrossEntropyBackward { smoothing: f32, weight: f32 },
 }
 
 impl Op {

@@ -95,8 +95,12 @@ impl Cpu {
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
             Op::Reshape => simple::reshape(engine, request),
             Op::Add { relu } => simple::add(engine, workers, request, relu),
-            Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),
-            Op::SoftmaxCrossEntropyBackward { smoothing } => loss::backward(engine, request, smoothing),
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                loss::forward_pass(engine, request, smoothing, weight)
+            }
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+                loss::backward(engine, request, smoothing, weight)
+            }
             _ => return None,
         })
     }

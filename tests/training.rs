@@ -2,6 +2,7 @@
 //!
 //! - the same seed, ranks and flags give the same numbers, bit for bit, with and without overlap;
 //! - the loss does not depend on how the global batch is cut up (but for rounding);
+//! - the networks with branches learn, and their auxiliary heads count in training only;
 //! - every model gives on the CPU device what its definition gives;
 //! - every optimizer learns; norms do not depend on how gradients are bundled; averaged weights are what is tested;
 //! - a run has at its peak the memory that the plan said;
@@ -157,6 +158,39 @@ fn in_bf16_models_train_as_defined_learn_and_repeat() {
     // The numbers are other ones than in f32: the flag does something.
     let (f32, _) = results.train(2, &flags.replace("precision bf16", "precision f32"));
     assert_ne!(series(&f32, "steps/loss"), series(&path, "steps/loss"));
+}
+
+/// Concatenations, depthwise convolutions, auxiliary heads: the batch that is repeated is learned. (Whole models against
+/// their definition would take minutes.)
+#[test]
+fn the_branching_networks_learn_a_batch() {
+    let mut results = Results::new();
+    for (ranks, flags) in [
+        (1, "--model inception_v3 --batch 2 --steps 4"),
+        (2, "--model googlenet --image-size 32 --batch 4 --steps 10"),
+        (2, "--model densenet121 --image-size 32 --batch 4 --steps 10"),
+        (2, "--model mobilenet_v2 --image-size 32 --batch 4 --steps 10"),
+    ] {
+        let flags = format!("{flags} --classes 10 --warmup 0 --optimizer sgd --lr 0.01");
+        let (path, _) = results.train(ranks, &flags);
+        let losses = series(&path, "steps/loss");
+        assert!(losses[losses.len() - 1] < 0.9 * losses[0], "{flags}: {losses:?}");
+    }
+}
+
+/// Both auxiliary heads of GoogLeNet count 0.3 in training and nothing in evaluation. Its first weights are so small that
+/// every head says about the same of each of the ten classes, which costs it ln 10.
+#[test]
+fn auxiliary_heads_count_in_training_only() {
+    let flags = "--model googlenet --image-size 32 --batch 16 --steps 2 --optimizer sgd --lr 1e-6";
+    let mut results = Results::new();
+    let (path, _) = results.train(2, &format!("--data {DIGITS} --classes 10 {flags}"));
+    let even = 10f64.ln();
+    for loss in series(&path, "steps/loss") {
+        assert!((loss - 1.6 * even).abs() < 0.1, "{loss}");
+    }
+    let test = series(&path, "epochs/test_loss")[0];
+    assert!((test - even).abs() < 0.1, "{test}");
 }
 
 #[test]

@@ -12,9 +12,9 @@ mod precision;
 mod shape;
 mod simplify;
 
-pub use builder::{Builder, LayerInit};
+pub use builder::{Builder, Start};
 pub use cost::Cost;
-pub use op::{BatchNorm, Conv2d, Op, Pool2d, adaptive_window, windows};
+pub use op::{BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
@@ -131,9 +131,10 @@ pub struct Graph {
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,
-    /// (N,K) scores before the softmax.
+    /// (N,K) scores before the softmax; those of the main head where there are several.
     pub logits: TensorId,
-    /// (N) loss of each sample, and 1 where it was classified rightly.
+    /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
+    /// rightly.
     pub losses: TensorId,
     pub hits: TensorId,
 }
@@ -174,7 +175,7 @@ impl Graph {
     /// The same network with this much of the loss's target spread evenly over all classes.
     pub fn smooth_labels(mut self, share: f32) -> Graph {
         for node in &mut self.nodes {
-            if let Op::SoftmaxCrossEntropy { smoothing } = &mut node.op {
+            if let Op::SoftmaxCrossEntropy { smoothing, .. } = &mut node.op {
                 *smoothing = share;
             }
         }

@@ -82,7 +82,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
             window.stride.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             attributes.raw(),
         )
     })?;
@@ -113,7 +113,7 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> R
                 window.stride.as_ptr(),
                 window.dilation.as_ptr(),
                 window.padding.as_ptr(),
-                window.padding.as_ptr(),
+                window.padding_after.as_ptr(),
                 hint.desc.raw(),
                 attributes.raw(),
             )
@@ -152,7 +152,7 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -
             window.stride.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             hint.desc.raw(),
             attributes.raw(),
         )

@@ -30,7 +30,7 @@ fn layouts(
 }
 
 /// logits, labels → losses, hits
-pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
+pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
     let [losses, hits] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[losses, hits])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, _| {
@@ -40,7 +40,7 @@ pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Resul
         let results = losses.iter_mut().zip(hits);
         for ((row, &label), (loss, hit)) in logits.chunks_exact(classes).zip(labels).zip(results) {
             (*loss, *hit) = match target(label, classes)? {
-                Some(target) => (cross_entropy(row, target, smoothing), hits_target(row, target)),
+                Some(target) => (weight * cross_entropy(row, target, smoothing), hits_target(row, target)),
                 None => (0.0, 0.0),
             };
         }
@@ -49,19 +49,20 @@ pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Resul
 }
 
 /// logits, labels → dlogits
-pub fn backward(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
     let [gradient] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[gradient])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
         let (logits, labels) = read(inputs);
         // SAFETY: host memory of this device, apart from the inputs.
         let gradient = unsafe { outputs[0].as_slice_mut::<f32>() };
+        let scale = weight * scalars.gradient_scale;
         let rows = logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes));
         for ((row, gradient), &label) in rows.zip(labels) {
             match target(label, classes)? {
                 Some(target) => {
                     softmax_gradient(row, target, smoothing, gradient);
-                    gradient.iter_mut().for_each(|gradient| *gradient *= scalars.gradient_scale);
+                    gradient.iter_mut().for_each(|gradient| *gradient *= scale);
                 }
                 None => gradient.fill(0.0),
             }

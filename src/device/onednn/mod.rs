@@ -3,8 +3,8 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
-//! - the kernels, one file a family: `batch_norm`, `conv`, `linear`, `pool`, `relu`, `reorder`, `simple` are primitives
-//!   (`primitive`); `adaptive`, `dropout`, `loss`, `update` are loops of our own (`host`).
+//! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
+//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `update` are loops of our own (`host`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -12,6 +12,7 @@
 
 mod adaptive;
 mod batch_norm;
+mod concat;
 mod conv;
 mod dropout;
 mod handle;
@@ -20,6 +21,7 @@ mod layout;
 mod library;
 mod linear;
 mod loss;
+mod lrn;
 mod pool;
 mod primitive;
 mod relu;
@@ -84,8 +86,12 @@ impl Cpu {
             Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
             Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
             Op::Add { relu } => simple::add(engine, request, *relu),
-            Op::Relu => relu::forward_pass(engine, request),
-            Op::ReluBackward => relu::backward(engine, request),
+            Op::LocalResponseNorm(norm) => lrn::forward_pass(engine, request, norm),
+            Op::LocalResponseNormBackward(norm) => lrn::backward(engine, request, norm),
+            Op::Relu { max } => relu::forward_pass(engine, request, *max),
+            Op::ReluBackward { max } => relu::backward(engine, request, *max),
+            Op::Concat => concat::concat(engine, request),
+            Op::Slice { from } => concat::slice(engine, request, *from),
             Op::MaxPool(pool) => pool::max(engine, request, pool),
             Op::MaxPoolBackward(pool) => pool::max_backward(engine, request, pool),
             Op::AvgPool(pool) => pool::average(engine, request, pool),
@@ -103,8 +109,12 @@ impl Cpu {
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
             Op::Reshape => simple::reshape(engine, request),
-            Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),
-            Op::SoftmaxCrossEntropyBackward { smoothing } => loss::backward(engine, request, smoothing),
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                loss::forward_pass(engine, request, smoothing, weight)
+            }
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+                loss::backward(engine, request, smoothing, weight)
+            }
             _ => return None,
         })
     }

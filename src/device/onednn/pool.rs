@@ -65,7 +65,7 @@ fn forward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             attributes.raw(),
         )
     })
@@ -108,7 +108,7 @@ fn backward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             hint.desc.raw(),
             attributes.raw(),
         )

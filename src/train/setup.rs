@@ -90,14 +90,14 @@ impl Source {
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config)?)?;
+        let device = open_device(world, config, threads(world, config.threads)?)?;
         let answer = world.agree(capacity::answer(&network, config, &*device, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
     let (source, test) = open_data(world, config, &network)?;
-    let threads = threads(world, config)?;
+    let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let plans = world.agree(Plans::new(config, &network, &*device, test.is_some()))?;
@@ -154,13 +154,13 @@ fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Sourc
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
 /// gives each its own, one that does not gives all of them all.
-fn threads(world: &World, config: &Config) -> Result<usize> {
+pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
     let mine = format!("{} {allowed}", world.node());
     let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(config.threads.unwrap_or((cores / sharing.max(1)).max(1)))
+    Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
 }
 
 fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {

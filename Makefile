@@ -16,10 +16,10 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one lint bench clean
+.PHONY: help deps build run test test-one test-full lint bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 deps: ## install what is missing
 	@.ci/deps $(MPI)
@@ -38,6 +38,9 @@ test: ## run every test, under Open MPI and under MPICH
 
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
+
+test-full: build ## hold every model at its full image size to PyTorch's numbers (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models full:: -- --ignored
 
 lint: deps ## check format, warnings, scripts and which room uses which
 	@.ci/lint

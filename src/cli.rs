@@ -45,7 +45,7 @@ pub enum Command {
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
     Info,
-    /// Measure collectives beside the MPI library's own.
+    /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
 }
 

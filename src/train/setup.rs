@@ -93,7 +93,7 @@ impl Source {
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config)?)?;
+        let device = open_device(world, config, threads(world, config.threads)?)?;
         // Its images count, as they do in a run.
         let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
         let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
@@ -103,7 +103,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     }
     let path = world.agree(results_path(world, config))?;
     let (source, test) = open_data(world, config, &network)?;
-    let threads = threads(world, config)?;
+    let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
@@ -162,13 +162,13 @@ fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Sourc
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
 /// gives each its own, one that does not gives all of them all.
-fn threads(world: &World, config: &Config) -> Result<usize> {
+pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
     let mine = format!("{} {allowed}", world.node());
     let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(config.threads.unwrap_or((cores / sharing.max(1)).max(1)))
+    Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
 }
 
 fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {

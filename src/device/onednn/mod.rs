@@ -3,6 +3,7 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
+//! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
 //!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `update` are loops of our own (`host`).
 //!
@@ -15,6 +16,7 @@ mod batch_norm;
 mod concat;
 mod conv;
 mod dropout;
+mod gemm;
 mod handle;
 mod host;
 mod layout;

@@ -193,6 +193,8 @@ pub(super) struct Plans {
     evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
     pub extent: Extent,
+    /// With recomputation: what the activations would take without.
+    kept: Option<usize>,
 }
 
 impl Plans {
@@ -205,7 +207,12 @@ impl Plans {
     ) -> Result<Plans> {
         let forward = network.forward(config.batch)?;
         let options = Options { fusion_threshold: config.fusion_threshold, training: None };
-        let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
+        let graph = forward.clone().simplify().differentiate();
+        let (graph, kept) = match config.recompute {
+            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
+            false => (graph, None),
+        };
+        let training = plan::plan(graph, device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
@@ -214,7 +221,7 @@ impl Plans {
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, &training, evaluation.is_some());
-        Ok(Plans { training, evaluation, sizes, extent })
+        Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
     /// Bytes that a rank has at its peak.
@@ -236,7 +243,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(device, &self.sizes, self.extent)
+            self.training.describe(device, &self.sizes, self.extent, self.kept)
         )
     }
 }
@@ -373,6 +380,10 @@ fn describe(
         ),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
+    if let Some(kept) = plans.kept {
+        let saved = kept.saturating_sub(plans.training.sizes.activations);
+        attributes.push(("recomputation_saves_bytes".into(), saved.to_string()));
+    }
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));

@@ -14,6 +14,7 @@ use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span};
 use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, windows};
 use dltrain::random::{Purpose, Stream, key};
+use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -28,6 +29,9 @@ const SCALARS: Scalars = Scalars {
 
 /// Unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
+
+/// The distance of two neighbours in bf16, over the smaller one: at most this.
+const BF16_STEP: f64 = 1.0 / 128.0;
 
 // ---- tensors and how they get through a device ----
 
@@ -69,6 +73,21 @@ fn random(extents: &[usize], numbers: Numbers, which: u32) -> Host {
     Host { values: (0..extents.iter().product()).map(draw).collect(), spec: spec(extents) }
 }
 
+/// The same numbers as bf16 holds them.
+fn rounded(host: &Host) -> Host {
+    let values = host.values.iter().map(|&v| bf16::from_f32(v).to_f32()).collect();
+    Host { spec: host.spec.clone(), values }
+}
+
+/// The same numbers kept in bf16.
+fn in_bf16(host: &Host) -> Host {
+    Host { spec: bf16_spec(&host.spec.shape.0), ..rounded(host) }
+}
+
+fn bf16_spec(extents: &[usize]) -> Spec {
+    Spec { dtype: DType::BF16, ..spec(extents) }
+}
+
 fn absolute(host: &Host) -> Host {
     Host { spec: host.spec.clone(), values: host.values.iter().map(|v| v.abs()).collect() }
 }
@@ -78,6 +97,9 @@ fn upload(device: &dyn Device, host: &Host) -> There {
     let memory = device.allocate(layout.bytes()).unwrap();
     match host.spec.dtype {
         DType::F32 => memory.write(bytes_of(&host.values)),
+        DType::BF16 => {
+            memory.write(bytes_of(&host.values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()))
+        }
         _ => memory.write(bytes_of(&host.values.iter().map(|&v| v as i32).collect::<Vec<_>>())),
     }
     There { spec: host.spec.clone(), layout, memory }
@@ -105,6 +127,11 @@ fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
 
 fn download(device: &dyn Device, tensor: &There) -> Vec<f32> {
     let plain = in_layout(device, tensor, &device.plain(&tensor.spec));
+    if tensor.spec.dtype == DType::BF16 {
+        let mut values = vec![bf16::ZERO; tensor.spec.shape.elements()];
+        device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
+        return values.into_iter().map(bf16::to_f32).collect();
+    }
     let mut values = vec![0f32; tensor.spec.shape.elements()];
     device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
     values
@@ -184,9 +211,11 @@ fn agrees(
     let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
     let (_, sizes) = through(&Reference, op, &sizes.iter().collect::<Vec<_>>(), outputs, None);
     for (output, &sum) in sums.iter().enumerate() {
-        let bounds = sizes[output].iter().map(|&size| match numbers {
+        // What is stored as bf16 is rounded once more, by either to one of the same two neighbours.
+        let stored = if outputs[output].dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+        let bounds = sizes[output].iter().zip(&expected[output]).map(|(&size, &value)| match numbers {
             Numbers::Integers => 0.0,
-            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size),
+            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size) + stored * f64::from(value.abs()),
         });
         let what = format!("{} output {output} by {}", op.name(), kernel.implementation());
         close(&found[output], &expected[output], bounds, &what)?;
@@ -751,6 +780,144 @@ fn a_tensor_can_be_added_to_itself() {
         kernel.bind(&[memory.clone(), memory.clone()], &[memory], &sum[0].memory.slice(0, 0)).unwrap();
     step.run(&SCALARS).unwrap();
     assert_eq!(download(&cpu, &there), twice);
+}
+
+// ---- bf16: activations and their gradients are kept so, the rest is f32 ----
+
+/// Sums of integers are exact until they are stored: then bf16 has 8 bits for them, and both devices round alike.
+#[test]
+fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    proptest!(config(64), |(case in convs(), numbers in numbers(), f32_ends: [bool; 2])| {
+        for cpu in &cpus {
+            conv_agrees_in_bf16(cpu, &case, numbers, f32_ends)?;
+        }
+    });
+    let sizes = (1usize..=9, 1usize..=70, 1usize..=66);
+    proptest!(config(48), |((n, features, y) in sizes, numbers in numbers(), scores: bool)| {
+        // What gives the scores stores them in f32.
+        let kept = |extents: &[usize]| if scores { spec(extents) } else { bf16_spec(extents) };
+        let of = |extents: &[usize], which| random(extents, numbers, which);
+        let (x, w, b) = (in_bf16(&of(&[n, features], 1)), rounded(&of(&[y, features], 2)), of(&[y], 3));
+        let dy = Host { spec: kept(&[n, y]), ..rounded(&of(&[n, y], 4)) };
+        for cpu in &cpus {
+            let op = Op::Linear { bias: true, relu: false };
+            let forward = agrees(cpu, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
+            let op = Op::LinearBackwardData { bias: true };
+            agrees(cpu, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
+            let op = Op::LinearBackwardWeights { bias: true };
+            let outputs = [w.spec.clone(), b.spec.clone()];
+            agrees(cpu, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
+        }
+    });
+}
+
+/// `None`, and said so, where the CPU has no such arithmetic.
+fn cpus_with_bf16() -> Option<Vec<Cpu>> {
+    let cpus = cpus();
+    if let Err(error) = cpus[0].has_bf16() {
+        eprintln!("not tested: {error}");
+        return None;
+    }
+    Some(cpus)
+}
+
+/// `f32_ends`: whether x is a network's images, and y its scores.
+fn conv_agrees_in_bf16(
+    cpu: &Cpu,
+    case: &ConvCase,
+    numbers: Numbers,
+    [images, scores]: [bool; 2],
+) -> Result<(), TestCaseError> {
+    let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
+    let scores = scores && !images;
+    let [_, per_group, kh, kw] = w;
+    let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
+        .map(|extents| rounded(&random(extents, numbers, extents.len() as u32)));
+    let hx = if images { hx } else { in_bf16(&hx) };
+    let hdy = if scores { hdy } else { in_bf16(&hdy) };
+
+    let inputs = [&hx, &hw, &hb];
+    let inputs = &inputs[..2 + usize::from(conv.bias)];
+    let sum = per_group * kh * kw + 1;
+    let forward = agrees(cpu, &Op::Conv2d(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
+    if !images {
+        let op = Op::Conv2dBackwardData(conv);
+        let sum = case.filters / conv.groups * kh * kw;
+        agrees(cpu, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
+    }
+    let op = Op::Conv2dBackwardWeights(conv);
+    let outputs = [hw.spec.clone(), hb.spec.clone()];
+    let outputs = &outputs[..1 + usize::from(conv.bias)];
+    let sum = y[0] * y[2] * y[3];
+    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    Ok(())
+}
+
+/// What is computed from one or a few numbers, is in bf16 the f32 result rounded once.
+#[test]
+fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 2usize..=7, 2usize..=7);
+    proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers())| {
+        let extents = [n, c, h, w];
+        let [a, b] = [1, 2].map(|which| in_bf16(&random(&extents, numbers, which)));
+        let pool = Pool2d { stride: [1, 2], ..Pool2d::square(2) };
+        let windows = pool.windows([h, w]).unwrap();
+        for cpu in &cpus {
+            for (op, count, y) in [
+                (Op::Relu { max: f32::INFINITY }, 1, extents),
+                (Op::Relu { max: 0.5 }, 1, extents),
+                (Op::ReluBackward { max: 0.5 }, 2, extents),
+                (Op::Add { relu: false }, 2, extents),
+                (Op::Add { relu: true }, 2, extents),
+                (Op::Concat, 2, [n, 2 * c, h, w]),
+                (Op::Dropout { p: 0.3, layer: 2 }, 1, extents),
+                (Op::AvgPool(pool), 1, [n, c, windows[0], windows[1]]),
+                (Op::AdaptiveAvgPool, 1, [n, c, 3, 3]),
+            ] {
+                agrees(cpu, &op, &[&a, &b][..count], &[bf16_spec(&y)], None, Numbers::Reals, &[16])?;
+            }
+            let y = [n, c, windows[0], windows[1]];
+            let outputs = [bf16_spec(&y), saved(&y)];
+            let (_, found) = apply(cpu, &Op::MaxPool(pool), &[&upload(cpu, &a)], &outputs, None);
+            let (_, expected) = through(&Reference, &Op::MaxPool(pool), &[&a], &outputs, None);
+            close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), "max pool")?;
+        }
+    });
+}
+
+/// Statistics are f32 sums of what is stored. Each result may differ by one step from the rounded definition; the
+/// bounds of the sums themselves are those of f32, far below.
+#[test]
+fn batch_norm_in_bf16_has_statistics_in_f32() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    proptest!(config(48), |(case in norms())| {
+        let NormCase { norm, x, .. } = case;
+        let n = (x[0] * x[2] * x[3]) as f64;
+        let (full, vector) = (bf16_spec(&x), spec(&[x[1]]));
+        let hx = in_bf16(&random(&x, Numbers::Reals, 1));
+        let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
+        let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
+        let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector];
+        outputs.extend(norm.relu.then(|| saved(&x)));
+        let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
+        let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
+        let sigma = f64::from(least + norm.epsilon).sqrt();
+        let of_y = (n + 8.0) * U * (4.0 + 4.0 / sigma + 4.0 / sigma.powi(3));
+        let bounds = [of_y, (n + 4.0) * U, 4.0 * (n + 6.0) * U];
+        for cpu in &cpus {
+            let there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+            let there: Vec<&There> = there.iter().collect();
+            let (forward, made) = apply(cpu, &Op::BatchNorm(norm), &there, &outputs, None);
+            for (index, bound) in bounds.into_iter().enumerate() {
+                let step = if index == 0 { BF16_STEP } else { 0.0 };
+                let bounds = expected[index].iter().map(|&v| bound + step * f64::from(v.abs()));
+                let what = format!("{} output {index}", forward.implementation());
+                close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
+            }
+        }
+    });
 }
 
 #[test]

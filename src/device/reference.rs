@@ -4,6 +4,7 @@
 
 use std::any::Any;
 
+use half::bf16;
 use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
@@ -32,8 +33,8 @@ impl Device for Reference {
 
     fn plain(&self, spec: &Spec) -> Layout {
         // A pooling's winners are stored as i32 indices into the (H, W) plane, a ReLU's as 1.
-        let bytes = spec.shape.elements() * spec.dtype.bytes().max(4);
-        Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, None)
+        let bytes = spec.shape.elements() * if spec.dtype == DType::Saved { 4 } else { spec.dtype.bytes() };
+        Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, spec.dtype, None)
     }
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
@@ -150,22 +151,28 @@ impl Step for ReferenceStep {
 
 /// Integers (labels, winners) are small enough to be exact as f32.
 fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
-    let values = if spec.dtype == DType::F32 {
-        read_f32(memory)
-    } else {
-        let mut integers = vec![0i32; spec.shape.elements()];
-        memory.read(bytes_of_mut(&mut integers));
-        integers.into_iter().map(|v| v as f32).collect()
+    let values = match spec.dtype {
+        DType::F32 => read_f32(memory),
+        DType::BF16 => {
+            let mut halves = vec![bf16::ZERO; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut halves));
+            halves.into_iter().map(bf16::to_f32).collect()
+        }
+        DType::I32 | DType::Saved => {
+            let mut integers = vec![0i32; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut integers));
+            integers.into_iter().map(|v| v as f32).collect()
+        }
     };
     ArrayD::from_shape_vec(IxDyn(&spec.shape.0), values).map_err(|e| Error::internal(e.to_string()))
 }
 
 fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
-    let values: Vec<f32> = array.iter().copied().collect();
-    if spec.dtype == DType::F32 {
-        memory.write(bytes_of(&values));
-    } else {
-        memory.write(bytes_of(&values.iter().map(|&v| v as i32).collect::<Vec<_>>()));
+    let values = array.iter().copied();
+    match spec.dtype {
+        DType::F32 => memory.write(bytes_of(&values.collect::<Vec<f32>>())),
+        DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
+        DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }
 

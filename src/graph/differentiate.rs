@@ -4,7 +4,7 @@
 //! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
 //! input's, so that its bucket can leave as early as possible.
 
-use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Spec, Tensor, TensorId};
+use super::{BatchNorm, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
 
 impl Graph {
     /// The graph with its backward pass. Every parameter gets one tensor of role `Gradient`.
@@ -181,10 +181,10 @@ impl Graph {
     }
 
     fn gradient_like(&mut self, like: TensorId) -> TensorId {
-        let shape = self.tensor(like).spec.shape.clone();
+        let spec = self.tensor(like).spec.clone();
         self.tensors.push(Tensor {
             name: format!("d {}", self.tensor(like).name),
-            spec: Spec { shape, dtype: DType::F32 },
+            spec,
             role: Role::Activation,
             init: None,
             decay: false,

@@ -8,6 +8,7 @@ mod builder;
 mod cost;
 mod differentiate;
 mod op;
+mod precision;
 mod shape;
 mod simplify;
 
@@ -20,6 +21,8 @@ pub use shape::{Shape, dims};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
+    /// The upper half of an f32: its range, with 8 bits of precision in place of 24.
+    BF16,
     /// Class labels.
     I32,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
@@ -28,10 +31,16 @@ pub enum DType {
 }
 
 impl DType {
+    /// Whether elements are real numbers, which may be stored in another real type.
+    pub fn is_real(self) -> bool {
+        matches!(self, DType::F32 | DType::BF16)
+    }
+
     /// Bytes of one element; `Saved` has none of its own.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
+            DType::BF16 => 2,
             DType::Saved => 0,
         }
     }

@@ -1,7 +1,8 @@
 //! The ops: what each computes, on which inputs, giving which outputs.
 //!
 //! Tensors are named in the order in which a node lists them. `x` is an op's input, `y` its output, `w`
-//! the weight, `b` the bias; `d…` is the loss gradient of …. All arithmetic is f32 with f32 accumulation.
+//! the weight, `b` the bias; `d…` is the loss gradient of …. Arithmetic and sums are f32; a tensor
+//! may be stored as bf16, rounded to the nearest once, when all of an element is there.
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.

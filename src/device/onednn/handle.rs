@@ -145,6 +145,11 @@ impl Desc {
         self.vector(sys::QUERY_DIMS, self.ndims()?)
     }
 
+    pub fn data_type(&self) -> Result<sys::DataType> {
+        // Where no element is, its type is not defined.
+        if self.ndims()? == 0 { Ok(0) } else { self.scalar(sys::QUERY_DATA_TYPE) }
+    }
+
     pub fn ndims(&self) -> Result<usize> {
         Ok(self.scalar::<c_int>(sys::QUERY_NDIMS_S32)? as usize)
     }

@@ -1,8 +1,8 @@
-//! Softmax cross-entropy, forward and backward, on plain logits.
+//! Softmax cross-entropy, forward and backward, on plain logits of f32.
 
 use super::handle::Engine;
 use super::host::HostKernel;
-use super::layout::plain;
+use super::layout::{plain, plain_f32};
 use super::primitive::{inputs, outputs};
 use crate::device::{Layout, Memory, Request, Scalars};
 use crate::error::{Error, Kind, Result};
@@ -15,8 +15,9 @@ fn layouts(
     results: &[&Spec],
 ) -> Result<(Vec<Layout>, Vec<Layout>, usize)> {
     let [logits, labels] = inputs(request)?;
-    let types = (logits.dtype, labels.dtype) == (DType::F32, DType::I32)
-        && results.iter().all(|spec| spec.dtype == DType::F32);
+    let types = logits.dtype.is_real()
+        && labels.dtype == DType::I32
+        && results.iter().all(|spec| spec.dtype.is_real());
     let fits = logits.shape.rank() == 2 && labels.shape.0 == [logits.shape.batch()] && types;
     if !fits || logits.shape.per_sample() == 0 {
         return Err(Error::internal(format!(
@@ -24,8 +25,8 @@ fn layouts(
             logits.shape, labels.shape
         )));
     }
-    let results = results.iter().map(|spec| plain(engine, spec)).collect::<Result<_>>()?;
-    Ok((vec![plain(engine, logits)?, plain(engine, labels)?], results, logits.shape.per_sample()))
+    let results = results.iter().map(|spec| plain_f32(engine, spec)).collect::<Result<_>>()?;
+    Ok((vec![plain_f32(engine, logits)?, plain(engine, labels)?], results, logits.shape.per_sample()))
 }
 
 /// logits, labels → losses, hits

@@ -3,8 +3,8 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
-//! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder` are
-//!   primitives (`primitive`); `adaptive`, `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
+//! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
+//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `update` are loops of our own (`host`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -60,6 +60,20 @@ impl Cpu {
         Ok(Cpu { engine: Engine::new(threads)?, workers: Rc::new(Workers::new(threads)?) })
     }
 
+    /// Whether products of bf16 have instructions of their own.
+    ///
+    /// # Errors
+    /// `Environment` where they have not: oneDNN would then be slower than in f32, or refuse.
+    pub fn has_bf16(&self) -> Result<()> {
+        let isa = self.engine.library.isa();
+        if isa.has_bf16() {
+            return Ok(());
+        }
+        Err(Error::environment(format!(
+            "this CPU (as oneDNN is to use it: {isa}) has no bf16 arithmetic, which takes avx512_core_bf16; use --precision f32"
+        )))
+    }
+
     fn primitive(&self, request: &Request) -> Result<PrimitiveKernel> {
         let engine = &self.engine;
         match request.op {
@@ -71,6 +85,7 @@ impl Cpu {
             Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
             Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
             Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
+            Op::Add { relu } => simple::add(engine, request, *relu),
             Op::LocalResponseNorm(norm) => lrn::forward_pass(engine, request, norm),
             Op::LocalResponseNormBackward(norm) => lrn::backward(engine, request, norm),
             Op::Relu { max } => relu::forward_pass(engine, request, *max),
@@ -94,7 +109,6 @@ impl Cpu {
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
             Op::Reshape => simple::reshape(engine, request),
-            Op::Add { relu } => simple::add(engine, workers, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 loss::forward_pass(engine, request, smoothing, weight)
             }
@@ -130,7 +144,7 @@ impl Device for Cpu {
     }
 
     fn plain(&self, spec: &Spec) -> Layout {
-        let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, None);
+        let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, spec.dtype, None);
         layout::plain(&self.engine, spec).unwrap_or_else(nothing)
     }
 

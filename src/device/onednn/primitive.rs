@@ -4,12 +4,12 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::rc::Rc;
 
-use super::handle::{Attributes, Desc, Engine, MemoryObject, Primitive, PrimitiveDesc};
+use super::handle::{Attributes, Engine, MemoryObject, Primitive, PrimitiveDesc};
 use super::layout::{desc, layout};
 use super::sys;
 use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::{Error, Result};
-use crate::graph::Spec;
+use crate::graph::{DType, Spec};
 
 /// A compiled primitive with the arguments that stand for the op's inputs and outputs.
 pub struct PrimitiveKernel {
@@ -159,9 +159,10 @@ pub fn check_memory(memory: &[Memory], layouts: &[&Layout]) -> Result<()> {
     Ok(())
 }
 
-/// An f32 descriptor whose layout the primitive chooses.
-pub fn any(engine: &Engine, extents: &[usize]) -> Result<Desc> {
-    Desc::any(engine, extents, sys::F32)
+/// The type in which a convolution or linear layer multiplies: bf16 as soon as one of its tensors is kept so. (The
+/// images that a network gets and the scores it gives are f32 also then.)
+pub fn multiplied(tensors: [&Spec; 2]) -> sys::DataType {
+    if tensors.iter().any(|spec| spec.dtype == DType::BF16) { sys::BF16 } else { sys::F32 }
 }
 
 /// The attributes that every primitive has.

@@ -98,6 +98,7 @@ pub const FORMAT_KIND_BLOCKED: c_int = 2;
 
 /// `dnnl_data_type_t`.
 pub type DataType = c_int;
+pub const BF16: DataType = 2;
 pub const F32: DataType = 3;
 pub const S32: DataType = 4;
 pub const S8: DataType = 5;
@@ -114,6 +115,7 @@ pub type AlgKind = c_int;
 pub const CONVOLUTION_DIRECT: AlgKind = 0x1;
 pub const ELTWISE_RELU: AlgKind = 0x20;
 pub const ELTWISE_RELU_USE_DST: AlgKind = 0x100;
+pub const BINARY_ADD: AlgKind = 0x1fff0;
 /// Both bounds excluded from the gradient, as PyTorch has it.
 pub const ELTWISE_CLIP_USE_DST: AlgKind = 0x106;
 pub const POOLING_MAX: AlgKind = 0x1ff;
@@ -144,6 +146,7 @@ pub const QUERY_INNER_IDXS: Query = 265;
 
 /// `DNNL_ARG_*`.
 pub const ARG_SRC: c_int = 1;
+pub const ARG_SRC_1: c_int = 2;
 pub const ARG_DST: c_int = 17;
 pub const ARG_WEIGHTS: c_int = 33;
 pub const ARG_BIAS: c_int = 41;
@@ -285,6 +288,11 @@ functions! {
     fn dnnl_batch_normalization_backward_primitive_desc_create(
         *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
         c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
+    ) -> Status;
+    // sources, dst
+    fn dnnl_binary_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        *const PrimitiveAttr,
     ) -> Status;
     // src, dst; alpha, beta
     fn dnnl_eltwise_forward_primitive_desc_create(

@@ -119,7 +119,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, [epochs, total_steps])?;
+    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
@@ -277,12 +277,13 @@ fn assemble(
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
+    threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
     let planned_memory = plans.total();
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
-    world.agree(memories.initialise(&*device, training, config.seed))?;
+    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
     let reduce = collective::select(config.allreduce, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;

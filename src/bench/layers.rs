@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::comm::World;
+use crate::config::Precision;
 use crate::device::memory::bytes_of;
 use crate::device::onednn::Cpu;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
@@ -34,6 +35,9 @@ pub struct Args {
     /// Classes the model tells apart [default: those it was made for]
     #[arg(long)]
     classes: Option<usize>,
+    /// What the layers compute with
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
     /// Threads a rank [default: cores of the node divided by its ranks]
     #[arg(long)]
     threads: Option<usize>,
@@ -90,10 +94,14 @@ impl Subject {
         let model = model::find(&args.model)?;
         let [channels, height, width] = model.image;
         let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
-        let graph = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?;
+        let forward = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify();
         let device = Cpu::new(train::threads(world, args.threads)?)?;
+        let graph = match args.precision {
+            Precision::F32 => forward,
+            Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
+        };
         let options = Options { fusion_threshold: 1 << 20, training: None };
-        let plan = plan::plan(graph.simplify().differentiate(), &device, &options)?;
+        let plan = plan::plan(graph.differentiate(), &device, &options)?;
         let sizes = plan.sizes;
         let regions = Regions {
             arena: device.allocate(sizes.activations)?,
@@ -147,8 +155,9 @@ impl Subject {
     fn heading(&self, args: &Args, world: &World, peak: f64) -> String {
         let graph = &self.plan.graph;
         format!(
-            "{}, images {}, {} rank{} at once, {}\nsgemm peak of a rank: {:.1} GFLOP/s; times in ms, medians of {} steps",
+            "{} {}, images {}, {} rank{} at once, {}\nsgemm peak of a rank: {:.1} GFLOP/s; times in ms, medians of {} steps",
             args.model,
+            args.precision,
             graph.tensor(graph.images).spec.shape,
             world.size(),
             if world.size() == 1 { "" } else { "s" },

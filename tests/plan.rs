@@ -17,12 +17,8 @@ use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Rule, Scalars, Span};
 use dltrain::error::Result;
 use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Pool2d};
-<<<<<<< HEAD
 use dltrain::model;
 use dltrain::plan::{Options, Parameter, Plan, Regions, Statistic, plan};
-=======
-use dltrain::plan::{Options, Parameter, Regions, Statistic, plan};
->>>>>>> proof
 use dltrain::random::{Purpose, Stream, key};
 
 const BATCH: usize = 6;

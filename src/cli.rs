@@ -106,6 +106,9 @@ pub struct TrainArgs {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
+    /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
+    #[arg(long, help_heading = "Machine")]
+    recompute: bool,
     /// Gradients are averaged in buckets of at least this many megabytes.
     #[arg(long, default_value_t = 1.0, value_name = "MB", help_heading = "Machine")]
     fusion_threshold_mb: f64,
@@ -158,6 +161,7 @@ impl TrainArgs {
             precision: self.precision,
             threads: self.threads,
             allreduce: self.allreduce,
+            recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
             results: self.results,

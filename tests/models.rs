@@ -54,7 +54,7 @@ impl Precision {
             Precision::F32 => Bounds {
                 loss: 1e-5,
                 logits: 16.0 * depth as f64 * 2f64.powi(-24),
-                norms: [1e-4, 5e-3, 5e-2],
+                norms: [5e-4, 5e-3, 5e-2],
                 samples: [2e-3, 3e-2, 3e-1],
                 residue: 1e-2,
                 losses: 3e-3,

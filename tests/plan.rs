@@ -17,7 +17,8 @@ use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Rule, Scalars, Span};
 use dltrain::error::Result;
 use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Pool2d};
-use dltrain::plan::{Options, Parameter, Regions, Statistic, plan};
+use dltrain::model;
+use dltrain::plan::{Options, Parameter, Plan, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
 
 const BATCH: usize = 6;
@@ -343,5 +344,80 @@ fn updates_are_given_single_parameters_or_runs_of_them() {
                 && span.start + span.length <= run.start + run.length
         };
         assert_eq!(runs.iter().filter(|run| is_there(run)).count(), 1, "{span:?}");
+    }
+}
+
+/// Blocks of everything that is computed again: its bits must be those of the first time, and nothing but activations
+/// may notice.
+fn deep_net() -> Result<Graph> {
+    let (mut net, mut x) = Builder::new("deep", BATCH, [3, 6, 6]);
+    let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+    x = net.conv2d("stem", x, 8, conv)?;
+    for block in 0..6 {
+        let named = |layer: &str| format!("block{block}.{layer}");
+        let y = net.conv2d(&named("conv1"), x, 8, Conv2d { bias: true, ..conv })?;
+        let y = net.relu(&named("relu1"), y);
+        let y = net.batch_norm(&named("bn1"), y, BatchNorm::default())?;
+        let y = net.dropout(&named("drop"), y, 0.3);
+        let y = net.max_pool(&named("pool"), y, Pool2d::square(3).stride(1).padding(1))?;
+        let y = net.conv2d(&named("conv2"), y, 8, conv)?;
+        let y = net.batch_norm(&named("bn2"), y, BatchNorm::default())?;
+        let y = net.relu(&named("relu2"), y);
+        let y = net.conv2d(&named("conv3"), y, 8, conv)?;
+        let y = net.add(&named("add"), y, x)?;
+        x = net.relu(&named("relu3"), y);
+    }
+    let x = net.global_avg_pool("pool", x)?;
+    let x = net.linear("fc", x, 7);
+    Ok(net.finish(x))
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_bits() {
+    let graph = deep_net().unwrap().simplify().differentiate();
+    let again = graph.clone().recompute();
+    let ops: Vec<&str> = again.recomputed.iter().map(|&id| again.node(id).op.name()).collect();
+    for op in ["conv2d", "conv2d+relu", "batch norm", "batch norm+relu", "dropout", "max pool", "add+relu"] {
+        assert!(ops.contains(&op), "no {op} is computed again: {ops:?}");
+    }
+    let (one, two) = (Cpu::new(1).unwrap(), Cpu::new(2).unwrap());
+    for device in [&Reference as &dyn Device, &one, &two] {
+        let [mut kept, mut computed] = [&graph, &again].map(|graph| Run::new(device, graph.clone(), 1 << 12));
+        let sizes = [kept.plan.sizes.activations, computed.plan.sizes.activations];
+        assert!(2 * sizes[1] < sizes[0], "{}: {sizes:?} bytes of activations", device.name());
+        assert_eq!(kept.plan.buckets.len(), computed.plan.buckets.len());
+        for _ in 0..2 {
+            assert!(kept.gradients() == computed.gradients(), "{}: gradients differ", device.name());
+            assert!(kept.statistics() == computed.statistics(), "{}: statistics differ", device.name());
+        }
+        assert_eq!(kept.loss(false).to_bits(), computed.loss(false).to_bits());
+    }
+}
+
+/// The promise, at the full image size. Layouts are plain here; nothing is compiled or run.
+#[test]
+fn recomputation_halves_the_activations_of_resnet152_at_least() {
+    let net = model::find("resnet152").unwrap();
+    let graph = net.build(4, net.image, net.classes).unwrap().simplify().differentiate();
+    let options = Options { fusion_threshold: 1 << 20, training: None };
+    let [kept, computed] =
+        [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
+    assert!(2 * computed.sizes.activations < kept.sizes.activations);
+    let flops = |plan: &Plan| plan.graph.total_cost(false).flops as f64;
+    assert!(flops(&computed) < 1.35 * flops(&kept));
+}
+
+/// No model loses by it, and none changes what is learned.
+#[test]
+fn recomputation_suits_every_model() {
+    let options = Options { fusion_threshold: 1 << 20, training: None };
+    for net in model::MODELS {
+        let graph = net.build(2, net.image, net.classes).unwrap().simplify().differentiate();
+        let [kept, computed] =
+            [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
+        let sizes = [kept.sizes.activations, computed.sizes.activations];
+        assert!(sizes[1] <= sizes[0], "{}: {sizes:?} bytes of activations", net.name);
+        let names = |plan: &Plan| plan.parameters.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&kept), names(&computed), "{}", net.name);
     }
 }

@@ -220,7 +220,9 @@ fn evaluate(
         Op::BatchNorm(norm) => batch_norm(norm, inputs, outputs.len() == 6)?,
         Op::BatchNormInference(norm) => {
             let [mean, variance] = [3, 4].map(|index| inputs[index].mapv(f64::from));
-            vec![normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?]
+            let y = normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?;
+            let saved = (outputs.len() == 2).then(|| positive(&y));
+            [y].into_iter().chain(saved).collect()
         }
         Op::BatchNormBackward(norm) => batch_norm_backward(norm, inputs)?,
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
@@ -361,7 +363,9 @@ fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<V
     let variances = x.axis_iter(Axis(1)).zip(&mean);
     let variance: Array1<f64> =
         variances.map(|(channel, mean)| channel.mapv(|x| (x - mean).powi(2)).sum() / n).collect();
-    let y = normalised(norm, inputs, |c| (mean[c], variance[c]))?;
+    // With what the op gives out, so that whoever normalises with that gets the same bits.
+    let given = |v: f64| f64::from(v as f32);
+    let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
     let momentum = f64::from(norm.momentum);
     let running = |before: &ArrayD<f32>, batch: Array1<f64>| {
         let pairs = before.iter().zip(batch);
@@ -371,10 +375,15 @@ fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<V
     let running_mean = running(&inputs[3], mean.clone());
     let running_variance = running(&inputs[4], &variance * (n / (n - 1.0)));
     let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());
-    let saved = saves.then(|| y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 }));
+    let saved = saves.then(|| positive(&y));
     let mut outputs = vec![y, mean, variance, running_mean, running_variance];
     outputs.extend(saved);
     Ok(outputs)
+}
+
+/// 1 where y > 0, else 0.
+fn positive(y: &ArrayD<f32>) -> ArrayD<f32> {
+    y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 })
 }
 
 /// (x − mean)/√(variance + epsilon)·w + b with the given mean and variance of each channel, then ReLU if asked for.

@@ -1,7 +1,7 @@
 //! The graph: ops, tensors and shapes as pure data. It knows no device and holds no numbers.
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
-//! result, `differentiate` appends the backward graph. The plan then gives every tensor a layout and a
+//! result, `differentiate` appends the backward graph, `recompute` makes it need less memory. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
 mod builder;
@@ -9,6 +9,7 @@ mod cost;
 mod differentiate;
 mod op;
 mod precision;
+mod recompute;
 mod shape;
 mod simplify;
 
@@ -128,6 +129,8 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// Nodes before this index are the forward pass, those from it on the backward pass.
     pub forward_nodes: usize,
+    /// Nodes of the backward pass that compute again what the forward pass had (`recompute`).
+    pub recomputed: Vec<NodeId>,
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,

@@ -169,7 +169,8 @@ pub enum Op {
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
     /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
     BatchNorm(BatchNorm),
-    /// x, w, b, running mean, running variance → y, normalised with the running statistics (evaluation).
+    /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
+    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again.
     BatchNormInference(BatchNorm),
     /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db
     BatchNormBackward(BatchNorm),

@@ -199,6 +199,8 @@ pub(super) struct Plans {
     evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
     pub extent: Extent,
+    /// With recomputation: what the activations would take without.
+    kept: Option<usize>,
 }
 
 impl Plans {
@@ -210,7 +212,12 @@ impl Plans {
         evaluate: bool,
     ) -> Result<Plans> {
         let options = Options { fusion_threshold: config.fusion_threshold, training: None };
-        let training = plan::plan(network.training(config.batch)?, device, &options)?;
+        let graph = network.training(config.batch)?;
+        let (graph, kept) = match config.recompute {
+            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
+            false => (graph, None),
+        };
+        let training = plan::plan(graph, device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -219,7 +226,7 @@ impl Plans {
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, &training, evaluation.is_some());
-        Ok(Plans { training, evaluation, sizes, extent })
+        Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
     /// Bytes that a rank has at its peak.
@@ -241,7 +248,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
         )
     }
 }
@@ -383,6 +390,10 @@ fn describe(
         ),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
+    if let Some(kept) = plans.kept {
+        let saved = kept.saturating_sub(plans.training.sizes.activations);
+        attributes.push(("recomputation_saves_bytes".into(), saved.to_string()));
+    }
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));

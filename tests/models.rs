@@ -105,7 +105,7 @@ mod bf16 {
 /// Images of the size that the model was made for, where that is larger.
 mod full {
     models!(ignored full_images:
-        alexnet vgg11 vgg13 vgg16 vgg11_bn vgg13_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
+        alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
         googlenet densenet121 mobilenet_v2);
 }
 

@@ -41,7 +41,7 @@ start() {
     case $1 in
         dltrain*)
             file=$scratch/$RANDOM$RANDOM.h5
-            [ "$1" = dltrain ] || flags+=(--recompute memory)
+            [ "$1" = dltrain ] || flags+=(--recompute)
             [ "$precision" = f32 ] || flags+=(--precision "$precision")
             "${mpirun[@]}" -n "$ranks" "$python" $peer run "$dltrain" --model "$model" --batch "$batch" \
                 --steps "$steps" --warmup "$warmup" --optimizer sgd --momentum 0.9 --lr 0.001 \

@@ -62,6 +62,7 @@ impl Graph {
                 Some(dy)
             }
             Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
+            Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
             _ if !needed[x.0] => None,
             Op::Relu => Some(self.backward(id, Op::ReluBackward, vec![dy, y], x)),
             Op::MaxPool(pool) => {
@@ -145,7 +146,7 @@ impl Graph {
         dx
     }
 
-    fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
+    pub(super) fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
         let gradient = self.gradient_like(parameter);
         let tensor = &mut self.tensors[gradient.0];
         tensor.role = Role::Gradient;
@@ -153,7 +154,7 @@ impl Graph {
         gradient
     }
 
-    fn gradient_like(&mut self, like: TensorId) -> TensorId {
+    pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
         let shape = self.tensor(like).spec.shape.clone();
         self.tensors.push(Tensor {
             name: format!("d {}", self.tensor(like).name),

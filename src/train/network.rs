@@ -1,7 +1,7 @@
 //! What is trained: a model for the images and classes of this run.
 
-use crate::config::Config;
-use crate::error::Result;
+use crate::config::{Config, SyncBatchNorm};
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::model::{self, Model};
 
@@ -13,12 +13,14 @@ pub struct Network {
     pub image: [usize; 3],
     pub classes: usize,
     label_smoothing: f32,
+    /// Ranks that share the statistics of batch normalisation.
+    pub statistics_of: usize,
 }
 
 impl Network {
     /// # Errors
-    /// `Usage` for an unknown model.
-    pub fn new(config: &Config) -> Result<Network> {
+    /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for.
+    pub fn new(config: &Config, ranks: usize) -> Result<Network> {
         let model = model::find(&config.model)?;
         let [channels, height, width] = model.image;
         Ok(Network {
@@ -26,6 +28,7 @@ impl Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
             classes: config.classes.unwrap_or(model.classes),
             label_smoothing: config.label_smoothing,
+            statistics_of: group(config.sync_bn, ranks)?,
         })
     }
 
@@ -35,5 +38,24 @@ impl Network {
     /// `Usage` when the image is too small for a layer.
     pub fn forward(&self, batch: usize) -> Result<Graph> {
         Ok(self.model.build(batch, self.image, self.classes)?.smooth_labels(self.label_smoothing))
+    }
+}
+
+/// Ranks in a group that shares statistics.
+fn group(sync: SyncBatchNorm, ranks: usize) -> Result<usize> {
+    match sync {
+        SyncBatchNorm::Off => Ok(1),
+        SyncBatchNorm::All => Ok(ranks),
+        SyncBatchNorm::Groups(size) if ranks.is_multiple_of(size) => Ok(size),
+        SyncBatchNorm::Groups(size) => {
+            let sizes: Vec<String> =
+                (1..=ranks).filter(|size| ranks.is_multiple_of(*size)).map(|size| size.to_string()).collect();
+            Err(Error::usage(format!(
+                "--sync-bn {size}: {ranks} rank{} cannot be divided into groups of {size}; what works is {}, or \
+                 --sync-bn alone for all ranks",
+                if ranks == 1 { "" } else { "s" },
+                sizes.join(", ")
+            )))
+        }
     }
 }

@@ -11,18 +11,18 @@ use super::memory::Memories;
 use super::network::Network;
 use super::place;
 use super::step::{Accumulation, Trainer};
-use crate::collective;
+use crate::collective::{self, Gather};
 use crate::comm::World;
-use crate::config::{Config, DeviceKind};
+use crate::config::{Config, DeviceKind, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
-use crate::error::Result;
-use crate::fusion::Fusion;
+use crate::error::{Error, Result};
+use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
-use crate::plan::{self, Copies, Options, Plan, TAIL};
+use crate::plan::{self, Copies, Options, Plan, Program, TAIL};
 use crate::record::{self, BucketTime, Description, Recorder};
 
 /// A run that is ready to go.
@@ -88,7 +88,7 @@ impl Source {
 /// # Errors
 /// The same on every rank.
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
-    let network = world.agree(Network::new(config))?;
+    let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
         let device = open_device(world, config, threads(world, config)?)?;
         let answer = world.agree(capacity::answer(&network, config, &*device, limit))?;
@@ -189,8 +189,15 @@ pub(super) struct Plans {
 impl Plans {
     pub fn new(config: &Config, network: &Network, device: &dyn Device, evaluate: bool) -> Result<Plans> {
         let forward = network.forward(config.batch)?;
+        if config.sync_bn != SyncBatchNorm::Off && !forward.has_batch_norm() {
+            return Err(Error::usage(format!(
+                "--sync-bn: model {} has no batch normalisation; leave the flag out",
+                config.model
+            )));
+        }
         let options = Options { fusion_threshold: config.fusion_threshold, training: None };
-        let training = plan::plan(forward.clone().simplify().differentiate(), device, &options)?;
+        let simple = forward.clone().simplify().synchronise_batch_norms(network.statistics_of);
+        let training = plan::plan(simple.differentiate(), device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
@@ -244,7 +251,10 @@ fn assemble(
     let reduce = collective::select(config.allreduce, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
-    let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
+    let program = world.agree(training.bind(&memories.regions))?;
+    let fusion = fusion.with_exchanges(exchanges(world, &program)?);
+    let trainer =
+        world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -260,10 +270,20 @@ fn assemble(
     Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps })
 }
 
+/// What the program exchanges between its steps, if anything. Collective.
+fn exchanges(world: &World, program: &Program) -> Result<Option<Exchanges>> {
+    let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
+    let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
+    let gather = world.agree(Gather::new(world, ranks, longest))?;
+    Ok(Some(Exchanges::new(gather, program.exchanges.clone())))
+}
+
+#[allow(clippy::too_many_arguments)]
 fn trainer(
     world: &World,
     config: &Config,
     plan: &Plan,
+    program: Program,
     device: &dyn Device,
     rule: &Rule,
     memories: &Memories,
@@ -294,7 +314,7 @@ fn trainer(
     };
     let global_batch = world.size() * config.batch * config.accumulation;
     Ok(Trainer {
-        program: plan.bind(&memories.regions)?,
+        program,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,

@@ -99,6 +99,7 @@ pub struct HostKernel {
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
     in_place: Option<usize>,
+    workspace: usize,
     work: Rc<Work>,
 }
 
@@ -109,12 +110,17 @@ impl HostKernel {
         outputs: Vec<Layout>,
         work: impl Fn(&[Memory], &[Memory], &Scalars) -> Result<()> + 'static,
     ) -> HostKernel {
-        HostKernel { name, inputs, outputs, in_place: None, work: Rc::new(work) }
+        HostKernel { name, inputs, outputs, in_place: None, workspace: 0, work: Rc::new(work) }
     }
 
     /// States that output 0 may be written over input 0.
     pub fn in_place(self) -> HostKernel {
         HostKernel { in_place: Some(0), ..self }
+    }
+
+    /// Asks for scratch memory, which the loop gets as one more output.
+    pub fn with_workspace(self, bytes: usize) -> HostKernel {
+        HostKernel { workspace: bytes, ..self }
     }
 }
 
@@ -131,14 +137,20 @@ impl Kernel for HostKernel {
         self.in_place
     }
 
+    fn workspace(&self) -> usize {
+        self.workspace
+    }
+
     fn implementation(&self) -> String {
         format!("host:{}", self.name)
     }
 
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], _workspace: &Memory) -> Result<Box<dyn Step>> {
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
         check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
         check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs: outputs.to_vec(), work: self.work.clone() }))
+        let mut outputs = outputs.to_vec();
+        outputs.extend((self.workspace > 0).then(|| workspace.slice(0, self.workspace)));
+        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs, work: self.work.clone() }))
     }
 
     fn as_any(&self) -> &dyn Any {

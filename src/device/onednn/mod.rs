@@ -4,7 +4,7 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - the kernels, one file a family: `batch_norm`, `conv`, `linear`, `pool`, `relu`, `reorder` are primitives
-//!   (`primitive`); `adaptive`, `dropout`, `loss`, `simple`, `update` are loops of our own (`host`).
+//!   (`primitive`); `adaptive`, `dropout`, `loss`, `simple`, `sync_norm`, `update` are loops of our own (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -24,7 +24,9 @@ mod pool;
 mod primitive;
 mod relu;
 mod reorder;
+mod rows;
 mod simple;
+mod sync_norm;
 mod sys;
 mod update;
 mod window;
@@ -87,6 +89,11 @@ impl Cpu {
             }
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
+            Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
+            Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
+            Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
+            Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
+            Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
             Op::Reshape => simple::reshape(engine, request),
             Op::Add { relu } => simple::add(engine, workers, request, relu),
             Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),

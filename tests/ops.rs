@@ -1021,6 +1021,12 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
     fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
     fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
+    let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };
+    let inputs = [(labels, None)];
+    let op = Op::BatchNormMoments;
+    let request =
+        Request { op: &op, inputs: &inputs, outputs: &[spec(&[2, 2])], forward: None, training: true };
+    assert!(cpu.compile(&request).err().unwrap().message.contains("in f32 only"));
     fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
     fails(
         Op::SoftmaxCrossEntropy { smoothing: 0.0 },

@@ -13,8 +13,8 @@ use super::layout::{desc, plain};
 use super::primitive::nchw;
 use super::sys;
 use crate::device::{Layout, Memory, Request};
-use crate::error::Result;
-use crate::graph::Spec;
+use crate::error::{Error, Result};
+use crate::graph::{DType, Spec};
 
 /// Numbers of x that a thread takes at a time: enough to be worth waking it for, few enough for f32 sums.
 const PIECE: usize = 1 << 14;
@@ -358,6 +358,9 @@ impl Frame {
     pub fn new(engine: &Engine, request: &Request, x: usize) -> Result<Frame> {
         let (spec, given) = &request.inputs[x];
         let extents = nchw(spec)?;
+        if request.inputs.iter().map(|(spec, _)| spec).chain(request.outputs).any(|s| s.dtype != DType::F32) {
+            return Err(Error::usage("normalisation over ranks (--sync-bn) computes in f32 only"));
+        }
         let (layout, grid) = match given {
             Some(layout) => (layout.clone(), Grid::of(layout, extents)?),
             None => (plain(engine, spec)?, None),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, SyncBatchNorm};
+use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm};
 use dltrain::error::{Error, Result};
 use dltrain::model::MODELS;
 
@@ -101,6 +101,9 @@ pub struct TrainArgs {
     /// Where ops run.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto, help_heading = "Machine")]
     device: DeviceKind,
+    /// What layers compute with. Weights, their updates and sums are f32 in any.
+    #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]
+    precision: Precision,
     /// Threads a rank [default: cores of the node divided by its ranks].
     #[arg(long, value_name = "N", help_heading = "Machine")]
     threads: Option<usize>,
@@ -161,6 +164,7 @@ impl TrainArgs {
             rate,
             seed: self.seed,
             device: self.device,
+            precision: self.precision,
             threads: self.threads,
             allreduce: self.allreduce,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,

@@ -61,6 +61,7 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--model", "vgg16", "--max-batch", "1MB"], "for a single image"),
         (vec!["--max-batch", "16G"], "16GiB"),
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
+        (vec!["--precision", "f8"], "f8"),
         (vec!["--optimizer", "lars", "--betas", "0.9", "0.99"], "--optimizer lars does not use it"),
         (vec!["--clip-norm", "0"], "--clip-norm 0"),
         (vec!["--sync-bn", "0"], "--sync-bn 0"),
@@ -130,6 +131,18 @@ fn a_loss_that_is_not_finite_stops_the_run_and_says_where_it_began() {
     // The record is closed and says so.
     let file = hdf5::File::open(&path).unwrap();
     assert!(file.dataset("steps/loss").unwrap().size() >= 2);
+}
+
+/// oneDNN would multiply bf16 by other means there, slower than f32.
+#[test]
+fn a_cpu_without_bf16_is_told_so() {
+    let mut command = job::job(&[(2, &["--precision", "bf16", "--dry-run"])]);
+    command.env("ONEDNN_MAX_CPU_ISA", "AVX2");
+    let done = job::finish(command);
+    assert!(!done.success && done.stderr.matches("error: ").count() == 1, "{}", done.stderr);
+    for expected in ["--precision bf16 on ", "avx2", "use --precision f32"] {
+        assert!(done.stderr.contains(expected), "{expected} is missing in {}", done.stderr);
+    }
 }
 
 /// The executable alone in a directory, without DNNL_ROOT: where the loader does not know the library either, every

@@ -9,7 +9,7 @@ mod support;
 use std::slice::from_ref;
 
 use dltrain::device::Scalars;
-use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec, dims, windows};
+use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, dims, windows};
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
 use support::{Operand, f32s, run_with};
@@ -117,7 +117,7 @@ proptest! {
         h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, count: bool,
     ) {
         let padding = [usize::from(pad && k > 1), 0];
-        let pool = Pool2d { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count };
+        let pool = Pool2d { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count, ceil: false };
         let [oh, ow] = windows([h, w], pool.kernel, pool.stride, pool.padding).unwrap();
         let x = random(dims([2, 2, h, w]), 1);
         let y = [f32s(dims([2, 2, oh, ow]))];
@@ -138,9 +138,9 @@ proptest! {
 
     /// Inputs are distinct multiples of 1/64, so that a step of 1/256 changes no winner and loses no bit.
     #[test]
-    fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool) {
-        let pool = Pool2d::square(k).stride(stride).padding(usize::from(pad && k > 1));
-        let [oh, ow] = windows([h, w], pool.kernel, pool.stride, pool.padding).unwrap();
+    fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, ceil: bool) {
+        let pool = Pool2d { ceil, ..Pool2d::square(k).stride(stride).padding(usize::from(pad && k > 1)) };
+        let [oh, ow] = pool.windows([h, w]).unwrap();
         let shape = dims([1, 2, h, w]);
         let order = Stream::new(key(3, Purpose::Shuffle, 1)).permutation(shape.elements());
         let x = (f32s(shape), order.iter().map(|&v| v as f32 / 64.0 - 0.5).collect::<Vec<f32>>());
@@ -178,6 +178,34 @@ proptest! {
         case.check(2, &gradients[2], 1.0, 0.0);
     }
 
+    /// Moved by t, an element has a part in y of `size` channels: x/r^β with r ≥ k = 1, x² ≤ 1 and alpha, β ≤ 1. Three
+    /// derivatives of r^(−β)·x with respect to one x stay below 64 in size for each.
+    #[test]
+    fn local_response_norm(c in 1usize..7, half in 0usize..3, alpha in 0f32..1.0, beta in 0.1f32..1.0) {
+        let norm = LocalResponseNorm { size: 2 * half + 1, alpha, beta, k: 1.0 };
+        let x = random(dims([2, c, 2, 2]), 1);
+        let outputs = [x.0.clone(), Spec { dtype: DType::Saved, ..x.0.clone() }];
+        let r = random(x.0.shape.clone(), 2);
+        let op = Op::LocalResponseNorm(norm);
+        let saved = (outputs[1].clone(), run(op, from_ref(&x), &outputs)[1].clone());
+        let backward = [r.clone(), x.clone(), saved];
+        let dx = &run(Op::LocalResponseNormBackward(norm), &backward, from_ref(&x.0))[0];
+        let third = 64.0 * norm.size as f64;
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
+    }
+
+    #[test]
+    fn concatenation(a in 1usize..4, b in 1usize..4, h in 1usize..4) {
+        let parts = [random(dims([2, a, h, 3]), 1), random(dims([2, b, h, 3]), 2)];
+        let y = [f32s(dims([2, a + b, h, 3]))];
+        let r = random(y[0].shape.clone(), 3);
+        let case = Case { op: Op::Concat, inputs: &parts, outputs: &y, r: &r.1 };
+        for (which, from) in [(0, 0), (1, a)] {
+            let gradient = &run(Op::Slice { from }, from_ref(&r), from_ref(&parts[which].0))[0];
+            case.check(which, gradient, 1.0, 0.0);
+        }
+    }
+
     #[test]
     fn dropout(n in 1usize..4, features in 1usize..30, p in 0.1f32..0.9) {
         let x = random(dims([n, features]), 1);
@@ -191,31 +219,36 @@ proptest! {
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
     /// −1 only fills the batch.
     #[test]
-    fn softmax_cross_entropy(classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0) {
+    fn softmax_cross_entropy(
+        classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0, weight in 0.25f32..1.0,
+    ) {
         let logits = random(dims([3, classes]), 1);
         let labels = vec![(label % classes) as f32, -1.0, 0.0];
         let labels = (Spec { shape: dims([3]), dtype: DType::I32 }, labels);
         let outputs = [f32s(dims([3])), f32s(dims([3]))];
         let inputs = [logits.clone(), labels];
-        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[logits.0])[0];
+        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[logits.0])[0];
         prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
-        let op = Op::SoftmaxCrossEntropy { smoothing };
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
         let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
         case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
     }
 }
 
-/// Away from zero, where it has no derivative.
+/// Away from zero and the cut-off, where it has no derivative.
 #[test]
 fn relu() {
-    let x: Operand = (f32s(dims([1, 4])), vec![-1.0, -0.25, 0.25, 2.0]);
-    let r: Operand = (f32s(dims([1, 4])), vec![0.5, 1.0, -2.0, 3.0]);
-    let y = run(Op::Relu, from_ref(&x), from_ref(&x.0))[0].clone();
-    let dx = &run(Op::ReluBackward, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
-    assert_eq!(dx, &[0.0, 0.0, -2.0, 3.0]);
-    let outputs = [x.0.clone()];
-    Case { op: Op::Relu, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 0.125, 0.0);
+    for (max, last) in [(f32::INFINITY, -1.5), (6.0, 0.0)] {
+        let x: Operand = (f32s(dims([1, 5])), vec![-1.0, -0.25, 0.25, 2.0, 6.5]);
+        let r: Operand = (f32s(dims([1, 5])), vec![0.5, 1.0, -2.0, 3.0, -1.5]);
+        let op = Op::Relu { max };
+        let y = run(op, from_ref(&x), from_ref(&x.0))[0].clone();
+        let dx = &run(Op::ReluBackward { max }, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
+        assert_eq!(dx, &[0.0, 0.0, -2.0, 3.0, last]);
+        let outputs = [x.0.clone()];
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 0.125, 0.0);
+    }
 }
 
 /// The mask drops about p of the elements, and the same ones wherever the sample lies in a rank's batch.

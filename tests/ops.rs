@@ -12,8 +12,9 @@ use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span};
-use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec, windows};
+use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, windows};
 use dltrain::random::{Purpose, Stream, key};
+use half::bf16;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -28,6 +29,9 @@ const SCALARS: Scalars = Scalars {
 
 /// Unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
+
+/// The distance of two neighbours in bf16, over the smaller one: at most this.
+const BF16_STEP: f64 = 1.0 / 128.0;
 
 // ---- tensors and how they get through a device ----
 
@@ -69,6 +73,21 @@ fn random(extents: &[usize], numbers: Numbers, which: u32) -> Host {
     Host { values: (0..extents.iter().product()).map(draw).collect(), spec: spec(extents) }
 }
 
+/// The same numbers as bf16 holds them.
+fn rounded(host: &Host) -> Host {
+    let values = host.values.iter().map(|&v| bf16::from_f32(v).to_f32()).collect();
+    Host { spec: host.spec.clone(), values }
+}
+
+/// The same numbers kept in bf16.
+fn in_bf16(host: &Host) -> Host {
+    Host { spec: bf16_spec(&host.spec.shape.0), ..rounded(host) }
+}
+
+fn bf16_spec(extents: &[usize]) -> Spec {
+    Spec { dtype: DType::BF16, ..spec(extents) }
+}
+
 fn absolute(host: &Host) -> Host {
     Host { spec: host.spec.clone(), values: host.values.iter().map(|v| v.abs()).collect() }
 }
@@ -78,6 +97,9 @@ fn upload(device: &dyn Device, host: &Host) -> There {
     let memory = device.allocate(layout.bytes()).unwrap();
     match host.spec.dtype {
         DType::F32 => memory.write(bytes_of(&host.values)),
+        DType::BF16 => {
+            memory.write(bytes_of(&host.values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()))
+        }
         _ => memory.write(bytes_of(&host.values.iter().map(|&v| v as i32).collect::<Vec<_>>())),
     }
     There { spec: host.spec.clone(), layout, memory }
@@ -105,6 +127,11 @@ fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
 
 fn download(device: &dyn Device, tensor: &There) -> Vec<f32> {
     let plain = in_layout(device, tensor, &device.plain(&tensor.spec));
+    if tensor.spec.dtype == DType::BF16 {
+        let mut values = vec![bf16::ZERO; tensor.spec.shape.elements()];
+        device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
+        return values.into_iter().map(bf16::to_f32).collect();
+    }
     let mut values = vec![0f32; tensor.spec.shape.elements()];
     device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
     values
@@ -184,9 +211,11 @@ fn agrees(
     let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
     let (_, sizes) = through(&Reference, op, &sizes.iter().collect::<Vec<_>>(), outputs, None);
     for (output, &sum) in sums.iter().enumerate() {
-        let bounds = sizes[output].iter().map(|&size| match numbers {
+        // What is stored as bf16 is rounded once more, by either to one of the same two neighbours.
+        let stored = if outputs[output].dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+        let bounds = sizes[output].iter().zip(&expected[output]).map(|(&size, &value)| match numbers {
             Numbers::Integers => 0.0,
-            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size),
+            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size) + stored * f64::from(value.abs()),
         });
         let what = format!("{} output {output} by {}", op.name(), kernel.implementation());
         close(&found[output], &expected[output], bounds, &what)?;
@@ -236,11 +265,13 @@ fn convs() -> impl Strategy<Value = ConvCase> {
     let filters = prop_oneof![1usize..=6, Just(10), Just(16), Just(20), Just(33), Just(64)];
     let groups = prop_oneof![4 => Just(1usize), 1 => Just(2), 1 => Just(3), 1 => Just(16)];
     let small = || [1usize..=3, 1usize..=3];
+    // Long and thin ones too, as Inception has them.
+    let kernels = prop_oneof![4 => small(), 1 => Just([1, 7]), 1 => Just([7, 1])];
     (
         (1usize..=5, channels, filters, groups, any::<bool>()),
-        [1usize..=5, 1usize..=5],
+        kernels,
         small(),
-        [0usize..=2, 0usize..=2],
+        [0usize..=3, 0usize..=3],
         [1usize..=14, 1usize..=14],
         any::<[bool; 2]>(),
     )
@@ -346,14 +377,14 @@ fn pools() -> impl Strategy<Value = PoolCase> {
         [1usize..=4, 1usize..=4],
         [0usize..=3, 0usize..=3],
         [1usize..=12, 1usize..=12],
-        any::<bool>(),
+        any::<[bool; 2]>(),
     )
         .prop_filter_map(
             "a window larger than its input",
-            |(sizes, kernel, stride, padding, image, count)| {
+            |(sizes, kernel, stride, padding, image, [count, ceil])| {
                 let padding = [padding[0].min(kernel[0] - 1), padding[1].min(kernel[1] - 1)];
-                let pool = Pool2d { kernel, stride, padding, count_include_pad: count };
-                let output = windows(image, kernel, stride, padding)?;
+                let pool = Pool2d { kernel, stride, padding, count_include_pad: count, ceil };
+                let output = pool.windows(image)?;
                 Some(PoolCase { pool, x: [sizes.0, sizes.1, image[0], image[1]], output })
             },
         )
@@ -397,6 +428,9 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             };
             close(&found_back, &expected_back, std::iter::repeat(bound), &format!("{name} backward"))?;
 
+            if case.pool.ceil {
+                continue;
+            }
             // Averages are of reals: a division is not exact.
             let real = (area + 2) as f64 * U * 3.0;
             let op = Op::AvgPool(case.pool);
@@ -707,6 +741,100 @@ fn moments_do_not_depend_on_threads_and_survive_a_large_mean() {
     }
 }
 
+/// Parts of a concatenation: their channels, and whether each lies as a library's convolution left it.
+fn parts() -> impl Strategy<Value = Vec<(usize, bool)>> {
+    let channels = prop_oneof![3 => Just(16usize), 2 => Just(32), 1 => Just(48), 1 => 1usize..=20];
+    prop::collection::vec((channels, prop_oneof![3 => Just(false), 1 => Just(true)]), 1..5)
+}
+
+#[test]
+fn concatenations_and_slices_are_exact_in_any_layout() {
+    let cpus = cpus();
+    proptest!(config(64), |(parts in parts(), [n, h, w] in [1usize..=3, 1usize..=5, 1usize..=5], plain: bool)| {
+        let total = parts.iter().map(|(channels, _)| channels).sum();
+        let y = [n, total, h, w];
+        let hosts: Vec<Host> =
+            (0..).zip(&parts).map(|(i, &(c, _))| random(&[n, c, h, w], Numbers::Reals, i)).collect();
+        let dy = random(&y, Numbers::Reals, 99);
+        let (_, expected) = through(&Reference, &Op::Concat, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
+        for cpu in &cpus {
+            let there: Vec<There> = hosts
+                .iter()
+                .zip(&parts)
+                .map(|(host, &(_, plain))| if plain { upload(cpu, host) } else { in_chosen_layout(cpu, host) })
+                .collect();
+            let refs: Vec<&There> = there.iter().collect();
+            let (forward, found) = apply(cpu, &Op::Concat, &refs, &[spec(&y)], None);
+            prop_assert_eq!(&download(cpu, &found[0]), &expected[0], "{}", forward.implementation());
+            padding_is_zero(cpu, &found[0], "concat")?;
+            let dy_there = match plain {
+                true => upload(cpu, &dy),
+                false => in_layout(cpu, &upload(cpu, &dy), &found[0].layout),
+            };
+            let mut from = 0;
+            for host in &hosts {
+                let op = Op::Slice { from };
+                let (kernel, part) = apply(cpu, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
+                let (_, expected) = through(&Reference, &op, &[&dy], from_ref(&host.spec), None);
+                prop_assert_eq!(&download(cpu, &part[0]), &expected[0], "{}", kernel.implementation());
+                padding_is_zero(cpu, &part[0], "slice")?;
+                from += host.spec.shape.0[1];
+            }
+        }
+    });
+}
+
+/// What makes a network of concatenations run without reorders: whole blocks stay blocked, forward and backward.
+#[test]
+fn concatenations_of_whole_blocks_keep_their_layout() {
+    let cpu = Cpu::new(1).unwrap();
+    let parts = [16, 32].map(|c| in_chosen_layout(&cpu, &random(&[2, c, 5, 5], Numbers::Reals, c as u32)));
+    let y = [2, 48, 5, 5];
+    let (forward, made) = apply(&cpu, &Op::Concat, &[&parts[0], &parts[1]], &[spec(&y)], None);
+    for (wanted, part) in forward.inputs().iter().zip(&parts) {
+        assert_eq!(*wanted, part.layout);
+    }
+    for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
+        let op = Op::Slice { from };
+        let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
+        assert_eq!(kernel.inputs()[0], made[0].layout);
+        assert_eq!(gradient[0].layout, part.layout);
+    }
+}
+
+/// Operands lie in [−1, 1), k is at least 1/2, alpha and beta at most 1: the response r is off by (size + 4)·u·r, its
+/// power by beta times that and a few units of the power function (taken to be 8), y by one more rounding. The
+/// backward pass sums `size` such terms, each at most 2·(1/k)^(beta + 1).
+#[test]
+fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
+    let cpus = cpus();
+    let channels = prop_oneof![1usize..=9, Just(16), Just(20), Just(32), Just(48)];
+    let norm = (prop_oneof![Just(1usize), Just(3), Just(5), Just(7)], 0f32..1.0, 0.5f32..2.0);
+    let norm = (norm, prop_oneof![2 => Just(0.75f32), 1 => 0.1f32..1.0])
+        .prop_map(|((size, alpha, k), beta)| LocalResponseNorm { size, alpha, beta, k });
+    proptest!(config(64), |(norm in norm, c in channels, [n, h, w] in [1usize..=3, 1usize..=7, 1usize..=7], plain: bool)| {
+        let x = [n, c, h, w];
+        let (hx, hdy) = (random(&x, Numbers::Reals, 1), random(&x, Numbers::Reals, 2));
+        let none = Host { spec: saved(&x), values: vec![0.0; hx.values.len()] };
+        let largest = f64::from(norm.k).powf(-f64::from(norm.beta)).max(1.0);
+        let of_y = (norm.size as f64 + 13.0) * U * largest;
+        for cpu in &cpus {
+            let there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
+            let (op, outputs) = (Op::LocalResponseNorm(norm), [spec(&x), saved(&x)]);
+            let (forward, made) = apply(cpu, &op, &[&there], &outputs, None);
+            prop_assert_eq!(&made[0].layout, &there.layout, "the layout that was given is not kept");
+            let (_, expected) = through(&Reference, &op, &[&hx], &outputs, None);
+            let name = forward.implementation();
+            close(&download(cpu, &made[0]), &expected[0], std::iter::repeat(of_y), &name)?;
+            let (op, dy) = (Op::LocalResponseNormBackward(norm), upload(cpu, &hdy));
+            let (_, found) = apply(cpu, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&*forward));
+            let (_, expected) = through(&Reference, &op, &[&hdy, &hx, &none], &outputs[..1], None);
+            let bound = of_y * (2.0 + 4.0 * norm.size as f64 / f64::from(norm.k).min(1.0));
+            close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(bound), &format!("{name} backward"))?;
+        }
+    });
+}
+
 #[test]
 fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
     let cpus = cpus();
@@ -743,8 +871,10 @@ fn elementwise_ops_are_exact_in_any_layout() {
             let there = |host: &Host| if plain { upload(cpu, host) } else { in_chosen_layout(cpu, host) };
             let (a_there, b_there) = (there(&a), upload(cpu, &b));
             for (op, second) in [
-                (Op::Relu, false),
-                (Op::ReluBackward, true),
+                (Op::Relu { max: f32::INFINITY }, false),
+                (Op::Relu { max: 2.0 }, false),
+                (Op::ReluBackward { max: f32::INFINITY }, true),
+                (Op::ReluBackward { max: 2.0 }, true),
                 (Op::Add { relu: false }, true),
                 (Op::Add { relu: true }, true),
                 (Op::Reshape, false),
@@ -770,8 +900,10 @@ fn what_may_run_in_place_gives_the_same_there() {
     let extents = [3, 5, 70, 70];
     let (a, b) = (random(&extents, Numbers::Reals, 1), random(&extents, Numbers::Reals, 2));
     for (op, count) in [
-        (Op::Relu, 1),
-        (Op::ReluBackward, 2),
+        (Op::Relu { max: 0.5 }, 1),
+        (Op::Relu { max: f32::INFINITY }, 1),
+        (Op::ReluBackward { max: 0.5 }, 2),
+        (Op::ReluBackward { max: f32::INFINITY }, 2),
         (Op::Add { relu: true }, 2),
         (Op::Add { relu: false }, 2),
         (Op::Reshape, 1),
@@ -803,12 +935,150 @@ fn a_tensor_can_be_added_to_itself() {
     assert_eq!(download(&cpu, &there), twice);
 }
 
+// ---- bf16: activations and their gradients are kept so, the rest is f32 ----
+
+/// Sums of integers are exact until they are stored: then bf16 has 8 bits for them, and both devices round alike.
+#[test]
+fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    proptest!(config(64), |(case in convs(), numbers in numbers(), f32_ends: [bool; 2])| {
+        for cpu in &cpus {
+            conv_agrees_in_bf16(cpu, &case, numbers, f32_ends)?;
+        }
+    });
+    let sizes = (1usize..=9, 1usize..=70, 1usize..=66);
+    proptest!(config(48), |((n, features, y) in sizes, numbers in numbers(), scores: bool)| {
+        // What gives the scores stores them in f32.
+        let kept = |extents: &[usize]| if scores { spec(extents) } else { bf16_spec(extents) };
+        let of = |extents: &[usize], which| random(extents, numbers, which);
+        let (x, w, b) = (in_bf16(&of(&[n, features], 1)), rounded(&of(&[y, features], 2)), of(&[y], 3));
+        let dy = Host { spec: kept(&[n, y]), ..rounded(&of(&[n, y], 4)) };
+        for cpu in &cpus {
+            let op = Op::Linear { bias: true, relu: false };
+            let forward = agrees(cpu, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
+            let op = Op::LinearBackwardData { bias: true };
+            agrees(cpu, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
+            let op = Op::LinearBackwardWeights { bias: true };
+            let outputs = [w.spec.clone(), b.spec.clone()];
+            agrees(cpu, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
+        }
+    });
+}
+
+/// `None`, and said so, where the CPU has no such arithmetic.
+fn cpus_with_bf16() -> Option<Vec<Cpu>> {
+    let cpus = cpus();
+    if let Err(error) = cpus[0].has_bf16() {
+        eprintln!("not tested: {error}");
+        return None;
+    }
+    Some(cpus)
+}
+
+/// `f32_ends`: whether x is a network's images, and y its scores.
+fn conv_agrees_in_bf16(
+    cpu: &Cpu,
+    case: &ConvCase,
+    numbers: Numbers,
+    [images, scores]: [bool; 2],
+) -> Result<(), TestCaseError> {
+    let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
+    let scores = scores && !images;
+    let [_, per_group, kh, kw] = w;
+    let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
+        .map(|extents| rounded(&random(extents, numbers, extents.len() as u32)));
+    let hx = if images { hx } else { in_bf16(&hx) };
+    let hdy = if scores { hdy } else { in_bf16(&hdy) };
+
+    let inputs = [&hx, &hw, &hb];
+    let inputs = &inputs[..2 + usize::from(conv.bias)];
+    let sum = per_group * kh * kw + 1;
+    let forward = agrees(cpu, &Op::Conv2d(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
+    if !images {
+        let op = Op::Conv2dBackwardData(conv);
+        let sum = case.filters / conv.groups * kh * kw;
+        agrees(cpu, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
+    }
+    let op = Op::Conv2dBackwardWeights(conv);
+    let outputs = [hw.spec.clone(), hb.spec.clone()];
+    let outputs = &outputs[..1 + usize::from(conv.bias)];
+    let sum = y[0] * y[2] * y[3];
+    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    Ok(())
+}
+
+/// What is computed from one or a few numbers, is in bf16 the f32 result rounded once.
+#[test]
+fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 2usize..=7, 2usize..=7);
+    proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers())| {
+        let extents = [n, c, h, w];
+        let [a, b] = [1, 2].map(|which| in_bf16(&random(&extents, numbers, which)));
+        let pool = Pool2d { stride: [1, 2], ..Pool2d::square(2) };
+        let windows = pool.windows([h, w]).unwrap();
+        for cpu in &cpus {
+            for (op, count, y) in [
+                (Op::Relu { max: f32::INFINITY }, 1, extents),
+                (Op::Relu { max: 0.5 }, 1, extents),
+                (Op::ReluBackward { max: 0.5 }, 2, extents),
+                (Op::Add { relu: false }, 2, extents),
+                (Op::Add { relu: true }, 2, extents),
+                (Op::Concat, 2, [n, 2 * c, h, w]),
+                (Op::Dropout { p: 0.3, layer: 2 }, 1, extents),
+                (Op::AvgPool(pool), 1, [n, c, windows[0], windows[1]]),
+                (Op::AdaptiveAvgPool, 1, [n, c, 3, 3]),
+            ] {
+                agrees(cpu, &op, &[&a, &b][..count], &[bf16_spec(&y)], None, Numbers::Reals, &[16])?;
+            }
+            let y = [n, c, windows[0], windows[1]];
+            let outputs = [bf16_spec(&y), saved(&y)];
+            let (_, found) = apply(cpu, &Op::MaxPool(pool), &[&upload(cpu, &a)], &outputs, None);
+            let (_, expected) = through(&Reference, &Op::MaxPool(pool), &[&a], &outputs, None);
+            close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), "max pool")?;
+        }
+    });
+}
+
+/// Statistics are f32 sums of what is stored. Each result may differ by one step from the rounded definition; the
+/// bounds of the sums themselves are those of f32, far below.
+#[test]
+fn batch_norm_in_bf16_has_statistics_in_f32() {
+    let Some(cpus) = cpus_with_bf16() else { return };
+    proptest!(config(48), |(case in norms())| {
+        let NormCase { norm, x, .. } = case;
+        let n = (x[0] * x[2] * x[3]) as f64;
+        let (full, vector) = (bf16_spec(&x), spec(&[x[1]]));
+        let hx = in_bf16(&random(&x, Numbers::Reals, 1));
+        let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
+        let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
+        let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector];
+        outputs.extend(norm.relu.then(|| saved(&x)));
+        let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
+        let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
+        let sigma = f64::from(least + norm.epsilon).sqrt();
+        let of_y = (n + 8.0) * U * (4.0 + 4.0 / sigma + 4.0 / sigma.powi(3));
+        let bounds = [of_y, (n + 4.0) * U, 4.0 * (n + 6.0) * U];
+        for cpu in &cpus {
+            let there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+            let there: Vec<&There> = there.iter().collect();
+            let (forward, made) = apply(cpu, &Op::BatchNorm(norm), &there, &outputs, None);
+            for (index, bound) in bounds.into_iter().enumerate() {
+                let step = if index == 0 { BF16_STEP } else { 0.0 };
+                let bounds = expected[index].iter().map(|&v| bound + step * f64::from(v.abs()));
+                let what = format!("{} output {index}", forward.implementation());
+                close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
+            }
+        }
+    });
+}
+
 #[test]
 fn the_loss_is_what_it_is_defined_to_be() {
     let cpu = Cpu::new(1).unwrap();
     let smoothings = prop_oneof![Just(0f32), 0.01f32..=1.0];
-    let numbers = (numbers(), smoothings);
-    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing) in numbers)| {
+    let numbers = (numbers(), smoothings, prop_oneof![Just(1f32), Just(0.4)]);
+    proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing, weight) in numbers)| {
         let mut logits = random(&[n, classes], numbers, classes as u32);
         logits.values.iter_mut().for_each(|v| *v *= scale);
         let mut stream = Stream::new(key(2, Purpose::Synthetic, n as u32));
@@ -819,17 +1089,17 @@ fn the_loss_is_what_it_is_defined_to_be() {
             values: (0..n).map(draw).collect(),
         };
         let inputs = [&logits, &labels];
-        // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; four more
-        // roundings (exponential, sum, logarithm or division, the last one).
+        // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; six more
+        // roundings (exponential, sum, logarithm or division, two with the weight, the last one).
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
-        let relative = U * (spread + 6.0);
-        let op = Op::SoftmaxCrossEntropy { smoothing };
+        let relative = U * (spread + 8.0);
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
         let outputs = [spec(&[n]), spec(&[n])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
         close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
         prop_assert_eq!(&found[1], &expected[1]);
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing };
+        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
         let outputs = [spec(&[n, classes])];
         let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
@@ -846,7 +1116,7 @@ fn a_label_that_is_no_class_is_an_error() {
     let labels = upload(&cpu, &labels);
     let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
     let outputs = [spec(&[2]), spec(&[2])];
-    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0 };
+    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 };
     let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
     let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
@@ -883,7 +1153,7 @@ fn a_network_in_chosen_layouts_is_exact() {
             let (conv_kernel, a) = apply(device, &Op::Conv2d(conv), &[&x, &w1, &b1], from_ref(&full), None);
             let (pool_kernel, p) =
                 apply(device, &Op::MaxPool(pool), &[&a[0]], &[spec(&pooled), saved(&pooled)], None);
-            let (relu_kernel, r) = apply(device, &Op::Relu, &[&p[0]], &[spec(&pooled)], None);
+            let (relu_kernel, r) = apply(device, &Op::Relu { max: f32::INFINITY }, &[&p[0]], &[spec(&pooled)], None);
             let linear = Op::Linear { bias: true, relu: false };
             let (linear_kernel, l) = apply(device, &linear, &[&r[0], &w2, &b2], from_ref(&dy.spec), None);
 
@@ -893,7 +1163,7 @@ fn a_network_in_chosen_layouts_is_exact() {
             let op = Op::LinearBackwardData { bias: true };
             let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&*linear_kernel));
             let (_, dp) =
-                apply(device, &Op::ReluBackward, &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
+                apply(device, &Op::ReluBackward { max: f32::INFINITY }, &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
             let op = Op::MaxPoolBackward(pool);
             let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&*pool_kernel));
             let op = Op::Conv2dBackwardWeights(conv);
@@ -1019,6 +1289,9 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
     fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
     fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
+    fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
+    fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
+    fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
     fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
     fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
     let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };
@@ -1029,7 +1302,7 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     assert!(cpu.compile(&request).err().unwrap().message.contains("in f32 only"));
     fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
     fails(
-        Op::SoftmaxCrossEntropy { smoothing: 0.0 },
+        Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
         &[&[4, 10], &[4]],
         &[4],
         "1 outputs where there should be 2",
@@ -1042,8 +1315,13 @@ fn memory_too_small_for_a_tensor_is_refused() {
     let x = spec(&[2, 3, 4, 4]);
     let inputs = [(x.clone(), Some(cpu.plain(&x)))];
     let outputs = [x];
-    let request =
-        Request { op: &Op::Relu, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+    let request = Request {
+        op: &Op::Relu { max: f32::INFINITY },
+        inputs: &inputs,
+        outputs: &outputs,
+        forward: None,
+        training: true,
+    };
     let kernel = cpu.compile(&request).unwrap();
     let (enough, less) = (cpu.allocate(384).unwrap(), cpu.allocate(383).unwrap());
     let nothing = cpu.allocate(kernel.workspace()).unwrap();

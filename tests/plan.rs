@@ -12,7 +12,7 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span};
 use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, Init, Pool2d};
+use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, Init, LocalResponseNorm, Pool2d};
 use dltrain::model;
 use dltrain::plan::{Options, Parameter, Plan, Program, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -51,6 +51,36 @@ fn residual_net_for(batch: usize) -> Result<Graph> {
     let x = net.linear("fc1", x, 30);
     let x = net.relu("relu3", x);
     let x = net.linear("fc2", x, 7);
+    Ok(net.finish(x))
+}
+
+/// Branches that meet in concatenations, of whole blocks of channels and of others, a pooling that reaches beyond its
+/// image, and an auxiliary head (or none) with a normalisation of its own.
+fn branching_net(auxiliary: bool) -> Result<Graph> {
+    let (mut net, x) = Builder::new("branching", BATCH, [3, 14, 14]);
+    let stem = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1))?;
+    let stem = net.relu6("relu0", stem);
+    let stem =
+        net.local_response_norm("lrn", stem, LocalResponseNorm { alpha: 0.5, ..Default::default() })?;
+    let a = net.conv2d("a", stem, 32, Conv2d { kernel: [1, 7], padding: [0, 3], ..Conv2d::square(1) })?;
+    let b = net.conv2d("b", stem, 16, Conv2d { kernel: [7, 1], padding: [3, 0], ..Conv2d::square(1) })?;
+    let b = net.relu("relu_b", b);
+    let blocked = net.concat("concat1", &[a, stem, b])?;
+    let c = net.conv2d("c", blocked, 6, Conv2d { bias: false, ..Conv2d::square(1) })?;
+    let c = net.batch_norm("bn_c", c, BatchNorm::default())?;
+    let c = net.relu6("relu_c", c);
+    let depthwise = Conv2d { groups: 64, bias: false, ..Conv2d::square(3).padding(1) };
+    let d = net.conv2d("d", blocked, 64, depthwise)?;
+    let x = net.concat("concat2", &[c, d, c])?;
+    let x = net.max_pool("pool", x, Pool2d::square(3).stride(2).ceil())?;
+    if auxiliary {
+        let y = net.conv2d("aux.conv", x, 8, Conv2d { bias: false, ..Conv2d::square(1) })?;
+        let y = net.batch_norm("aux.bn", y, BatchNorm::default())?;
+        let y = net.linear("aux.fc", y, 7);
+        net.auxiliary_head("aux", y, 0.4);
+    }
+    let x = net.global_avg_pool("avgpool", x)?;
+    let x = net.linear("fc", x, 7);
     Ok(net.finish(x))
 }
 
@@ -183,11 +213,15 @@ fn graph() -> Graph {
     residual_net().unwrap().simplify().differentiate()
 }
 
+fn branching_graph() -> Graph {
+    branching_net(true).unwrap().simplify().differentiate()
+}
+
 /// The loss's slope along one random direction through all parameters: the gradient's, and the difference quotient's.
 /// h = 2⁻⁹ moves the loss by some 1e-3, of which its own rounding (2⁻²⁴ of 2, summed over the layers' f32 results) is
 /// 1e-3 at most; the curvature's odd part is h² smaller than the slope. One part in a hundred is asked for.
-fn check_slope(device: &dyn Device) {
-    let mut run = Run::new(device, graph(), 1 << 20);
+fn check_slope(device: &dyn Device, graph: Graph, h: f32) {
+    let mut run = Run::new(device, graph, 1 << 20);
     let gradients = run.gradients();
     let slope: f64 = gradients
         .iter()
@@ -196,7 +230,6 @@ fn check_slope(device: &dyn Device) {
             gradient.iter().zip(&direction).map(|(&g, &d)| f64::from(g) * f64::from(d)).sum::<f64>()
         })
         .sum();
-    let h = 2f32.powi(-9);
     let mut at = |h| {
         run.set_parameters(h);
         run.loss(false)
@@ -207,20 +240,47 @@ fn check_slope(device: &dyn Device) {
 
 #[test]
 fn the_gradient_of_a_whole_network_is_the_slope_of_its_loss() {
-    check_slope(&Reference);
-    check_slope(&Cpu::new(1).unwrap());
+    // The branching one has kinks (ReLU6 behind a normalisation, max pooling), which a shorter step meets less often; its
+    // loss's own rounding is then some 3e-4 of the quotient.
+    for (graph, h) in [(graph(), 2f32.powi(-9)), (branching_graph(), 2f32.powi(-13))] {
+        check_slope(&Reference, graph.clone(), h);
+        check_slope(&Cpu::new(1).unwrap(), graph, h);
+    }
 }
 
 /// Every parameter's gradient on the CPU device is that of the definition: relative to the gradient's norm, a few
 /// thousand roundings in sums of up to 1e3 products over ten layers.
 #[test]
 fn both_devices_give_the_same_gradients() {
-    let expected = Run::new(&Reference, graph(), 1 << 20).gradients();
-    for threads in [1, 2] {
-        let cpu = Cpu::new(threads).unwrap();
-        let found = Run::new(&cpu, graph(), 1 << 20).gradients();
-        assert_eq!(found.len(), 13);
-        alike(&expected, &found, 1e-5);
+    for (graph, parameters) in [(graph(), 13), (branching_graph(), 17)] {
+        let expected = Run::new(&Reference, graph.clone(), 1 << 20).gradients();
+        for threads in [1, 2] {
+            let cpu = Cpu::new(threads).unwrap();
+            let found = Run::new(&cpu, graph.clone(), 1 << 20).gradients();
+            assert_eq!(found.len(), parameters);
+            alike(&expected, &found, 1e-5);
+        }
+    }
+}
+
+/// An auxiliary head adds its weighted loss in training; evaluation is that of the network without it, with the same
+/// parameters in the same places.
+#[test]
+fn an_auxiliary_head_is_there_in_training_only() {
+    for device in [&Reference as &dyn Device, &Cpu::new(1).unwrap()] {
+        let [mut with, mut without] = [true, false].map(|auxiliary| {
+            let run = Run::new(device, branching_net(auxiliary).unwrap().simplify().differentiate(), 1 << 20);
+            run.set_parameters(0.0);
+            run
+        });
+        let (both, alone) = (with.loss(true), without.loss(true));
+        // 0.4 times a loss of 7 classes, which for weights like these is not far from ln 7.
+        assert!((0.4..1.6).contains(&(both - alone)), "{both} and {alone}");
+        let evaluated = [&with, &without].map(|run| evaluate(run, branching_net(true).unwrap()));
+        assert_eq!(evaluated[0], evaluated[1]);
+        let names = |run: &Run| run.plan.statistics.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        assert!(names(&with).contains(&"aux.bn.running_mean".to_string()));
+        assert!(!names(&without).contains(&"aux.bn.running_mean".to_string()));
     }
 }
 
@@ -315,10 +375,9 @@ fn normalisation_over_ranks_is_that_of_the_whole_batch() {
 }
 
 /// The loss of evaluation on the same images, with the parameters and statistics of a training run.
-fn evaluate(training: &Run) -> f64 {
+fn evaluate(training: &Run, forward: Graph) -> f64 {
     let options = Options { fusion_threshold: 1, training: Some(&training.plan) };
-    let forward = residual_net().unwrap().for_evaluation().simplify();
-    let plan = plan(forward, training.device, &options).unwrap();
+    let plan = plan(forward.for_evaluation().simplify(), training.device, &options).unwrap();
     let own = |bytes| training.device.allocate(bytes).unwrap();
     let regions = Regions {
         arena: own(plan.sizes.activations),
@@ -342,7 +401,7 @@ fn running_statistics_are_kept_by_training_and_read_by_evaluation() {
             run.loss(true);
             history.push(run.statistics());
         }
-        let loss = evaluate(&run);
+        let loss = evaluate(&run, residual_net().unwrap());
         assert_eq!(run.statistics(), history[2], "evaluation changed the statistics");
         (history, loss)
     };

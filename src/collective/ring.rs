@@ -74,6 +74,16 @@ impl Route {
         if self.range.is_empty() { 0 } else { 2 * (self.place.size - 1) * self.chunks }
     }
 
+    /// Elements of the longest message.
+    fn longest_chunk(&self) -> usize {
+        self.range.len().div_ceil(self.place.size).div_ceil(self.chunks)
+    }
+
+    /// Bytes in which what is to be added comes in.
+    fn scratch(&self) -> usize {
+        if self.messages() > 0 { WINDOW * self.longest_chunk() * size_of::<f32>() } else { 0 }
+    }
+
     /// Those whose content is added; the rest replaces.
     fn added(&self) -> usize {
         self.messages() / 2
@@ -99,6 +109,11 @@ impl Route {
 }
 
 impl Ring {
+    /// Bytes of scratch memory for a range of so many elements on so many ranks.
+    pub fn scratch(elements: usize, ranks: usize) -> usize {
+        Route::new(Place { rank: 0, size: ranks }, 0..elements).scratch()
+    }
+
     /// Collective.
     pub fn new(world: &World, region: &Rc<Region>) -> Result<Ring> {
         Ok(Ring {
@@ -188,8 +203,7 @@ impl Allreduce for Ring {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
         let route = Route::new(self.place, range);
-        let chunk = route.range.len().div_ceil(self.place.size).div_ceil(route.chunks);
-        let scratch = if route.messages() > 0 { WINDOW * chunk * size_of::<f32>() } else { 0 };
+        let (chunk, scratch) = (route.longest_chunk(), route.scratch());
         self.slots.push(Round {
             route,
             scratch: Rc::new(Region::private(scratch)?),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::communicator::Reduction;
-use super::window::Window;
+use super::window::{PAGE, Window};
 use super::world::World;
 use crate::error::{Error, Result};
 
@@ -77,8 +77,14 @@ impl Region {
         let peers = (0..world.local_size())
             .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
             .collect::<Result<Vec<_>>>()?;
+        peers.iter().for_each(|&part| touch(part.cast(), bytes));
         let address = peers[world.local_rank()];
         Ok(Region { address, elements: bytes / 4, bytes, peers, storage: Storage::Shared(window) })
+    }
+
+    /// Whether this rank's node has room for a window to which each of its ranks brings `bytes`.
+    pub fn fits_shared(world: &World, bytes: usize) -> bool {
+        room(world, bytes).is_ok()
     }
 
     pub fn address(&self) -> *mut u8 {
@@ -186,11 +192,27 @@ impl Drop for Region {
 /// Whether every node has room for a window to which each of its ranks brings `bytes`. Collective; the lowest
 /// rank without room says so.
 fn has_room(world: &World, bytes: usize) -> Result<bool> {
+    Ok(accept(world, room(world, bytes))?.is_some())
+}
+
+/// Fails where the node of this rank has no room.
+fn room(world: &World, bytes: usize) -> Result<()> {
     let needed = (bytes as u64).saturating_mul(world.local_size() as u64);
     let free = free_shared_memory();
-    let enough = free >= needed.saturating_add(HEADROOM);
+    if free >= needed.saturating_add(HEADROOM) {
+        return Ok(());
+    }
     let why = format!("/dev/shm has {} MB free and {} MB are needed", free >> 20, needed >> 20);
-    Ok(accept(world, if enough { Ok(()) } else { Err(Error::environment(why)) })?.is_some())
+    Err(Error::environment(why))
+}
+
+/// Reads a byte of every page, so that the pages of other ranks are mapped before the first step and not in the middle of
+/// one, and what this process has in memory does not depend on whose turn it was to sum what.
+fn touch(part: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(PAGE) {
+        // SAFETY: within the part, which is mapped. Nobody writes to it before all ranks have accepted the region.
+        unsafe { part.add(offset).read_volatile() };
+    }
 }
 
 /// A result that all ranks must have for one of them to use it; the lowest rank without it warns. Collective.

@@ -10,7 +10,7 @@ use super::call::check;
 use super::world::World;
 use crate::error::Result;
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// A shared window over the ranks of a node. Each rank owns a part and sees all parts.
 pub(super) struct Window {

@@ -5,6 +5,8 @@ use std::any::Any;
 use std::fmt;
 use std::rc::Rc;
 
+use crate::graph::DType;
+
 /// A device's layout of one tensor.
 #[derive(Clone)]
 pub struct Layout {
@@ -12,13 +14,14 @@ pub struct Layout {
     /// plan's hash, so that ranks whose devices chose unlike layouts are found at start.
     text: Rc<str>,
     bytes: usize,
+    dtype: DType,
     handle: Option<Rc<dyn Any>>,
 }
 
 impl Layout {
     /// `handle` is whatever the device wants back later (a memory descriptor).
-    pub fn new(text: impl Into<Rc<str>>, bytes: usize, handle: Option<Rc<dyn Any>>) -> Layout {
-        Layout { text: text.into(), bytes, handle }
+    pub fn new(text: impl Into<Rc<str>>, bytes: usize, dtype: DType, handle: Option<Rc<dyn Any>>) -> Layout {
+        Layout { text: text.into(), bytes, dtype, handle }
     }
 
     pub fn text(&self) -> &str {
@@ -28,6 +31,12 @@ impl Layout {
     /// Bytes that a tensor in this layout takes, padding included.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The type of the elements as they lie: a kernel may want f32 for a tensor that is bf16, or the other way round,
+    /// and a reorder then converts. `Saved` where only the device can tell.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// The device's own descriptor.

@@ -24,14 +24,14 @@ pub struct Memory {
 
 /// A host allocation, freed when the last slice of it goes.
 struct HostAllocation {
-    address: *mut u8,
+    start: *mut u8,
     layout: Layout,
 }
 
 impl Drop for HostAllocation {
     fn drop(&mut self) {
-        // SAFETY: address and layout are those of the allocation made in `Memory::host`.
-        unsafe { dealloc(self.address, self.layout) }
+        // SAFETY: start and layout are those of the allocation made in `Memory::host`.
+        unsafe { dealloc(self.start, self.layout) }
     }
 }
 
@@ -44,13 +44,17 @@ impl Memory {
         let too_much = || {
             Error::environment(format!("cannot allocate {bytes} bytes of host memory; use a smaller --batch"))
         };
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| too_much())?;
+        // Asked for any address and aligned here: asked for an aligned one the allocator would write every zero itself,
+        // where else the system gives zeroed pages as they are touched.
+        let room = bytes.checked_add(ALIGNMENT).ok_or_else(too_much)?;
+        let layout = Layout::from_size_align(room, 1).map_err(|_| too_much())?;
         // SAFETY: the layout's size is not zero.
-        let address = unsafe { alloc_zeroed(layout) };
-        if address.is_null() {
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
             return Err(too_much());
         }
-        Ok(Memory { address, bytes, owner: Rc::new(HostAllocation { address, layout }) })
+        let address = start.wrapping_add(start.align_offset(ALIGNMENT));
+        Ok(Memory { address, bytes, owner: Rc::new(HostAllocation { start, layout }) })
     }
 
     /// Memory that something else allocated (a shared window, a device) and that lives as long as `owner`.
@@ -146,7 +150,7 @@ macro_rules! numbers {
         impl Number for $t {}
     )*};
 }
-numbers!(u8, i32, u32, f32, f64, u64);
+numbers!(u8, i32, u32, f32, f64, u64, half::bf16);
 
 /// The bytes of a slice of numbers, for uploading.
 pub fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {

@@ -6,13 +6,14 @@ mod sync_norm;
 
 use std::any::Any;
 
-use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, s};
+use half::bf16;
+use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
 use super::update::{average, clip_factor};
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, Conv2d, DType, Op, Pool2d, Spec, adaptive_window};
+use crate::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -34,8 +35,8 @@ impl Device for Reference {
 
     fn plain(&self, spec: &Spec) -> Layout {
         // A pooling's winners are stored as i32 indices into the (H, W) plane, a ReLU's as 1.
-        let bytes = spec.shape.elements() * spec.dtype.bytes().max(4);
-        Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, None)
+        let bytes = spec.shape.elements() * if spec.dtype == DType::Saved { 4 } else { spec.dtype.bytes() };
+        Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, spec.dtype, None)
     }
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
@@ -152,22 +153,28 @@ impl Step for ReferenceStep {
 
 /// Integers (labels, winners) are small enough to be exact as f32.
 fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
-    let values = if spec.dtype == DType::F32 {
-        read_f32(memory)
-    } else {
-        let mut integers = vec![0i32; spec.shape.elements()];
-        memory.read(bytes_of_mut(&mut integers));
-        integers.into_iter().map(|v| v as f32).collect()
+    let values = match spec.dtype {
+        DType::F32 => read_f32(memory),
+        DType::BF16 => {
+            let mut halves = vec![bf16::ZERO; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut halves));
+            halves.into_iter().map(bf16::to_f32).collect()
+        }
+        DType::I32 | DType::Saved => {
+            let mut integers = vec![0i32; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut integers));
+            integers.into_iter().map(|v| v as f32).collect()
+        }
     };
     ArrayD::from_shape_vec(IxDyn(&spec.shape.0), values).map_err(|e| Error::internal(e.to_string()))
 }
 
 fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
-    let values: Vec<f32> = array.iter().copied().collect();
-    if spec.dtype == DType::F32 {
-        memory.write(bytes_of(&values));
-    } else {
-        memory.write(bytes_of(&values.iter().map(|&v| v as i32).collect::<Vec<_>>()));
+    let values = array.iter().copied();
+    match spec.dtype {
+        DType::F32 => memory.write(bytes_of(&values.collect::<Vec<f32>>())),
+        DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
+        DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }
 
@@ -184,7 +191,7 @@ fn evaluate(
     scalars: &Scalars,
 ) -> Result<Vec<ArrayD<f32>>> {
     let shape = |index: usize| outputs[index].0.shape.0.clone();
-    let elementwise = |f: fn(f32, f32) -> f32| {
+    let elementwise = |f: &dyn Fn(f32, f32) -> f32| {
         let mut y = inputs[0].clone();
         y.zip_mut_with(&inputs[1], |a, &b| *a = f(*a, b));
         vec![y]
@@ -223,10 +230,12 @@ fn evaluate(
         Op::SyncBatchNorm(norm) => sync_norm::forward(norm, inputs)?,
         Op::SyncBatchNormSums(norm) => sync_norm::sums(norm, inputs)?,
         Op::SyncBatchNormBackward(norm) => vec![sync_norm::backward(norm, inputs)?],
-        Op::Relu => vec![inputs[0].mapv(|x| x.max(0.0))],
-        Op::ReluBackward => elementwise(|dy, y| if y > 0.0 { dy } else { 0.0 }),
-        Op::Add { relu: false } => elementwise(|a, b| a + b),
-        Op::Add { relu: true } => elementwise(|a, b| (a + b).max(0.0)),
+        Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
+        Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
+        Op::Relu { max } => vec![inputs[0].mapv(|x| x.max(0.0).min(*max))],
+        Op::ReluBackward { max } => elementwise(&|dy, y| if y > 0.0 && y < *max { dy } else { 0.0 }),
+        Op::Add { relu: false } => elementwise(&|a, b| a + b),
+        Op::Add { relu: true } => elementwise(&|a, b| (a + b).max(0.0)),
         Op::MaxPool(pool) => max_pool(pool, &inputs[0], &shape(0))?,
         Op::MaxPoolBackward(_) => vec![max_pool_backward(inputs, &shape(0))?],
         Op::AvgPool(pool) => vec![avg_pool(pool, &inputs[0], &shape(0))?],
@@ -237,9 +246,18 @@ fn evaluate(
             vec![dropout(&inputs[0], *p, *layer, scalars)]
         }
         Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::SoftmaxCrossEntropy { smoothing } => softmax_cross_entropy(inputs, *smoothing)?,
-        Op::SoftmaxCrossEntropyBackward { smoothing } => {
-            vec![softmax_cross_entropy_backward(inputs, *smoothing, scalars)?]
+        Op::Concat => {
+            let parts: Vec<_> = inputs.iter().map(|part| part.view()).collect();
+            vec![concatenate(Axis(1), &parts).map_err(|e| Error::internal(e.to_string()))?]
+        }
+        Op::Slice { from } => {
+            let channels = *from..from + shape(0)[1];
+            vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
+        }
+        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
+        Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
+            vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
     })
 }
@@ -412,6 +430,39 @@ fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<A
     Ok(vec![dy.mapv(|v| v as f32).into_dyn(), Array1::from(dw).into_dyn(), Array1::from(db).into_dyn()])
 }
 
+/// k + alpha/size·(the sum of squares of the channels around each).
+fn response(norm: &LocalResponseNorm, x: &ArrayView4<f32>) -> Array4<f64> {
+    let channels = x.shape()[1];
+    Array4::from_shape_fn(extents(x.shape()), |(n, c, i, j)| {
+        let around = c.saturating_sub(norm.size / 2)..(c + norm.size / 2 + 1).min(channels);
+        let squares: f64 = around.map(|c| f64::from(x[[n, c, i, j]]).powi(2)).sum();
+        f64::from(norm.k) + f64::from(norm.alpha) / norm.size as f64 * squares
+    })
+}
+
+/// y, and nothing to save.
+fn local_response_norm(norm: &LocalResponseNorm, x: &ArrayD<f32>) -> Result<Vec<ArrayD<f32>>> {
+    let x = image(x)?;
+    let mut y = response(norm, &x);
+    y.zip_mut_with(&x, |y, &x| *y = f64::from(x) * y.powf(-f64::from(norm.beta)));
+    Ok(vec![y.mapv(|y| y as f32).into_dyn(), Array4::zeros(extents(x.shape())).into_dyn()])
+}
+
+/// With r the response: dx_c = dy_c·r_c^−β − 2β·alpha/size·x_c·Σ dy_d·x_d·r_d^(−β−1) over the channels d around c.
+fn local_response_norm_backward(norm: &LocalResponseNorm, inputs: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
+    let (dy, x) = (image(&inputs[0])?, image(&inputs[1])?);
+    let (response, channels, beta) = (response(norm, &x), x.shape()[1], f64::from(norm.beta));
+    let share = 2.0 * beta * f64::from(norm.alpha) / norm.size as f64;
+    let dx = Array4::from_shape_fn(extents(x.shape()), |(n, c, i, j)| {
+        let around = c.saturating_sub(norm.size / 2)..(c + norm.size / 2 + 1).min(channels);
+        let at = |array: &ArrayView4<f32>, c| f64::from(array[[n, c, i, j]]);
+        let shared = |d| at(&dy, d) * at(&x, d) * response[[n, d, i, j]].powf(-beta - 1.0);
+        let own = at(&dy, c) * response[[n, c, i, j]].powf(-beta);
+        (own - share * at(&x, c) * around.map(shared).sum::<f64>()) as f32
+    });
+    Ok(dx.into_dyn())
+}
+
 /// The rows and columns of the input that window (i, j) covers.
 fn window(pool: &Pool2d, height: usize, width: usize, i: usize, j: usize) -> [std::ops::Range<usize>; 2] {
     let along = |at: usize, axis: usize, extent: usize| {
@@ -535,7 +586,7 @@ fn rows(logits: &ArrayD<f32>) -> Result<Vec<Vec<f64>>> {
     Ok(logits.rows().into_iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect())
 }
 
-fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32) -> Result<Vec<ArrayD<f32>>> {
+fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32, weight: f32) -> Result<Vec<ArrayD<f32>>> {
     let (mut losses, mut hits) = (Vec::new(), Vec::new());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
         if label < 0.0 {
@@ -548,18 +599,14 @@ fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32) -> Result<Vec<A
         let smoothing = f64::from(smoothing);
         let mean = row.iter().sum::<f64>() / row.len() as f64;
         let target = (1.0 - smoothing) * row[label as usize] + smoothing * mean;
-        losses.push((logsum - target) as f32);
+        losses.push((f64::from(weight) * (logsum - target)) as f32);
         let first = row.iter().position(|&v| v == largest);
         hits.push(f32::from(u8::from(first == Some(label as usize))));
     }
     Ok(vec![Array1::from(losses).into_dyn(), Array1::from(hits).into_dyn()])
 }
 
-fn softmax_cross_entropy_backward(
-    inputs: &[ArrayD<f32>],
-    smoothing: f32,
-    scalars: &Scalars,
-) -> Result<ArrayD<f32>> {
+fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], smoothing: f32, scale: f64) -> Result<ArrayD<f32>> {
     let smoothing = f64::from(smoothing);
     let mut gradient = Vec::with_capacity(inputs[0].len());
     for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
@@ -567,7 +614,7 @@ fn softmax_cross_entropy_backward(
             let onehot = if class as f32 == label { 1.0 } else { 0.0 };
             let target = (1.0 - smoothing) * onehot + smoothing / row.len() as f64;
             let value = if label < 0.0 { 0.0 } else { probability - target };
-            gradient.push((value * f64::from(scalars.gradient_scale)) as f32);
+            gradient.push((value * scale) as f32);
         }
     }
     reshaped(Array1::from(gradient).into_dyn(), inputs[0].shape())

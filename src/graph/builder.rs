@@ -4,32 +4,35 @@
 //! user's `--image-size` or `--data` can cause it.
 
 use super::{
-    BatchNorm, Conv2d, DType, Graph, Init, Node, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
-    windows,
+    BatchNorm, Conv2d, DType, Graph, Init, LocalResponseNorm, Node, Op, Pool2d, Role, Shape, Spec, Tensor,
+    TensorId, dims, windows,
 };
 use crate::error::{Error, Result};
 
-/// How the weights and biases of a kind of layer start.
+/// How a weight or a bias starts, in terms of its layer (std: standard deviation).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum LayerInit {
-    /// PyTorch's default: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in, for the bias too.
-    Default,
-    /// He et al. 2015 for layers before a ReLU, keeping the size of gradients: normal with variance 2/fan_out; the
-    /// bias zero.
-    KaimingNormalFanOut,
-    /// Normal with this standard deviation; the bias zero.
-    Normal { std: f32 },
+pub enum Start {
+    Zero,
+    /// PyTorch's default, for biases too: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in.
+    Uniform,
+    Normal {
+        std: f32,
+    },
+    /// He et al. 2015 for layers before a ReLU, keeping the size of what goes forward: normal with variance 2/fan_in.
+    NormalFanIn,
+    /// The same, keeping the size of gradients: variance 2/fan_out.
+    NormalFanOut,
 }
 
-impl LayerInit {
-    /// How the weight and the bias start.
-    fn of(self, fan_in: usize, fan_out: usize) -> [Init; 2] {
+impl Start {
+    fn of(self, fan_in: usize, fan_out: usize) -> Init {
+        let he = |fan: usize| Init::Normal { std: (2.0 / fan as f32).sqrt() };
         match self {
-            LayerInit::Default => [Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() }; 2],
-            LayerInit::KaimingNormalFanOut => {
-                [Init::Normal { std: (2.0 / fan_out as f32).sqrt() }, Init::Zero]
-            }
-            LayerInit::Normal { std } => [Init::Normal { std }, Init::Zero],
+            Start::Zero => Init::Zero,
+            Start::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
+            Start::Normal { std } => Init::Normal { std },
+            Start::NormalFanIn => he(fan_in),
+            Start::NormalFanOut => he(fan_out),
         }
     }
 }
@@ -41,8 +44,11 @@ pub struct Builder {
     nodes: Vec<Node>,
     images: TensorId,
     dropouts: u32,
-    convolutions: LayerInit,
-    linears: LayerInit,
+    /// Logits of auxiliary heads, with their names and the weights of their losses.
+    auxiliary: Vec<(String, TensorId, f32)>,
+    /// How weight and bias start.
+    convolutions: [Start; 2],
+    linears: [Start; 2],
 }
 
 impl Builder {
@@ -54,8 +60,9 @@ impl Builder {
             nodes: Vec::new(),
             images: TensorId(0),
             dropouts: 0,
-            convolutions: LayerInit::Default,
-            linears: LayerInit::Default,
+            auxiliary: Vec::new(),
+            convolutions: [Start::Uniform; 2],
+            linears: [Start::Uniform; 2],
         };
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
@@ -63,13 +70,13 @@ impl Builder {
     }
 
     /// How the convolutions added from here on start.
-    pub fn init_convolutions(&mut self, init: LayerInit) {
-        self.convolutions = init;
+    pub fn init_convolutions(&mut self, weight: Start, bias: Start) {
+        self.convolutions = [weight, bias];
     }
 
     /// How the linear layers added from here on start.
-    pub fn init_linears(&mut self, init: LayerInit) {
-        self.linears = init;
+    pub fn init_linears(&mut self, weight: Start, bias: Start) {
+        self.linears = [weight, bias];
     }
 
     pub fn shape(&self, id: TensorId) -> &Shape {
@@ -86,10 +93,12 @@ impl Builder {
                 conv.groups
             )));
         }
-        let [oh, ow] = self.slide(name, [h, w], conv.kernel, conv.stride, conv.padding)?;
+        let size = windows([h, w], conv.kernel, conv.stride, conv.padding);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.kernel, [h, w], conv.padding))?;
         let [kh, kw] = conv.kernel;
-        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels / conv.groups * kh * kw);
-        let [weight, bias] = self.convolutions.of(fan_in, fan_out);
+        // As PyTorch counts: groups divide what an output reads, not how many there are.
+        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels * kh * kw);
+        let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
         let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
         if conv.bias {
             inputs.push(self.bias(name, channels, bias));
@@ -100,7 +109,7 @@ impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
     pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
-        let [weight, bias] = self.linears.of(fan_in, features);
+        let [weight, bias] = self.linears.map(|start| start.of(fan_in, features));
         let weight = self.weight(name, dims([features, fan_in]), weight);
         let bias = self.bias(name, features, bias);
         self.node(
@@ -142,20 +151,43 @@ impl Builder {
         Ok(y)
     }
 
+    /// Local response normalisation.
+    pub fn local_response_norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        norm: LocalResponseNorm,
+    ) -> Result<TensorId> {
+        self.image_shape(name, x)?;
+        if norm.size.is_multiple_of(2) {
+            return Err(Error::internal(format!("layer {name}: {} channels have no middle", norm.size)));
+        }
+        let shape = self.shape(x).clone();
+        Ok(self.saving_node(name, Op::LocalResponseNorm(norm), x, shape))
+    }
+
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = self.shape(x).clone();
-        self.node(name, Op::Relu, vec![x], shape)
+        self.node(name, Op::Relu { max: f32::INFINITY }, vec![x], shape)
+    }
+
+    /// ReLU cut off at 6.
+    pub fn relu6(&mut self, name: &str, x: TensorId) -> TensorId {
+        let shape = self.shape(x).clone();
+        self.node(name, Op::Relu { max: 6.0 }, vec![x], shape)
     }
 
     pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
-        let y = self.node(name, Op::MaxPool(pool), vec![x], shape.clone());
-        let saved = self.tensor(&format!("{name}.saved"), shape, DType::Saved, Role::Activation);
-        self.nodes.last_mut().expect("the node just added").outputs.push(saved);
-        Ok(y)
+        Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
     }
 
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        if pool.ceil {
+            return Err(Error::internal(format!(
+                "layer {name}: only max pooling may reach beyond the padding"
+            )));
+        }
         let shape = self.pooled(name, x, pool)?;
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
     }
@@ -185,6 +217,19 @@ impl Builder {
         self.node(name, Op::Reshape, vec![x], shape)
     }
 
+    /// The channels of several images of one size, one after the other.
+    pub fn concat(&mut self, name: &str, parts: &[TensorId]) -> Result<TensorId> {
+        let shapes: Vec<[usize; 4]> =
+            parts.iter().map(|&part| self.image_shape(name, part)).collect::<Result<_>>()?;
+        let channels = shapes.iter().map(|shape| shape[1]).sum();
+        match shapes.first() {
+            Some(&[n, _, h, w]) if shapes.iter().all(|&[n2, _, h2, w2]| [n, h, w] == [n2, h2, w2]) => {
+                Ok(self.node(name, Op::Concat, parts.to_vec(), dims([n, channels, h, w])))
+            }
+            _ => Err(Error::internal(format!("layer {name}: cannot put {shapes:?} together"))),
+        }
+    }
+
     /// The elementwise sum of two tensors of one shape.
     pub fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> Result<TensorId> {
         if self.shape(a) != self.shape(b) {
@@ -194,19 +239,24 @@ impl Builder {
         Ok(self.node(name, Op::Add { relu: false }, vec![a, b], shape))
     }
 
+    /// Adds a head that helps in training only: `weight` times the softmax cross-entropy of these logits is added to
+    /// the loss.
+    pub fn auxiliary_head(&mut self, name: &str, logits: TensorId, weight: f32) {
+        self.auxiliary.push((name.to_string(), logits, weight));
+    }
+
     /// Ends the network: softmax cross-entropy of these logits with the labels.
     pub fn finish(mut self, logits: TensorId) -> Graph {
-        let batch = dims([self.shape(logits).batch()]);
-        let labels = self.tensor("labels", batch.clone(), DType::I32, Role::Input);
-        let losses = self.tensor("losses", batch.clone(), DType::F32, Role::Metric);
-        let hits = self.tensor("hits", batch, DType::F32, Role::Metric);
-        self.nodes.push(Node {
-            name: "loss".into(),
-            op: Op::SoftmaxCrossEntropy { smoothing: 0.0 },
-            inputs: vec![logits, labels],
-            outputs: vec![losses, hits],
-            forward: None,
-        });
+        let labels = self.tensor("labels", dims([self.shape(logits).batch()]), DType::I32, Role::Input);
+        let [mut losses, hits] = self.loss("loss", logits, labels, 1.0);
+        for (name, logits, weight) in std::mem::take(&mut self.auxiliary) {
+            let [more, _] = self.loss(&format!("{name}.loss"), logits, labels, weight);
+            let shape = self.shape(losses).clone();
+            losses = self.node(&format!("{name}.add"), Op::Add { relu: false }, vec![losses, more], shape);
+        }
+        for id in [losses, hits] {
+            self.tensors[id.0].role = Role::Metric;
+        }
         let forward_nodes = self.nodes.len();
         Graph {
             name: self.name,
@@ -221,9 +271,20 @@ impl Builder {
         }
     }
 
+    /// Losses and hits.
+    fn loss(&mut self, name: &str, logits: TensorId, labels: TensorId, weight: f32) -> [TensorId; 2] {
+        let batch = self.shape(labels).clone();
+        let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight };
+        let losses = self.node(name, op, vec![logits, labels], batch.clone());
+        let hits = self.tensor(&format!("{name}.hits"), batch, DType::F32, Role::Activation);
+        self.nodes.last_mut().expect("the node just added").outputs.push(hits);
+        [losses, hits]
+    }
+
     fn pooled(&self, name: &str, x: TensorId, pool: Pool2d) -> Result<Shape> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        let [oh, ow] = self.slide(name, [h, w], pool.kernel, pool.stride, pool.padding)?;
+        let size = pool.windows([h, w]);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, pool.kernel, [h, w], pool.padding))?;
         Ok(dims([n, c, oh, ow]))
     }
 
@@ -233,24 +294,15 @@ impl Builder {
             .ok_or_else(|| Error::internal(format!("layer {name}: needs an image, got {}", self.shape(x))))
     }
 
-    fn slide(
-        &self,
-        name: &str,
-        input: [usize; 2],
-        kernel: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-    ) -> Result<[usize; 2]> {
-        windows(input, kernel, stride, padding).ok_or_else(|| {
-            Error::usage(format!(
-                "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
-                self.name,
-                kernel[0],
-                kernel[1],
-                input[0] + 2 * padding[0],
-                input[1] + 2 * padding[1],
-            ))
-        })
+    fn too_small(&self, name: &str, kernel: [usize; 2], input: [usize; 2], padding: [usize; 2]) -> Error {
+        Error::usage(format!(
+            "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
+            self.name,
+            kernel[0],
+            kernel[1],
+            input[0] + 2 * padding[0],
+            input[1] + 2 * padding[1],
+        ))
     }
 
     fn weight(&mut self, layer: &str, shape: Shape, init: Init) -> TensorId {
@@ -273,6 +325,14 @@ impl Builder {
         let output = self.tensor(name, shape, DType::F32, Role::Activation);
         self.nodes.push(Node { name: name.into(), op, inputs, outputs: vec![output], forward: None });
         output
+    }
+
+    /// A node of one input that leaves something for its backward op.
+    fn saving_node(&mut self, name: &str, op: Op, x: TensorId, shape: Shape) -> TensorId {
+        let y = self.node(name, op, vec![x], shape.clone());
+        let saved = self.tensor(&format!("{name}.saved"), shape, DType::Saved, Role::Activation);
+        self.nodes.last_mut().expect("the node just added").outputs.push(saved);
+        y
     }
 
     fn tensor(&mut self, name: &str, shape: Shape, dtype: DType, role: Role) -> TensorId {

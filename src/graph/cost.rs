@@ -36,7 +36,7 @@ impl Graph {
             Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => {
                 2 * elements(1, &node.inputs) * self.tensor(node.outputs[0]).spec.shape.per_sample()
             }
-            Op::Reshape => 0,
+            Op::Reshape | Op::Concat | Op::Slice { .. } => 0,
             _ => elements(0, &node.outputs),
         };
         let bytes: usize = node

@@ -4,7 +4,7 @@
 //! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
 //! input's, so that its bucket can leave as early as possible.
 
-use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Spec, Tensor, TensorId};
+use super::{BatchNorm, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
 
 impl Graph {
     /// The graph with its backward pass. Every parameter gets one tensor of role `Gradient`.
@@ -32,8 +32,8 @@ impl Graph {
     fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
         let node = self.node(id).clone();
         let x = node.inputs[0];
-        if let Op::SoftmaxCrossEntropy { smoothing } = node.op {
-            let op = Op::SoftmaxCrossEntropyBackward { smoothing };
+        if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
+            let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
             let dx = self.backward(id, op, node.inputs.clone(), x);
             gradients[x.0] = Some(dx);
             return;
@@ -44,7 +44,7 @@ impl Graph {
         if matches!(node.op, Op::Conv2d(conv) if conv.relu)
             || matches!(node.op, Op::Linear { relu: true, .. } | Op::Add { relu: true })
         {
-            dy = self.backward(id, Op::ReluBackward, vec![dy, y], y);
+            dy = self.backward(id, Op::ReluBackward { max: f32::INFINITY }, vec![dy, y], y);
         }
         let dx = match node.op {
             Op::Conv2d(conv) => {
@@ -63,8 +63,16 @@ impl Graph {
             }
             Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
             Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
+            Op::Concat => {
+                self.concat_backward(id, &node.inputs, dy, needed, gradients);
+                None
+            }
             _ if !needed[x.0] => None,
-            Op::Relu => Some(self.backward(id, Op::ReluBackward, vec![dy, y], x)),
+            Op::Relu { max } => Some(self.backward(id, Op::ReluBackward { max }, vec![dy, y], x)),
+            Op::LocalResponseNorm(norm) => {
+                let op = Op::LocalResponseNormBackward(norm);
+                Some(self.backward(id, op, vec![dy, x, node.outputs[1]], x))
+            }
             Op::MaxPool(pool) => {
                 Some(self.backward(id, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]], x))
             }
@@ -132,6 +140,25 @@ impl Graph {
         self.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
     }
 
+    /// Each input of a concatenation gets its channels of the gradient.
+    fn concat_backward(
+        &mut self,
+        id: NodeId,
+        parts: &[TensorId],
+        dy: TensorId,
+        needed: &[bool],
+        gradients: &mut [Option<TensorId>],
+    ) {
+        let mut from = 0;
+        for &part in parts {
+            if needed[part.0] {
+                let gradient = self.backward(id, Op::Slice { from }, vec![dy], part);
+                self.contribute(part, gradient, needed, gradients);
+            }
+            from += self.tensor(part).spec.shape.0[1];
+        }
+    }
+
     /// The one node that gives the gradients of a batch normalisation's input, weight and bias.
     fn norm_backward(&mut self, id: NodeId, forward: &Node, norm: BatchNorm, dy: TensorId) -> TensorId {
         let (x, weight, bias) = (forward.inputs[0], forward.inputs[1], forward.inputs[2]);
@@ -155,10 +182,10 @@ impl Graph {
     }
 
     pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
-        let shape = self.tensor(like).spec.shape.clone();
+        let spec = self.tensor(like).spec.clone();
         self.tensors.push(Tensor {
             name: format!("d {}", self.tensor(like).name),
-            spec: Spec { shape, dtype: DType::F32 },
+            spec,
             role: Role::Activation,
             init: None,
             decay: false,

@@ -9,19 +9,22 @@ mod builder;
 mod cost;
 mod differentiate;
 mod op;
+mod precision;
 mod shape;
 mod simplify;
 mod synchronise;
 
-pub use builder::{Builder, LayerInit};
+pub use builder::{Builder, Start};
 pub use cost::Cost;
-pub use op::{BatchNorm, Conv2d, Op, Pool2d, adaptive_window, windows};
+pub use op::{BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
+    /// The upper half of an f32: its range, with 8 bits of precision in place of 24.
+    BF16,
     /// Class labels.
     I32,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
@@ -30,10 +33,16 @@ pub enum DType {
 }
 
 impl DType {
+    /// Whether elements are real numbers, which may be stored in another real type.
+    pub fn is_real(self) -> bool {
+        matches!(self, DType::F32 | DType::BF16)
+    }
+
     /// Bytes of one element; `Saved` has none of its own.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
+            DType::BF16 => 2,
             DType::Saved => 0,
         }
     }
@@ -124,9 +133,10 @@ pub struct Graph {
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,
-    /// (N,K) scores before the softmax.
+    /// (N,K) scores before the softmax; those of the main head where there are several.
     pub logits: TensorId,
-    /// (N) loss of each sample, and 1 where it was classified rightly.
+    /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
+    /// rightly.
     pub losses: TensorId,
     pub hits: TensorId,
 }
@@ -167,7 +177,7 @@ impl Graph {
     /// The same network with this much of the loss's target spread evenly over all classes.
     pub fn smooth_labels(mut self, share: f32) -> Graph {
         for node in &mut self.nodes {
-            if let Op::SoftmaxCrossEntropy { smoothing } = &mut node.op {
+            if let Op::SoftmaxCrossEntropy { smoothing, .. } = &mut node.op {
                 *smoothing = share;
             }
         }

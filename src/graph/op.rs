@@ -1,7 +1,8 @@
 //! The ops: what each computes, on which inputs, giving which outputs.
 //!
 //! Tensors are named in the order in which a node lists them. `x` is an op's input, `y` its output, `w`
-//! the weight, `b` the bias; `d…` is the loss gradient of …. All arithmetic is f32 with f32 accumulation.
+//! the weight, `b` the bias; `d…` is the loss gradient of …. Arithmetic and sums are f32; a tensor
+//! may be stored as bf16, rounded to the nearest once, when all of an element is there.
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.
@@ -35,7 +36,7 @@ impl Conv2d {
     }
 }
 
-/// A pooling's geometry; output size as for a convolution.
+/// A pooling's geometry; output size as for a convolution, but see `ceil`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool2d {
     pub kernel: [usize; 2],
@@ -43,12 +44,25 @@ pub struct Pool2d {
     pub padding: [usize; 2],
     /// Average pooling only: whether the padding's zeros count in the divisor.
     pub count_include_pad: bool,
+    /// Max pooling only: whether a last window that reaches beyond the padding counts too, where it begins in the
+    /// image or the padding before it (PyTorch's `ceil_mode`).
+    pub ceil: bool,
 }
 
 impl Pool2d {
     /// Square windows side by side, no padding.
     pub fn square(kernel: usize) -> Pool2d {
-        Pool2d { kernel: [kernel; 2], stride: [kernel; 2], padding: [0; 2], count_include_pad: true }
+        Pool2d {
+            kernel: [kernel; 2],
+            stride: [kernel; 2],
+            padding: [0; 2],
+            count_include_pad: true,
+            ceil: false,
+        }
+    }
+
+    pub fn ceil(self) -> Pool2d {
+        Pool2d { ceil: true, ..self }
     }
 
     pub fn stride(self, stride: usize) -> Pool2d {
@@ -57,6 +71,39 @@ impl Pool2d {
 
     pub fn padding(self, padding: usize) -> Pool2d {
         Pool2d { padding: [padding; 2], ..self }
+    }
+
+    /// The output size (height, width) for an input; `None` where not even one window fits.
+    pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
+        if !self.ceil {
+            return windows(input, self.kernel, self.stride, self.padding);
+        }
+        let along = |axis: usize| {
+            let (stride, end) = (self.stride[axis], input[axis] + self.padding[axis]);
+            let room = (end + self.padding[axis] + stride - 1).checked_sub(self.kernel[axis])?;
+            let count = room / stride + 1;
+            // One that begins in the padding behind the image would cover nothing.
+            Some(if (count - 1) * stride >= end { count - 1 } else { count })
+        };
+        Some([along(0)?, along(1)?])
+    }
+}
+
+/// Local response normalisation across channels (Krizhevsky, Sutskever, Hinton 2012), in PyTorch's terms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalResponseNorm {
+    /// How many neighbouring channels are summed, the channel itself in their middle: odd.
+    pub size: usize,
+    /// Divided by `size` before use.
+    pub alpha: f32,
+    pub beta: f32,
+    pub k: f32,
+}
+
+impl Default for LocalResponseNorm {
+    /// PyTorch's numbers, five channels.
+    fn default() -> LocalResponseNorm {
+        LocalResponseNorm { size: 5, alpha: 1e-4, beta: 0.75, k: 1.0 }
     }
 }
 
@@ -142,10 +189,16 @@ pub enum Op {
     /// dy, x, w, b, mean, variance, sums (R,2,C) → dx
     SyncBatchNormBackward(BatchNorm),
 
-    /// x → y = max(x, 0)
-    Relu,
-    /// dy, y → dx = dy where y > 0, else 0
-    ReluBackward,
+    /// x → y = x/(k + alpha/size·s)^beta with s the sum of squares of the `size` channels around x's own
+    /// (N,C,H,W), saved
+    LocalResponseNorm(LocalResponseNorm),
+    /// dy, x, saved → dx
+    LocalResponseNormBackward(LocalResponseNorm),
+
+    /// x → y = min(max(x, 0), max). `max` is infinite for the plain one, 6 for ReLU6.
+    Relu { max: f32 },
+    /// dy, y → dx = dy where 0 < y < max, else 0
+    ReluBackward { max: f32 },
 
     /// x (N,C,H,W) → y (N,C,OH,OW), saved (which element won each window; the first among equals)
     MaxPool(Pool2d),
@@ -169,16 +222,22 @@ pub enum Op {
 
     /// x (N,…) → y: the same elements in logical order under another shape.
     Reshape,
+    /// Any number of x (N,Cᵢ,H,W) → y (N,ΣCᵢ,H,W): their channels one after the other.
+    Concat,
+    /// x (N,C,H,W) → y (N,C',H,W): C' channels from channel `from` on. The backward op of a concatenation, one for each
+    /// of its inputs.
+    Slice { from: usize },
     /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
     Add { relu: bool },
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
-    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it).
-    SoftmaxCrossEntropy { smoothing: f32 },
-    /// logits (N,K), labels (N) → dlogits = (softmax − target)·gradient_scale, the scale that of the run
+    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it). The losses are
+    /// multiplied by `weight`: less than 1 for auxiliary heads.
+    SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
+    /// logits (N,K), labels (N) → dlogits = (softmax − target)·weight·gradient_scale, the scale that of the run
     /// (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
-    SoftmaxCrossEntropyBackward { smoothing: f32 },
+    SoftmaxCrossEntropyBackward { smoothing: f32, weight: f32 },
 }
 
 impl Op {
@@ -202,8 +261,12 @@ impl Op {
             Op::SyncBatchNorm(_) => "sync batch norm",
             Op::SyncBatchNormSums(_) => "sync batch norm sums",
             Op::SyncBatchNormBackward(_) => "sync batch norm backward",
-            Op::Relu => "relu",
-            Op::ReluBackward => "relu backward",
+            Op::LocalResponseNorm(_) => "local response norm",
+            Op::LocalResponseNormBackward(_) => "local response norm backward",
+            Op::Relu { max } if max.is_infinite() => "relu",
+            Op::Relu { max: 6.0 } => "relu6",
+            Op::Relu { .. } => "clipped relu",
+            Op::ReluBackward { .. } => "relu backward",
             Op::MaxPool(_) => "max pool",
             Op::MaxPoolBackward(_) => "max pool backward",
             Op::AvgPool(_) => "avg pool",
@@ -213,6 +276,8 @@ impl Op {
             Op::Dropout { .. } => "dropout",
             Op::DropoutBackward { .. } => "dropout backward",
             Op::Reshape => "reshape",
+            Op::Concat => "concat",
+            Op::Slice { .. } => "slice",
             Op::Add { relu: true } => "add+relu",
             Op::Add { .. } => "add",
             Op::SoftmaxCrossEntropy { .. } => "softmax cross-entropy",

@@ -3,7 +3,7 @@
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.
 
-use super::{DType, Graph, Op, Pool2d, Shape, TensorId, adaptive_window};
+use super::{DType, Graph, Op, Pool2d, Role, Shape, TensorId, adaptive_window};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -16,9 +16,10 @@ impl Graph {
         self
     }
 
-    /// A graph for evaluation: dropout does nothing there, batch normalisation uses the running statistics. To be
-    /// called before `simplify`.
+    /// A graph for evaluation: dropout does nothing there, batch normalisation uses the running statistics, and what
+    /// only auxiliary heads need is gone. To be called before `simplify`.
     pub fn for_evaluation(mut self) -> Graph {
+        self.drop_auxiliary_heads();
         for node in &mut self.nodes {
             if let Op::BatchNorm(norm) = node.op {
                 node.op = Op::BatchNormInference(norm);
@@ -26,12 +27,38 @@ impl Graph {
             }
         }
         while let Some(index) = self.nodes.iter().position(|node| matches!(node.op, Op::Dropout { .. })) {
+            // Behind a flattening, which a linear layer could now do without, a reshape takes its place: that layer shall
+            // read what it reads in training, with weights of the same dimensions and so of one layout.
+            if self.producer(self.nodes[index].inputs[0]).is_some_and(|p| self.nodes[p].op == Op::Reshape) {
+                self.nodes[index].op = Op::Reshape;
+                continue;
+            }
             let node = self.nodes.remove(index);
             self.forward_nodes -= 1;
             self.substitute(node.outputs[0], node.inputs[0]);
         }
         self.drop_unused();
         self
+    }
+
+    /// The loss becomes that of the main head alone.
+    fn drop_auxiliary_heads(&mut self) {
+        let is_loss = |op: &Op| matches!(op, Op::SoftmaxCrossEntropy { .. });
+        let main = self.nodes.iter().find(|node| is_loss(&node.op) && node.inputs[0] == self.logits);
+        self.losses = main.expect("a loss of the logits").outputs[0];
+        self.tensors[self.losses.0].role = Role::Metric;
+        let mut read = vec![false; self.tensors.len()];
+        read[self.losses.0] = true;
+        let mut needed = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            needed[index] = node.outputs.iter().any(|id| read[id.0]);
+            if needed[index] {
+                node.inputs.iter().for_each(|id| read[id.0] = true);
+            }
+        }
+        let mut needed = needed.into_iter();
+        self.nodes.retain(|_| needed.next() == Some(true));
+        self.forward_nodes = self.nodes.len();
     }
 
     /// An adaptive pooling to the size that is there does nothing; one with windows of one size at one distance is
@@ -83,7 +110,7 @@ impl Graph {
     fn pool_before_relu(&mut self) {
         for pool in 1..self.nodes.len() {
             let relu = pool - 1;
-            let is_pair = self.nodes[relu].op == Op::Relu
+            let is_pair = matches!(self.nodes[relu].op, Op::Relu { .. })
                 && matches!(self.nodes[pool].op, Op::MaxPool(_))
                 && self.nodes[pool].inputs[0] == self.nodes[relu].outputs[0]
                 && self.read_once(self.nodes[relu].outputs[0])
@@ -115,7 +142,7 @@ impl Graph {
     /// of it.
     fn fuse_relu(&mut self) {
         for index in 0..self.nodes.len() {
-            if self.nodes[index].op != Op::Relu {
+            if self.nodes[index].op != (Op::Relu { max: f32::INFINITY }) {
                 continue;
             }
             let (x, y) = (self.nodes[index].inputs[0], self.nodes[index].outputs[0]);

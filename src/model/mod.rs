@@ -2,7 +2,11 @@
 
 mod alexnet;
 mod cifar;
+mod densenet;
+mod googlenet;
+mod inception;
 mod mnist;
+mod mobilenet;
 mod resnet;
 mod vgg;
 
@@ -32,11 +36,19 @@ pub const MODELS: &[Model] = &[
     vgg::VGG13,
     vgg::VGG16,
     vgg::VGG19,
+    vgg::VGG11_BN,
+    vgg::VGG13_BN,
+    vgg::VGG16_BN,
+    vgg::VGG19_BN,
     resnet::RESNET18,
     resnet::RESNET34,
     resnet::RESNET50,
     resnet::RESNET101,
     resnet::RESNET152,
+    googlenet::GOOGLENET,
+    inception::INCEPTION_V3,
+    densenet::DENSENET121,
+    mobilenet::MOBILENET_V2,
 ];
 
 /// The model of this name.
@@ -93,11 +105,19 @@ mod tests {
             ("vgg13", 133_047_848),
             ("vgg16", 138_357_544),
             ("vgg19", 143_667_240),
+            ("vgg11_bn", 132_868_840),
+            ("vgg13_bn", 133_053_736),
+            ("vgg16_bn", 138_365_992),
+            ("vgg19_bn", 143_678_248),
             ("resnet18", 11_689_512),
             ("resnet34", 21_797_672),
             ("resnet50", 25_557_032),
             ("resnet101", 44_549_160),
             ("resnet152", 60_192_808),
+            ("googlenet", 13_004_888),
+            ("inception_v3", 27_161_264),
+            ("densenet121", 7_978_856),
+            ("mobilenet_v2", 3_504_872),
         ];
         assert_eq!(published.len(), MODELS.len());
         for (name, count) in published {
@@ -111,9 +131,22 @@ mod tests {
     /// As torchvision's models have them with num_classes=10.
     #[test]
     fn parameter_counts_follow_the_classes() {
-        let resnet50 = find("resnet50").unwrap();
-        let graph = resnet50.build(2, resnet50.image, 10).unwrap();
-        assert_eq!(graph.parameter_count(), 23_528_522);
+        for (name, count) in [
+            ("vgg16", 134_301_514),
+            ("vgg11_bn", 128_812_810),
+            ("vgg13_bn", 128_997_706),
+            ("vgg16_bn", 134_309_962),
+            ("vgg19_bn", 139_622_218),
+            ("resnet50", 23_528_522),
+            ("googlenet", 9_960_638),
+            ("inception_v3", 24_371_444),
+            ("densenet121", 6_964_106),
+            ("mobilenet_v2", 2_236_682),
+        ] {
+            let model = find(name).unwrap();
+            let graph = model.build(2, model.image, 10).unwrap();
+            assert_eq!(graph.parameter_count(), count, "{name}");
+        }
     }
 
     /// The names under which torchvision keeps the same tensors, and what of a block is fused into one op.
@@ -135,7 +168,86 @@ mod tests {
         assert_eq!(graph.with_role(Role::Parameter).count(), 3 * 53 + 2);
         assert_eq!(graph.with_role(Role::Statistic).count(), 2 * 53);
         for graph in [graph.clone().simplify(), graph.for_evaluation().simplify()] {
-            assert!(!graph.nodes.iter().any(|node| node.op == Op::Relu));
+            assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Relu { .. })));
+        }
+    }
+
+    /// Counts of trained tensors and running statistics, and names, as `state_dict` has them.
+    #[test]
+    fn the_larger_ones_have_the_names_of_torchvision() {
+        for (name, parameters, statistics, some) in [
+            ("vgg11_bn", 38, 16, ["features.1.running_mean", "features.25.weight", "classifier.6.bias"]),
+            (
+                "googlenet",
+                187,
+                118,
+                ["inception4a.branch3.1.conv.weight", "aux1.fc1.bias", "aux2.conv.bn.bias"],
+            ),
+            (
+                "inception_v3",
+                292,
+                192,
+                [
+                    "Mixed_7c.branch3x3dbl_3b.bn.running_var",
+                    "AuxLogits.conv1.conv.weight",
+                    "AuxLogits.fc.bias",
+                ],
+            ),
+            (
+                "densenet121",
+                364,
+                242,
+                [
+                    "features.denseblock4.denselayer16.norm2.running_mean",
+                    "features.transition3.conv.weight",
+                    "features.norm5.bias",
+                ],
+            ),
+            (
+                "mobilenet_v2",
+                158,
+                104,
+                ["features.1.conv.0.0.weight", "features.17.conv.3.running_var", "features.18.1.weight"],
+            ),
+        ] {
+            let model = find(name).unwrap();
+            let graph = model.build(2, model.image, 1000).unwrap();
+            for name in some {
+                assert!(graph.tensors.iter().any(|tensor| tensor.name == name), "{name}");
+            }
+            let counts = [Role::Parameter, Role::Statistic].map(|role| graph.with_role(role).count());
+            assert_eq!(counts, [parameters, statistics], "{name}");
+        }
+    }
+
+    /// In evaluation there are no auxiliary heads: torchvision counts 6,624,904 without those of googlenet.
+    #[test]
+    fn auxiliary_heads_are_trained_but_not_evaluated() {
+        for (name, count) in [("googlenet", 6_624_904), ("inception_v3", 23_834_568)] {
+            let model = find(name).unwrap();
+            let graph = model.build(2, model.image, 1000).unwrap().for_evaluation().simplify();
+            assert_eq!(graph.parameter_count(), count, "{name}");
+            let losses = graph.nodes.iter().filter(|node| matches!(node.op, Op::SoftmaxCrossEntropy { .. }));
+            assert_eq!(losses.count(), 1);
+            assert!(!graph.tensors.iter().any(|tensor| tensor.name.to_lowercase().starts_with("aux")));
+        }
+    }
+
+    /// Or else a weight would be wanted in two layouts between which there is no reorder: AlexNet's first linear layer,
+    /// with dropout between the flattening and itself, once could be trained but not evaluated.
+    #[test]
+    fn linear_layers_read_in_evaluation_what_they_read_in_training() {
+        for model in MODELS {
+            let graph = model.build(2, model.image, 10).unwrap();
+            let read = |graph: &Graph| {
+                let linears = graph.nodes.iter().filter(|node| matches!(node.op, Op::Linear { .. }));
+                let shape = |id| graph.tensor(id).spec.shape.clone();
+                linears.map(|node| (node.name.clone(), shape(node.inputs[0]))).collect::<Vec<_>>()
+            };
+            let training = read(&graph.clone().simplify());
+            for linear in read(&graph.for_evaluation().simplify()) {
+                assert!(training.contains(&linear), "{}: {linear:?}", model.name);
+            }
         }
     }
 
@@ -160,13 +272,18 @@ mod tests {
             ("cifar_net", 8, "layer conv2", 16),
             ("alexnet", 50, "layer features.12", 63),
             ("vgg16", 31, "layer features.30", 32),
+            ("googlenet", 14, "layer maxpool3", 15),
+            // Its auxiliary head alone; the rest would do with 75.
+            ("inception_v3", 96, "layer AuxLogits.avgpool", 299),
+            ("inception_v3", 298, "layer AuxLogits.conv1", 299),
+            ("densenet121", 28, "layer features.transition3.pool", 29),
         ] {
             let model = find(name).unwrap();
-            let error = model.build(1, [3, size, size], 10).unwrap_err();
+            let error = model.build(2, [3, size, size], 10).unwrap_err();
             assert!(error.message.contains(layer), "{error}");
             assert!(error.message.ends_with(&format!("--image-size that works is {smallest}")), "{error}");
-            assert!(model.build(1, [3, smallest, smallest], 10).is_ok());
-            assert!(model.build(1, [3, smallest - 1, smallest - 1], 10).is_err());
+            assert!(model.build(2, [3, smallest, smallest], 10).is_ok());
+            assert!(model.build(2, [3, smallest - 1, smallest - 1], 10).is_err());
         }
     }
 
@@ -186,8 +303,27 @@ mod tests {
         assert_eq!(parameter(&graph, "features.28.bias"), (vec![512], Init::Zero));
         assert_eq!(parameter(&graph, "classifier.0.weight"), (vec![4096, 25088], Init::Normal { std: 0.01 }));
         assert_eq!(parameter(&graph, "classifier.6.bias"), (vec![10], Init::Zero));
-        let graph = find("alexnet").unwrap().build(1, [3, 224, 224], 1000).unwrap();
+        let graph = find("inception_v3").unwrap().build(2, [3, 299, 299], 10).unwrap();
+        let normal = |std| Init::Normal { std };
+        assert_eq!(
+            parameter(&graph, "Mixed_6b.branch7x7_2.conv.weight"),
+            (vec![128, 128, 1, 7], normal(0.1))
+        );
+        // torchvision sets 0.01 on the module around this convolution, where its initialisation does not look.
+        assert_eq!(parameter(&graph, "AuxLogits.conv1.conv.weight"), (vec![768, 128, 5, 5], normal(0.1)));
+        assert_eq!(parameter(&graph, "AuxLogits.fc.weight"), (vec![10, 768], normal(0.001)));
+        assert_eq!(parameter(&graph, "fc.weight"), (vec![10, 2048], normal(0.1)));
         let uniform = |fan_in: usize| Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() };
+        assert_eq!(parameter(&graph, "fc.bias"), (vec![10], uniform(2048)));
+        let graph = find("mobilenet_v2").unwrap().build(2, [3, 32, 32], 10).unwrap();
+        // PyTorch's fan_out of a depthwise convolution counts all channels.
+        assert_eq!(parameter(&graph, "features.2.conv.1.0.weight"), (vec![96, 1, 3, 3], fan_out(96)));
+        let graph = find("densenet121").unwrap().build(2, [3, 32, 32], 10).unwrap();
+        let conv2 = "features.denseblock1.denselayer1.conv2.weight";
+        assert_eq!(parameter(&graph, conv2), (vec![32, 128, 3, 3], fan_out(128)));
+        assert_eq!(parameter(&graph, "classifier.weight"), (vec![10, 1024], uniform(1024)));
+        assert_eq!(parameter(&graph, "classifier.bias"), (vec![10], Init::Zero));
+        let graph = find("alexnet").unwrap().build(1, [3, 224, 224], 1000).unwrap();
         assert_eq!(parameter(&graph, "features.0.weight"), (vec![64, 3, 11, 11], uniform(3 * 121)));
         assert_eq!(parameter(&graph, "features.10.bias"), (vec![256], uniform(256 * 9)));
         assert_eq!(parameter(&graph, "classifier.1.weight"), (vec![4096, 9216], uniform(9216)));

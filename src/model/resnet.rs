@@ -3,7 +3,7 @@
 
 use super::Model;
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, LayerInit, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
 pub const RESNET18: Model =
     model("resnet18", "2, 2, 2, 2 residual blocks of two 3×3: 11,689,512 parameters", |net, x, classes| {
@@ -51,7 +51,7 @@ fn resnet(
     block: Block,
     blocks: [usize; 4],
 ) -> Result<TensorId> {
-    net.init_convolutions(LayerInit::KaimingNormalFanOut);
+    net.init_convolutions(Start::NormalFanOut, Start::Zero);
     let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv2d::square(7).stride(2).padding(3))?;
     x = net.relu("relu", x);
     x = net.max_pool("maxpool", x, Pool2d::square(3).stride(2).padding(1))?;

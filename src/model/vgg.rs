@@ -1,55 +1,82 @@
-//! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size).
+//! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size), plain and with
+//! batch normalisation behind every convolution.
 
 use super::Model;
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, LayerInit, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
-pub const VGG11: Model = Model {
-    name: "vgg11",
-    about: "8 convolutions 3×3, 3 linear layers with dropout: 132,863,336 parameters",
-    layers: |net, x, classes| vgg(net, x, classes, [1, 1, 2, 2, 2]),
-    ..VGG
-};
+pub const VGG11: Model = model(
+    "vgg11",
+    "8 convolutions 3×3, 3 linear layers with dropout: 132,863,336 parameters",
+    |net, x, classes| vgg(net, x, classes, [1, 1, 2, 2, 2], false),
+);
 
-pub const VGG13: Model = Model {
-    name: "vgg13",
-    about: "10 convolutions 3×3, 3 linear layers with dropout: 133,047,848 parameters",
-    layers: |net, x, classes| vgg(net, x, classes, [2, 2, 2, 2, 2]),
-    ..VGG
-};
+pub const VGG13: Model = model(
+    "vgg13",
+    "10 convolutions 3×3, 3 linear layers with dropout: 133,047,848 parameters",
+    |net, x, classes| vgg(net, x, classes, [2, 2, 2, 2, 2], false),
+);
 
-pub const VGG16: Model = Model {
-    name: "vgg16",
-    about: "13 convolutions 3×3, 3 linear layers with dropout: 138,357,544 parameters",
-    layers: |net, x, classes| vgg(net, x, classes, [2, 2, 3, 3, 3]),
-    ..VGG
-};
+pub const VGG16: Model = model(
+    "vgg16",
+    "13 convolutions 3×3, 3 linear layers with dropout: 138,357,544 parameters",
+    |net, x, classes| vgg(net, x, classes, [2, 2, 3, 3, 3], false),
+);
 
-pub const VGG19: Model = Model {
-    name: "vgg19",
-    about: "16 convolutions 3×3, 3 linear layers with dropout: 143,667,240 parameters",
-    layers: |net, x, classes| vgg(net, x, classes, [2, 2, 4, 4, 4]),
-    ..VGG
-};
+pub const VGG19: Model = model(
+    "vgg19",
+    "16 convolutions 3×3, 3 linear layers with dropout: 143,667,240 parameters",
+    |net, x, classes| vgg(net, x, classes, [2, 2, 4, 4, 4], false),
+);
 
-/// What the four have in common.
-const VGG: Model =
-    Model { name: "", about: "", image: [3, 224, 224], classes: 1000, layers: |_, x, _| Ok(x) };
+pub const VGG11_BN: Model =
+    model("vgg11_bn", "vgg11 with batch normalisation: 132,868,840 parameters", |net, x, classes| {
+        vgg(net, x, classes, [1, 1, 2, 2, 2], true)
+    });
+
+pub const VGG13_BN: Model =
+    model("vgg13_bn", "vgg13 with batch normalisation: 133,053,736 parameters", |net, x, classes| {
+        vgg(net, x, classes, [2, 2, 2, 2, 2], true)
+    });
+
+pub const VGG16_BN: Model =
+    model("vgg16_bn", "vgg16 with batch normalisation: 138,365,992 parameters", |net, x, classes| {
+        vgg(net, x, classes, [2, 2, 3, 3, 3], true)
+    });
+
+pub const VGG19_BN: Model =
+    model("vgg19_bn", "vgg19 with batch normalisation: 143,678,248 parameters", |net, x, classes| {
+        vgg(net, x, classes, [2, 2, 4, 4, 4], true)
+    });
+
+type Layers = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+
+const fn model(name: &'static str, about: &'static str, layers: Layers) -> Model {
+    Model { name, about, image: [3, 224, 224], classes: 1000, layers }
+}
 
 /// `depths`: how many convolutions come before each max pooling.
-fn vgg(net: &mut Builder, mut x: TensorId, classes: usize, depths: [usize; 5]) -> Result<TensorId> {
-    net.init_convolutions(LayerInit::KaimingNormalFanOut);
-    net.init_linears(LayerInit::Normal { std: 0.01 });
+fn vgg(
+    net: &mut Builder,
+    mut x: TensorId,
+    classes: usize,
+    depths: [usize; 5],
+    normalised: bool,
+) -> Result<TensorId> {
+    net.init_convolutions(Start::NormalFanOut, Start::Zero);
+    net.init_linears(Start::Normal { std: 0.01 }, Start::Zero);
     // Place in torchvision's `features`.
-    let mut place = 0;
+    let mut places = (0..).map(|place| format!("features.{place}"));
+    let mut next = move || places.next().unwrap_or_default();
     for (depth, channels) in depths.into_iter().zip([64, 128, 256, 512, 512]) {
         for _ in 0..depth {
-            x = net.conv2d(&format!("features.{place}"), x, channels, Conv2d::square(3).padding(1))?;
-            x = net.relu(&format!("features.{}", place + 1), x);
-            place += 2;
+            x = net.conv2d(&next(), x, channels, Conv2d::square(3).padding(1))?;
+            if normalised {
+                x = net.batch_norm(&next(), x, BatchNorm::default())?;
+            }
+            x = net.relu(&next(), x);
         }
-        x = net.max_pool(&format!("features.{place}"), x, Pool2d::square(2))?;
-        place += 1;
+        x = net.max_pool(&next(), x, Pool2d::square(2))?;
     }
     x = net.adaptive_avg_pool("avgpool", x, [7, 7])?;
     x = net.flatten("flatten", x);

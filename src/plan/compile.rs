@@ -8,7 +8,7 @@ use super::{Parameter, Place, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, Layout, Request};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Graph, Init, NodeId, Role, Spec, TensorId};
+use crate::graph::{Graph, Init, NodeId, Role, Spec, TensorId};
 
 /// What the plan is made for.
 pub struct Options<'a> {
@@ -323,7 +323,7 @@ impl<'a> Planner<'a> {
         let Home::Block(block) = self.values[inputs[index]].home else { return None };
         let shared = |&value: &usize| matches!(self.values[value].home, Home::Block(b) if b == block);
         let is_last = self.last_reader[tensor.0] == id.0
-            && self.graph.tensor(tensor).spec.dtype == DType::F32
+            && self.graph.tensor(tensor).spec.dtype.is_real()
             && self.blocks[block].bytes == layout.bytes()
             && inputs.iter().filter(|value| shared(value)).count() == 1
             && self.of_block_dead(block, tensor, id);

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::{Plan, PlannedStep};
-use crate::device::Device;
 use crate::graph::NodeId;
 
 /// Bytes of each kind of memory that a rank needs for a plan.
@@ -22,13 +21,22 @@ pub struct Sizes {
     pub gradients: usize,
 }
 
-/// How often a run keeps what a plan states once.
+/// What a run needs beyond what a plan states once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copies {
-    /// Two with accumulation: a micro-step's own, and their sum.
+pub struct Extent {
+    /// Copies of the gradients: two with accumulation, a micro-step's own and their sum.
     pub gradients: usize,
     /// Regions of state, as large as the parameters, that the optimizer keeps.
     pub states: usize,
+    /// Copies of a batch: the device's, and those that the host fills.
+    pub batches: usize,
+    /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps them,
+    /// and are there once.
+    pub mapped: usize,
+    /// Bytes in which messages come in.
+    pub messages: usize,
+    /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
+    pub program: usize,
 }
 
 impl Sizes {
@@ -48,21 +56,29 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, copies: Copies) -> [(&'static str, usize); 7] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 9] {
         [
             ("activations", self.activations),
-            ("gradients", copies.gradients * self.gradients),
+            ("gradients", extent.gradients * self.gradients),
             ("parameters", self.parameters),
-            ("optimizer", copies.states * self.parameters),
+            ("optimizer", extent.states * self.parameters),
             ("statistics", self.statistics),
             ("workspace", self.workspace),
-            ("input", self.inputs + self.metrics),
+            ("input", extent.batches * self.inputs + self.metrics),
+            ("allreduce", extent.mapped + extent.messages),
+            ("program", extent.program),
         ]
     }
 
-    /// Bytes that a rank needs in all.
-    pub fn total(&self, copies: Copies) -> usize {
-        self.rows(copies).iter().map(|(_, size)| size).sum()
+    /// Bytes that a rank has at its peak: what the operating system calls the peak resident set of its process.
+    pub fn total(&self, extent: Extent) -> usize {
+        self.rows(extent).iter().map(|(_, size)| size).sum()
+    }
+
+    /// Of these, what its machine must still give once the plan is there: neither what other ranks bring nor what the
+    /// process has already.
+    pub fn to_come(&self, extent: Extent) -> usize {
+        self.total(extent) - extent.mapped - extent.program
     }
 }
 
@@ -86,11 +102,11 @@ pub fn flops(count: u64) -> String {
 }
 
 impl Plan {
-    /// The layers, memory and buckets as text.
-    pub fn describe(&self, device: &dyn Device, sizes: &Sizes, copies: Copies) -> String {
+    /// The layers, memory and buckets as text; `device` says in words what the plan is for.
+    pub fn describe(&self, device: &str, sizes: &Sizes, extent: Extent) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
-        self.describe_memory(&mut text, device, sizes, copies);
+        self.describe_memory(&mut text, device, sizes, extent);
         self.describe_exchanges(&mut text);
         self.describe_buckets(&mut text);
         text
@@ -143,13 +159,13 @@ impl Plan {
         );
     }
 
-    fn describe_memory(&self, out: &mut String, device: &dyn Device, sizes: &Sizes, copies: Copies) {
-        let rows = sizes.rows(copies);
-        let _ = writeln!(out, "memory a rank on {}", device.describe());
+    fn describe_memory(&self, out: &mut String, device: &str, sizes: &Sizes, extent: Extent) {
+        let rows = sizes.rows(extent);
+        let _ = writeln!(out, "memory a rank at its peak, on {device}");
         for (kind, size) in rows {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         }
-        let total = sizes.total(copies);
+        let total = sizes.total(extent);
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
         let _ = writeln!(
             out,

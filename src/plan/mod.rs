@@ -17,7 +17,7 @@ use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
 pub use bucket::{Bucket, TAIL};
 pub use compile::{Options, plan};
-pub use describe::{Copies, Sizes, bytes as describe_bytes, flops as describe_flops, group};
+pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 
 /// A memory region of a rank's device.

@@ -1,8 +1,9 @@
 //! A plan bound to memory: what runs, step after step.
 
+use half::bf16;
+
 use super::{Place, Plan, Region};
-use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Memory, Scalars, Step};
+use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
 
@@ -42,7 +43,7 @@ pub struct Program {
     pub hits: Memory,
     /// In the order of their steps.
     pub exchanges: Vec<Exchange>,
-    /// What each step writes (f32 only) and reads as a parameter, with names, to find where NaN came from.
+    /// What each step writes (real numbers only) and reads as a parameter, with names, to find where NaN came from.
     watched: Vec<Watched>,
 }
 
@@ -60,8 +61,8 @@ pub struct Exchange {
 
 struct Watched {
     label: String,
-    parameters: Vec<(String, Memory)>,
-    outputs: Vec<Memory>,
+    parameters: Vec<(String, Memory, DType)>,
+    outputs: Vec<(Memory, DType)>,
 }
 
 impl Plan {
@@ -98,13 +99,18 @@ impl Plan {
         let Some(node) = step.node.map(|id| self.graph.node(id)) else {
             return Watched { label: step.label.clone(), parameters: Vec::new(), outputs: Vec::new() };
         };
-        let parameters = node.inputs.iter().zip(inputs).filter_map(|(id, memory)| {
+        let typed = |memories: &[Memory], layouts: &[Layout]| -> Vec<(Memory, DType)> {
+            memories.iter().cloned().zip(layouts.iter().map(Layout::dtype)).collect()
+        };
+        let inputs = typed(inputs, step.kernel.inputs());
+        let parameters = node.inputs.iter().zip(inputs).filter_map(|(id, (memory, dtype))| {
             let tensor = self.graph.tensor(*id);
-            (tensor.role == Role::Parameter).then(|| (tensor.name.clone(), memory.clone()))
+            (tensor.role == Role::Parameter).then(|| (tensor.name.clone(), memory, dtype))
         });
-        let is_f32 = |id: &TensorId| self.graph.tensor(*id).spec.dtype == DType::F32;
+        let is_real = |id: &TensorId| self.graph.tensor(*id).spec.dtype.is_real();
+        let outputs = typed(outputs, step.kernel.outputs());
         let outputs =
-            node.outputs.iter().zip(outputs).filter(|(id, _)| is_f32(id)).map(|(_, memory)| memory.clone());
+            node.outputs.iter().zip(outputs).filter(|(id, _)| is_real(id)).map(|(_, output)| output);
         Watched { label: step.label.clone(), parameters: parameters.collect(), outputs: outputs.collect() }
     }
 }
@@ -113,13 +119,13 @@ impl Program {
     /// Runs the forward pass again on the same batch, looking at every number, and says where the first one that
     /// is not finite stands; `None` when all are. Nothing is exchanged: what came from another rank is not found.
     pub fn first_not_finite(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<Option<String>> {
-        if has_not_finite(device, &self.images)? {
+        if has_not_finite(device, &self.images, DType::F32)? {
             return Ok(Some("in the images of the batch".into()));
         }
         for index in 0..self.forward_steps {
             let watched = &self.watched[index];
-            for (name, memory) in &watched.parameters {
-                if has_not_finite(device, memory)? {
+            for (name, memory, dtype) in &watched.parameters {
+                if has_not_finite(device, memory, *dtype)? {
                     return Ok(Some(format!(
                         "in parameter {name} (the update before this step put it there)"
                     )));
@@ -127,8 +133,8 @@ impl Program {
             }
             self.steps[index].run(scalars)?;
             device.synchronize()?;
-            for memory in &watched.outputs {
-                if has_not_finite(device, memory)? {
+            for (memory, dtype) in &watched.outputs {
+                if has_not_finite(device, memory, *dtype)? {
                     return Ok(Some(format!("in the output of layer {}", watched.label)));
                 }
             }
@@ -137,9 +143,22 @@ impl Program {
     }
 }
 
-/// Whether memory of f32 holds a number that is not finite.
-pub fn has_not_finite(device: &dyn Device, memory: &Memory) -> Result<bool> {
-    let mut values = vec![0f32; memory.bytes() / 4];
-    device.download(memory, bytes_of_mut(&mut values))?;
-    Ok(values.iter().any(|value| !value.is_finite()))
+/// Whether memory of f32 or bf16 holds a number that is not finite.
+pub fn has_not_finite(device: &dyn Device, memory: &Memory, dtype: DType) -> Result<bool> {
+    // Piece by piece: a copy of the largest tensor at once would be the most that a run ever needs.
+    const PIECE: usize = 1 << 18;
+    let mut buffer = vec![0u8; PIECE.min(memory.bytes())];
+    for start in (0..memory.bytes()).step_by(PIECE) {
+        let piece = memory.slice(start, PIECE.min(memory.bytes() - start));
+        let bytes = &mut buffer[..piece.bytes()];
+        device.download(&piece, bytes)?;
+        let finite = match dtype {
+            DType::BF16 => bytes.as_chunks::<2>().0.iter().all(|&half| bf16::from_ne_bytes(half).is_finite()),
+            _ => bytes.as_chunks::<4>().0.iter().all(|&word| f32::from_ne_bytes(word).is_finite()),
+        };
+        if !finite {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

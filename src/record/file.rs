@@ -69,6 +69,8 @@ const EPOCH_VALUES: &Columns = &[
 const SUMMARY_COUNTS: &Columns = &[
     ("steps", "1", "steps that count (warm-up left out)"),
     ("images", "1", "images of all ranks in these steps"),
+    ("planned_memory", "B", "peak memory of a rank as planned, the largest of all ranks"),
+    ("peak_memory", "B", "peak memory of a rank as measured (resident set), the largest of all ranks"),
 ];
 const SUMMARY_VALUES: &Columns = &[
     ("seconds", "s", "from the program's start to the run's end"),
@@ -222,7 +224,8 @@ impl ResultsFile {
 
     fn close(&self, closing: &Closing, status: &str) -> Outcome {
         let c = closing;
-        let counts = [c.steps, c.images];
+        let memory = |of: fn(&super::Memory) -> usize| c.memory.as_ref().map_or(0, of) as u64;
+        let counts = [c.steps, c.images, memory(|m| m.planned), memory(|m| m.measured)];
         for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }

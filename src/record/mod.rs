@@ -120,6 +120,13 @@ pub struct EpochRecord {
     pub input: Spread,
 }
 
+/// Bytes of the rank that has most, at its peak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    pub planned: usize,
+    pub measured: usize,
+}
+
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
 struct Closing {
@@ -135,6 +142,7 @@ struct Closing {
     /// (accuracy, epoch); NaN until an epoch had one.
     best_test_accuracy: (f64, u64),
     final_test_accuracy: f64,
+    memory: Option<Memory>,
 }
 
 impl Closing {
@@ -151,6 +159,7 @@ impl Closing {
             epochs: 0,
             best_test_accuracy: (f64::NAN, 0),
             final_test_accuracy: f64::NAN,
+            memory: None,
         }
     }
 
@@ -237,6 +246,13 @@ impl Recorder {
     pub fn epoch(&mut self, record: &EpochRecord) {
         if let Some(writer) = &mut self.writer {
             writer.epoch(record);
+        }
+    }
+
+    /// What the run had in memory, as planned and as it came.
+    pub fn memory(&mut self, memory: Memory) {
+        if let Some(writer) = &mut self.writer {
+            writer.closing.memory = Some(memory);
         }
     }
 

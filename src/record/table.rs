@@ -121,6 +121,10 @@ pub(super) fn closing(place: Place, about: &Description, c: &Closing, results: O
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
     let shares = format!("compute {compute}, communication {communication}, input {input}, other {other}");
     rows.push(("share of time", shares));
+    if let Some(memory) = c.memory {
+        let [measured, planned] = [memory.measured, memory.planned].map(|bytes| bytes as f64 / 1e6);
+        rows.push(("memory a rank", format!("{measured:.0} MB at its peak, planned {planned:.0} MB")));
+    }
     if let Some(path) = results {
         rows.push(("results", path.display().to_string()));
     }

@@ -6,7 +6,7 @@ use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
-use crate::plan::describe_bytes as bytes;
+use crate::plan::{Extent, describe_bytes as bytes};
 
 /// No batch beyond this is looked for.
 const LARGEST: usize = 1 << 20;
@@ -23,8 +23,20 @@ struct Fit {
 ///
 /// # Errors
 /// `Usage` when not even one image fits, or the network cannot be planned at all.
-pub fn answer(network: &Network, config: &Config, device: &dyn Device, limit: usize) -> Result<String> {
-    let Fit { batch, bytes: needed, next } = largest(limit, |batch| total(network, config, device, batch))?;
+pub fn answer(
+    world: &World,
+    network: &Network,
+    config: &Config,
+    device: &dyn Device,
+    limit: usize,
+) -> Result<String> {
+    // Each plan adds its compiled kernels to the process; a run has those of one.
+    let program = planned(world, network, config, device, 1)?.extent.program;
+    let total = |batch| {
+        let plans = planned(world, network, config, device, batch)?;
+        Ok(plans.sizes.total(Extent { program, ..plans.extent }))
+    };
+    let Fit { batch, bytes: needed, next } = largest(limit, total)?;
     let (name, limit) = (network.model.name, bytes(limit));
     if batch == 0 {
         return Err(Error::usage(format!("--max-batch: {name} needs {} for a single image", bytes(next))));
@@ -51,12 +63,13 @@ pub fn check(
     plans: &Plans,
 ) -> Result<()> {
     let Some(available) = available() else { return Ok(()) };
-    let (ranks, needed) = (world.local_size().max(1), plans.total(config));
+    let (ranks, needed) = (world.local_size().max(1), plans.to_come());
     let share = available / ranks;
     if needed <= share {
         return Ok(());
     }
-    let fit = largest(share, |batch| total(network, config, device, batch))?;
+    let to_come = |batch| Ok(planned(world, network, config, device, batch)?.to_come());
+    let fit = largest(share, to_come)?;
     let remedy = match fit.batch {
         0 => format!("not even --batch 1 fits (it needs {})", bytes(fit.next)),
         batch => format!("the largest --batch that fits is {batch}"),
@@ -72,9 +85,15 @@ pub fn check(
     )))
 }
 
-fn total(network: &Network, config: &Config, device: &dyn Device, batch: usize) -> Result<usize> {
+fn planned(
+    world: &World,
+    network: &Network,
+    config: &Config,
+    device: &dyn Device,
+    batch: usize,
+) -> Result<Plans> {
     let config = Config { batch, ..config.clone() };
-    Ok(Plans::new(&config, network, device, config.data.is_some())?.total(&config))
+    Plans::new(world, &config, network, device, config.data.is_some())
 }
 
 /// Bytes that this machine can still give.

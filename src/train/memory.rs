@@ -1,9 +1,11 @@
 //! The memory of a run: one region of each kind, and the first values of the parameters.
 
 use std::rc::Rc;
+use std::slice::from_ref;
 
+use crate::collective;
 use crate::comm::{Region, World};
-use crate::config::{AllreduceKind, Config};
+use crate::config::Config;
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
@@ -34,11 +36,7 @@ impl Memories {
         states: usize,
         config: &Config,
     ) -> Result<Memories> {
-        let shared = match config.allreduce {
-            AllreduceKind::Shm => true,
-            AllreduceKind::Auto => world.nodes() == 1,
-            AllreduceKind::Ring | AllreduceKind::Vendor => false,
-        };
+        let shared = collective::wants_shared(config.allreduce, world);
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let averaged = as_memory(&gradients);
         // With accumulation a micro-step's own gradients are apart from their sum.
@@ -91,12 +89,14 @@ impl Memories {
         if plain == parameter.layout {
             return device.upload(bytes_of(values), &to);
         }
-        let from = device.allocate(plain.bytes())?;
+        // Where its gradient will be there is room for it: a layout never has fewer elements than the plain one.
+        let from = self.regions.gradients.slice(parameter.offset, plain.bytes());
         device.upload(bytes_of(values), &from)?;
         let kernel = device.reorder(&parameter.spec, &plain, &parameter.layout)?;
         let workspace = device.allocate(kernel.workspace())?;
-        kernel.bind(&[from], &[to], &workspace)?.run(&crate::device::Scalars::default())?;
-        device.synchronize()
+        kernel.bind(from_ref(&from), &[to], &workspace)?.run(&crate::device::Scalars::default())?;
+        device.synchronize()?;
+        device.zero(&from)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together, `step` is one training step,
-//! `evaluate` the test set, `capacity` how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
+//! `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
 //! business. May use: every room below. Used by: `main`.
 
 mod capacity;
 mod evaluate;
 mod memory;
 mod network;
+mod resident;
 mod setup;
 mod step;
 
@@ -16,7 +17,7 @@ use std::time::Instant;
 use crate::comm::World;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::record::{EpochRecord, Place, Recorder, Spread, StepRecord};
+use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 
 use setup::Job;
 use step::StepResult;
@@ -50,6 +51,8 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             break;
         }
     }
+    let measured = greatest(world, resident::peak().unwrap_or(0))?;
+    recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
 }
 
@@ -172,6 +175,13 @@ fn spread(world: &World, number: f64) -> Result<Spread> {
     world.min_f64(&mut min)?;
     world.max_f64(&mut max)?;
     Ok(Spread { mean: sum[0] / world.size() as f64, min: min[0], max: max[0] })
+}
+
+/// The greatest over ranks of a count that an f64 holds exactly. Collective.
+fn greatest(world: &World, count: usize) -> Result<usize> {
+    let mut greatest = [count as f64];
+    world.max_f64(&mut greatest)?;
+    Ok(greatest[0] as usize)
 }
 
 /// This rank's place, for the record.

@@ -1,6 +1,6 @@
 //! What is trained: a model for the images and classes of this run.
 
-use crate::config::{Config, SyncBatchNorm};
+use crate::config::{Config, Precision, SyncBatchNorm};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::model::{self, Model};
@@ -13,6 +13,7 @@ pub struct Network {
     pub image: [usize; 3],
     pub classes: usize,
     label_smoothing: f32,
+    precision: Precision,
     /// Ranks that share the statistics of batch normalisation.
     pub statistics_of: usize,
 }
@@ -28,16 +29,37 @@ impl Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
             classes: config.classes.unwrap_or(model.classes),
             label_smoothing: config.label_smoothing,
+            precision: config.precision,
             statistics_of: group(config.sync_bn, ranks)?,
         })
     }
 
-    /// The forward graph for a batch, not yet simplified.
+    /// The graph of a training step for a batch.
     ///
     /// # Errors
     /// `Usage` when the image is too small for a layer.
-    pub fn forward(&self, batch: usize) -> Result<Graph> {
+    pub fn training(&self, batch: usize) -> Result<Graph> {
+        let graph = self.compact(self.forward(batch)?);
+        Ok(graph.synchronise_batch_norms(self.statistics_of).differentiate())
+    }
+
+    /// The graph of an evaluation step for a batch.
+    ///
+    /// # Errors
+    /// As for `training`.
+    pub fn evaluation(&self, batch: usize) -> Result<Graph> {
+        Ok(self.compact(self.forward(batch)?.for_evaluation()))
+    }
+
+    fn forward(&self, batch: usize) -> Result<Graph> {
         Ok(self.model.build(batch, self.image, self.classes)?.smooth_labels(self.label_smoothing))
+    }
+
+    fn compact(&self, graph: Graph) -> Graph {
+        match self.precision {
+            Precision::F32 => graph.simplify(),
+            Precision::Bf16 => graph.simplify().in_bf16(),
+        }
     }
 }
 

@@ -9,11 +9,12 @@ use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
 use super::network::Network;
-use super::place;
+use super::resident;
 use super::step::{Accumulation, Trainer};
+use super::{greatest, place};
 use crate::collective::{self, Gather};
 use crate::comm::World;
-use crate::config::{Config, DeviceKind, SyncBatchNorm};
+use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
@@ -22,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
-use crate::plan::{self, Copies, Options, Plan, Program, TAIL};
+use crate::plan::{self, Extent, Options, Plan, Program, TAIL};
 use crate::record::{self, BucketTime, Description, Recorder};
 
 /// A run that is ready to go.
@@ -36,6 +37,8 @@ pub struct Job {
     pub epochs: usize,
     /// Steps of the whole run, warm-up included.
     pub total_steps: usize,
+    /// Bytes of a rank at its peak, as planned.
+    pub planned_memory: usize,
 }
 
 /// Where batches come from.
@@ -91,7 +94,10 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
         let device = open_device(world, config, threads(world, config)?)?;
-        let answer = world.agree(capacity::answer(&network, config, &*device, limit))?;
+        // Its images count, as they do in a run.
+        let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
+        let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
+        let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
@@ -100,8 +106,10 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let threads = threads(world, config)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let plans = world.agree(Plans::new(config, &network, &*device, test.is_some()))?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    // Every rank says the same, that of the largest.
+    plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
         record::say(place(world), &plans.describe(world, config, &*device));
         return Ok(None);
@@ -176,41 +184,59 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
         log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
     }
     world.agree(onednn::limit_isa(common))?;
-    Ok(Box::new(world.agree(Cpu::new(threads))?))
+    let device = world.agree(Cpu::new(threads))?;
+    if config.precision == Precision::Bf16 {
+        world.agree(
+            device.has_bf16().map_err(|e| e.context(format!("--precision bf16 on {}", world.host()))),
+        )?;
+    }
+    Ok(Box::new(device))
 }
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub(super) struct Plans {
     training: Plan,
     evaluation: Option<Plan>,
-    sizes: plan::Sizes,
+    pub sizes: plan::Sizes,
+    pub extent: Extent,
 }
 
 impl Plans {
-    pub fn new(config: &Config, network: &Network, device: &dyn Device, evaluate: bool) -> Result<Plans> {
-        let forward = network.forward(config.batch)?;
-        if config.sync_bn != SyncBatchNorm::Off && !forward.has_batch_norm() {
+    pub fn new(
+        world: &World,
+        config: &Config,
+        network: &Network,
+        device: &dyn Device,
+        evaluate: bool,
+    ) -> Result<Plans> {
+        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
+        let graph = network.training(config.batch)?;
+        if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
                 "--sync-bn: model {} has no batch normalisation; leave the flag out",
                 config.model
             )));
         }
-        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
-        let simple = forward.clone().simplify().synchronise_batch_norms(network.statistics_of);
-        let training = plan::plan(simple.differentiate(), device, &options)?;
+        let training = plan::plan(graph, device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
-            Some(plan::plan(forward.for_evaluation().simplify(), device, &options)?)
+            Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
         } else {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        Ok(Plans { training, evaluation, sizes })
+        let extent = extent(world, config, &training, evaluation.is_some());
+        Ok(Plans { training, evaluation, sizes, extent })
     }
 
-    /// Bytes that a rank needs in all.
-    pub fn total(&self, config: &Config) -> usize {
-        self.sizes.total(copies(config))
+    /// Bytes that a rank has at its peak.
+    pub fn total(&self) -> usize {
+        self.sizes.total(self.extent)
+    }
+
+    /// Of these, what the machine must still give.
+    pub fn to_come(&self) -> usize {
+        self.sizes.to_come(self.extent)
     }
 
     fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
@@ -222,15 +248,23 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(device, &self.sizes, copies(config))
+            self.training.describe(&computing(config, device), &self.sizes, self.extent)
         )
     }
 }
 
-fn copies(config: &Config) -> Copies {
-    Copies {
+/// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
+/// compiled its kernels, and none of the memory that the plan speaks of.
+fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
+    let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
+    let [mapped, messages] = collective::memory(config.allreduce, world, plan.sizes.gradients, &buckets);
+    Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
+        batches: if evaluate { 3 } else { 2 },
+        mapped,
+        messages,
+        program: resident::now().unwrap_or(0),
     }
 }
 
@@ -245,6 +279,7 @@ fn assemble(
     test: Option<Rc<dyn Dataset>>,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
+    let planned_memory = plans.total();
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
     world.agree(memories.initialise(&*device, training, config.seed))?;
@@ -267,7 +302,7 @@ fn assemble(
     };
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps })
+    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -335,6 +370,11 @@ fn trainer(
     })
 }
 
+/// The device and what it computes with, in one line.
+fn computing(config: &Config, device: &dyn Device) -> String {
+    format!("{}, {}", device.describe(), config.precision)
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     world: &World,
@@ -349,7 +389,7 @@ fn describe(
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
-        ("device".to_string(), device.describe()),
+        ("device".to_string(), computing(config, device)),
         (
             "evaluated_weights".to_string(),
             match config.optimizer.ema {
@@ -376,7 +416,7 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: device.describe(),
+        device: computing(config, device),
         threads,
         batch: config.batch,
         accumulation: config.accumulation,

@@ -7,6 +7,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::fusion::Fusion;
+use crate::graph::DType;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
 
@@ -233,7 +234,7 @@ impl Trainer {
     /// and a network whose first layer is broken answers with a finite loss that no longer changes.
     pub fn broken_parameter(&self, device: &dyn Device) -> Result<Option<&str>> {
         for (name, memory) in &self.parameters {
-            if has_not_finite(device, memory)? {
+            if has_not_finite(device, memory, DType::F32)? {
                 return Ok(Some(name));
             }
         }

@@ -92,3 +92,9 @@ pub fn series(results: &Path, name: &str) -> Vec<f64> {
     let file = hdf5::File::open(results).expect("the results file opens");
     file.dataset(name).expect("the series is there").read_1d::<f64>().expect("numbers").to_vec()
 }
+
+/// A count of a results file.
+pub fn scalar(results: &Path, name: &str) -> u64 {
+    let file = hdf5::File::open(results).expect("the results file opens");
+    file.dataset(name).expect("the count is there").read_scalar::<u64>().expect("a number")
+}

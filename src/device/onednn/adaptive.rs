@@ -1,4 +1,5 @@
-//! Adaptive average pooling with windows of unlike sizes, on plain layouts. (Where all windows are alike the graph has
+//! Adaptive average pooling with windows of unlike sizes, on plain layouts of f32 (gradients of overlapping windows
+//! are added up in place). (Where all windows are alike the graph has
 //! an ordinary pooling instead.)
 
 use std::ops::Range;
@@ -6,7 +7,7 @@ use std::rc::Rc;
 
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
-use super::layout::plain;
+use super::layout::plain_f32;
 use super::primitive::{inputs, nchw, outputs};
 use crate::device::Request;
 use crate::error::{Error, Result};
@@ -62,7 +63,7 @@ impl Planes {
 pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let (planes, workers) = (Planes::new(x, y)?, workers.clone());
-    let (x, y) = (plain(engine, x)?, plain(engine, y)?);
+    let (x, y) = (plain_f32(engine, x)?, plain_f32(engine, y)?);
     Ok(HostKernel::new("adaptive", vec![x], vec![y], move |inputs, outputs, _| {
         let (x, y) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(planes.count, |plane| {
@@ -83,7 +84,7 @@ pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &Request) -
 pub fn backward(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
     let ([dy], [dx]) = (inputs(request)?, outputs(request)?);
     let (planes, workers) = (Planes::new(dx, dy)?, workers.clone());
-    let (dy, dx) = (plain(engine, dy)?, plain(engine, dx)?);
+    let (dy, dx) = (plain_f32(engine, dy)?, plain_f32(engine, dx)?);
     Ok(HostKernel::new("adaptive", vec![dy], vec![dx], move |inputs, outputs, _| {
         let (dy, dx) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(planes.count, |plane| {

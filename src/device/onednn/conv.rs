@@ -5,7 +5,8 @@ use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
-use super::primitive::{PrimitiveKernel, any, attributes, forward, inputs, nchw, outputs, prop_kind};
+use super::layout::data_type;
+use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, nchw, outputs, prop_kind};
 use super::sys;
 use super::window::Window;
 use crate::device::Request;
@@ -23,8 +24,11 @@ struct Tensors {
     window: Window,
 }
 
+/// The types of x (or dx), w (or dw) and y (or dy).
+type Types = [sys::DataType; 3];
+
 impl Tensors {
-    fn new(engine: &Engine, conv: &Conv2d, x: &Spec, w: &Spec, y: &Spec) -> Result<Tensors> {
+    fn new(engine: &Engine, conv: &Conv2d, [x, w, y]: [&Spec; 3], types: Types) -> Result<Tensors> {
         let (x, w, y) = (nchw(x)?, nchw(w)?, nchw(y)?);
         let window = Window::of_conv(conv, x, y)?;
         let (c, o, groups) = (x[1], y[1], conv.groups);
@@ -39,10 +43,10 @@ impl Tensors {
         // oneDNN gives the groups a dimension of their own; the order of the elements stays the same.
         let grouped = [groups, o / groups, w[1], w[2], w[3]];
         Ok(Tensors {
-            x: any(engine, &x)?,
-            w: any(engine, if groups == 1 { &grouped[1..] } else { &grouped })?,
+            x: Desc::any(engine, &x, types[0])?,
+            w: Desc::any(engine, if groups == 1 { &grouped[1..] } else { &grouped }, types[1])?,
             b: conv.bias.then(|| Desc::plain(engine, &[o], sys::F32)).transpose()?,
-            y: any(engine, &y)?,
+            y: Desc::any(engine, &y, types[2])?,
             window,
         })
     }
@@ -59,7 +63,8 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
         true => inputs(request).map(|[x, w, _]| [x, w])?,
         false => inputs(request)?,
     };
-    let t = Tensors::new(engine, conv, x, w, y)?;
+    let multiplied = multiplied([x, y]);
+    let t = Tensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
     let attributes = Attributes::new(engine, conv.relu)?;
     let window = &t.window;
     let name = "dnnl_convolution_forward_primitive_desc_create";
@@ -77,7 +82,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
             window.stride.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             attributes.raw(),
         )
     })?;
@@ -85,30 +90,40 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }
 
-/// dy, w → dx
+/// dy, w → dx. Gradients lie as the forward op's tensors did, which spares reorders, unless there is only a reference
+/// implementation for that: left to itself the library takes channels-last for some strided ones, which is slower even
+/// without the reorders.
 pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
-    let t = Tensors::new(engine, conv, dx, w, dy)?;
+    let multiplied = multiplied([dx, dy]);
+    let t = Tensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let window = &t.window;
     let name = "dnnl_convolution_backward_data_primitive_desc_create";
     // SAFETY: descriptors, geometry, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_convolution_backward_data_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            DIRECT,
-            t.x.raw(),
-            t.w.raw(),
-            t.y.raw(),
-            window.stride.as_ptr(),
-            window.dilation.as_ptr(),
-            window.padding.as_ptr(),
-            window.padding.as_ptr(),
-            hint.desc.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let create = |dx: &Desc, dy: &Desc| {
+        PrimitiveDesc::create(engine, name, |desc| unsafe {
+            (engine.library.functions.dnnl_convolution_backward_data_primitive_desc_create)(
+                desc,
+                engine.raw(),
+                DIRECT,
+                dx.raw(),
+                t.w.raw(),
+                dy.raw(),
+                window.stride.as_ptr(),
+                window.dilation.as_ptr(),
+                window.padding.as_ptr(),
+                window.padding_after.as_ptr(),
+                hint.desc.raw(),
+                attributes.raw(),
+            )
+        })
+    };
+    let present = create(&hint.desc.desc(sys::ARG_SRC)?, &hint.desc.desc(sys::ARG_DST)?);
+    let desc = match present {
+        Ok(desc) if !desc.implementation().starts_with("ref") => desc,
+        _ => create(&t.x, &t.y)?,
+    };
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
 }
 
@@ -119,7 +134,8 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -
         true => outputs(request).map(|[dw, _]| dw)?,
         false => outputs(request).map(|[dw]| dw)?,
     };
-    let t = Tensors::new(engine, conv, x, dw, dy)?;
+    let multiplied = multiplied([x, dy]);
+    let t = Tensors::new(engine, conv, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let window = &t.window;
     let name = "dnnl_convolution_backward_weights_primitive_desc_create";
@@ -136,7 +152,7 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -
             window.stride.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             hint.desc.raw(),
             attributes.raw(),
         )

@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
-use super::layout::plain;
+use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
 use crate::device::{Request, Scalars};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, key, philox, uniform};
 
-/// x → x·m/(1−p), on plain layouts: an element's number within its sample decides its fate.
+/// x → x·m/(1−p), on plain layouts of f32: an element's number within its sample decides its fate.
 pub fn dropout(
     engine: &Engine,
     workers: &Rc<Workers>,
@@ -23,7 +23,7 @@ pub fn dropout(
         return Err(Error::internal(format!("dropout with p = {p} of {} to {}", x.shape, y.shape)));
     }
     let (samples, per_sample) = (x.shape.batch(), x.shape.per_sample());
-    let (layout, workers) = (plain(engine, x)?, workers.clone());
+    let (layout, workers) = (plain_f32(engine, x)?, workers.clone());
     let bytes = layout.bytes();
     let kernel =
         HostKernel::new("dropout", vec![layout.clone()], vec![layout], move |inputs, outputs, scalars| {

@@ -138,6 +138,21 @@ impl Desc {
         Ok(Desc { library: engine.library, raw })
     }
 
+    /// A part of the tensor that this describes, where it lies.
+    ///
+    /// # Errors
+    /// `Internal` also where the part does not begin or end with a block of the layout.
+    pub fn part(&self, dims: &[usize], offsets: &[usize]) -> Result<Desc> {
+        let ((_, dims), (_, offsets)) = (to_dims(dims)?, to_dims(offsets)?);
+        let mut raw = ptr::null_mut();
+        // SAFETY: both arrays have room for every dimension a descriptor may have.
+        unsafe {
+            let (dims, offsets) = (dims.as_ptr(), offsets.as_ptr());
+            call!(self.library, dnnl_memory_desc_create_submemory(&mut raw, self.raw, dims, offsets))?;
+        }
+        Ok(Desc { library: self.library, raw })
+    }
+
     pub fn raw(&self) -> *const sys::MemoryDesc {
         self.raw
     }
@@ -150,6 +165,11 @@ impl Desc {
 
     pub fn dims(&self) -> Result<Vec<i64>> {
         self.vector(sys::QUERY_DIMS, self.ndims()?)
+    }
+
+    pub fn data_type(&self) -> Result<sys::DataType> {
+        // Where no element is, its type is not defined.
+        if self.ndims()? == 0 { Ok(0) } else { self.scalar(sys::QUERY_DATA_TYPE) }
     }
 
     pub fn ndims(&self) -> Result<usize> {

@@ -14,7 +14,13 @@ use crate::graph::{DType, Spec};
 /// "f32 128x32x28x28 aBcd16b" is blocked by 16 channels, "f32 10x20x5x5 cdba" has the outputs fastest.
 pub fn layout(desc: Desc) -> Result<Layout> {
     let (text, bytes) = (describe(&desc)?, desc.bytes());
-    Ok(Layout::new(text, bytes, Some(Rc::new(desc))))
+    let dtype = match desc.data_type() {
+        Ok(sys::F32) => DType::F32,
+        Ok(sys::BF16) => DType::BF16,
+        Ok(sys::S32) => DType::I32,
+        _ => DType::Saved,
+    };
+    Ok(Layout::new(text, bytes, dtype, Some(Rc::new(desc))))
 }
 
 /// The descriptor within a layout of this device.
@@ -29,6 +35,11 @@ pub fn plain(engine: &Engine, spec: &Spec) -> Result<Layout> {
     layout(plain_desc(engine, spec)?)
 }
 
+/// The same in f32, whatever the tensor's own type.
+pub fn plain_f32(engine: &Engine, spec: &Spec) -> Result<Layout> {
+    plain(engine, &Spec { dtype: DType::F32, ..spec.clone() })
+}
+
 pub fn plain_desc(engine: &Engine, spec: &Spec) -> Result<Desc> {
     let extents = if spec.shape.rank() == 0 { &[1][..] } else { &spec.shape.0 };
     Desc::plain(engine, extents, data_type(spec.dtype)?)
@@ -38,6 +49,7 @@ pub fn plain_desc(engine: &Engine, spec: &Spec) -> Result<Desc> {
 pub fn data_type(dtype: DType) -> Result<sys::DataType> {
     match dtype {
         DType::F32 => Ok(sys::F32),
+        DType::BF16 => Ok(sys::BF16),
         DType::I32 => Ok(sys::S32),
         DType::Saved => Err(Error::internal("a saved tensor has no plain layout")),
     }
@@ -52,7 +64,7 @@ pub fn same_view(engine: &Engine, from: &Layout, to: &Layout) -> Result<(Layout,
     }
     let dense = |of: &Layout, dims: &[i64]| -> Result<Layout> {
         let extents: Vec<usize> = dims.iter().map(|&d| d as usize).collect();
-        layout(Desc::plain(engine, &extents, desc(of)?.scalar(sys::QUERY_DATA_TYPE)?)?)
+        layout(Desc::plain(engine, &extents, desc(of)?.data_type()?)?)
     };
     if from_dims.iter().product::<i64>() == to_dims.iter().product::<i64>() {
         if *from == dense(from, &from_dims)? {
@@ -91,7 +103,7 @@ fn describe(desc: &Desc) -> Result<String> {
     let order = order(&outer, &strides);
 
     let letter = |d: usize| (if block[d] > 1 { b'A' } else { b'a' } + d as u8) as char;
-    let mut text = format!("{} {} ", type_name(desc.scalar(sys::QUERY_DATA_TYPE)?), joined(&dims));
+    let mut text = format!("{} {} ", type_name(desc.data_type()?), joined(&dims));
     text.extend(order.iter().map(|&d| letter(d)));
     for (&d, size) in inner.iter().zip(&sizes) {
         let _ = write!(text, "{size}{}", (b'a' + d as u8) as char);
@@ -136,6 +148,7 @@ fn joined(numbers: &[i64]) -> String {
 fn type_name(data_type: sys::DataType) -> String {
     match data_type {
         sys::F32 => "f32".to_string(),
+        sys::BF16 => "bf16".to_string(),
         sys::S32 => "s32".to_string(),
         sys::S8 => "s8".to_string(),
         sys::U8 => "u8".to_string(),

@@ -47,6 +47,11 @@ impl Isa {
     pub fn common(self, other: Isa) -> Isa {
         Isa(self.0 & other.0)
     }
+
+    /// Whether it multiplies bf16.
+    pub fn has_bf16(self) -> bool {
+        self.0 & 0x80 != 0
+    }
 }
 
 impl fmt::Display for Isa {
@@ -112,8 +117,8 @@ pub fn limit_isa(isa: Isa) -> Result<()> {
 }
 
 /// What this CPU has, asked of the CPU: asking oneDNN (`dnnl_get_effective_cpu_isa`) fixes its choice, and no
-/// limit can be set any more. The sets, and what they consist of, are those of `dnnl_cpu_isa_t`; AMX is left out,
-/// since f32 has no use for it.
+/// limit can be set any more. The sets, and what they consist of, are those of `dnnl_cpu_isa_t`; AMX is left out:
+/// it is used where all ranks have the same of the sets here, and bf16 has use for it.
 fn cpu_isa() -> Isa {
     #[cfg(target_arch = "x86_64")]
     {

@@ -5,8 +5,8 @@ use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
-use super::layout::desc;
-use super::primitive::{PrimitiveKernel, any, attributes, forward, inputs, outputs, prop_kind};
+use super::layout::{data_type, desc};
+use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, outputs, prop_kind};
 use super::sys;
 use crate::device::Request;
 use crate::error::{Error, Result};
@@ -21,7 +21,8 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn new(engine: &Engine, bias: bool, x: &Spec, w: &Spec, y: &Spec) -> Result<Tensors> {
+    /// `types` are those of x (or dx), w (or dw) and y (or dy).
+    fn new(engine: &Engine, bias: bool, [x, w, y]: [&Spec; 3], types: [sys::DataType; 3]) -> Result<Tensors> {
         let (samples, features) = (x.shape.batch(), y.shape.per_sample());
         let fits = w.shape.0 == [features, x.shape.per_sample()]
             && y.shape.0 == [samples, features]
@@ -35,10 +36,10 @@ impl Tensors {
         let mut weights = x.shape.0.clone();
         weights[0] = features;
         Ok(Tensors {
-            x: any(engine, &x.shape.0)?,
-            w: any(engine, &weights)?,
+            x: Desc::any(engine, &x.shape.0, types[0])?,
+            w: Desc::any(engine, &weights, types[1])?,
             b: bias.then(|| Desc::plain(engine, &[features], sys::F32)).transpose()?,
-            y: any(engine, &y.shape.0)?,
+            y: Desc::any(engine, &y.shape.0, types[2])?,
         })
     }
 
@@ -74,7 +75,8 @@ pub fn forward_pass(
         true => inputs(request).map(|[x, w, _]| [x, w])?,
         false => inputs(request)?,
     };
-    let t = Tensors::new(engine, bias, x, w, y)?;
+    let multiplied = multiplied([x, y]);
+    let t = Tensors::new(engine, bias, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
     let attributes = Attributes::new(engine, relu)?;
     let present = request.inputs[0].1.as_ref().map(desc).transpose()?;
     let name = "dnnl_inner_product_forward_primitive_desc_create";
@@ -101,7 +103,8 @@ pub fn forward_pass(
 /// dy, w → dx
 pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
-    let t = Tensors::new(engine, false, dx, w, dy)?;
+    let multiplied = multiplied([dx, dy]);
+    let t = Tensors::new(engine, false, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_data_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call.
@@ -129,7 +132,8 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> R
         true => outputs(request).map(|[dw, _]| dw)?,
         false => outputs(request).map(|[dw]| dw)?,
     };
-    let t = Tensors::new(engine, bias, x, dw, dy)?;
+    let multiplied = multiplied([x, dy]);
+    let t = Tensors::new(engine, bias, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.

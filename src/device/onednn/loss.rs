@@ -1,8 +1,8 @@
-//! Softmax cross-entropy, forward and backward, on plain logits.
+//! Softmax cross-entropy, forward and backward, on plain logits of f32.
 
 use super::handle::Engine;
 use super::host::HostKernel;
-use super::layout::plain;
+use super::layout::{plain, plain_f32};
 use super::primitive::{inputs, outputs};
 use crate::device::{Layout, Memory, Request, Scalars};
 use crate::error::{Error, Kind, Result};
@@ -15,8 +15,9 @@ fn layouts(
     results: &[&Spec],
 ) -> Result<(Vec<Layout>, Vec<Layout>, usize)> {
     let [logits, labels] = inputs(request)?;
-    let types = (logits.dtype, labels.dtype) == (DType::F32, DType::I32)
-        && results.iter().all(|spec| spec.dtype == DType::F32);
+    let types = logits.dtype.is_real()
+        && labels.dtype == DType::I32
+        && results.iter().all(|spec| spec.dtype.is_real());
     let fits = logits.shape.rank() == 2 && labels.shape.0 == [logits.shape.batch()] && types;
     if !fits || logits.shape.per_sample() == 0 {
         return Err(Error::internal(format!(
@@ -24,12 +25,12 @@ fn layouts(
             logits.shape, labels.shape
         )));
     }
-    let results = results.iter().map(|spec| plain(engine, spec)).collect::<Result<_>>()?;
-    Ok((vec![plain(engine, logits)?, plain(engine, labels)?], results, logits.shape.per_sample()))
+    let results = results.iter().map(|spec| plain_f32(engine, spec)).collect::<Result<_>>()?;
+    Ok((vec![plain_f32(engine, logits)?, plain(engine, labels)?], results, logits.shape.per_sample()))
 }
 
 /// logits, labels → losses, hits
-pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
+pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
     let [losses, hits] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[losses, hits])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, _| {
@@ -39,7 +40,7 @@ pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Resul
         let results = losses.iter_mut().zip(hits);
         for ((row, &label), (loss, hit)) in logits.chunks_exact(classes).zip(labels).zip(results) {
             (*loss, *hit) = match target(label, classes)? {
-                Some(target) => (cross_entropy(row, target, smoothing), hits_target(row, target)),
+                Some(target) => (weight * cross_entropy(row, target, smoothing), hits_target(row, target)),
                 None => (0.0, 0.0),
             };
         }
@@ -48,19 +49,20 @@ pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32) -> Resul
 }
 
 /// logits, labels → dlogits
-pub fn backward(engine: &Engine, request: &Request, smoothing: f32) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
     let [gradient] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[gradient])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
         let (logits, labels) = read(inputs);
         // SAFETY: host memory of this device, apart from the inputs.
         let gradient = unsafe { outputs[0].as_slice_mut::<f32>() };
+        let scale = weight * scalars.gradient_scale;
         let rows = logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes));
         for ((row, gradient), &label) in rows.zip(labels) {
             match target(label, classes)? {
                 Some(target) => {
                     softmax_gradient(row, target, smoothing, gradient);
-                    gradient.iter_mut().for_each(|gradient| *gradient *= scalars.gradient_scale);
+                    gradient.iter_mut().for_each(|gradient| *gradient *= scale);
                 }
                 None => gradient.fill(0.0),
             }

@@ -3,8 +3,9 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
-//! - the kernels, one file a family: `batch_norm`, `conv`, `linear`, `pool`, `relu`, `reorder` are primitives
-//!   (`primitive`); `adaptive`, `dropout`, `loss`, `simple`, `sync_norm`, `update` are loops of our own (`host`, `rows`).
+//! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
+//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
+//!   (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -12,6 +13,7 @@
 
 mod adaptive;
 mod batch_norm;
+mod concat;
 mod conv;
 mod dropout;
 mod handle;
@@ -20,6 +22,7 @@ mod layout;
 mod library;
 mod linear;
 mod loss;
+mod lrn;
 mod pool;
 mod primitive;
 mod relu;
@@ -60,6 +63,20 @@ impl Cpu {
         Ok(Cpu { engine: Engine::new(threads)?, workers: Rc::new(Workers::new(threads)?) })
     }
 
+    /// Whether products of bf16 have instructions of their own.
+    ///
+    /// # Errors
+    /// `Environment` where they have not: oneDNN would then be slower than in f32, or refuse.
+    pub fn has_bf16(&self) -> Result<()> {
+        let isa = self.engine.library.isa();
+        if isa.has_bf16() {
+            return Ok(());
+        }
+        Err(Error::environment(format!(
+            "this CPU (as oneDNN is to use it: {isa}) has no bf16 arithmetic, which takes avx512_core_bf16; use --precision f32"
+        )))
+    }
+
     fn primitive(&self, request: &Request) -> Result<PrimitiveKernel> {
         let engine = &self.engine;
         match request.op {
@@ -71,8 +88,13 @@ impl Cpu {
             Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
             Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
             Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
-            Op::Relu => relu::forward_pass(engine, request),
-            Op::ReluBackward => relu::backward(engine, request),
+            Op::Add { relu } => simple::add(engine, request, *relu),
+            Op::LocalResponseNorm(norm) => lrn::forward_pass(engine, request, norm),
+            Op::LocalResponseNormBackward(norm) => lrn::backward(engine, request, norm),
+            Op::Relu { max } => relu::forward_pass(engine, request, *max),
+            Op::ReluBackward { max } => relu::backward(engine, request, *max),
+            Op::Concat => concat::concat(engine, request),
+            Op::Slice { from } => concat::slice(engine, request, *from),
             Op::MaxPool(pool) => pool::max(engine, request, pool),
             Op::MaxPoolBackward(pool) => pool::max_backward(engine, request, pool),
             Op::AvgPool(pool) => pool::average(engine, request, pool),
@@ -95,9 +117,12 @@ impl Cpu {
             Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
             Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
             Op::Reshape => simple::reshape(engine, request),
-            Op::Add { relu } => simple::add(engine, workers, request, relu),
-            Op::SoftmaxCrossEntropy { smoothing } => loss::forward_pass(engine, request, smoothing),
-            Op::SoftmaxCrossEntropyBackward { smoothing } => loss::backward(engine, request, smoothing),
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                loss::forward_pass(engine, request, smoothing, weight)
+            }
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+                loss::backward(engine, request, smoothing, weight)
+            }
             _ => return None,
         })
     }
@@ -127,7 +152,7 @@ impl Device for Cpu {
     }
 
     fn plain(&self, spec: &Spec) -> Layout {
-        let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, None);
+        let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, spec.dtype, None);
         layout::plain(&self.engine, spec).unwrap_or_else(nothing)
     }
 

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use super::handle::{Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, any, attributes, forward, nchw, prop_kind};
+use super::primitive::{PrimitiveKernel, attributes, forward, nchw, prop_kind};
 use super::sys;
 use super::window::Window;
 use crate::device::{Layout, Request};
@@ -48,7 +48,8 @@ fn forward_desc(
     let ((x, given), y) = ends(request)?;
     let window = Window::of_pool(pool, nchw(x)?, nchw(y)?)?;
     let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
-    let (x, y) = (desc(&x)?, any(engine, &nchw(y)?)?);
+    let x = desc(&x)?;
+    let y = Desc::any(engine, &nchw(y)?, x.data_type()?)?;
     let attributes = attributes(engine)?;
     let name = "dnnl_pooling_forward_primitive_desc_create";
     // SAFETY: descriptors, geometry and attributes outlive the call.
@@ -64,7 +65,7 @@ fn forward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             attributes.raw(),
         )
     })
@@ -107,7 +108,7 @@ fn backward_desc(
             window.kernel.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
-            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
             hint.desc.raw(),
             attributes.raw(),
         )

@@ -4,12 +4,12 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::rc::Rc;
 
-use super::handle::{Attributes, Desc, Engine, MemoryObject, Primitive, PrimitiveDesc};
+use super::handle::{Attributes, Engine, MemoryObject, Primitive, PrimitiveDesc};
 use super::layout::{desc, layout};
 use super::sys;
 use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::{Error, Result};
-use crate::graph::Spec;
+use crate::graph::{DType, Spec};
 
 /// A compiled primitive with the arguments that stand for the op's inputs and outputs.
 pub struct PrimitiveKernel {
@@ -19,6 +19,8 @@ pub struct PrimitiveKernel {
     arguments: Vec<c_int>,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
+    /// The part of input 0 that the primitive sees, where that is not all of it.
+    part: Option<Layout>,
     scratchpad: Layout,
     in_place: Option<usize>,
     subject: Rc<str>,
@@ -43,6 +45,7 @@ impl PrimitiveKernel {
             inputs: layouts(inputs)?,
             outputs: layouts(outputs)?,
             scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
+            part: None,
             in_place: None,
             subject: Rc::from(""),
             desc,
@@ -52,6 +55,18 @@ impl PrimitiveKernel {
     /// Says what the kernel works on, for the error should it fail when it runs.
     pub fn of(self, subject: &str) -> PrimitiveKernel {
         PrimitiveKernel { subject: Rc::from(subject), ..self }
+    }
+
+    /// States that what the primitive reads as input 0 is a part of a tensor of this layout.
+    pub fn part_of(mut self, whole: Layout) -> PrimitiveKernel {
+        self.part = Some(std::mem::replace(&mut self.inputs[0], whole));
+        self
+    }
+
+    /// States the layout of an input that the primitive may have no use for.
+    pub fn given(mut self, input: usize, layout: Layout) -> PrimitiveKernel {
+        self.inputs[input] = layout;
+        self
     }
 
     /// States that output 0 may be written over an input.
@@ -84,9 +99,12 @@ impl Kernel for PrimitiveKernel {
 
     fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
         let memory: Vec<Memory> = inputs.iter().chain(outputs).chain([workspace]).cloned().collect();
-        let layouts: Vec<&Layout> =
+        let mut layouts: Vec<&Layout> =
             self.inputs.iter().chain(&self.outputs).chain([&self.scratchpad]).collect();
         check_memory(&memory, &layouts)?;
+        if let Some(part) = &self.part {
+            layouts[0] = part;
+        }
         let mut objects = Vec::with_capacity(memory.len());
         for (memory, layout) in memory.iter().zip(&layouts) {
             // SAFETY: the memory is large enough, and the step holds a share of it.
@@ -141,9 +159,10 @@ pub fn check_memory(memory: &[Memory], layouts: &[&Layout]) -> Result<()> {
     Ok(())
 }
 
-/// An f32 descriptor whose layout the primitive chooses.
-pub fn any(engine: &Engine, extents: &[usize]) -> Result<Desc> {
-    Desc::any(engine, extents, sys::F32)
+/// The type in which a convolution or linear layer multiplies: bf16 as soon as one of its tensors is kept so. (The
+/// images that a network gets and the scores it gives are f32 also then.)
+pub fn multiplied(tensors: [&Spec; 2]) -> sys::DataType {
+    if tensors.iter().any(|spec| spec.dtype == DType::BF16) { sys::BF16 } else { sys::F32 }
 }
 
 /// The attributes that every primitive has.

@@ -1,4 +1,4 @@
-//! ReLU, in whatever layout its input has.
+//! ReLU, plain or cut off, in whatever layout its input has.
 
 use std::rc::Rc;
 
@@ -18,13 +18,21 @@ fn given(engine: &Engine, request: &Request, input: usize) -> Result<Layout> {
     }
 }
 
+/// The algorithm with its two numbers.
+fn algorithm(max: f32) -> (sys::AlgKind, f32, f32) {
+    match max.is_infinite() {
+        true => (sys::ELTWISE_RELU_USE_DST, 0.0, 0.0),
+        false => (sys::ELTWISE_CLIP_USE_DST, 0.0, max),
+    }
+}
+
 fn forward_desc(
     engine: &Rc<Engine>,
     data: &Desc,
     prop_kind: sys::PropKind,
-    algorithm: sys::AlgKind,
+    max: f32,
 ) -> Result<PrimitiveDesc> {
-    let attributes = attributes(engine)?;
+    let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(max));
     // SAFETY: descriptors and attributes outlive the call.
     PrimitiveDesc::create(engine, "dnnl_eltwise_forward_primitive_desc_create", |desc| unsafe {
         (engine.library.functions.dnnl_eltwise_forward_primitive_desc_create)(
@@ -34,38 +42,38 @@ fn forward_desc(
             algorithm,
             data.raw(),
             data.raw(),
-            0.0,
-            0.0,
+            alpha,
+            beta,
             attributes.raw(),
         )
     })
 }
 
 /// x → y, over x if possible: the backward op wants y only.
-pub fn forward_pass(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
+pub fn forward_pass(engine: &Rc<Engine>, request: &Request, max: f32) -> Result<PrimitiveKernel> {
     let x = given(engine, request, 0)?;
-    let desc = forward_desc(engine, desc(&x)?, prop_kind(request), sys::ELTWISE_RELU_USE_DST)?;
+    let desc = forward_desc(engine, desc(&x)?, prop_kind(request), max)?;
     Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.in_place(0))
 }
 
 /// dy, y → dx, in the layout of y. The forward op may have been part of a convolution, so the hint is made here.
-pub fn backward(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
+pub fn backward(engine: &Rc<Engine>, request: &Request, max: f32) -> Result<PrimitiveKernel> {
     let y = given(engine, request, 1)?;
     let y = desc(&y)?;
-    let hint = forward_desc(engine, y, sys::FORWARD_TRAINING, sys::ELTWISE_RELU_USE_DST)?;
-    let attributes = attributes(engine)?;
+    let hint = forward_desc(engine, y, sys::FORWARD_TRAINING, max)?;
+    let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(max));
     let name = "dnnl_eltwise_backward_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call.
     let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
         (engine.library.functions.dnnl_eltwise_backward_primitive_desc_create)(
             desc,
             engine.raw(),
-            sys::ELTWISE_RELU_USE_DST,
+            algorithm,
             y.raw(),
             y.raw(),
             y.raw(),
-            0.0,
-            0.0,
+            alpha,
+            beta,
             hint.raw(),
             attributes.raw(),
         )

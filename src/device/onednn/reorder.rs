@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::layout::{desc, same_view};
 use super::primitive::{PrimitiveKernel, attributes};
 use super::sys;
@@ -12,10 +12,15 @@ use crate::error::Result;
 /// A kernel that copies a tensor from one layout into another.
 pub fn reorder(engine: &Rc<Engine>, from: &Layout, to: &Layout) -> Result<PrimitiveKernel> {
     let (from, to) = same_view(engine, from, to)?;
-    let (from, to) = (desc(&from)?, desc(&to)?);
+    let desc = reorder_desc(engine, desc(&from)?, desc(&to)?)?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])
+}
+
+/// The primitive for tensors, or parts of such, of equal dimensions.
+pub fn reorder_desc(engine: &Rc<Engine>, from: &Desc, to: &Desc) -> Result<PrimitiveDesc> {
     let attributes = attributes(engine)?;
     // SAFETY: descriptors and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, "dnnl_reorder_primitive_desc_create", |desc| unsafe {
+    PrimitiveDesc::create(engine, "dnnl_reorder_primitive_desc_create", |desc| unsafe {
         (engine.library.functions.dnnl_reorder_primitive_desc_create)(
             desc,
             from.raw(),
@@ -24,6 +29,5 @@ pub fn reorder(engine: &Rc<Engine>, from: &Layout, to: &Layout) -> Result<Primit
             engine.raw(),
             attributes.raw(),
         )
-    })?;
-    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])
+    })
 }

@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, copy};
-use super::layout::plain;
-use super::primitive::{inputs, outputs};
+use super::handle::{Attributes, Engine, PrimitiveDesc};
+use super::host::{HostKernel, copy};
+use super::layout::{desc, plain};
+use super::primitive::{PrimitiveKernel, inputs, outputs};
+use super::sys;
 use crate::device::Request;
 use crate::error::{Error, Result};
 
@@ -24,39 +25,27 @@ pub fn reshape(engine: &Engine, request: &Request) -> Result<HostKernel> {
     Ok(kernel.in_place())
 }
 
-/// a, b → a + b, then ReLU, in the layout of a. What pads a layout is zero in both, and so in the sum.
-pub fn add(engine: &Engine, workers: &Rc<Workers>, request: &Request, relu: bool) -> Result<HostKernel> {
+/// a, b → a + b, then ReLU, in the layout of a, over a if possible. What pads a layout is zero in both, and so in the
+/// sum.
+pub fn add(engine: &Rc<Engine>, request: &Request, relu: bool) -> Result<PrimitiveKernel> {
     let ([a, b], [y]) = (inputs(request)?, outputs(request)?);
     if a != b || a != y {
         return Err(Error::internal(format!("{} + {} cannot give {}", a.shape, b.shape, y.shape)));
     }
     let given = request.inputs.iter().find_map(|(_, layout)| layout.clone());
     let layout = given.map_or_else(|| plain(engine, a), Ok)?;
-    let (length, workers) = (layout.bytes() / 4, workers.clone());
-    let layouts = vec![layout.clone(), layout.clone()];
-    let name = if relu { "add+relu" } else { "add" };
-    let kernel = HostKernel::new(name, layouts, vec![layout], move |inputs, outputs, _| {
-        let twice = inputs[0].address() == inputs[1].address();
-        let (a, b, y) = (Numbers::of(&inputs[0]), Numbers::of(&inputs[1]), Numbers::of(&outputs[0]));
-        let in_place = inputs[0].address() == outputs[0].address();
-        workers.each_piece(length, |range| {
-            // SAFETY: pieces do not overlap; y is apart from b and, but for the same address, from a.
-            unsafe {
-                let y = y.part_mut(range.clone());
-                if !in_place {
-                    y.copy_from_slice(a.part(range.clone()));
-                }
-                match in_place && twice {
-                    true => y.iter_mut().for_each(|y| *y += *y),
-                    false => y.iter_mut().zip(b.part(range)).for_each(|(y, b)| *y += b),
-                }
-                // The piece is still in cache.
-                if relu {
-                    y.iter_mut().for_each(|y| *y = y.max(0.0));
-                }
-            }
-        });
-        Ok(())
-    });
-    Ok(kernel.in_place())
+    let (data, attributes) = (desc(&layout)?, Attributes::new(engine, relu)?);
+    // SAFETY: descriptors and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, "dnnl_binary_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_binary_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            sys::BINARY_ADD,
+            data.raw(),
+            data.raw(),
+            data.raw(),
+            attributes.raw(),
+        )
+    })?;
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_SRC_1], &[sys::ARG_DST])?.in_place(0))
 }

@@ -98,6 +98,7 @@ pub const FORMAT_KIND_BLOCKED: c_int = 2;
 
 /// `dnnl_data_type_t`.
 pub type DataType = c_int;
+pub const BF16: DataType = 2;
 pub const F32: DataType = 3;
 pub const S32: DataType = 4;
 pub const S8: DataType = 5;
@@ -114,9 +115,13 @@ pub type AlgKind = c_int;
 pub const CONVOLUTION_DIRECT: AlgKind = 0x1;
 pub const ELTWISE_RELU: AlgKind = 0x20;
 pub const ELTWISE_RELU_USE_DST: AlgKind = 0x100;
+pub const BINARY_ADD: AlgKind = 0x1fff0;
+/// Both bounds excluded from the gradient, as PyTorch has it.
+pub const ELTWISE_CLIP_USE_DST: AlgKind = 0x106;
 pub const POOLING_MAX: AlgKind = 0x1ff;
 pub const POOLING_AVG_INCLUDE_PADDING: AlgKind = 0x2ff;
 pub const POOLING_AVG_EXCLUDE_PADDING: AlgKind = 0x3ff;
+pub const LRN_ACROSS_CHANNELS: AlgKind = 0xaff;
 
 /// `dnnl_normalization_flags_t`.
 pub const USE_GLOBAL_STATS: c_uint = 1;
@@ -141,6 +146,7 @@ pub const QUERY_INNER_IDXS: Query = 265;
 
 /// `DNNL_ARG_*`.
 pub const ARG_SRC: c_int = 1;
+pub const ARG_SRC_1: c_int = 2;
 pub const ARG_DST: c_int = 17;
 pub const ARG_WEIGHTS: c_int = 33;
 pub const ARG_BIAS: c_int = 41;
@@ -156,6 +162,8 @@ pub const ARG_DIFF_WEIGHTS: c_int = 161;
 pub const ARG_DIFF_BIAS: c_int = 169;
 pub const ARG_DIFF_SCALE: c_int = 255;
 pub const ARG_DIFF_SHIFT: c_int = 256;
+/// The first of several inputs; the others follow.
+pub const ARG_MULTIPLE_SRC: c_int = 1024;
 
 /// A table of C functions looked up in a shared library by name.
 macro_rules! functions {
@@ -199,6 +207,8 @@ functions! {
     fn dnnl_memory_desc_create_with_strides(*mut *mut MemoryDesc, c_int, *const i64, DataType, *const i64) -> Status;
     fn dnnl_memory_desc_create_with_tag(*mut *mut MemoryDesc, c_int, *const i64, DataType, c_int) -> Status;
     fn dnnl_memory_desc_clone(*mut *mut MemoryDesc, *const MemoryDesc) -> Status;
+    // whole, extents of the part, where it begins
+    fn dnnl_memory_desc_create_submemory(*mut *mut MemoryDesc, *const MemoryDesc, *const i64, *const i64) -> Status;
     fn dnnl_memory_desc_query(*const MemoryDesc, Query, *mut c_void) -> Status;
     fn dnnl_memory_desc_get_size(*const MemoryDesc) -> usize;
     fn dnnl_memory_desc_destroy(*mut MemoryDesc) -> Status;
@@ -279,10 +289,30 @@ functions! {
         *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
         c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
     ) -> Status;
+    // sources, dst
+    fn dnnl_binary_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        *const PrimitiveAttr,
+    ) -> Status;
     // src, dst; alpha, beta
     fn dnnl_eltwise_forward_primitive_desc_create(
         *mut *mut PrimitiveDesc, *mut Engine, PropKind, AlgKind, *const MemoryDesc, *const MemoryDesc,
         c_float, c_float, *const PrimitiveAttr,
+    ) -> Status;
+    // dst, which may be null; inputs, along which dimension; srcs
+    fn dnnl_concat_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, *const MemoryDesc, c_int, c_int, *const *const MemoryDesc,
+        *const PrimitiveAttr,
+    ) -> Status;
+    // src, dst; size, alpha, beta, k
+    fn dnnl_lrn_forward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, AlgKind, *const MemoryDesc, *const MemoryDesc,
+        i64, c_float, c_float, c_float, *const PrimitiveAttr,
+    ) -> Status;
+    // diff src, diff dst, src; size, alpha, beta, k; forward hint
+    fn dnnl_lrn_backward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        i64, c_float, c_float, c_float, *const PrimitiveDesc, *const PrimitiveAttr,
     ) -> Status;
     // diff src, diff dst, data; alpha, beta; forward hint
     fn dnnl_eltwise_backward_primitive_desc_create(

@@ -2,21 +2,24 @@
 
 use super::sys;
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, Pool2d, windows};
+use crate::graph::{Conv2d, Pool2d};
 
 /// Kernel, stride and padding as the C API takes them.
 pub struct Window {
     pub kernel: sys::Dims,
     pub stride: sys::Dims,
-    /// Before the image; the padding after it is the same.
+    /// Before the image.
     pub padding: sys::Dims,
+    /// After it: the same, or as far as the last window of a pooling reaches.
+    pub padding_after: sys::Dims,
     /// Dilation as oneDNN counts it: 0 is none.
     pub dilation: sys::Dims,
 }
 
 impl Window {
     pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
-        Window::new(conv.kernel, conv.stride, conv.padding, input, output)
+        let Conv2d { kernel, stride, padding, .. } = *conv;
+        Window::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)
     }
 
     pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
@@ -31,22 +34,16 @@ impl Window {
                 pool.padding, pool.kernel
             )));
         }
-        Window::new(pool.kernel, pool.stride, pool.padding, input, output)
+        Window::new(pool, input, output)
     }
 
     /// Checks the geometry against the images of shape (N, C, H, W) that it is applied to.
-    fn new(
-        kernel: [usize; 2],
-        stride: [usize; 2],
-        padding: [usize; 2],
-        input: [usize; 4],
-        output: [usize; 4],
-    ) -> Result<Window> {
-        let [_, _, h, w] = input;
+    fn new(window: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+        let ([_, _, h, w], Pool2d { kernel, stride, padding, .. }) = (input, *window);
         if stride.contains(&0) || kernel.contains(&0) {
             return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
         }
-        match windows([h, w], kernel, stride, padding) {
+        match window.windows([h, w]) {
             None => Err(Error::usage(format!(
                 "a kernel of {}×{} does not fit its input of {h}×{w} with a padding of {}×{}",
                 kernel[0], kernel[1], padding[0], padding[1]
@@ -55,12 +52,17 @@ impl Window {
                 "the output should be {}×{}, not {}×{}",
                 size[0], size[1], output[2], output[3]
             ))),
-            Some(_) => Ok(Window {
-                kernel: pair(kernel),
-                stride: pair(stride),
-                padding: pair(padding),
-                dilation: pair([0, 0]),
-            }),
+            Some(size) => {
+                let reach = |axis: usize| (size[axis] - 1) * stride[axis] + kernel[axis];
+                let after = |axis: usize| reach(axis).saturating_sub([h, w][axis] + padding[axis]);
+                Ok(Window {
+                    kernel: pair(kernel),
+                    stride: pair(stride),
+                    padding: pair(padding),
+                    padding_after: pair([padding[0].max(after(0)), padding[1].max(after(1))]),
+                    dilation: pair([0, 0]),
+                })
+            }
         }
     }
 }

@@ -280,6 +280,25 @@ fn sync_batch_norm_repeats_bit_for_bit() {
     }
 }
 
+/// Statistics stay f32 where images are bf16, and are those of both ranks: the first loss is off from that of one rank
+/// with the whole batch by the roundings of 20 layers to 8 bits, of a loss of size 2 (as for other models in bf16).
+#[test]
+fn sync_batch_norm_in_bf16_learns_and_repeats() {
+    if !dltrain::device::onednn::isa().unwrap().has_bf16() {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
+        return;
+    }
+    let mut results = Results::new();
+    let flags = format!("{NORMALISED} --steps 6 --batch 8 --precision bf16 --sync-bn");
+    let found = results.losses(2, &flags);
+    assert_eq!(results.losses(2, &flags), found, "a repeat differs");
+    assert!(found[5] < found[0], "{found:?}");
+    let whole = results.losses(1, &format!("{NORMALISED} --steps 6 --batch 16 --precision bf16"));
+    assert!((found[0] - whole[0]).abs() < 20.0 / 256.0 * whole[0], "{found:?} and {whole:?}");
+    let single = results.losses(2, &flags.replace("precision bf16", "precision f32"));
+    assert_ne!(single, found);
+}
+
 /// Data sets that differ in the test images only: `copies` times the first eight.
 fn digits_tested_on(copies: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use rayon::prelude::*;
 
 use super::primitive::check_memory;
+use crate::device::memory::Number;
 use crate::device::{Kernel, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 
@@ -55,27 +56,38 @@ fn piece(index: usize, length: usize) -> Range<usize> {
 
 /// The numbers in a memory, for several threads to work on different parts of.
 #[derive(Clone, Copy)]
-pub struct Numbers<'a> {
-    address: *mut f32,
+pub struct Numbers<'a, T = f32> {
+    address: *mut T,
     length: usize,
     _memory: PhantomData<&'a Memory>,
 }
 
 // SAFETY: every access goes through `part` and `part_mut`, whose callers rule out overlapping writers.
-unsafe impl Send for Numbers<'_> {}
+unsafe impl<T: Number> Send for Numbers<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for Numbers<'_> {}
+unsafe impl<T: Number> Sync for Numbers<'_, T> {}
 
 impl<'a> Numbers<'a> {
     pub fn of(memory: &'a Memory) -> Numbers<'a> {
+        Numbers::stored(memory)
+    }
+}
+
+impl<'a, T: Number> Numbers<'a, T> {
+    /// Those of a memory that holds this type.
+    pub fn stored(memory: &'a Memory) -> Numbers<'a, T> {
         // Every tensor in an arena starts on a cache line (`memory::ALIGNMENT`).
-        debug_assert!(memory.address().cast::<f32>().is_aligned());
-        Numbers { address: memory.address().cast(), length: memory.bytes() / 4, _memory: PhantomData }
+        debug_assert!(memory.address().cast::<T>().is_aligned());
+        Numbers {
+            address: memory.address().cast(),
+            length: memory.bytes() / size_of::<T>(),
+            _memory: PhantomData,
+        }
     }
 
     /// # Safety
     /// No `part_mut` of an overlapping range may be in use.
-    pub unsafe fn part(&self, range: Range<usize>) -> &'a [f32] {
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a [T] {
         assert!(range.start <= range.end && range.end <= self.length);
         // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out writers.
         unsafe { std::slice::from_raw_parts(self.address.add(range.start), range.len()) }
@@ -83,7 +95,7 @@ impl<'a> Numbers<'a> {
 
     /// # Safety
     /// No other part of an overlapping range may be in use.
-    pub unsafe fn part_mut(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn part_mut(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.length);
         // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out other users.
         unsafe { std::slice::from_raw_parts_mut(self.address.add(range.start), range.len()) }

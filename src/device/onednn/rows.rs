@@ -3,15 +3,18 @@
 //! In every layout that such an op meets (plain, blocked by channels, channels last) what an image has of a block of
 //! channels is one run of rows, a row being a number of each channel of the block. All loops go over such rows in
 //! pieces that stay in cache; sums of pieces are added in f64 in a fixed order, so that results do not depend on the
-//! number of threads. To take another element type, give it to `load` and `store`.
+//! number of threads. Numbers of images may be stored as bf16; whatever is computed of them is f32.
 
 use std::ops::Range;
+
+use half::bf16;
 
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::{desc, plain};
 use super::primitive::nchw;
 use super::sys;
+use crate::device::memory::Number;
 use crate::device::{Layout, Memory, Request};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
@@ -243,19 +246,63 @@ fn add<const L: usize, const K: usize>(sums: &mut [[f32; L]; K], terms: [[f32; L
     }
 }
 
+/// How images are stored.
+pub trait Element: Number {
+    fn widened(self) -> f32;
+    fn rounded(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn rounded(value: f32) -> f32 {
+        value
+    }
+}
+
+/// Without branches or calls, which the conversions of the crate have: these become vector instructions.
+impl Element for bf16 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// To the nearest, of two equally near to the even one.
+    #[inline(always)]
+    fn rounded(value: f32) -> bf16 {
+        let bits = value.to_bits();
+        let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        // What is not a number stays so, even if all of its bits that are set are lost.
+        let kept = if value.is_nan() { bits | 0x40_0000 } else { nearest };
+        bf16::from_bits((kept >> 16) as u16)
+    }
+}
+
 /// L numbers of a tensor, from `at` on.
 #[inline(always)]
-pub fn load<const L: usize>(from: &Numbers, at: usize) -> [f32; L] {
+pub fn load<const L: usize, T: Element>(from: &Numbers<T>, at: usize) -> [f32; L] {
     // SAFETY: no step writes to what it loads, but for dx over dy, and there each number is loaded before it is stored.
-    *unsafe { from.part(at..at + L) }.first_chunk().expect("L numbers")
+    let stored: &[T; L] = unsafe { from.part(at..at + L) }.first_chunk().expect("L numbers");
+    let mut numbers = [0f32; L];
+    for l in 0..L {
+        numbers[l] = stored[l].widened();
+    }
+    numbers
 }
 
 /// # Safety
 /// No other thread uses these numbers.
 #[inline(always)]
-pub unsafe fn store<const L: usize>(to: &Numbers, at: usize, numbers: [f32; L]) {
+pub unsafe fn store<const L: usize, T: Element>(to: &Numbers<T>, at: usize, numbers: [f32; L]) {
     // SAFETY: the caller's.
-    unsafe { to.part_mut(at..at + L) }.copy_from_slice(&numbers);
+    let stored: &mut [T; L] = unsafe { to.part_mut(at..at + L) }.first_chunk_mut().expect("L numbers");
+    for l in 0..L {
+        stored[l] = T::rounded(numbers[l]);
+    }
 }
 
 /// What a step works on besides its operands: a row of each coefficient, and the sums of every piece.
@@ -349,6 +396,8 @@ impl<'a> Scratch<'a> {
 /// The layouts of an op, and how its images lie.
 pub struct Frame {
     grid: Grid,
+    /// How the elements of the images lie: f32 or bf16.
+    pub dtype: DType,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
 }
@@ -358,8 +407,9 @@ impl Frame {
     pub fn new(engine: &Engine, request: &Request, x: usize) -> Result<Frame> {
         let (spec, given) = &request.inputs[x];
         let extents = nchw(spec)?;
-        if request.inputs.iter().map(|(spec, _)| spec).chain(request.outputs).any(|s| s.dtype != DType::F32) {
-            return Err(Error::usage("normalisation over ranks (--sync-bn) computes in f32 only"));
+        let all = || request.inputs.iter().map(|(spec, _)| spec).chain(request.outputs);
+        if !spec.dtype.is_real() || all().any(|other| other != spec && other.dtype != DType::F32) {
+            return Err(Error::internal("a normalisation over ranks of what is not f32 or bf16"));
         }
         let (layout, grid) = match given {
             Some(layout) => (layout.clone(), Grid::of(layout, extents)?),
@@ -373,6 +423,7 @@ impl Frame {
         let of = |other: &Spec| if other == spec { Ok(layout.clone()) } else { plain(engine, other) };
         Ok(Frame {
             grid,
+            dtype: layout.dtype(),
             inputs: request.inputs.iter().map(|(spec, _)| of(spec)).collect::<Result<_>>()?,
             outputs: request.outputs.iter().map(of).collect::<Result<_>>()?,
         })
@@ -394,5 +445,23 @@ impl Frame {
             work(inputs, outputs, Scratch::new(grid, parts))
         });
         kernel.with_workspace(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the crate has it, for numbers of every kind: ties, those that overflow, subnormal ones, infinities, NaN.
+    #[test]
+    fn bf16_is_rounded_to_the_nearest() {
+        let patterns = (0..1u32 << 16).flat_map(|high| {
+            [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits(high << 16 | low))
+        });
+        for value in patterns {
+            let (found, expected) = (<bf16 as Element>::rounded(value), bf16::from_f32(value));
+            assert_eq!(found.to_bits(), expected.to_bits(), "{value:e} ({:x})", value.to_bits());
+            assert_eq!(found.widened().to_bits(), found.to_f32().to_bits());
+        }
     }
 }

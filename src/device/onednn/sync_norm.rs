@@ -3,20 +3,22 @@
 
 use std::rc::Rc;
 
+use half::bf16;
+
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
 use super::layout::plain;
 use super::primitive::{inputs, nchw, outputs};
-use super::rows::{Frame, Grid, MOST_SUMS, Piece, Terms, add_up, load, store};
+use super::rows::{Element, Frame, Grid, MOST_SUMS, Piece, Scratch, Terms, add_up, load, store};
 use crate::device::{Memory, Request};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, Spec};
+use crate::graph::{BatchNorm, DType, Spec};
 
 // ---- what is done with each number ----
 
-struct Sum<'a>(Numbers<'a>);
+struct Sum<'a, T>(Numbers<'a, T>);
 
-impl Terms<0, 1> for Sum<'_> {
+impl<T: Element> Terms<0, 1> for Sum<'_, T> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, _: &[[f32; L]; 0]) -> [[f32; L]; 1] {
         [load(&self.0, at)]
@@ -24,9 +26,9 @@ impl Terms<0, 1> for Sum<'_> {
 }
 
 /// x − c and its square, for one c a channel.
-struct Deviations<'a>(Numbers<'a>);
+struct Deviations<'a, T>(Numbers<'a, T>);
 
-impl Terms<1, 2> for Deviations<'_> {
+impl<T: Element> Terms<1, 2> for Deviations<'_, T> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, [c]: &[[f32; L]; 1]) -> [[f32; L]; 2] {
         let mut off: [f32; L] = load(&self.0, at);
@@ -40,12 +42,12 @@ impl Terms<1, 2> for Deviations<'_> {
 }
 
 /// y = (x − mean)·scale + b, for mean, scale and b of each channel, then ReLU.
-struct Normalise<'a, const RELU: bool> {
-    x: Numbers<'a>,
-    y: Numbers<'a>,
+struct Normalise<'a, T, const RELU: bool> {
+    x: Numbers<'a, T>,
+    y: Numbers<'a, T>,
 }
 
-impl<const RELU: bool> Terms<3, 0> for Normalise<'_, RELU> {
+impl<T: Element, const RELU: bool> Terms<3, 0> for Normalise<'_, T, RELU> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, [mean, scale, b]: &[[f32; L]; 3]) -> [[f32; L]; 0] {
         let mut y: [f32; L] = load(&self.x, at);
@@ -62,12 +64,12 @@ impl<const RELU: bool> Terms<3, 0> for Normalise<'_, RELU> {
 }
 
 /// x − mean and dy, which is 0 where a ReLU made y 0: y is computed as it was.
-struct Incoming<'a, const RELU: bool> {
-    x: Numbers<'a>,
-    dy: Numbers<'a>,
+struct Incoming<'a, T, const RELU: bool> {
+    x: Numbers<'a, T>,
+    dy: Numbers<'a, T>,
 }
 
-impl<const RELU: bool> Incoming<'_, RELU> {
+impl<T: Element, const RELU: bool> Incoming<'_, T, RELU> {
     #[inline(always)]
     fn at<const L: usize>(&self, at: usize, [mean, scale, b]: [&[f32; L]; 3]) -> [[f32; L]; 2] {
         let (mut off, mut dy): ([f32; L], [f32; L]) = (load(&self.x, at), load(&self.dy, at));
@@ -82,9 +84,9 @@ impl<const RELU: bool> Incoming<'_, RELU> {
 }
 
 /// dy and dy·(x − mean).
-struct Sums<'a, const RELU: bool>(Incoming<'a, RELU>);
+struct Sums<'a, T, const RELU: bool>(Incoming<'a, T, RELU>);
 
-impl<const RELU: bool> Terms<3, 2> for Sums<'_, RELU> {
+impl<T: Element, const RELU: bool> Terms<3, 2> for Sums<'_, T, RELU> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, [mean, scale, b]: &[[f32; L]; 3]) -> [[f32; L]; 2] {
         let [mut off, dy] = self.0.at(at, [mean, scale, b]);
@@ -96,12 +98,12 @@ impl<const RELU: bool> Terms<3, 2> for Sums<'_, RELU> {
 }
 
 /// dx = scale·(dy − of_b − (x − mean)·of_w).
-struct Differentiate<'a, const RELU: bool> {
-    incoming: Incoming<'a, RELU>,
-    dx: Numbers<'a>,
+struct Differentiate<'a, T, const RELU: bool> {
+    incoming: Incoming<'a, T, RELU>,
+    dx: Numbers<'a, T>,
 }
 
-impl<const RELU: bool> Terms<5, 0> for Differentiate<'_, RELU> {
+impl<T: Element, const RELU: bool> Terms<5, 0> for Differentiate<'_, T, RELU> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, [mean, scale, b, of_b, of_w]: &[[f32; L]; 5]) -> [[f32; L]; 0] {
         let [off, mut dx] = self.incoming.at(at, [mean, scale, b]);
@@ -112,6 +114,37 @@ impl<const RELU: bool> Terms<5, 0> for Differentiate<'_, RELU> {
         unsafe { store(&self.dx, at, dx) };
         []
     }
+}
+
+// ---- the loops, for each type of images and with or without ReLU ----
+
+fn normalise<T: Element, const RELU: bool>(scratch: &Scratch, workers: &Workers, [x, y]: [&Memory; 2]) {
+    scratch.run(workers, &Normalise::<T, RELU> { x: Numbers::stored(x), y: Numbers::stored(y) });
+}
+
+fn add_gradients<T: Element, const RELU: bool>(scratch: &Scratch, workers: &Workers, [dy, x]: [&Memory; 2]) {
+    scratch.run(workers, &Sums(Incoming::<T, RELU> { x: Numbers::stored(x), dy: Numbers::stored(dy) }));
+}
+
+fn differentiate<T: Element, const RELU: bool>(
+    scratch: &Scratch,
+    workers: &Workers,
+    [dy, x, dx]: [&Memory; 3],
+) {
+    let incoming = Incoming::<T, RELU> { x: Numbers::stored(x), dy: Numbers::stored(dy) };
+    scratch.run(workers, &Differentiate { incoming, dx: Numbers::stored(dx) });
+}
+
+/// The one of them that fits.
+macro_rules! choose {
+    ($of:ident, $frame:expr, $norm:expr) => {
+        match ($frame.dtype, $norm.relu) {
+            (DType::BF16, true) => $of::<bf16, true>,
+            (DType::BF16, false) => $of::<bf16, false>,
+            (_, true) => $of::<f32, true>,
+            (_, false) => $of::<f32, false>,
+        }
+    };
 }
 
 // ---- the ops ----
@@ -160,14 +193,13 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Res
         return Err(Error::internal(format!("moments of {} cannot be {}", x.shape, moments.shape)));
     }
     let workers = workers.clone();
-    Ok(Frame::new(engine, request, 0)?.kernel("moments", move |inputs, outputs, scratch| {
-        let (x, grid) = (Numbers::of(&inputs[0]), scratch.grid);
-        workers.each(grid.pieces(), |index| {
-            let piece = grid.piece(index);
-            // SAFETY: one call a piece.
-            let sums = unsafe { scratch.rows_of(index) };
-            moments_of_piece(&grid, &piece, x, sums);
-        });
+    let frame = Frame::new(engine, request, 0)?;
+    let of_pieces = match frame.dtype {
+        DType::BF16 => moments_of_pieces::<bf16>,
+        _ => moments_of_pieces::<f32>,
+    };
+    Ok(frame.kernel("moments", move |inputs, outputs, scratch| {
+        of_pieces(&scratch, &workers, &inputs[0]);
         let moments = slice_mut(&outputs[0]);
         for channel in 0..c {
             let (mut mean, mut squares, mut count) = (0.0, 0.0, 0.0);
@@ -183,10 +215,20 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Res
     }))
 }
 
+fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memory) {
+    let (x, grid) = (Numbers::<T>::stored(x), scratch.grid);
+    workers.each(grid.pieces(), |index| {
+        let piece = grid.piece(index);
+        // SAFETY: one call a piece.
+        let sums = unsafe { scratch.rows_of(index) };
+        moments_of_piece(&grid, &piece, x, sums);
+    });
+}
+
 /// Mean and Σ(x − mean)² of a piece, for each lane: of the deviations from the mean c of a sample, in one pass, with
 /// Σ(x − c)² − (Σ(x − c))²/n. What cancels there is small: a sample of a sixteenth is at most four of the piece's standard
 /// deviations away from its mean, since its own numbers are part of them.
-fn moments_of_piece(grid: &Grid, piece: &Piece, x: Numbers, sums: &mut [f32]) {
+fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, sums: &mut [f32]) {
     let (sample, count) = (piece.sample(), piece.count() as f64);
     let (sums, about) = sums.split_at_mut(MOST_SUMS * grid.lanes);
     add_up(grid, &sample, [], &Sum(x), about);
@@ -229,7 +271,9 @@ pub fn forward_pass(
     }
     let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
     let n = (ranks * x.shape.elements() / c.max(1)) as f64;
-    Ok(Frame::new(engine, request, 0)?.kernel("sync norm", move |inputs, outputs, scratch| {
+    let frame = Frame::new(engine, request, 0)?;
+    let run = choose!(normalise, frame, norm);
+    Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b] = slices(&inputs[1..3]);
         let [moments] = slices(&inputs[5..]);
         let [mean, variance] = [1, 2].map(|index| slice_mut(&outputs[index]));
@@ -241,11 +285,7 @@ pub fn forward_pass(
             }
         }
         scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
-        let (x, y) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
-        match norm.relu {
-            true => scratch.run(&workers, &Normalise::<true> { x, y }),
-            false => scratch.run(&workers, &Normalise::<false> { x, y }),
-        }
+        run(&scratch, &workers, [&inputs[0], &outputs[0]]);
         Ok(())
     }))
 }
@@ -278,14 +318,12 @@ pub fn sums(
     if dy != x || sums.shape.0 != [2, c] {
         return Err(Error::internal(format!("sums {} of {} and {}", sums.shape, dy.shape, x.shape)));
     }
-    Ok(Frame::new(engine, request, 1)?.kernel("sync norm", move |inputs, outputs, scratch| {
+    let frame = Frame::new(engine, request, 1)?;
+    let run = choose!(add_gradients, frame, norm);
+    Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance] = slices(&inputs[2..]);
         scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
-        let (x, dy) = (Numbers::of(&inputs[1]), Numbers::of(&inputs[0]));
-        match norm.relu {
-            true => scratch.run(&workers, &Sums(Incoming::<true> { x, dy })),
-            false => scratch.run(&workers, &Sums(Incoming::<false> { x, dy })),
-        }
+        run(&scratch, &workers, [&inputs[0], &inputs[1]]);
         let [sums, dw, db] = [0, 1, 2].map(|index| slice_mut(&outputs[index]));
         for channel in 0..c {
             let (mut of_dy, mut of_both) = (0.0, 0.0);
@@ -317,7 +355,9 @@ pub fn backward(
     }
     let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
     let n = (ranks * x.shape.elements() / c.max(1)) as f64;
-    let kernel = Frame::new(engine, request, 1)?.kernel("sync norm", move |inputs, outputs, scratch| {
+    let frame = Frame::new(engine, request, 1)?;
+    let run = choose!(differentiate, frame, norm);
+    let kernel = frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance, sums] = slices(&inputs[2..]);
         let over_ranks =
             |at: usize| sums.iter().skip(at).step_by(2 * c).map(|&sum| f64::from(sum)).sum::<f64>();
@@ -327,11 +367,7 @@ pub fn backward(
             let of_b = over_ranks(channel) / n;
             [mean, scale(w, variance, norm.epsilon), b, of_b as f32, of_w as f32]
         });
-        let (x, dy, dx) = (Numbers::of(&inputs[1]), Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
-        match norm.relu {
-            true => scratch.run(&workers, &Differentiate { incoming: Incoming::<true> { x, dy }, dx }),
-            false => scratch.run(&workers, &Differentiate { incoming: Incoming::<false> { x, dy }, dx }),
-        }
+        run(&scratch, &workers, [&inputs[0], &inputs[1], &outputs[0]]);
         Ok(())
     });
     Ok(kernel.in_place())
@@ -344,7 +380,7 @@ mod tests {
     use crate::device::onednn::handle::Desc;
     use crate::device::onednn::{layout, sys};
     use crate::device::{Kernel, Layout, Scalars};
-    use crate::graph::{DType, Shape};
+    use crate::graph::Shape;
     use crate::random::{Purpose, Stream, key};
 
     const EXTENTS: [usize; 4] = [3, 21, 9, 7];

@@ -16,10 +16,10 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one lint bench clean
+.PHONY: help deps build run test test-one test-full lint bench bench-cpu clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 deps: ## install what is missing
 	@.ci/deps $(MPI)
@@ -39,6 +39,9 @@ test: ## run every test, under Open MPI and under MPICH
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
+test-full: build ## hold every model at its full image size to PyTorch's numbers (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models full:: -- --ignored
+
 lint: deps ## check format, warnings, scripts and which room uses which
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
@@ -46,6 +49,10 @@ lint: deps ## check format, warnings, scripts and which room uses which
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) for benchmark in mnist_small start overlap; do benchmarks/$$benchmark/run.sh $(DLTRAIN); done
+
+bench-cpu: build ## measure the large models against PyTorch's best (MODELS="resnet50 alexnet": an hour for all)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/cpu/run.sh $(DLTRAIN)
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

@@ -45,7 +45,7 @@ pub enum Command {
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
     Info,
-    /// Measure collectives beside the MPI library's own.
+    /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
 }
 
@@ -110,6 +110,9 @@ pub struct TrainArgs {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
+    /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
+    #[arg(long, help_heading = "Machine")]
+    recompute: bool,
     /// Gradients are averaged in buckets of at least this many megabytes.
     #[arg(long, default_value_t = 1.0, value_name = "MB", help_heading = "Machine")]
     fusion_threshold_mb: f64,
@@ -167,6 +170,7 @@ impl TrainArgs {
             precision: self.precision,
             threads: self.threads,
             allreduce: self.allreduce,
+            recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
             results: self.results,

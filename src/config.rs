@@ -161,6 +161,8 @@ pub struct Config {
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
+    /// Whether activations are computed again in the backward pass instead of kept.
+    pub recompute: bool,
     /// Bytes from which a bucket is closed.
     pub fusion_threshold: usize,
     pub overlap: bool,

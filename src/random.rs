@@ -47,6 +47,18 @@ pub fn uniform(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
+/// Four standard normal numbers of one block (Box and Muller, 1958): each pair of words gives a pair.
+#[inline]
+pub fn normals([a, b, c, d]: [u32; 4]) -> [f32; 4] {
+    let pair = |radius: u32, angle: u32| {
+        let radius = (-2.0 * (1.0 - f64::from(uniform(radius))).ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * f64::from(uniform(angle))).sin_cos();
+        [(radius * cos) as f32, (radius * sin) as f32]
+    };
+    let ([w, x], [y, z]) = (pair(a, b), pair(c, d));
+    [w, x, y, z]
+}
+
 /// A sequence of numbers read off a stream, for code that draws one after the other.
 #[derive(Debug, Clone)]
 pub struct Stream {
@@ -75,13 +87,6 @@ impl Stream {
     /// The next uniform number in [0, 1).
     pub fn uniform(&mut self) -> f32 {
         uniform(self.word())
-    }
-
-    /// The next standard normal number (Box and Muller, 1958).
-    pub fn normal(&mut self) -> f32 {
-        let radius = (-2.0 * (1.0 - f64::from(self.uniform())).ln()).sqrt();
-        let angle = std::f64::consts::TAU * f64::from(self.uniform());
-        (radius * angle.cos()) as f32
     }
 
     /// The next integer in 0..bound, without bias (Lemire's method, 2019). `bound` is at least 1.
@@ -133,13 +138,18 @@ mod tests {
 
     #[test]
     fn normal_numbers_have_mean_zero_and_deviation_one() {
-        let mut stream = Stream::new(key(7, Purpose::Initialise, 3));
-        let numbers: Vec<f64> = (0..40_000).map(|_| f64::from(stream.normal())).collect();
+        let key = key(7, Purpose::Initialise, 3);
+        let numbers = (0..10_000).flat_map(|block| normals(philox(key, [block, 0, 0, 0])));
+        let numbers: Vec<f64> = numbers.map(f64::from).collect();
         let mean = numbers.iter().sum::<f64>() / 40_000.0;
         let variance = numbers.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / 40_000.0;
         // Five standard errors: 5/√40000 for the mean, 5·√(2/40000) for the variance.
         assert!(mean.abs() < 0.025, "mean {mean}");
         assert!((variance - 1.0).abs() < 0.036, "variance {variance}");
+        // Neighbours, which may come from one pair of words, must not depend on each other: 5/√39999.
+        let products = numbers.windows(2).map(|pair| pair[0] * pair[1]);
+        let correlation = products.sum::<f64>() / 39_999.0;
+        assert!(correlation.abs() < 0.025, "correlation {correlation}");
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--model", "alexnet", "--image-size", "20"], "layer features.5"),
         (vec!["--model", "vgg16", "--image-size", "16"], "the smallest --image-size that works is 32"),
         (vec!["--model", "vgg16", "--batch", "100000"], "the largest --batch that fits is"),
-        (vec!["--model", "vgg16", "--max-batch", "1MB"], "for a single image"),
+        (vec!["--model", "vgg16", "--max-batch", "1MB"], "for the smallest batch"),
         (vec!["--max-batch", "16G"], "16GiB"),
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
         (vec!["--precision", "f8"], "f8"),

@@ -519,6 +519,14 @@ fn norm_agrees(cpu: &Cpu, case: &NormCase) -> Result<(), TestCaseError> {
     }
     padding_is_zero(cpu, &made[0], &name)?;
 
+    // Given the mean and variance that it found, it gives the same bits again.
+    let given = [there[0], there[1], there[2], &made[1], &made[2]];
+    let both = [from_ref(&outputs[0]), &outputs[5..]].concat();
+    let (_, again) = apply(cpu, &Op::BatchNormInference(norm), &given, &both, None);
+    for (again, first) in again.iter().zip([from_ref(&made[0]), &made[5..]].concat().iter()) {
+        prop_assert!(raw(&again.memory) == raw(&first.memory), "{name}: other bits the second time");
+    }
+
     let (evaluation, y) = apply(cpu, &Op::BatchNormInference(norm), &there, from_ref(&full), None);
     let (_, expected) = through(&Reference, &Op::BatchNormInference(norm), &hosts, from_ref(&full), None);
     let least = variance.values.iter().fold(f32::INFINITY, |least, v| least.min(v.abs())) + norm.epsilon;
@@ -654,6 +662,9 @@ fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> R
         close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
     }
     padding_is_zero(cpu, &made[0], "sync batch norm")?;
+    let again: Vec<&There> = there[..3].iter().chain(&made[1..3]).collect();
+    let (_, again) = apply(cpu, &Op::SyncBatchNormAgain(norm), &again, from_ref(&full), None);
+    prop_assert_eq!(raw(&again[0].memory), raw(&made[0].memory), "again it is not the same");
     let linear = BatchNorm { relu: false, ..norm };
     let (_, linear) = through(&Reference, &Op::SyncBatchNorm(linear), &hosts, &outputs, None);
     sync_norm_gradients_agree(

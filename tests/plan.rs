@@ -5,16 +5,20 @@
 //! and whose gradient a ReLU's backward must not overwrite either; grouped and strided convolutions, normalisations
 //! with and without a ReLU, both poolings, dropout.
 
-use std::slice::from_ref;
+#[path = "support/bound.rs"]
+mod bound;
 
-use dltrain::device::memory::{bytes_of, bytes_of_mut};
+use std::ops::Deref;
+
+use bound::Bound;
+use dltrain::device::memory::bytes_of_mut;
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Rule, Scalars, Span};
+use dltrain::device::{Device, Rule, Scalars, Span};
 use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, Init, LocalResponseNorm, Pool2d};
+use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Pool2d};
 use dltrain::model;
-use dltrain::plan::{Options, Parameter, Plan, Program, Regions, Statistic, plan};
+use dltrain::plan::{Options, Parameter, Plan, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
 
 const BATCH: usize = 6;
@@ -89,76 +93,24 @@ fn random(count: usize, which: u32, size: f32) -> Vec<f32> {
     (0..count).map(|_| (2.0 * stream.uniform() - 1.0) * size).collect()
 }
 
-/// A plan in its own memory.
-struct Run<'a> {
-    device: &'a dyn Device,
-    plan: Plan,
-    program: Program,
-    regions: Regions,
+/// A plan in its own memory, with a batch.
+struct Run<'a>(Bound<'a>);
+
+impl<'a> Deref for Run<'a> {
+    type Target = Bound<'a>;
+
+    fn deref(&self) -> &Bound<'a> {
+        &self.0
+    }
 }
 
 impl Run<'_> {
     fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Run<'_> {
-        let plan = plan(graph, device, &Options { fusion_threshold: threshold, training: None }).unwrap();
-        let memory = |bytes| {
-            let memory = device.allocate(bytes).unwrap();
-            // What no step has written must not matter: make it poisonous.
-            device.upload(&vec![0xff; bytes], &memory).unwrap();
-            memory
-        };
-        let sizes = plan.sizes;
-        let regions = Regions {
-            arena: memory(sizes.activations),
-            workspace: memory(sizes.workspace),
-            inputs: memory(sizes.inputs),
-            metrics: memory(sizes.metrics),
-            parameters: memory(sizes.parameters),
-            statistics: memory(sizes.statistics),
-            gradients: memory(sizes.gradients),
-        };
-        let program = plan.bind(&regions).unwrap();
-        let run = Run { device, plan, program, regions };
-        let images = random(run.program.images.bytes() / 4, 1, 1.0);
-        device.upload(bytes_of(&images), &run.program.images).unwrap();
-        let labels: Vec<i32> = (0..run.plan.graph.batch() as i32).map(|i| (i * 3) % 7).collect();
-        device.upload(bytes_of(&labels), &run.program.labels).unwrap();
-        for statistic in &run.plan.statistics {
-            let first = if statistic.init == Init::One { 1.0f32 } else { 0.0 };
-            let values = vec![first; statistic.spec.shape.elements()];
-            device.upload(bytes_of(&values), &run.statistic(statistic)).unwrap();
-        }
-        run
-    }
-
-    /// Copies between a parameter's (or its gradient's) layout and plain order.
-    fn moved(&self, parameter: &Parameter, region: &Memory, values: Option<&[f32]>) -> Vec<f32> {
-        let place = region.slice(parameter.offset, parameter.layout.bytes());
-        let layout = self.device.plain(&parameter.spec);
-        let plain = self.device.allocate(layout.bytes()).unwrap();
-        let mut out = vec![0f32; parameter.spec.shape.elements()];
-        let (from, to) = match values {
-            Some(values) => {
-                self.device.upload(bytes_of(values), &plain).unwrap();
-                ((&layout, &plain), (&parameter.layout, &place))
-            }
-            None => ((&parameter.layout, &place), (&layout, &plain)),
-        };
-        if from.0 == to.0 {
-            let mut bytes = vec![0u8; from.1.bytes()];
-            self.device.download(from.1, &mut bytes).unwrap();
-            self.device.upload(&bytes, to.1).unwrap();
-        } else {
-            let kernel = self.device.reorder(&parameter.spec, from.0, to.0).unwrap();
-            let workspace = self.device.allocate(kernel.workspace()).unwrap();
-            let mut step = kernel.bind(from_ref(from.1), from_ref(to.1), &workspace).unwrap();
-            step.run(&SCALARS).unwrap();
-        }
-        self.device.download(&plain, bytes_of_mut(&mut out)).unwrap();
-        out
-    }
-
-    fn statistic(&self, statistic: &Statistic) -> Memory {
-        self.regions.statistics.slice(statistic.place.offset, statistic.place.bytes)
+        let bound = Bound::new(device, graph, threshold);
+        let images = random(bound.program.images.bytes() / 4, 1, 1.0);
+        let labels: Vec<i32> = (0..bound.plan.graph.batch() as i32).map(|i| (i * 3) % 7).collect();
+        bound.set_batch(&images, &labels);
+        Run(bound)
     }
 
     /// Every running statistic by name.
@@ -176,25 +128,21 @@ impl Run<'_> {
         for parameter in &self.plan.parameters {
             let (value, direction) = base_and_direction(parameter);
             let values: Vec<f32> = value.iter().zip(&direction).map(|(v, d)| v + h * d).collect();
-            self.moved(parameter, &self.regions.parameters, Some(&values));
+            self.set_parameter(parameter, &values);
         }
     }
 
     fn loss(&mut self, backward: bool) -> f64 {
         let end = if backward { self.program.steps.len() } else { self.program.forward_steps };
-        for step in &mut self.program.steps[..end] {
-            step.run(&SCALARS).unwrap();
-        }
-        let mut losses = vec![0f32; self.plan.graph.batch()];
-        self.device.download(&self.program.losses, bytes_of_mut(&mut losses)).unwrap();
-        losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64
+        self.0.run(0..end, &SCALARS);
+        self.0.loss()
     }
 
     /// Every parameter's gradient by name, in plain order.
     fn gradients(&mut self) -> Vec<(String, Vec<f32>)> {
         self.set_parameters(0.0);
         self.loss(true);
-        let read = |p: &Parameter| (p.name.clone(), self.moved(p, &self.regions.gradients, None));
+        let read = |p: &Parameter| (p.name.clone(), self.gradient(p));
         let mut all: Vec<_> = self.plan.parameters.iter().map(read).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
@@ -385,7 +333,7 @@ fn evaluate(training: &Run, forward: Graph) -> f64 {
         ..training.regions.clone()
     };
     let program = plan.bind(&regions).unwrap();
-    let mut run = Run { device: training.device, plan, program, regions };
+    let mut run = Run(Bound { device: training.device, plan, program, regions });
     run.loss(false)
 }
 
@@ -423,25 +371,6 @@ fn running_statistics_are_kept_by_training_and_read_by_evaluation() {
         expected.iter().zip(&found).for_each(|(a, b)| alike(a, b, 1e-5));
         assert!((loss - expected_loss).abs() < 1e-5 * expected_loss, "{loss} and {expected_loss}");
     }
-}
-
-/// A whole network of the zoo, 62 parameters deep, with 8 values a channel in the last normalisations: each divides by
-/// a deviation of few values, so that roundings grow from layer to layer on the way back.
-#[test]
-fn resnet18_is_on_both_devices_what_its_definition_says() {
-    let run = |device: &dyn Device| {
-        let forward = model::find("resnet18").unwrap().build(2, [3, 48, 48], 7).unwrap();
-        let mut run = Run::new(device, forward.simplify().differentiate(), 1 << 20);
-        let gradients = run.gradients();
-        let first = run.loss(false);
-        (gradients, run.statistics(), first)
-    };
-    let (gradients, statistics, loss) = run(&Reference);
-    let found = run(&Cpu::new(2).unwrap());
-    assert_eq!((gradients.len(), statistics.len()), (62, 40));
-    alike(&gradients, &found.0, 1e-4);
-    alike(&statistics, &found.1, 1e-5);
-    assert!((loss - found.2).abs() < 1e-5 * loss, "{loss} and {}", found.2);
 }
 
 /// Parameters move with the plan that made them: an evaluation plan reads them where the training plan keeps them.
@@ -485,5 +414,80 @@ fn updates_are_given_single_parameters_or_runs_of_them() {
                 && span.start + span.length <= run.start + run.length
         };
         assert_eq!(runs.iter().filter(|run| is_there(run)).count(), 1, "{span:?}");
+    }
+}
+
+/// Blocks of everything that is computed again: its bits must be those of the first time, and nothing but activations
+/// may notice.
+fn deep_net() -> Result<Graph> {
+    let (mut net, mut x) = Builder::new("deep", BATCH, [3, 6, 6]);
+    let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+    x = net.conv2d("stem", x, 8, conv)?;
+    for block in 0..6 {
+        let named = |layer: &str| format!("block{block}.{layer}");
+        let y = net.conv2d(&named("conv1"), x, 8, Conv2d { bias: true, ..conv })?;
+        let y = net.relu(&named("relu1"), y);
+        let y = net.batch_norm(&named("bn1"), y, BatchNorm::default())?;
+        let y = net.dropout(&named("drop"), y, 0.3);
+        let y = net.max_pool(&named("pool"), y, Pool2d::square(3).stride(1).padding(1))?;
+        let y = net.conv2d(&named("conv2"), y, 8, conv)?;
+        let y = net.batch_norm(&named("bn2"), y, BatchNorm::default())?;
+        let y = net.relu(&named("relu2"), y);
+        let y = net.conv2d(&named("conv3"), y, 8, conv)?;
+        let y = net.add(&named("add"), y, x)?;
+        x = net.relu(&named("relu3"), y);
+    }
+    let x = net.global_avg_pool("pool", x)?;
+    let x = net.linear("fc", x, 7);
+    Ok(net.finish(x))
+}
+
+#[test]
+fn what_is_computed_again_has_the_same_bits() {
+    let graph = deep_net().unwrap().simplify().differentiate();
+    let again = graph.clone().recompute();
+    let ops: Vec<&str> = again.recomputed.iter().map(|&id| again.node(id).op.name()).collect();
+    for op in ["conv2d", "conv2d+relu", "batch norm", "batch norm+relu", "dropout", "max pool", "add+relu"] {
+        assert!(ops.contains(&op), "no {op} is computed again: {ops:?}");
+    }
+    let (one, two) = (Cpu::new(1).unwrap(), Cpu::new(2).unwrap());
+    for device in [&Reference as &dyn Device, &one, &two] {
+        let [mut kept, mut computed] = [&graph, &again].map(|graph| Run::new(device, graph.clone(), 1 << 12));
+        let sizes = [kept.plan.sizes.activations, computed.plan.sizes.activations];
+        assert!(2 * sizes[1] < sizes[0], "{}: {sizes:?} bytes of activations", device.name());
+        assert_eq!(kept.plan.buckets.len(), computed.plan.buckets.len());
+        for _ in 0..2 {
+            assert!(kept.gradients() == computed.gradients(), "{}: gradients differ", device.name());
+            assert!(kept.statistics() == computed.statistics(), "{}: statistics differ", device.name());
+        }
+        assert_eq!(kept.loss(false).to_bits(), computed.loss(false).to_bits());
+    }
+}
+
+/// The promise, at the full image size. Layouts are plain here; nothing is compiled or run.
+#[test]
+fn recomputation_halves_the_activations_of_resnet152_at_least() {
+    let net = model::find("resnet152").unwrap();
+    let graph = net.build(4, net.image, net.classes).unwrap().simplify().differentiate();
+    let options = Options { fusion_threshold: 1 << 20, training: None };
+    let [kept, computed] =
+        [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
+    assert!(2 * computed.sizes.activations < kept.sizes.activations);
+    let flops = |plan: &Plan| plan.graph.total_cost(false).flops as f64;
+    assert!(flops(&computed) < 1.35 * flops(&kept));
+}
+
+/// No model loses by it, and none changes what is learned.
+#[test]
+fn recomputation_suits_every_model() {
+    let options = Options { fusion_threshold: 1 << 20, training: None };
+    for net in model::MODELS {
+        let graph = net.build(2, net.image, net.classes).unwrap().simplify().differentiate();
+        let [kept, computed] =
+            [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
+        let sizes = [kept.sizes.activations, computed.sizes.activations];
+        assert!(sizes[1] <= sizes[0], "{}: {sizes:?} bytes of activations", net.name);
+        let names = |plan: &Plan| plan.parameters.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&kept), names(&computed), "{}", net.name);
     }
 }

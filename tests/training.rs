@@ -7,6 +7,7 @@
 //! - the networks with branches learn, and their auxiliary heads count in training only;
 //! - every model gives on the CPU device what its definition gives;
 //! - every optimizer learns; norms do not depend on how gradients are bundled; averaged weights are what is tested;
+//! - what is computed again instead of kept changes no loss;
 //! - a run has at its peak the memory that the plan said;
 //! - the digits are learned; the record holds what was printed; the last line is what suites parse.
 
@@ -521,6 +522,26 @@ fn one_rank_without_a_launcher_works_the_same() {
     let mut results = Results::new();
     let launched = results.losses(1, "--model lenet5 --batch 16 --steps 3 --threads 1");
     assert_eq!(series(&path, "steps/loss"), launched);
+}
+
+/// Computing activations again changes no bit of any loss, with running statistics, over several updates and micro-steps.
+#[test]
+fn recomputation_changes_memory_and_no_loss() {
+    let mut results = Results::new();
+    for (ranks, more) in [(2, ""), (1, "--accumulation 2"), (2, "--sync-bn")] {
+        let flags = format!("--model resnet18 --image-size 64 --batch 4 --steps 3 --warmup 0 {more}");
+        let mut run = |flags: String| {
+            let (path, _) = results.train(ranks, &flags);
+            (series(&path, "steps/loss"), scalar(&path, "summary/planned_memory"))
+        };
+        let (kept, again) = (run(flags.clone()), run(format!("{flags} --recompute")));
+        assert_eq!(kept.0.len(), 3);
+        assert_eq!(kept.0, again.0, "{more}");
+        assert!(again.1 < kept.1, "{} bytes and {}", again.1, kept.1);
+    }
+    let plan = run(1, &["--model", "resnet50", "--batch", "2", "--recompute", "--dry-run"]);
+    let line = plan.lines().find(|line| line.contains("saves") && line.contains("recomputing"));
+    assert!(line.is_some_and(|line| line.contains("FLOP more")), "{plan}");
 }
 
 /// What a plan says of memory before the run: "  in all   1.16 GB  (1,160,000,000 bytes)".

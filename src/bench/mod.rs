@@ -3,6 +3,8 @@
 //! May use: every room below. Used by: `main`, `cli`.
 
 mod allreduce;
+mod gemm;
+mod layers;
 mod sizes;
 
 use crate::comm::World;
@@ -19,6 +21,10 @@ pub struct Args {
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
     Allreduce(allreduce::Args),
+    /// What the cores can do: a product of large matrices, on all ranks at once
+    Gemm(gemm::Args),
+    /// Every layer of a model: time and share of what the cores can do, forward and backward
+    Layers(layers::Args),
 }
 
 /// Runs the measurement. Collective; rank 0 prints.
@@ -28,5 +34,7 @@ enum What {
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
         What::Allreduce(args) => allreduce::run(args, world),
+        What::Gemm(args) => gemm::run(args, world),
+        What::Layers(args) => layers::run(args, world),
     }
 }

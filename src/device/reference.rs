@@ -222,12 +222,17 @@ fn evaluate(
         Op::BatchNorm(norm) => batch_norm(norm, inputs, outputs.len() == 6)?,
         Op::BatchNormInference(norm) => {
             let [mean, variance] = [3, 4].map(|index| inputs[index].mapv(f64::from));
-            vec![normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?]
+            let y = normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?;
+            let saved = (outputs.len() == 2).then(|| positive(&y));
+            [y].into_iter().chain(saved).collect()
         }
         Op::BatchNormBackward(norm) => batch_norm_backward(norm, inputs)?,
         Op::BatchNormMoments => vec![sync_norm::own_moments(&inputs[0])?],
         Op::Exchange { ranks } => vec![sync_norm::exchange(&inputs[0], *ranks)],
         Op::SyncBatchNorm(norm) => sync_norm::forward(norm, inputs)?,
+        Op::SyncBatchNormAgain(norm) => {
+            vec![normalised(norm, inputs, |c| (f64::from(inputs[3][[c]]), f64::from(inputs[4][[c]])))?]
+        }
         Op::SyncBatchNormSums(norm) => sync_norm::sums(norm, inputs)?,
         Op::SyncBatchNormBackward(norm) => vec![sync_norm::backward(norm, inputs)?],
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
@@ -365,14 +370,20 @@ fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<V
     let x = image(&inputs[0])?.mapv(f64::from);
     let n = (x.len() / x.shape()[1]) as f64;
     let (mean, variance) = moments(&x);
-    let y = normalised(norm, inputs, |c| (mean[c], variance[c]))?;
+    let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
     let running_mean = running(norm, &inputs[3], mean.clone());
     let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));
     let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());
-    let saved = saves.then(|| y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 }));
+    let saved = saves.then(|| positive(&y));
     let mut outputs = vec![y, mean, variance, running_mean, running_variance];
     outputs.extend(saved);
     Ok(outputs)
+}
+
+/// What an op gives out of a statistic: who normalises with that gets the same bits as who normalised with what it was
+/// made of.
+fn given(statistic: f64) -> f64 {
+    f64::from(statistic as f32)
 }
 
 /// Mean and variance (divided by n) of each channel.
@@ -390,6 +401,11 @@ fn running(norm: &BatchNorm, before: &ArrayD<f32>, batch: Array1<f64>) -> ArrayD
     let pairs = before.iter().zip(batch);
     let after = pairs.map(|(&old, new)| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32);
     after.collect::<Array1<f32>>().into_dyn()
+}
+
+/// 1 where y > 0, else 0.
+fn positive(y: &ArrayD<f32>) -> ArrayD<f32> {
+    y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 })
 }
 
 /// (x − mean)/√(variance + epsilon)·w + b with the given mean and variance of each channel, then ReLU if asked for.

@@ -263,6 +263,7 @@ impl Builder {
             tensors: self.tensors,
             nodes: self.nodes,
             forward_nodes,
+            recomputed: Vec::new(),
             images: self.images,
             labels,
             logits,

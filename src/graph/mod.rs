@@ -2,7 +2,7 @@
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
 //! result, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
-//! appends the backward graph. The plan then gives every tensor a layout and a
+//! appends the backward graph, `recompute` makes it need less memory. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
 mod builder;
@@ -10,6 +10,7 @@ mod cost;
 mod differentiate;
 mod op;
 mod precision;
+mod recompute;
 mod shape;
 mod simplify;
 mod synchronise;
@@ -130,6 +131,8 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// Nodes before this index are the forward pass, those from it on the backward pass.
     pub forward_nodes: usize,
+    /// Nodes of the backward pass that compute again what the forward pass had (`recompute`).
+    pub recomputed: Vec<NodeId>,
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,

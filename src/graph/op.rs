@@ -169,7 +169,8 @@ pub enum Op {
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
     /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
     BatchNorm(BatchNorm),
-    /// x, w, b, running mean, running variance → y, normalised with the running statistics (evaluation).
+    /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
+    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again.
     BatchNormInference(BatchNorm),
     /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db
     BatchNormBackward(BatchNorm),
@@ -183,6 +184,8 @@ pub enum Op {
     /// As `BatchNorm`, of a batch of which R ranks have equal parts: n = R·N·H·W. Nothing is saved for `relu`: the
     /// backward ops compute again whether y > 0.
     SyncBatchNorm(BatchNorm),
+    /// x, w, b, mean, variance → y, to the bit what `SyncBatchNorm` gave with them: for `recompute`.
+    SyncBatchNormAgain(BatchNorm),
     /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with x̂
     /// the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
     SyncBatchNormSums(BatchNorm),
@@ -259,6 +262,7 @@ impl Op {
             Op::Exchange { .. } => "exchange",
             Op::SyncBatchNorm(norm) if norm.relu => "sync batch norm+relu",
             Op::SyncBatchNorm(_) => "sync batch norm",
+            Op::SyncBatchNormAgain(_) => "sync batch norm again",
             Op::SyncBatchNormSums(_) => "sync batch norm sums",
             Op::SyncBatchNormBackward(_) => "sync batch norm backward",
             Op::LocalResponseNorm(_) => "local response norm",

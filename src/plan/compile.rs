@@ -29,6 +29,7 @@ pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan
     for (index, kernel) in kernels.into_iter().enumerate() {
         if index == graph.forward_nodes {
             forward_steps = planner.drafts.len();
+            planner.forget_copies();
         }
         planner.add_node(NodeId(index), kernel)?;
     }
@@ -233,6 +234,14 @@ impl<'a> Planner<'a> {
         order.extend(rest);
         order.retain(|id| self.masters.contains_key(id));
         order
+    }
+
+    /// Where activations are computed again, so are copies in other layouts: one that the forward pass made would else
+    /// live until the backward pass reads it too.
+    fn forget_copies(&mut self) {
+        if !self.graph.recomputed.is_empty() {
+            self.of_tensor.iter_mut().for_each(|values| values.truncate(1));
+        }
     }
 
     /// The value of a tensor in the wanted layout, with a reorder added where there is none yet.

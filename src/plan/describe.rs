@@ -102,14 +102,35 @@ pub fn flops(count: u64) -> String {
 }
 
 impl Plan {
-    /// The layers, memory and buckets as text; `device` says in words what the plan is for.
-    pub fn describe(&self, device: &str, sizes: &Sizes, extent: Extent) -> String {
+    /// The layers, memory and buckets as text; `device` says in words what the plan is for. `kept` is what the activations
+    /// would take if none were computed again, in a plan that does so.
+    pub fn describe(&self, device: &str, sizes: &Sizes, extent: Extent, kept: Option<usize>) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
         self.describe_memory(&mut text, device, sizes, extent);
+        if let Some(kept) = kept {
+            self.describe_recomputation(&mut text, kept);
+        }
+        text.push('\n');
         self.describe_exchanges(&mut text);
         self.describe_buckets(&mut text);
         text
+    }
+
+    fn describe_recomputation(&self, out: &mut String, kept: usize) {
+        let share = |part: f64, whole: f64| 100.0 * part / whole.max(1.0);
+        let (ids, saved) = (&self.graph.recomputed, kept.saturating_sub(self.sizes.activations));
+        let again: u64 = ids.iter().map(|&id| self.graph.cost(id).flops).sum();
+        let once = self.graph.total_cost(false).flops - again;
+        let _ = writeln!(
+            out,
+            "  recomputing {} ops saves {} of activations ({:.0}%) for {}FLOP more ({:.0}%)",
+            ids.len(),
+            bytes(saved),
+            share(saved as f64, kept as f64),
+            flops(again),
+            share(again as f64, once as f64),
+        );
     }
 
     fn describe_layers(&self, out: &mut String) {
@@ -169,7 +190,7 @@ impl Plan {
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
         let _ = writeln!(
             out,
-            "  sharing by lifetime saves {} of activations\n",
+            "  sharing by lifetime saves {} of activations",
             bytes(self.unshared_arena.saturating_sub(self.sizes.activations))
         );
     }

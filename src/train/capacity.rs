@@ -22,7 +22,7 @@ struct Fit {
 /// The largest batch whose memory a rank is at most `limit` bytes, in words.
 ///
 /// # Errors
-/// `Usage` when not even one image fits, or the network cannot be planned at all.
+/// `Usage` when not even the smallest batch fits, or the network cannot be planned at all.
 pub fn answer(
     world: &World,
     network: &Network,
@@ -31,7 +31,8 @@ pub fn answer(
     limit: usize,
 ) -> Result<String> {
     // Each plan adds its compiled kernels to the process; a run has those of one.
-    let program = planned(world, network, config, device, 1)?.extent.program;
+    let one = planned(world, network, config, device, 1);
+    let program = one.or_else(|e| planned(world, network, config, device, 2).map_err(|_| e))?.extent.program;
     let total = |batch| {
         let plans = planned(world, network, config, device, batch)?;
         Ok(plans.sizes.total(Extent { program, ..plans.extent }))
@@ -39,7 +40,10 @@ pub fn answer(
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
     let (name, limit) = (network.model.name, bytes(limit));
     if batch == 0 {
-        return Err(Error::usage(format!("--max-batch: {name} needs {} for a single image", bytes(next))));
+        return Err(Error::usage(format!(
+            "--max-batch: {name} needs {} for the smallest batch",
+            bytes(next)
+        )));
     }
     let beyond = match next {
         usize::MAX => String::new(),
@@ -71,7 +75,7 @@ pub fn check(
     let to_come = |batch| Ok(planned(world, network, config, device, batch)?.to_come());
     let fit = largest(share, to_come)?;
     let remedy = match fit.batch {
-        0 => format!("not even --batch 1 fits (it needs {})", bytes(fit.next)),
+        0 => format!("not even the smallest fits (it needs {})", bytes(fit.next)),
         batch => format!("the largest --batch that fits is {batch}"),
     };
     Err(Error::environment(format!(
@@ -106,17 +110,21 @@ fn available() -> Option<usize> {
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a
 /// straight line through what is known meets the limit; halving takes over should that be slow.
 fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> {
-    let one = total(1)?;
-    if one > limit {
-        return Ok(Fit { batch: 0, bytes: 0, next: one });
+    // A normalisation over a single pixel wants two images.
+    let (least, fewest) = match total(1) {
+        Err(error) if error.kind == Kind::Usage => (2, total(2).map_err(|_| error)?),
+        one => (1, one?),
+    };
+    if fewest > limit {
+        return Ok(Fit { batch: 0, bytes: 0, next: fewest });
     }
     // A batch that cannot be planned at all is one that does not fit; a defect stays one.
     let total = |batch| match total(batch) {
         Err(error) if error.kind != Kind::Internal => Ok(usize::MAX),
         other => other,
     };
-    let (mut low, mut high) = ((1, one), (LARGEST + 1, usize::MAX));
-    let mut slope = (total(2)?.saturating_sub(one)).max(1) as f64;
+    let (mut low, mut high) = ((least, fewest), (LARGEST + 1, usize::MAX));
+    let mut slope = (total(least + 1)?.saturating_sub(fewest)).max(1) as f64;
     for attempt in 0.. {
         if high.0 - low.0 == 1 {
             break;
@@ -160,6 +168,10 @@ mod tests {
                 assert!(tries.get() <= 32, "{} tries", tries.get());
             }
         }
+        let from_two = |batch| if batch > 1 { Ok(100 * batch) } else { Err(Error::usage("too few")) };
+        assert_eq!(largest(1000, from_two).unwrap(), Fit { batch: 10, bytes: 1000, next: 1100 });
+        assert_eq!(largest(199, from_two).unwrap(), Fit { batch: 0, bytes: 0, next: 200 });
+        assert_eq!(largest(1000, |_| Err(Error::usage("never"))).unwrap_err().message, "never");
         let planned = |batch| if batch < 77 { Ok(batch) } else { Err(Error::usage("too large")) };
         assert_eq!(largest(1000, planned).unwrap(), Fit { batch: 76, bytes: 76, next: usize::MAX });
     }

@@ -11,7 +11,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Init, Spec};
 use crate::plan::{Parameter, Plan, Regions, Sizes};
-use crate::random::{Purpose, Stream, key};
+use crate::random::{Purpose, key, normals, philox, uniform};
 
 /// Every region of a rank.
 pub struct Memories {
@@ -65,17 +65,17 @@ impl Memories {
     }
 
     /// Writes the first value of every parameter and statistic. A function of the seed and the parameter's place in the model, so
-    /// that all ranks start alike without a message, on any device.
-    pub fn initialise(&self, device: &dyn Device, plan: &Plan, seed: u64) -> Result<()> {
+    /// that all ranks start alike without a message, on any device and with any number of threads.
+    pub fn initialise(&self, device: &dyn Device, plan: &Plan, seed: u64, threads: usize) -> Result<()> {
         for parameter in &plan.parameters {
             let spec = &parameter.spec;
             let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
-            let values = first_values(parameter.init, spec, seed, index as u32);
+            let values = first_values(parameter.init, spec, seed, index as u32, threads);
             self.write(device, parameter, &values)?;
         }
         for statistic in &plan.statistics {
-            let values = first_values(statistic.init, &statistic.spec, seed, 0);
+            let values = first_values(statistic.init, &statistic.spec, seed, 0, 1);
             let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
             device.upload(bytes_of(&values), &self.regions.statistics.slice(offset, bytes))?;
         }
@@ -100,15 +100,35 @@ impl Memories {
     }
 }
 
-fn first_values(init: Init, spec: &Spec, seed: u64, which: u32) -> Vec<f32> {
-    let count = spec.shape.elements();
-    let mut stream = Stream::new(key(seed, Purpose::Initialise, which));
-    match init {
-        Init::Zero => vec![0.0; count],
-        Init::One => vec![1.0; count],
-        Init::Normal { std } => (0..count).map(|_| stream.normal() * std).collect(),
-        Init::Uniform { bound } => (0..count).map(|_| (2.0 * stream.uniform() - 1.0) * bound).collect(),
-    }
+/// Each block of the generator gives four elements, whoever computes it.
+fn first_values(init: Init, spec: &Spec, seed: u64, which: u32, threads: usize) -> Vec<f32> {
+    let mut values = vec![0f32; spec.shape.elements()];
+    let key = key(seed, Purpose::Initialise, which);
+    let four = |block: usize| {
+        let words = philox(key, [block as u32, (block as u64 >> 32) as u32, 0, 0]);
+        match init {
+            Init::Zero => [0.0; 4],
+            Init::One => [1.0; 4],
+            Init::Normal { std } => normals(words).map(|number| number * std),
+            Init::Uniform { bound } => words.map(|word| (2.0 * uniform(word) - 1.0) * bound),
+        }
+    };
+    let fill = |first: usize, values: &mut [f32]| {
+        for (block, values) in values.chunks_mut(4).enumerate() {
+            values.copy_from_slice(&four(first / 4 + block)[..values.len()]);
+        }
+    };
+    // A thread is worth starting for some milliseconds of work.
+    let share = values.len().div_ceil(threads.max(1)).max(1 << 16).next_multiple_of(4);
+    std::thread::scope(|scope| {
+        let mut shares = values.chunks_mut(share).enumerate();
+        let own = shares.next();
+        for (index, values) in shares {
+            scope.spawn(move || fill(index * share, values));
+        }
+        own.into_iter().for_each(|(_, values)| fill(0, values));
+    });
+    values
 }
 
 /// The region as memory of a host device.
@@ -118,4 +138,22 @@ fn as_memory(region: &Rc<Region>) -> Memory {
     // is written by the steps of the plan, and by the collectives only between `start` and `is_done` of the bucket
     // it belongs to, when no step touches that bucket.
     unsafe { Memory::from_raw(region.address(), region.bytes(), region.clone()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{DType, dims};
+
+    #[test]
+    fn first_values_do_not_depend_on_the_threads() {
+        let spec = Spec { shape: dims([300_001]), dtype: DType::F32 };
+        for init in [Init::Normal { std: 0.5 }, Init::Uniform { bound: 0.5 }, Init::One] {
+            let alone = first_values(init, &spec, 3, 5, 1);
+            assert_eq!(alone, first_values(init, &spec, 3, 5, 3));
+            // No part repeats another: the threads' parts begin where the ones before them end.
+            assert!(init == Init::One || alone[..1000] != alone[100_004..101_004]);
+            assert_ne!(alone[300_000], 0.0);
+        }
+    }
 }

@@ -20,6 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 
 use setup::Job;
+pub(crate) use setup::threads;
 use step::StepResult;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.

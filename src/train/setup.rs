@@ -93,7 +93,7 @@ impl Source {
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config)?)?;
+        let device = open_device(world, config, threads(world, config.threads)?)?;
         // Its images count, as they do in a run.
         let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
         let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
@@ -103,7 +103,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     }
     let path = world.agree(results_path(world, config))?;
     let (source, test) = open_data(world, config, &network)?;
-    let threads = threads(world, config)?;
+    let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
@@ -119,7 +119,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, [epochs, total_steps])?;
+    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
@@ -162,13 +162,13 @@ fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Sourc
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
 /// gives each its own, one that does not gives all of them all.
-fn threads(world: &World, config: &Config) -> Result<usize> {
+pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
     let mine = format!("{} {allowed}", world.node());
     let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(config.threads.unwrap_or((cores / sharing.max(1)).max(1)))
+    Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
 }
 
 fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
@@ -199,6 +199,8 @@ pub(super) struct Plans {
     evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
     pub extent: Extent,
+    /// With recomputation: what the activations would take without.
+    kept: Option<usize>,
 }
 
 impl Plans {
@@ -217,6 +219,10 @@ impl Plans {
                 config.model
             )));
         }
+        let (graph, kept) = match config.recompute {
+            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
+            false => (graph, None),
+        };
         let training = plan::plan(graph, device, &options)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
@@ -226,7 +232,7 @@ impl Plans {
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, &training, evaluation.is_some());
-        Ok(Plans { training, evaluation, sizes, extent })
+        Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
     /// Bytes that a rank has at its peak.
@@ -248,7 +254,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
         )
     }
 }
@@ -277,12 +283,13 @@ fn assemble(
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
+    threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
     let planned_memory = plans.total();
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
-    world.agree(memories.initialise(&*device, training, config.seed))?;
+    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
     let reduce = collective::select(config.allreduce, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
@@ -403,6 +410,10 @@ fn describe(
         ),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
+    if let Some(kept) = plans.kept {
+        let saved = kept.saturating_sub(plans.training.sizes.activations);
+        attributes.push(("recomputation_saves_bytes".into(), saved.to_string()));
+    }
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));

@@ -60,13 +60,16 @@ fn forward_desc(
     })
 }
 
-/// x, w, b, running mean, running variance → y, over x if possible.
+/// x, w, b, mean, variance → y, saved (where a backward op follows), over x if possible.
 pub fn inference(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
-    check(request, 5, 1)?;
+    check(request, 5, request.outputs.len().clamp(1, 1 + usize::from(norm.relu)))?;
     let flags = flags(norm) | sys::USE_GLOBAL_STATS;
-    let desc = forward_desc(engine, request, sys::FORWARD_INFERENCE, norm, flags)?;
+    let saves = request.outputs.len() > 1;
+    let prop_kind = if saves { sys::FORWARD_TRAINING } else { sys::FORWARD_INFERENCE };
+    let desc = forward_desc(engine, request, prop_kind, norm, flags)?;
     let inputs = [sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT, sys::ARG_MEAN, sys::ARG_VARIANCE];
-    Ok(PrimitiveKernel::new(engine, desc, &inputs, &[sys::ARG_DST])?.in_place(0))
+    let outputs = [sys::ARG_DST, sys::ARG_WORKSPACE];
+    Ok(PrimitiveKernel::new(engine, desc, &inputs, &outputs[..request.outputs.len()])?.in_place(0))
 }
 
 /// dy, x, w, mean, variance, saved? → dx, dw, db. Gradients lie as the forward op's tensors did.

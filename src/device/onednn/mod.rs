@@ -3,6 +3,7 @@
 //! - `sys` declares the C API by hand; `library` finds libdnnl.so.3 and loads it;
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
+//! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
 //!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
 //!   (`host`, `rows`).
@@ -16,6 +17,7 @@ mod batch_norm;
 mod concat;
 mod conv;
 mod dropout;
+mod gemm;
 mod handle;
 mod host;
 mod layout;
@@ -114,6 +116,7 @@ impl Cpu {
             Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
             Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
             Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
+            Op::SyncBatchNormAgain(norm) => sync_norm::again(engine, workers, request, &norm),
             Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
             Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
             Op::Reshape => simple::reshape(engine, request),

@@ -290,6 +290,30 @@ pub fn forward_pass(
     }))
 }
 
+/// x, w, b, mean, variance → y, over x if possible
+pub fn again(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &Request,
+    norm: &BatchNorm,
+) -> Result<HostKernel> {
+    let ([x, vectors @ ..], [y]) = (inputs::<5>(request)?, outputs(request)?);
+    check(x, &vectors, None)?;
+    if x != y {
+        return Err(Error::internal(format!("a normalisation of {} cannot give {}", x.shape, y.shape)));
+    }
+    let (norm, workers) = (*norm, workers.clone());
+    let frame = Frame::new(engine, request, 0)?;
+    let run = choose!(normalise, frame, norm);
+    let kernel = frame.kernel("sync norm", move |inputs, outputs, scratch| {
+        let [w, b, mean, variance] = slices(&inputs[1..]);
+        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
+        run(&scratch, &workers, [&inputs[0], &outputs[0]]);
+        Ok(())
+    });
+    Ok(kernel.in_place())
+}
+
 /// Mean and variance of all ranks' batches, which are equally large, from those of each: added up in the order of
 /// ranks, so that all of them get the same bits.
 fn combine(moments: &[f32], mean: &mut [f32], variance: &mut [f32]) {

@@ -197,6 +197,11 @@ macro_rules! functions {
 functions! {
     fn dnnl_set_max_cpu_isa(c_int) -> Status;
     fn dnnl_get_effective_cpu_isa() -> c_int;
+    // transa, transb; m, n, k; alpha, a, lda, b, ldb, beta, c, ldc; row-major
+    fn dnnl_sgemm(
+        c_char, c_char, i64, i64, i64, c_float, *const c_float, i64, *const c_float, i64,
+        c_float, *mut c_float, i64,
+    ) -> Status;
 
     fn dnnl_engine_create(*mut *mut Engine, c_int, usize) -> Status;
     fn dnnl_engine_destroy(*mut Engine) -> Status;

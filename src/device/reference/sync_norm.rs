@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, ArrayD, Axis};
 
-use super::{image, moments, normalised, running};
+use super::{given, image, moments, normalised, running};
 use crate::error::Result;
 use crate::graph::BatchNorm;
 
@@ -35,7 +35,7 @@ pub fn forward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f3
         .map(|c| over_ranks(&|r| variances[[r, c]] + (means[[r, c]] - mean[c]).powi(2)))
         .collect();
     let n = (ranks * inputs[0].len() / channels) as f64;
-    let y = normalised(norm, inputs, |c| (mean[c], variance[c]))?;
+    let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
     let running_mean = running(norm, &inputs[3], mean.clone());
     let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));
     let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());

@@ -1,0 +1,385 @@
+//! `dltrain bench layers`: a model's training step, layer by layer, against what the cores can do.
+//!
+//! Each rank runs the steps of its plan as training does, without communication, and times every one; the yardstick is
+//! the device's own product of large matrices, measured just before on the same threads. Rank 0 prints its own table.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::comm::World;
+use crate::config::Precision;
+use crate::device::memory::bytes_of;
+use crate::device::onednn::Cpu;
+use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::error::{Error, Kind, Result};
+use crate::graph::{Init, Node, NodeId, Op};
+use crate::model;
+use crate::plan::{self, Options, Plan, Program, Regions};
+use crate::random::{Purpose, Stream, key};
+use crate::record::{self, Place};
+use crate::train;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// The network: a name that --model of a training run takes
+    #[arg(long, default_value = "resnet50")]
+    model: String,
+    /// Images a rank
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Height and width of the images [default: those the model was made for]
+    #[arg(long)]
+    image_size: Option<usize>,
+    /// Classes the model tells apart [default: those it was made for]
+    #[arg(long)]
+    classes: Option<usize>,
+    /// What the layers compute with
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    precision: Precision,
+    /// Threads a rank [default: cores of the node divided by its ranks]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Timed steps, of which the medians count
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    /// Write the table to this file too, as comma-separated values
+    #[arg(long)]
+    csv: Option<PathBuf>,
+}
+
+pub fn run(args: &Args, world: &World) -> Result<()> {
+    let mut subject = world.agree(Subject::new(args, world))?;
+    world.barrier()?;
+    let peak = world.agree(subject.device.sgemm_rate(5))?;
+    world.barrier()?;
+    let times = world.agree(subject.time(args.steps))?;
+    let table = Table::new(&subject.plan, &times);
+    let place = Place { rank: world.rank(), size: world.size() };
+    record::say(place, &table.text(&subject.heading(args, world, peak), subject.plan.graph.batch(), peak));
+    let csv = args.csv.as_ref().filter(|_| world.rank() == 0);
+    world.agree(csv.map_or(Ok(()), |path| {
+        std::fs::write(path, table.csv())
+            .map_err(|error| Error::new(Kind::Output, format!("--csv {}: {error}", path.display())))
+    }))
+}
+
+/// A model's training step in memory of its own.
+struct Subject {
+    device: Cpu,
+    plan: Plan,
+    program: Program,
+    updates: Vec<Box<dyn Step>>,
+}
+
+/// Seconds, medians over steps.
+struct Times {
+    /// Of every step of the plan.
+    steps: Vec<f64>,
+    updates: f64,
+    /// Of all together.
+    whole: f64,
+}
+
+impl Subject {
+    fn new(args: &Args, world: &World) -> Result<Subject> {
+        for (flag, value) in
+            [("batch", args.batch), ("steps", args.steps), ("classes", args.classes.unwrap_or(1))]
+        {
+            if value == 0 {
+                return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
+            }
+        }
+        let model = model::find(&args.model)?;
+        let [channels, height, width] = model.image;
+        let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
+        let forward = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify();
+        let device = Cpu::new(train::threads(world, args.threads)?)?;
+        let graph = match args.precision {
+            Precision::F32 => forward,
+            Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
+        };
+        let options = Options { fusion_threshold: 1 << 20, training: None };
+        let plan = plan::plan(graph.differentiate(), &device, &options)?;
+        let sizes = plan.sizes;
+        let regions = Regions {
+            arena: device.allocate(sizes.activations)?,
+            workspace: device.allocate(sizes.workspace)?,
+            inputs: device.allocate(sizes.inputs)?,
+            metrics: device.allocate(sizes.metrics)?,
+            parameters: device.allocate(sizes.parameters)?,
+            statistics: device.allocate(sizes.statistics)?,
+            gradients: device.allocate(sizes.gradients)?,
+        };
+        fill(&plan, &regions);
+        let program = plan.bind(&regions)?;
+        program.images.write(bytes_of(&numbers(program.images.bytes() / 4, 0, 1.0)));
+        let updates = updates(&device, &plan, &regions)?;
+        Ok(Subject { device, plan, program, updates })
+    }
+
+    /// Runs the whole step once to warm up, then as often as asked.
+    fn time(&mut self, repeats: usize) -> Result<Times> {
+        // The learning rate is zero: the numbers stay what they are.
+        let scalars = Scalars { gradient_scale: 1.0 / self.plan.graph.batch() as f32, ..Scalars::default() };
+        let count = self.program.steps.len();
+        let mut samples = vec![Vec::with_capacity(repeats); count + 2];
+        for round in 0..=repeats {
+            let begun = Instant::now();
+            let mut last = begun;
+            let mut lap = |samples: &mut Vec<f64>| {
+                let now = Instant::now();
+                if round > 0 {
+                    samples.push((now - last).as_secs_f64());
+                }
+                last = now;
+            };
+            for (step, samples) in self.program.steps.iter_mut().zip(&mut samples) {
+                step.run(&scalars)?;
+                lap(samples);
+            }
+            for update in &mut self.updates {
+                update.run(&scalars)?;
+            }
+            lap(&mut samples[count]);
+            if round > 0 {
+                samples[count + 1].push(begun.elapsed().as_secs_f64());
+            }
+        }
+        let mut medians: Vec<f64> = samples.into_iter().map(median).collect();
+        let (whole, updates) = (medians.pop().unwrap_or(0.0), medians.pop().unwrap_or(0.0));
+        Ok(Times { steps: medians, updates, whole })
+    }
+
+    fn heading(&self, args: &Args, world: &World, peak: f64) -> String {
+        let graph = &self.plan.graph;
+        format!(
+            "{} {}, images {}, {} rank{} at once, {}\nsgemm peak of a rank: {:.1} GFLOP/s; times in ms, medians of {} steps",
+            args.model,
+            args.precision,
+            graph.tensor(graph.images).spec.shape,
+            world.size(),
+            if world.size() == 1 { "" } else { "s" },
+            self.device.describe(),
+            peak / 1e9,
+            args.steps
+        )
+    }
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn numbers(count: usize, which: u32, size: f32) -> Vec<f32> {
+    let mut stream = Stream::new(key(1, Purpose::Synthetic, which));
+    (0..count).map(|_| (2.0 * stream.uniform() - 1.0) * size).collect()
+}
+
+/// Numbers with which activations keep their size, so that none is denormal or infinite. They are written without
+/// regard to layouts: what a filter sees is noise anyway.
+fn fill(plan: &Plan, regions: &Regions) {
+    for (which, parameter) in plan.parameters.iter().enumerate() {
+        let to = regions.parameters.slice(parameter.offset, parameter.layout.bytes());
+        let count = to.bytes() / 4;
+        let bound = (6.0 / parameter.spec.shape.per_sample() as f32).sqrt();
+        let values = match parameter.init {
+            Init::One => vec![1.0; count],
+            Init::Zero => vec![0.0; count],
+            _ => numbers(count, 1 + which as u32, bound),
+        };
+        to.write(bytes_of(&values));
+    }
+}
+
+/// SGD with momentum, as a run would do it.
+fn updates(device: &Cpu, plan: &Plan, regions: &Regions) -> Result<Vec<Box<dyn Step>>> {
+    let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+    let state: Vec<Memory> =
+        (0..rule.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
+    let spans = plan.buckets.iter().map(|bucket| plan.spans(bucket, &rule));
+    spans.map(|spans| device.update(&rule, &spans, &regions.parameters, &regions.gradients, &state)).collect()
+}
+
+/// Time and arithmetic of some steps.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    seconds: f64,
+    /// Of convolutions and linear layers; the others are bound by memory.
+    flops: u64,
+    steps: usize,
+}
+
+impl Work {
+    fn add(&mut self, seconds: f64, flops: u64) {
+        *self = Work { seconds: self.seconds + seconds, flops: self.flops + flops, steps: self.steps + 1 };
+    }
+
+    /// GFLOP/s and the share of the peak in percent, or nothing.
+    fn rate(&self, peak: f64) -> [String; 2] {
+        if self.flops == 0 || self.seconds == 0.0 {
+            return [String::new(), String::new()];
+        }
+        let rate = self.flops as f64 / self.seconds;
+        [format!("{:.1}", rate / 1e9), format!("{:.0}%", 100.0 * rate / peak)]
+    }
+
+    fn milliseconds(&self) -> String {
+        if self.steps == 0 { String::new() } else { format!("{:.3}", 1e3 * self.seconds) }
+    }
+}
+
+/// What a layer does in a step.
+#[derive(Clone, Copy)]
+enum Part {
+    Forward,
+    Data,
+    Weights,
+    Reorder,
+}
+
+struct Row {
+    layer: String,
+    op: &'static str,
+    output: String,
+    /// By `Part`.
+    work: [Work; 4],
+}
+
+struct Table {
+    rows: Vec<Row>,
+    /// By name of op, in the order of their first appearance.
+    kinds: Vec<(&'static str, Work)>,
+    /// All of the graph's arithmetic in the time of a whole step.
+    whole: Work,
+}
+
+impl Table {
+    fn new(plan: &Plan, times: &Times) -> Table {
+        let mut table = Table { rows: Vec::new(), kinds: Vec::new(), whole: Work::default() };
+        let mut of_layer: HashMap<String, usize> = HashMap::new();
+        for (index, &seconds) in times.steps.iter().enumerate() {
+            // A reorder belongs to the layer that wants it: the next step's.
+            let id = plan.steps[index..].iter().find_map(|step| step.node).unwrap_or(NodeId(0));
+            let node = plan.graph.node(id);
+            let row = *of_layer.entry(node.name.clone()).or_insert_with(|| {
+                table.rows.push(Row::new(plan, node));
+                table.rows.len() - 1
+            });
+            let (kind, part, flops) = match plan.steps[index].node {
+                None => ("reorder", Part::Reorder, 0),
+                Some(_) => (node.op.name(), part(plan, id), products(plan, id)),
+            };
+            table.rows[row].work[part as usize].add(seconds, flops);
+            table.of_kind(kind).add(seconds, flops);
+        }
+        table.of_kind("update (SGD, momentum)").add(times.updates, 0);
+        table.whole.add(times.whole, (0..plan.graph.nodes.len()).map(|i| products(plan, NodeId(i))).sum());
+        table
+    }
+
+    fn of_kind(&mut self, kind: &'static str) -> &mut Work {
+        let known = self.kinds.iter().position(|(name, _)| *name == kind);
+        let index = known.unwrap_or_else(|| {
+            self.kinds.push((kind, Work::default()));
+            self.kinds.len() - 1
+        });
+        &mut self.kinds[index].1
+    }
+
+    fn text(&self, heading: &str, batch: usize, peak: f64) -> String {
+        let mut text = format!("{heading}\n\n");
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<30} {:<18} {:<16}|{:^22}|{:^22}|{:^22}| reorder",
+            "layer", "op", "output", "forward", "backward data", "backward weights"
+        );
+        let _ = write!(text, "{:<66}", "");
+        text += &format!("|{:>8} {:>7} {:>5}", "ms", "GFLOP/s", "peak").repeat(3);
+        text += "|      ms\n";
+        for row in &self.rows {
+            let _ = write!(text, "{:<30} {:<18} {:<16}", row.layer, row.op, row.output);
+            for part in [Part::Forward, Part::Data, Part::Weights] {
+                let work = row.work[part as usize];
+                let [rate, share] = work.rate(peak);
+                let _ = write!(text, "|{:>8} {rate:>7} {share:>5}", work.milliseconds());
+            }
+            let _ = writeln!(text, "|{:>8}", row.work[Part::Reorder as usize].milliseconds());
+        }
+        let _ = writeln!(
+            text,
+            "\n{:<30} {:>6} {:>10} {:>6} {:>9} {:>6}",
+            "op", "steps", "ms", "share", "GFLOP/s", "peak"
+        );
+        for (kind, work) in &self.kinds {
+            let [rate, share_of_peak] = work.rate(peak);
+            let share = 100.0 * work.seconds / self.whole.seconds;
+            let _ = writeln!(
+                text,
+                "{kind:<30} {:>6} {:>10} {share:>5.1}% {rate:>9} {share_of_peak:>6}",
+                work.steps,
+                work.milliseconds()
+            );
+        }
+        let [rate, share] = self.whole.rate(peak);
+        let _ = write!(
+            text,
+            "{:<30} {:>6} {:>10} {:>5.1}% {rate:>9} {share:>6}\n\nimages/s of a rank: {:.2}",
+            "step, without communication",
+            "",
+            self.whole.milliseconds(),
+            100.0,
+            batch as f64 / self.whole.seconds
+        );
+        text
+    }
+
+    fn csv(&self) -> String {
+        let mut text = String::from("layer,op,output");
+        for part in ["forward", "backward_data", "backward_weights"] {
+            let _ = write!(text, ",{part}_ms,{part}_gflop");
+        }
+        text += ",reorder_ms\n";
+        for row in &self.rows {
+            let _ = write!(text, "{},{},{}", row.layer, row.op, row.output);
+            for part in [Part::Forward, Part::Data, Part::Weights] {
+                let work = row.work[part as usize];
+                let _ = write!(text, ",{:.6},{:.6}", 1e3 * work.seconds, work.flops as f64 / 1e9);
+            }
+            let _ = writeln!(text, ",{:.6}", 1e3 * row.work[Part::Reorder as usize].seconds);
+        }
+        text
+    }
+}
+
+impl Row {
+    fn new(plan: &Plan, node: &Node) -> Row {
+        let output = plan.graph.tensor(node.outputs[0]).spec.shape.to_string();
+        Row { layer: node.name.clone(), op: node.op.name(), output, work: [Work::default(); 4] }
+    }
+}
+
+fn part(plan: &Plan, id: NodeId) -> Part {
+    match plan.graph.node(id).op {
+        _ if id.0 < plan.graph.forward_nodes => Part::Forward,
+        Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => Part::Weights,
+        _ => Part::Data,
+    }
+}
+
+/// Operations of a node that is a sum of products; zero for the others.
+fn products(plan: &Plan, id: NodeId) -> u64 {
+    let is_product = matches!(
+        plan.graph.node(id).op,
+        Op::Conv2d(_)
+            | Op::Conv2dBackwardData(_)
+            | Op::Conv2dBackwardWeights(_)
+            | Op::Linear { .. }
+            | Op::LinearBackwardData { .. }
+            | Op::LinearBackwardWeights { .. }
+    );
+    if is_product { plan.graph.cost(id).flops } else { 0 }
+}

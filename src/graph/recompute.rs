@@ -1,0 +1,298 @@
+//! Memory for time: activations are forgotten and computed again when the backward pass needs them.
+//!
+//! After Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016). The forward pass is cut
+//! into segments. What later segments read is kept; everything else that the backward pass reads is computed again
+//! from it, a segment at a time, right before the segment's backward nodes. Nothing is computed more than twice, and
+//! the last segment only once: the price is at most one more forward pass.
+//!
+//! The same kernels on the same numbers give the same bits. Two ops need care. A normalisation does not look at its
+//! batch again: it takes the mean and variance that are there, and leaves the running ones alone. Dropout is a
+//! function of seed, step and place, and so the same each time.
+
+use super::{DType, Graph, Node, NodeId, Op, Role, TensorId};
+
+/// What is known of a tensor that the forward pass makes.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    id: TensorId,
+    bytes: usize,
+    /// The node that makes it, and the last forward node that reads it (itself if none does).
+    by: usize,
+    until: usize,
+    /// Whether the backward pass reads it.
+    wanted: bool,
+}
+
+/// What a segment of the forward pass takes, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extent {
+    /// What is read after it.
+    kept: usize,
+    /// What only its own backward nodes read.
+    inside: usize,
+    /// Its largest tensor, as large as the largest gradient.
+    largest: usize,
+}
+
+impl Extent {
+    /// With two gradients: a node's own, and the one that it makes.
+    fn total(&self) -> usize {
+        self.kept + self.inside + 2 * self.largest
+    }
+}
+
+impl Graph {
+    /// The same step with less memory. To be called after `differentiate`.
+    pub fn recompute(self) -> Graph {
+        let made = self.made();
+        let extents = extents(&made, self.forward_nodes);
+        let most = extents[self.forward_nodes].first().map_or(0, Extent::total);
+        // The least room in which a cut exists; more room makes fewer segments, which a real placement may prefer.
+        let (mut low, mut high) = (0, most);
+        while high - low > most / 1000 + 1 {
+            let middle = low + (high - low) / 2;
+            match cuts(&extents, middle) {
+                Some(_) => high = middle,
+                None => low = middle,
+            }
+        }
+        let tries = [100, 103, 107, 112, 118, 125].map(|percent| high / 100 * percent);
+        let candidates = tries.iter().filter_map(|&room| cuts(&extents, room));
+        let graphs = candidates.map(|cuts| self.clone().recomputed_in(&made, &cuts));
+        graphs
+            .min_by_key(Graph::live_bytes)
+            .filter(|graph| graph.live_bytes() < self.live_bytes())
+            .unwrap_or(self)
+    }
+
+    /// The activations that the forward pass makes, in order.
+    fn made(&self) -> Vec<Made> {
+        let mut of_tensor: Vec<Option<Made>> = vec![None; self.tensors.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            let forward = index < self.forward_nodes;
+            for id in &node.inputs {
+                if let Some(made) = &mut of_tensor[id.0] {
+                    made.wanted |= !forward;
+                    made.until = if forward { index } else { made.until };
+                }
+            }
+            for &id in node.outputs.iter().filter(|id| forward && self.tensor(**id).role == Role::Activation)
+            {
+                let bytes = self.bytes_of(id);
+                of_tensor[id.0] = Some(Made { id, bytes, by: index, until: index, wanted: false });
+            }
+        }
+        let mut made: Vec<Made> = of_tensor.into_iter().flatten().collect();
+        made.sort_by_key(|made| (made.by, made.id));
+        made
+    }
+
+    fn bytes_of(&self, id: TensorId) -> usize {
+        let spec = &self.tensor(id).spec;
+        spec.shape.elements() * spec.dtype.bytes()
+    }
+
+    /// The most bytes of activations that any node finds alive: what a perfect placement would need.
+    fn live_bytes(&self) -> usize {
+        let mut last = vec![0; self.tensors.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.inputs.iter().chain(&node.outputs).for_each(|id| last[id.0] = index);
+        }
+        let is_activation = |id: &&TensorId| self.tensor(**id).role == Role::Activation;
+        let (mut alive, mut most) = (0, 0);
+        for (index, node) in self.nodes.iter().enumerate() {
+            alive += node.outputs.iter().filter(is_activation).map(|id| self.bytes_of(*id)).sum::<usize>();
+            most = most.max(alive);
+            let mut dead: Vec<TensorId> =
+                node.inputs.iter().chain(&node.outputs).filter(is_activation).copied().collect();
+            dead.retain(|id| last[id.0] == index);
+            dead.sort();
+            dead.dedup();
+            alive -= dead.iter().map(|id| self.bytes_of(*id)).sum::<usize>();
+        }
+        most
+    }
+
+    /// The graph with the segments that end at `cuts` (node indices, the last that of the forward pass's end) computed
+    /// again, but for the last.
+    fn recomputed_in(mut self, made: &[Made], cuts: &[usize]) -> Graph {
+        let segment_of = |node: usize| cuts.partition_point(|&end| end <= node);
+        let last = cuts.len() - 1;
+        // Vectors (mean and variance) are not worth forgetting, nor is what ranks told each other: nothing is exchanged
+        // twice.
+        let forgotten = |made: &&Made| {
+            let segment = segment_of(made.by);
+            let small = self.tensor(made.id).spec.shape.rank() == 1
+                || matches!(self.nodes[made.by].op, Op::Exchange { .. });
+            segment < last && segment_of(made.until) == segment && !small
+        };
+        let mut forgets = vec![false; self.tensors.len()];
+        made.iter().filter(forgotten).for_each(|made| forgets[made.id.0] = true);
+
+        let mut maker: Vec<Option<usize>> = vec![None; self.tensors.len()];
+        made.iter().for_each(|made| maker[made.id.0] = Some(made.by));
+
+        // Backwards from what the backward pass wants; what an op saved for its own backward op alone is kept.
+        let mut again = vec![false; self.forward_nodes];
+        let mut wanted: Vec<TensorId> = made
+            .iter()
+            .filter(|made| {
+                made.wanted && forgets[made.id.0] && self.tensor(made.id).spec.dtype != DType::Saved
+            })
+            .map(|made| made.id)
+            .collect();
+        while let Some(node) = wanted.pop().and_then(|id| maker[id.0]) {
+            if !std::mem::replace(&mut again[node], true) {
+                wanted.extend(self.nodes[node].inputs.iter().filter(|id| forgets[id.0]));
+            }
+        }
+
+        let backward = self.nodes.split_off(self.forward_nodes);
+        let mut new_ids: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
+        let mut segments: Vec<Vec<Node>> = vec![Vec::new(); cuts.len()];
+        for index in (0..self.forward_nodes).filter(|&index| again[index]) {
+            let node = self.node_again(NodeId(index), &mut new_ids);
+            segments[segment_of(index)].push(node);
+        }
+        for mut node in backward {
+            for id in &mut node.inputs {
+                let Some(new) = new_ids.get(id.0).copied().flatten() else { continue };
+                let segment = maker[id.0].map_or(last, segment_of);
+                for node in std::mem::take(&mut segments[segment]) {
+                    self.recomputed.push(NodeId(self.nodes.len()));
+                    self.nodes.push(node);
+                }
+                *id = new;
+            }
+            self.nodes.push(node);
+        }
+        self
+    }
+
+    /// A forward node once more, reading what is made again where that is so.
+    fn node_again(&mut self, id: NodeId, new_ids: &mut [Option<TensorId>]) -> Node {
+        let mut node = self.node(id).clone();
+        let with_given = match node.op {
+            Op::BatchNorm(norm) => Some(Op::BatchNormInference(norm)),
+            Op::SyncBatchNorm(norm) => Some(Op::SyncBatchNormAgain(norm)),
+            _ => None,
+        };
+        if let Some(op) = with_given {
+            let [mean, variance] = [node.outputs[1], node.outputs[2]];
+            node.op = op;
+            node.inputs.truncate(3);
+            node.inputs.extend([mean, variance]);
+            // Output, mean, variance, their running ones, and what a ReLU in it saved.
+            node.outputs.drain(1..5);
+        }
+        for input in &mut node.inputs {
+            *input = new_ids[input.0].unwrap_or(*input);
+        }
+        for output in &mut node.outputs {
+            let mut tensor = self.tensor(*output).clone();
+            tensor.name += " again";
+            self.tensors.push(tensor);
+            let new = TensorId(self.tensors.len() - 1);
+            new_ids[output.0] = Some(new);
+            *output = new;
+        }
+        node.name += " again";
+        node
+    }
+}
+
+/// The extent of every segment of nodes: `[to][from]`.
+fn extents(made: &[Made], nodes: usize) -> Vec<Vec<Extent>> {
+    let mut by_node: Vec<Vec<&Made>> = vec![Vec::new(); nodes];
+    made.iter().for_each(|made| by_node[made.by].push(made));
+    let ending_at = |to: usize| {
+        let mut extent = Extent::default();
+        let mut row = vec![extent; to];
+        for from in (0..to).rev() {
+            for made in &by_node[from] {
+                match made.until >= to {
+                    true => extent.kept += made.bytes,
+                    false if made.wanted => extent.inside += made.bytes,
+                    false => {}
+                }
+                extent.largest = extent.largest.max(made.bytes);
+            }
+            row[from] = extent;
+        }
+        row
+    };
+    (0..=nodes).map(ending_at).collect()
+}
+
+/// Where to cut, so that no segment finds more than `room` bytes taken when its backward nodes run: what it and the
+/// segments before it keep, what is inside it, and two gradients. Of all such cuts those that keep least.
+fn cuts(extents: &[Vec<Extent>], room: usize) -> Option<Vec<usize>> {
+    let nodes = extents.len() - 1;
+    // For every end of a segment: the least that is kept so far, and where the segment starts.
+    let mut best: Vec<Option<(usize, usize)>> = vec![None; nodes + 1];
+    best[0] = Some((0, 0));
+    for to in 1..=nodes {
+        for from in 0..to {
+            let Some((before, _)) = best[from] else { continue };
+            let extent = &extents[to][from];
+            let kept = before + extent.kept;
+            if before + extent.total() <= room && best[to].is_none_or(|(least, _)| kept < least) {
+                best[to] = Some((kept, from));
+            }
+        }
+    }
+    let mut cuts = vec![nodes];
+    while let Some(&end) = cuts.last().filter(|&&end| end > 0) {
+        cuts.push(best[end]?.1);
+    }
+    cuts.pop();
+    cuts.reverse();
+    Some(cuts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The most that a segment takes, and what all of them keep.
+    fn rated(extents: &[Vec<Extent>], cuts: &[usize]) -> (usize, usize) {
+        let (mut from, mut kept, mut most) = (0, 0, 0);
+        for &to in cuts {
+            let extent = &extents[to][from];
+            most = most.max(kept + extent.total());
+            kept += extent.kept;
+            from = to;
+        }
+        (most, kept)
+    }
+
+    proptest! {
+        /// Against all ways to cut up to eight nodes.
+        #[test]
+        fn cuts_fit_and_keep_the_least(
+            raw in prop::collection::vec((1usize..50, 0usize..4, any::<bool>()), 1..9),
+            percent in 20usize..130
+        ) {
+            let nodes = raw.len();
+            let made: Vec<Made> = raw
+                .iter()
+                .enumerate()
+                .map(|(by, &(bytes, more, wanted))| Made { id: TensorId(by), bytes, by, until: (by + more).min(nodes - 1), wanted })
+                .collect();
+            let extents = extents(&made, nodes);
+            let room = extents[nodes][0].total() * percent / 100;
+            let ways = (0..1usize << (nodes - 1)).map(|mask| {
+                (1..=nodes).filter(|&end| end == nodes || mask & (1 << (end - 1)) != 0).collect::<Vec<_>>()
+            });
+            let fitting = ways.map(|way| rated(&extents, &way)).filter(|(most, _)| *most <= room);
+            let least = fitting.map(|(_, kept)| kept).min();
+            let found = cuts(&extents, room);
+            prop_assert_eq!(found.is_some(), least.is_some());
+            if let (Some(found), Some(least)) = (found, least) {
+                let (most, kept) = rated(&extents, &found);
+                prop_assert!(most <= room && kept == least);
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision};
+use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm};
 use dltrain::error::{Error, Result};
 use dltrain::model::MODELS;
 
@@ -71,6 +71,10 @@ pub struct TrainArgs {
     /// Micro-steps of --batch images whose gradients are added before one update.
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
     accumulation: usize,
+    /// Batch normalisation over the batches of all ranks, or of each N consecutive ones.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "all", value_parser = sync_batch_norm,
+        help_heading = "Model and data")]
+    sync_bn: Option<SyncBatchNorm>,
 
     /// Times the training images are gone through, with --data [default: 30].
     #[arg(long, value_name = "N", help_heading = "Length of the run")]
@@ -132,6 +136,10 @@ impl TrainArgs {
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         at_least_one("accumulation", self.accumulation)?;
+        let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
+        if let SyncBatchNorm::Groups(ranks) = sync_bn {
+            at_least_one("sync-bn", ranks)?;
+        }
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
@@ -150,6 +158,7 @@ impl TrainArgs {
             label_smoothing: self.label_smoothing,
             batch: self.batch,
             accumulation: self.accumulation,
+            sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
             warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
@@ -193,6 +202,17 @@ fn within(flag: &str, value: usize, most: usize) -> Result<()> {
 fn model_help() -> String {
     let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
     format!("Network to train: {}", names.join(", "))
+}
+
+/// "all" or a number of ranks.
+fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String> {
+    match text {
+        "all" => Ok(SyncBatchNorm::All),
+        _ => match text.parse() {
+            Ok(ranks) => Ok(SyncBatchNorm::Groups(ranks)),
+            Err(_) => Err("a number of ranks, or nothing for all of them".into()),
+        },
+    }
 }
 
 /// Bytes from "16GiB" (powers of 1024), "500MB" (powers of 1000) or "4096".
@@ -255,11 +275,23 @@ mod tests {
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
+            (vec!["--sync-bn=0"], "--sync-bn 0"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");
             assert_eq!(error.exit_code(), 2);
         }
+    }
+
+    #[test]
+    fn statistics_are_shared_by_all_ranks_unless_a_number_is_given() {
+        let sync = |flags: &[&str]| config(flags).unwrap().sync_bn;
+        assert_eq!(sync(&[]), SyncBatchNorm::Off);
+        assert_eq!(sync(&["--sync-bn", "--batch", "2"]), SyncBatchNorm::All);
+        assert_eq!(sync(&["--batch", "2", "--sync-bn"]), SyncBatchNorm::All);
+        assert_eq!(sync(&["--sync-bn", "4"]), SyncBatchNorm::Groups(4));
+        assert_eq!(sync(&["--sync-bn=4"]), SyncBatchNorm::Groups(4));
+        assert!(Cli::try_parse_from(["dltrain", "--sync-bn", "some"]).is_err());
     }
 
     #[test]

@@ -88,6 +88,17 @@ pub enum ScheduleKind {
     Polynomial,
 }
 
+/// Which ranks share the statistics of batch normalisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SyncBatchNorm {
+    /// Each rank has its own.
+    Off,
+    All,
+    /// So many consecutive ranks.
+    Groups(usize),
+}
+
 /// What the optimizer does. Numbers that the kind has no use for are 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Optimizer {
@@ -136,6 +147,7 @@ pub struct Config {
     pub batch: usize,
     /// Micro-steps whose gradients are added up before one update.
     pub accumulation: usize,
+    pub sync_bn: SyncBatchNorm,
     pub epochs: usize,
     /// Stop after this many timed steps.
     pub steps: Option<usize>,

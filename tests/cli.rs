@@ -64,6 +64,10 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--precision", "f8"], "f8"),
         (vec!["--optimizer", "lars", "--betas", "0.9", "0.99"], "--optimizer lars does not use it"),
         (vec!["--clip-norm", "0"], "--clip-norm 0"),
+        (vec!["--sync-bn", "0"], "--sync-bn 0"),
+        (vec!["--sync-bn", "some"], "a number of ranks"),
+        (vec!["--model", "resnet18", "--sync-bn", "3"], "what works is 1, 2"),
+        (vec!["--model", "vgg16", "--sync-bn"], "vgg16 has no batch normalisation"),
         (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
         (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
     ] {
@@ -192,10 +196,20 @@ impl Drop for Cleanup<'_> {
 
 #[test]
 fn a_killed_rank_ends_the_job_and_the_record_stays_readable() {
+    killed_rank_ends_the_job(&[]);
+}
+
+/// The others wait for its statistics, most likely.
+#[test]
+fn a_rank_killed_while_statistics_are_exchanged_ends_the_job() {
+    killed_rank_ends_the_job(&["--model", "resnet18", "--image-size", "32", "--batch", "2", "--sync-bn"]);
+}
+
+fn killed_rank_ends_the_job(more: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("killed.h5");
     let marker = path.to_str().unwrap();
-    let flags = ["--data", DIGITS, "--epochs", "100000", "--results", marker];
+    let flags = [more, &["--data", DIGITS, "--epochs", "100000", "--results", marker]].concat();
     let _cleanup = Cleanup(marker);
     let mut running = job::job(&[(2, &flags)]);
     let mut running =
@@ -258,6 +272,7 @@ fn help_is_grouped_and_info_answers_everything() {
         "--image-size",
         "--label-smoothing",
         "--max-batch",
+        "--sync-bn",
     ] {
         assert!(help.contains(flag), "{flag} is missing");
     }

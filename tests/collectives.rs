@@ -1,6 +1,7 @@
 //! What a user relies on when ranks meet: run as real jobs under the launcher of the MPI library in use.
 //!
 //! - every algorithm gives the serial sum, whatever the number of ranks and the length
+//! - groups of ranks get each other's numbers, one gather after the other
 //! - nobody waits for a rank that computes, once it has arrived (shm)
 //! - under a launcher of another MPI the job stops with one message that says what to type
 //! - errors, names and numbers cross ranks; ranks that must agree and do not are named
@@ -15,7 +16,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use dltrain::collective::{select, wait};
+use dltrain::collective::{Gather, select, wait};
 use dltrain::comm::{Family, Library, Region, World};
 use dltrain::config::AllreduceKind;
 use dltrain::error::{Error, Kind};
@@ -165,6 +166,13 @@ fn ranks_that_differ_are_named() {
 }
 
 #[test]
+fn groups_gather_their_numbers() {
+    for ranks in [1, 2, 3, 6, 8] {
+        assert_passes(&play("gathers", ranks));
+    }
+}
+
+#[test]
 fn nobody_waits_for_a_rank_that_computes_once_it_has_arrived() {
     assert_passes(&play("busy", 3));
 }
@@ -217,6 +225,7 @@ fn scene() {
         Ok("texts") => texts(&world),
         Ok("agree") => agree(&world),
         Ok("same") => same(&world),
+        Ok("gathers") => gathers(&world),
         Ok("busy") => busy(&world),
         Ok("leaves") => leaves(&world),
         Ok("panics") => {
@@ -279,6 +288,31 @@ fn same(world: &World) {
     let expected = format!("ranks differ in batch: 32 (rank 0 on {host}), 64 (rank 2 on {host})");
     assert!(error.message.starts_with(&expected), "{error}");
     assert!(world.is_agreed(&error));
+}
+
+/// Ranks come to each gather at other times than the others, and lengths change from one to the next.
+fn gathers(world: &World) {
+    let number = |rank: usize, round: usize, index: usize| (rank * 1_000_000 + round * 10_000 + index) as f32;
+    for size in (1..=world.size()).filter(|size| world.size().is_multiple_of(*size)) {
+        let mut gather = Gather::new(world, size, 5000).unwrap();
+        for (round, length) in [1, 5000, 0, 2, 1024].into_iter().enumerate() {
+            let own: Vec<f32> = (0..length).map(|index| number(world.rank(), round, index)).collect();
+            std::thread::sleep(Duration::from_millis(((world.rank() + round) % 3) as u64));
+            gather.start(&own).unwrap();
+            while !gather.is_done() {
+                if !gather.poll().unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+            let mut all = vec![-1.0; size * length];
+            gather.read(&mut all);
+            let first = world.rank() / size * size;
+            let expected = (first..first + size)
+                .flat_map(|rank| (0..length).map(move |index| number(rank, round, index)));
+            assert!(all.into_iter().eq(expected), "groups of {size}, round {round}");
+        }
+    }
+    assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, Kind::Internal);
 }
 
 fn busy(world: &World) {

@@ -392,12 +392,12 @@ fn pools() -> impl Strategy<Value = PoolCase> {
 
 /// A 1×1 convolution that hands its input on unchanged, so that what follows gets a layout that the library chose.
 fn in_chosen_layout(cpu: &Cpu, host: &Host) -> There {
-    let [n, c, h, w] = host.spec.shape.nchw().unwrap();
+    let [_, c, _, _] = host.spec.shape.nchw().unwrap();
     let mut identity = Host { spec: spec(&[c, c, 1, 1]), values: vec![0.0; c * c] };
     (0..c).for_each(|i| identity.values[i * c + i] = 1.0);
     let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(1) });
     let inputs = [upload(cpu, host), upload(cpu, &identity)];
-    apply(cpu, &conv, &[&inputs[0], &inputs[1]], &[spec(&[n, c, h, w])], None).1.remove(0)
+    apply(cpu, &conv, &[&inputs[0], &inputs[1]], from_ref(&host.spec), None).1.remove(0)
 }
 
 #[test]
@@ -469,20 +469,22 @@ fn norms() -> impl Strategy<Value = NormCase> {
 
 /// Every number of a tensor that is not zero, in order of size: in a blocked layout what pads it must be zero, since
 /// the next op reads it.
-fn not_zero(bytes: &[u8]) -> Vec<u32> {
-    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
-    let mut words: Vec<u32> = words.filter(|word| word << 1 != 0).collect();
+fn not_zero(tensor: &There) -> Vec<u32> {
+    // The first bit, the sign, goes.
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+    let bytes = raw(&tensor.memory);
+    let mut words: Vec<u32> = match tensor.layout.dtype() {
+        DType::BF16 => bytes.chunks_exact(2).map(|bytes| word(bytes) << 17).collect(),
+        _ => bytes.chunks_exact(4).map(|bytes| word(bytes) << 1).collect(),
+    };
+    words.retain(|&word| word != 0);
     words.sort_unstable();
     words
 }
 
 fn padding_is_zero(cpu: &Cpu, tensor: &There, what: &str) -> Result<(), TestCaseError> {
     let plain = in_layout(cpu, tensor, &cpu.plain(&tensor.spec));
-    prop_assert!(
-        not_zero(&raw(&tensor.memory)) == not_zero(&raw(&plain.memory)),
-        "{what}: {:?}",
-        tensor.layout
-    );
+    prop_assert!(not_zero(tensor) == not_zero(&plain), "{what}: {:?}", tensor.layout);
     Ok(())
 }
 
@@ -594,6 +596,182 @@ fn batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
             norm_agrees(cpu, &case)?;
         }
     });
+}
+
+fn kept_in(dtype: DType, host: Host) -> Host {
+    if dtype == DType::BF16 { in_bf16(&host) } else { host }
+}
+
+/// The bound of a result, and a step where it is kept in bf16.
+fn with_step(spec: &Spec, expected: &[f32], bound: f64) -> impl Iterator<Item = f64> {
+    let step = if spec.dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+    expected.iter().map(move |&value| bound + step * (f64::from(value.abs()) + bound))
+}
+
+/// The moments of ranks: those of x, and others of its size.
+fn gathered_moments(own: &[f32], ranks: usize) -> Host {
+    let c = own.len() / 2;
+    let mut all = random(&[ranks, 2, c], Numbers::Reals, 7);
+    all.values[..2 * c].copy_from_slice(own);
+    (0..ranks).for_each(|r| all.values[(2 * r + 1) * c..][..c].iter_mut().for_each(|v| *v = v.abs()));
+    all
+}
+
+/// As `norm_agrees`, with a batch of which other ranks have parts of the same size. What is kept in bf16 may differ by
+/// one step more.
+fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> Result<(), TestCaseError> {
+    let NormCase { norm, x, plain } = *case;
+    let (n, c) = ((x[0] * x[2] * x[3]) as f64, x[1]);
+    let (full, vector, pair) = (Spec { dtype, ..spec(&x) }, spec(&[c]), spec(&[2, c]));
+    let hx = kept_in(dtype, random(&x, Numbers::Reals, 1));
+    let x_there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
+    let (_, own) = apply(cpu, &Op::BatchNormMoments, &[&x_there], from_ref(&pair), None);
+    let (own, (_, expected)) =
+        (download(cpu, &own[0]), through(&Reference, &Op::BatchNormMoments, &[&hx], from_ref(&pair), None));
+    let (of_mean, of_variance) = ((n + 4.0) * U, 4.0 * (n + 6.0) * U);
+    let bounds = [vec![of_mean; c], vec![of_variance; c]].concat();
+    close(&own, &expected[0], bounds.into_iter(), "moments")?;
+
+    let pair_of_all = [spec(&[ranks, 2, c])];
+    let (_, copies) = through(
+        cpu,
+        &Op::Exchange { ranks },
+        &[&Host { spec: pair.clone(), values: own.clone() }],
+        &pair_of_all,
+        None,
+    );
+    prop_assert!(copies[0].chunks(2 * c).all(|row| row == own));
+
+    let all = gathered_moments(&expected[0], ranks);
+    let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[c], Numbers::Reals, which));
+    let hosts = [&hx, &w, &b, &mean, &absolute(&variance), &all];
+    let mut there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+    there[0] = x_there;
+    let op = Op::SyncBatchNorm(norm);
+    let outputs = [vec![full.clone()], vec![vector.clone(); 4]].concat();
+    let (_, made) = apply(cpu, &op, &there.iter().collect::<Vec<_>>(), &outputs, None);
+    prop_assert_eq!(&made[0].layout, &there[0].layout, "the layout that was given is not kept");
+    let (_, expected) = through(&Reference, &op, &hosts, &outputs, None);
+    let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
+    let sigma = f64::from(least + norm.epsilon).sqrt();
+    let of_y = 16.0 * U * (1.0 + 4.0 / sigma);
+    // A sum of few numbers of size 1 to 5, in f64: only the last roundings count, and the factor n/(n − 1) ≤ 2.
+    for (index, bound) in [of_y, 4.0 * U, 8.0 * U, 8.0 * U, 32.0 * U].into_iter().enumerate() {
+        let what = format!("sync batch norm output {index}");
+        let bounds = with_step(&outputs[index], &expected[index], bound);
+        close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
+    }
+    padding_is_zero(cpu, &made[0], "sync batch norm")?;
+    let again: Vec<&There> = there[..3].iter().chain(&made[1..3]).collect();
+    let (_, again) = apply(cpu, &Op::SyncBatchNormAgain(norm), &again, from_ref(&full), None);
+    prop_assert_eq!(raw(&again[0].memory), raw(&made[0].memory), "again it is not the same");
+    let linear = BatchNorm { relu: false, ..norm };
+    let (_, linear) = through(&Reference, &Op::SyncBatchNorm(linear), &hosts, &outputs, None);
+    sync_norm_gradients_agree(
+        cpu,
+        case,
+        ranks,
+        &there[..3],
+        &hosts[..3],
+        &made[1..3],
+        (&linear[0], of_y, sigma),
+    )
+}
+
+/// Where y is so close to zero that a rounding decides what a ReLU does, dy is 0. Own numbers are as in
+/// `norm_gradients_agree`; dx has three terms, of at most 1, 1/2 and 2/2σ² in size before they are divided by σ.
+fn sync_norm_gradients_agree(
+    cpu: &Cpu,
+    case: &NormCase,
+    ranks: usize,
+    there: &[There],
+    hosts: &[&Host],
+    statistics: &[There],
+    (y, of_y, sigma): (&[f32], f64, f64),
+) -> Result<(), TestCaseError> {
+    let NormCase { norm, x, .. } = *case;
+    let (n, c) = ((x[0] * x[2] * x[3]) as f64, x[1]);
+    let vector = spec(&[c]);
+    let full = &hosts[0].spec;
+    let mut dy = kept_in(full.dtype, random(&x, Numbers::Reals, 6));
+    dy.values.iter_mut().zip(y).filter(|(_, y)| f64::from(y.abs()) <= of_y).for_each(|(dy, _)| *dy = 0.0);
+    let of = |t: &There| Host { spec: vector.clone(), values: download(cpu, t) };
+    let statistics_here = [of(&statistics[0]), of(&statistics[1])];
+    let dy_there = upload(cpu, &dy);
+    let mut inputs: Vec<&There> = [&dy_there].into_iter().chain(there).chain(statistics).collect();
+    let mut expected_of: Vec<&Host> =
+        [&dy].into_iter().chain(hosts.iter().copied()).chain(&statistics_here).collect();
+
+    let outputs = [spec(&[2, c]), vector.clone(), vector.clone()];
+    let op = Op::SyncBatchNormSums(norm);
+    let (_, found) = apply(cpu, &op, &inputs, &outputs, None);
+    let (_, expected) = through(&Reference, &op, &expected_of, &outputs, None);
+    let (of_b, of_w) = (n * (n + 4.0) * U, n * (n + 16.0) * U * (12.0 / sigma));
+    let found: Vec<Vec<f32>> = found.iter().map(|t| download(cpu, t)).collect();
+    close(&found[1], &expected[1], std::iter::repeat(of_w), "dw")?;
+    close(&found[2], &expected[2], std::iter::repeat(of_b), "db")?;
+    prop_assert_eq!(&found[0], &[&found[2][..], &found[1]].concat(), "the sums are not db and dw");
+
+    let all = random(&[ranks, 2, c], Numbers::Reals, 8);
+    let all_there = upload(cpu, &all);
+    inputs.push(&all_there);
+    expected_of.push(&all);
+    let op = Op::SyncBatchNormBackward(norm);
+    let (kernel, found) = apply(cpu, &op, &inputs, from_ref(full), None);
+    let (_, expected) = through(&Reference, &op, &expected_of, from_ref(full), None);
+    let bound = 16.0 * U * (1.5 + 1.0 / sigma.powi(2)) / sigma;
+    let bounds = with_step(full, &expected[0], bound);
+    close(&download(cpu, &found[0]), &expected[0], bounds, "sync batch norm backward")?;
+    padding_is_zero(cpu, &found[0], "sync batch norm backward")?;
+
+    // Over dy, the same bits.
+    prop_assert_eq!(kernel.in_place(), Some(0));
+    let over = in_layout(cpu, &dy_there, &kernel.inputs()[0]);
+    let memory: Vec<Memory> =
+        [&over].into_iter().chain(inputs[1..].iter().copied()).map(|t| t.memory.clone()).collect();
+    let workspace = cpu.allocate(kernel.workspace()).unwrap();
+    kernel.bind(&memory, from_ref(&over.memory), &workspace).unwrap().run(&SCALARS).unwrap();
+    prop_assert_eq!(download(cpu, &over), download(cpu, &found[0]));
+    Ok(())
+}
+
+#[test]
+fn synchronised_batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
+    let cpus = cpus();
+    // These loops need no bf16 arithmetic, but the convolution does that chooses a layout.
+    let dtypes = match cpus_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let dtypes = prop::sample::select(dtypes);
+    proptest!(config(192), |(case in norms(), ranks in 1usize..=4, dtype in dtypes)| {
+        for cpu in &cpus {
+            sync_norm_agrees(cpu, &case, ranks, dtype)?;
+        }
+    });
+}
+
+/// Large enough for many pieces. The mean is a thousand deviations from zero: in f32 the squares of x would lose all of
+/// the variance's digits but one. A piece adds up at most 2¹⁴ numbers; its mean is rounded, and so is that of all.
+#[test]
+fn moments_do_not_depend_on_threads_and_survive_a_large_mean() {
+    let cpus: Vec<Cpu> = [1, 2, 3].map(|threads| Cpu::new(threads).unwrap()).into();
+    for (c, plain) in [(20, true), (20, false), (64, false)] {
+        let mut x = random(&[5, c, 70, 70], Numbers::Reals, 1);
+        x.values.iter_mut().for_each(|v| *v += 1000.0);
+        let pair = [spec(&[2, c])];
+        let run = |cpu: &Cpu| {
+            let there = if plain { upload(cpu, &x) } else { in_chosen_layout(cpu, &x) };
+            download(cpu, &apply(cpu, &Op::BatchNormMoments, &[&there], &pair, None).1[0])
+        };
+        let found: Vec<Vec<f32>> = cpus.iter().map(run).collect();
+        assert!(found.iter().all(|other| *other == found[0]), "threads change the moments");
+        let (_, expected) = through(&Reference, &Op::BatchNormMoments, &[&x], &pair, None);
+        for (channel, (a, b)) in found[0].iter().zip(&expected[0]).enumerate() {
+            let bound = if channel < c { 2.5 * U } else { 16_384.0 * U } * f64::from(*b);
+            assert!((f64::from(*a) - f64::from(*b)).abs() <= bound, "{c} channels: {a} and {b}");
+        }
+    }
 }
 
 /// Parts of a concatenation: their channels, and whether each lies as a library's convolution left it.
@@ -1148,6 +1326,14 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
     fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
     fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
+    fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
+    let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };
+    let inputs = [(labels, None)];
+    let op = Op::BatchNormMoments;
+    let request =
+        Request { op: &op, inputs: &inputs, outputs: &[spec(&[2, 2])], forward: None, training: true };
+    assert!(cpu.compile(&request).err().unwrap().message.contains("not f32 or bf16"));
+    fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
     fails(
         Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
         &[&[4, 10], &[4]],

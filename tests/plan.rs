@@ -32,7 +32,11 @@ const SCALARS: Scalars = Scalars {
 };
 
 fn residual_net() -> Result<Graph> {
-    let (mut net, x) = Builder::new("residual", BATCH, [3, 14, 14]);
+    residual_net_for(BATCH)
+}
+
+fn residual_net_for(batch: usize) -> Result<Graph> {
+    let (mut net, x) = Builder::new("residual", batch, [3, 14, 14]);
     let stem = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
     let x = net.relu("relu0", stem);
     let x = net.conv2d("conv1", x, 8, Conv2d { groups: 2, bias: false, ..Conv2d::square(3).padding(1) })?;
@@ -250,6 +254,72 @@ fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() 
     assert_ne!(whole.plan.hash(), cut.plan.hash(), "the buckets are not in the hash");
     assert_eq!(whole.gradients(), cut.gradients());
     assert!(whole.plan.sizes.activations < whole.plan.unshared_arena * 3 / 4);
+}
+
+/// Tensors by name.
+type Named = Vec<(String, Vec<f32>)>;
+
+/// One step of several ranks in turn, each with its share of a batch of 8, with what they exchange carried between them.
+/// Returns the gradients added up over ranks, and the running statistics of each.
+fn spread(device: &dyn Device, ranks: usize) -> (Named, Vec<Named>) {
+    let share = 8 / ranks;
+    let start = |rank: usize| {
+        let graph = residual_net_for(share).unwrap().simplify().synchronise_batch_norms(ranks);
+        let run = Run::new(device, graph.differentiate(), 1 << 20);
+        let images = random(run.program.images.bytes() / 4 * ranks, 1, 1.0);
+        let own = &images[rank * images.len() / ranks..(rank + 1) * images.len() / ranks];
+        device.upload(bytes_of(own), &run.program.images).unwrap();
+        let labels: Vec<i32> = (rank * share..(rank + 1) * share).map(|i| (i as i32 * 3) % 7).collect();
+        device.upload(bytes_of(&labels), &run.program.labels).unwrap();
+        run.set_parameters(0.0);
+        run
+    };
+    let mut runs: Vec<Run> = (0..ranks).map(start).collect();
+    let exchanges: Vec<_> = runs.iter().map(|run| run.program.exchanges.clone()).collect();
+    assert_eq!(exchanges[0].len(), if ranks == 1 { 0 } else { 4 });
+    for step in 0..runs[0].program.steps.len() {
+        for (rank, run) in runs.iter_mut().enumerate() {
+            let first_sample = SCALARS.first_sample + (rank * share) as u64;
+            run.program.steps[step].run(&Scalars { first_sample, ..SCALARS }).unwrap();
+        }
+        let of_step = exchanges.iter().filter_map(|all| all.iter().find(|exchange| exchange.step == step));
+        let mut all = Vec::new();
+        for exchange in of_step.clone() {
+            let mut own = vec![0u8; exchange.own.bytes()];
+            device.download(&exchange.own, &mut own).unwrap();
+            all.extend(own);
+        }
+        of_step.for_each(|exchange| device.upload(&all, &exchange.all).unwrap());
+    }
+    let of_rank = |run: &Run| -> Named {
+        let read = |p: &Parameter| (p.name.clone(), run.moved(p, &run.regions.gradients, None));
+        let mut gradients: Vec<_> = run.plan.parameters.iter().map(read).collect();
+        gradients.sort_by(|a, b| a.0.cmp(&b.0));
+        gradients
+    };
+    let mut sum = of_rank(&runs[0]);
+    for run in &runs[1..] {
+        for (into, from) in sum.iter_mut().zip(of_rank(run)) {
+            into.1.iter_mut().zip(from.1).for_each(|(into, from)| *into += from);
+        }
+    }
+    (sum, runs.iter().map(Run::statistics).collect())
+}
+
+/// Ranks that share statistics compute what one rank with the whole batch does: the same sums in another order, seven
+/// layers deep. What each counts is of order 1, so that a rounding of a sum of a thousand is 1e-6 or so of it.
+#[test]
+fn normalisation_over_ranks_is_that_of_the_whole_batch() {
+    let cpus = [1, 2].map(|threads| Cpu::new(threads).unwrap());
+    for device in [&Reference as &dyn Device, &cpus[0], &cpus[1]] {
+        let (gradients, statistics) = spread(device, 1);
+        for ranks in [2, 4, 8] {
+            let (found, of_ranks) = spread(device, ranks);
+            alike(&gradients, &found, 1e-5);
+            alike(&statistics[0], &of_ranks[0], 1e-5);
+            assert!(of_ranks.iter().all(|of| *of == of_ranks[0]), "ranks differ in their statistics");
+        }
+    }
 }
 
 /// The loss of evaluation on the same images, with the parameters and statistics of a training run.

@@ -183,6 +183,84 @@ fn batch_norm_outside_of_the_gradient() {
     }
 }
 
+/// Image n of a batch, as one rank's batch.
+fn image_of(batch: &Operand, n: usize, images: usize) -> Operand {
+    let (mut shape, each) = (batch.0.shape.clone(), batch.0.shape.per_sample());
+    shape.0[0] = images;
+    (f32s(shape), batch.1[n * each..(n + images) * each].to_vec())
+}
+
+/// The numbers of all ranks, as an exchange gives them.
+fn gathered(parts: &[&Vec<f32>], channels: usize) -> Operand {
+    (f32s(Shape(vec![parts.len(), 2, channels])), parts.iter().flat_map(|part| part.to_vec()).collect())
+}
+
+/// A batch spread over ranks is to PyTorch the whole batch. The same sums as there, in another order.
+#[test]
+fn synchronised_batch_norm_is_that_of_the_whole_batch() {
+    let fixture = fixture();
+    let cases = fixture["cases"].as_array().unwrap().iter().filter(|case| case["op"] == "batch_norm");
+    let mut spread = 0;
+    for case in cases {
+        let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(extents).collect();
+        let batch = shapes[0][0];
+        for ranks in (1..=batch).filter(|ranks| batch.is_multiple_of(*ranks)) {
+            spread += usize::from(ranks > 1);
+            sync_batch_norm_is(case, &shapes, ranks);
+        }
+    }
+    assert!(spread >= 2, "the fixture lost batches that can be divided");
+}
+
+fn sync_batch_norm_is(case: &Value, shapes: &[Vec<usize>], ranks: usize) {
+    let norm = norm(&case["settings"]);
+    let [x, w, b] = [0, 1, 2].map(|i| operand(&shapes[i], i + 1));
+    let r = operand(&shapes[0], 99);
+    let (vector, images, channels) = (w.0.clone(), shapes[0][0] / ranks, shapes[1][0]);
+    let pair = f32s(Shape(vec![2, channels]));
+    let part = |of: &Operand, rank: usize| image_of(of, rank * images, images);
+    let over_ranks = |each: &dyn Fn(usize) -> Vec<Vec<f32>>| (0..ranks).map(each).collect::<Vec<_>>();
+    let firsts = |all: &[Vec<Vec<f32>>]| {
+        gathered(&all.iter().map(|outputs| &outputs[0]).collect::<Vec<_>>(), channels)
+    };
+
+    let moments =
+        over_ranks(&|rank| run(Op::BatchNormMoments, &[part(&x, rank)], std::slice::from_ref(&pair)));
+    let all = firsts(&moments);
+    let made = over_ranks(&|rank| {
+        let inputs =
+            [vec![part(&x, rank), w.clone(), b.clone()], running(&vector).to_vec(), vec![all.clone()]];
+        let outputs = [vec![part(&x, rank).0], vec![vector.clone(); 4]].concat();
+        run(Op::SyncBatchNorm(norm), &inputs.concat(), &outputs)
+    });
+    let joined =
+        |all: &[Vec<Vec<f32>>]| all.iter().flat_map(|outputs| outputs[0].clone()).collect::<Vec<_>>();
+    assert_close("y", &joined(&made), &case["y"], 8.0);
+    for outputs in &made {
+        assert_eq!(outputs[1..], made[0][1..], "ranks differ in their statistics");
+        assert_close("running mean", &outputs[3], &case["running"][0], 2.0);
+        assert_close("running variance", &outputs[4], &case["running"][1], 2.0);
+    }
+
+    let backward = |rank: usize| {
+        let [mean, variance] = [1, 2].map(|index| (vector.clone(), made[rank][index].clone()));
+        vec![part(&r, rank), part(&x, rank), w.clone(), b.clone(), mean, variance]
+    };
+    let outputs = [pair.clone(), vector.clone(), vector.clone()];
+    let sums = over_ranks(&|rank| run(Op::SyncBatchNormSums(norm), &backward(rank), &outputs));
+    let all = firsts(&sums);
+    let dx = over_ranks(&|rank| {
+        let inputs = [backward(rank), vec![all.clone()]].concat();
+        run(Op::SyncBatchNormBackward(norm), &inputs, &[part(&x, rank).0])
+    });
+    assert_close("dx", &joined(&dx), &case["gradients"][0], 32.0);
+    for (which, name) in [(1, "dw"), (2, "db")] {
+        let sum = |c: usize| sums.iter().map(|outputs| outputs[which][c]).sum::<f32>();
+        let added: Vec<f32> = (0..channels).map(sum).collect();
+        assert_close(name, &added, &case["gradients"][which], 32.0);
+    }
+}
+
 #[test]
 fn ops_and_their_gradients() {
     let fixture = fixture();

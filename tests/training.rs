@@ -2,6 +2,8 @@
 //!
 //! - the same seed, ranks and flags give the same numbers, bit for bit, with and without overlap;
 //! - the loss does not depend on how the global batch is cut up (but for rounding);
+//! - ranks that share the statistics of batch normalisation train as one rank with the whole batch; all ranks
+//!   evaluate with the same running statistics;
 //! - the networks with branches learn, and their auxiliary heads count in training only;
 //! - every model gives on the CPU device what its definition gives;
 //! - every optimizer learns; norms do not depend on how gradients are bundled; averaged weights are what is tested;
@@ -238,6 +240,134 @@ fn norms_do_not_depend_on_buckets_or_layouts() {
     }
 }
 
+/// A network with normalisations, small enough for tests.
+const NORMALISED: &str = "--model resnet18 --image-size 32 --classes 10 --optimizer sgd --lr 0.01 --warmup 0";
+
+/// The last normalisations divide by the deviation of 16 numbers a channel, so that roundings grow from layer to layer
+/// and from step to step: 1e-6 in the first loss, 1e-4 in the second, and after a few more any two runs part, as those
+/// on two instruction sets do. Ranks that each have their own statistics are off by a tenth at once.
+#[test]
+fn sync_batch_norm_trains_as_one_rank_with_the_whole_batch() {
+    let mut results = Results::new();
+    let flags = format!("{NORMALISED} --steps 2 --threads 1");
+    let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let whole = results.losses(1, &format!("{flags} --batch 16"));
+    assert_eq!(whole.len(), 2);
+    for (ranks, batch) in [(2, 8), (4, 4)] {
+        let cut = format!("{flags} --batch {batch}");
+        let found = results.losses(ranks, &format!("{cut} --sync-bn"));
+        assert!(apart(&whole, &found) < 1e-3, "{ranks} ranks: {whole:?} and {found:?}");
+        let alone = results.losses(ranks, &cut);
+        assert!(apart(&whole, &alone) > 1e-2, "{ranks} ranks each for itself: {whole:?} and {alone:?}");
+    }
+    // Each pair of four ranks is one rank with twice the batch.
+    let pairs = results.losses(2, &format!("{flags} --batch 8"));
+    let found = results.losses(4, &format!("{flags} --batch 4 --sync-bn 2"));
+    assert!(apart(&pairs, &found) < 1e-3, "groups of 2: {pairs:?} and {found:?}");
+}
+
+/// Also with buckets under way while statistics are exchanged.
+#[test]
+fn sync_batch_norm_repeats_bit_for_bit() {
+    let mut results = Results::new();
+    for allreduce in ["shm", "ring --accumulation 2"] {
+        let flags = format!(
+            "{NORMALISED} --steps 3 --batch 2 --sync-bn 2 --fusion-threshold-mb 0.1 --allreduce {allreduce}"
+        );
+        let first = results.losses(4, &flags);
+        assert_eq!(results.losses(4, &flags), first, "{allreduce}: a repeat differs");
+        let after = results.losses(4, &format!("{flags} --no-overlap"));
+        assert_eq!(after, first, "{allreduce}: overlap changes numbers");
+    }
+}
+
+/// Statistics stay f32 where images are bf16, and are those of both ranks: the first loss is off from that of one rank
+/// with the whole batch by the roundings of 20 layers to 8 bits, of a loss of size 2 (as for other models in bf16).
+#[test]
+fn sync_batch_norm_in_bf16_learns_and_repeats() {
+    if !dltrain::device::onednn::isa().unwrap().has_bf16() {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
+        return;
+    }
+    let mut results = Results::new();
+    let flags = format!("{NORMALISED} --steps 6 --batch 8 --precision bf16 --sync-bn");
+    let found = results.losses(2, &flags);
+    assert_eq!(results.losses(2, &flags), found, "a repeat differs");
+    assert!(found[5] < found[0], "{found:?}");
+    let whole = results.losses(1, &format!("{NORMALISED} --steps 6 --batch 16 --precision bf16"));
+    assert!((found[0] - whole[0]).abs() < 20.0 / 256.0 * whole[0], "{found:?} and {whole:?}");
+    let single = results.losses(2, &flags.replace("precision bf16", "precision f32"));
+    assert_ne!(single, found);
+}
+
+/// Data sets that differ in the test images only: `copies` times the first eight.
+fn digits_tested_on(copies: usize) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(DIGITS).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        let Some(header) = [("images", 16), ("labels", 8)].iter().find(|(part, _)| name.contains(part))
+        else {
+            continue;
+        };
+        let mut bytes = std::fs::read(&path).unwrap();
+        if name.starts_with("t10k") {
+            assert!(!name.ends_with(".gz"));
+            let extent = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+            let each = if header.1 == 16 { extent(8) * extent(12) } else { 1 };
+            let images = bytes[header.1..header.1 + 8 * each].repeat(copies);
+            bytes.truncate(header.1);
+            bytes[4..8].copy_from_slice(&(8 * copies as u32).to_be_bytes());
+            bytes.extend(images);
+        }
+        std::fs::write(directory.path().join(name), bytes).unwrap();
+    }
+    directory
+}
+
+/// Eight images are tested by rank 0, the same eight again by rank 1: the mean loss is the same only if both have the
+/// same running statistics. They saw different images, so that without a word to each other they do not.
+#[test]
+fn every_rank_evaluates_with_the_same_running_statistics() {
+    let mut results = Results::new();
+    for sync in ["", "--sync-bn"] {
+        let [once, twice] = [1, 2].map(|copies| {
+            let data = digits_tested_on(copies);
+            let data = data.path().to_str().unwrap();
+            let flags = format!("{NORMALISED} --data {data} --batch 8 --steps 3 {sync}");
+            let (path, _) = results.train(2, &flags);
+            (series(&path, "epochs/test_loss"), series(&path, "steps/loss"))
+        });
+        assert_eq!(once.1, twice.1, "training is not the same");
+        assert_eq!(once.0.len(), 1);
+        assert!(
+            (once.0[0] - twice.0[0]).abs() < 1e-12 * once.0[0],
+            "{sync}: {} and {}",
+            once.0[0],
+            twice.0[0]
+        );
+    }
+}
+
+/// What is clipped, and what is averaged, are weights and not statistics.
+#[test]
+fn clipping_and_averaged_weights_work_with_batch_norm() {
+    let mut results = Results::new();
+    let mut run = |flags: &str| {
+        let (path, _) =
+            results.train(2, &format!("--data {DIGITS} {NORMALISED} --batch 8 --steps 3 {flags}"));
+        (series(&path, "steps/loss"), series(&path, "epochs/test_loss"))
+    };
+    let plain = run("");
+    // An average that forgets everything is the weights themselves; a norm that is never reached clips nothing.
+    assert_eq!(run("--ema 0"), plain);
+    assert_eq!(run("--clip-norm 1000000"), plain);
+    let averaged = run("--ema 0.9");
+    assert_eq!(averaged.0, plain.0);
+    assert!((averaged.1[0] - plain.1[0]).abs() > 1e-3, "{averaged:?} {plain:?}");
+    assert_ne!(run("--clip-norm 0.1").0[1..], plain.0[1..]);
+}
+
 #[test]
 fn evaluation_uses_the_averaged_weights_and_the_record_says_so() {
     let mut results = Results::new();
@@ -334,6 +464,16 @@ fn a_dry_run_prints_the_plan_and_leaves_nothing() {
     assert!(!path.exists());
 }
 
+/// resnet18 has 20 normalisations with 4800 channels in all: two numbers each, forward and backward.
+#[test]
+fn a_dry_run_counts_what_statistics_cost() {
+    let flags = ["--model", "resnet18", "--image-size", "32", "--batch", "2", "--dry-run", "--sync-bn"];
+    let printed = run(4, &[&flags[..], &["2"]].concat());
+    assert!(printed.contains("40 exchanges a step among 2 ranks"), "{printed}");
+    assert!(printed.contains("(76,800 bytes)"), "{printed}");
+    assert!(!run(1, &flags).contains("exchange"));
+}
+
 /// The batch that is named has the dry run's memory, and that is within the limit. (How much of the libraries a process
 /// has touched differs from run to run by some pages: 2 MB are allowed for them.)
 #[test]
@@ -388,7 +528,7 @@ fn one_rank_without_a_launcher_works_the_same() {
 #[test]
 fn recomputation_changes_memory_and_no_loss() {
     let mut results = Results::new();
-    for (ranks, more) in [(2, ""), (1, "--accumulation 2")] {
+    for (ranks, more) in [(2, ""), (1, "--accumulation 2"), (2, "--sync-bn")] {
         let flags = format!("--model resnet18 --image-size 64 --batch 4 --steps 3 --warmup 0 {more}");
         let mut run = |flags: String| {
             let (path, _) = results.train(ranks, &flags);

@@ -1,4 +1,5 @@
-//! Sums over all ranks: one trait, one small file an algorithm. `docs/algorithms.md` gives each one's steps
+//! Sums over all ranks: one trait, one small file an algorithm; and what each rank of a group has, on all of them
+//! (`gather`). `docs/algorithms.md` gives each one's steps
 //! and bytes on the wire.
 //!
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
@@ -6,6 +7,7 @@
 //!
 //! May use: `comm`, `error`. Used by: `fusion`, `bench`.
 
+mod gather;
 mod part;
 mod ring;
 mod shm;
@@ -18,6 +20,7 @@ use crate::comm::{Region, World};
 use crate::config::AllreduceKind;
 use crate::error::{Error, Result};
 
+pub use gather::Gather;
 pub use part::part;
 pub use ring::Ring;
 pub use shm::Shm;

@@ -2,6 +2,8 @@
 //! other devices are tested against, so it is written to be read and accumulates in f64: whatever differs from
 //! it beyond one rounding is the other device's.
 
+mod sync_norm;
+
 use std::any::Any;
 
 use half::bf16;
@@ -225,6 +227,14 @@ fn evaluate(
             [y].into_iter().chain(saved).collect()
         }
         Op::BatchNormBackward(norm) => batch_norm_backward(norm, inputs)?,
+        Op::BatchNormMoments => vec![sync_norm::own_moments(&inputs[0])?],
+        Op::Exchange { ranks } => vec![sync_norm::exchange(&inputs[0], *ranks)],
+        Op::SyncBatchNorm(norm) => sync_norm::forward(norm, inputs)?,
+        Op::SyncBatchNormAgain(norm) => {
+            vec![normalised(norm, inputs, |c| (f64::from(inputs[3][[c]]), f64::from(inputs[4][[c]])))?]
+        }
+        Op::SyncBatchNormSums(norm) => sync_norm::sums(norm, inputs)?,
+        Op::SyncBatchNormBackward(norm) => vec![sync_norm::backward(norm, inputs)?],
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
         Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
         Op::Relu { max } => vec![inputs[0].mapv(|x| x.max(0.0).min(*max))],
@@ -359,26 +369,38 @@ fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {
 fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<Vec<ArrayD<f32>>> {
     let x = image(&inputs[0])?.mapv(f64::from);
     let n = (x.len() / x.shape()[1]) as f64;
-    let mean: Array1<f64> = x.axis_iter(Axis(1)).map(|channel| channel.sum() / n).collect();
-    let variances = x.axis_iter(Axis(1)).zip(&mean);
-    let variance: Array1<f64> =
-        variances.map(|(channel, mean)| channel.mapv(|x| (x - mean).powi(2)).sum() / n).collect();
-    // With what the op gives out, so that whoever normalises with that gets the same bits.
-    let given = |v: f64| f64::from(v as f32);
+    let (mean, variance) = moments(&x);
     let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
-    let momentum = f64::from(norm.momentum);
-    let running = |before: &ArrayD<f32>, batch: Array1<f64>| {
-        let pairs = before.iter().zip(batch);
-        let after = pairs.map(|(&old, new)| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32);
-        after.collect::<Array1<f32>>().into_dyn()
-    };
-    let running_mean = running(&inputs[3], mean.clone());
-    let running_variance = running(&inputs[4], &variance * (n / (n - 1.0)));
+    let running_mean = running(norm, &inputs[3], mean.clone());
+    let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));
     let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());
     let saved = saves.then(|| positive(&y));
     let mut outputs = vec![y, mean, variance, running_mean, running_variance];
     outputs.extend(saved);
     Ok(outputs)
+}
+
+/// What an op gives out of a statistic: who normalises with that gets the same bits as who normalised with what it was
+/// made of.
+fn given(statistic: f64) -> f64 {
+    f64::from(statistic as f32)
+}
+
+/// Mean and variance (divided by n) of each channel.
+fn moments(x: &Array4<f64>) -> (Array1<f64>, Array1<f64>) {
+    let n = (x.len() / x.shape()[1]) as f64;
+    let mean: Array1<f64> = x.axis_iter(Axis(1)).map(|channel| channel.sum() / n).collect();
+    let channels = x.axis_iter(Axis(1)).zip(&mean);
+    let variance = channels.map(|(channel, mean)| channel.mapv(|x| (x - mean).powi(2)).sum() / n).collect();
+    (mean, variance)
+}
+
+/// A running statistic after this batch.
+fn running(norm: &BatchNorm, before: &ArrayD<f32>, batch: Array1<f64>) -> ArrayD<f32> {
+    let momentum = f64::from(norm.momentum);
+    let pairs = before.iter().zip(batch);
+    let after = pairs.map(|(&old, new)| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32);
+    after.collect::<Array1<f32>>().into_dyn()
 }
 
 /// 1 where y > 0, else 0.

@@ -2,7 +2,10 @@
 //!
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
-//! computation hid: that is the exposed communication. May use: `plan`, `collective`, `device`. Used by: `train`.
+//! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
+//! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `device`. Used by: `train`.
+
+mod exchange;
 
 use std::time::Instant;
 
@@ -10,6 +13,8 @@ use crate::collective::Allreduce;
 use crate::device::{Device, Event};
 use crate::error::Result;
 use crate::plan::Bucket;
+
+pub use exchange::Exchanges;
 
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -25,6 +30,8 @@ pub struct Fusion {
     allreduce: Box<dyn Allreduce>,
     buckets: Vec<InFlight>,
     times: Vec<BucketTime>,
+    /// Where ranks share the statistics of normalisations.
+    exchanges: Option<Exchanges>,
     overlap: bool,
     begun: Instant,
     /// Buckets whose step has run; of these the first `started` have been started.
@@ -52,12 +59,18 @@ impl Fusion {
             allreduce,
             times: vec![BucketTime::default(); flights.len()],
             buckets: flights,
+            exchanges: None,
             overlap,
             begun: Instant::now(),
             complete: 0,
             started: 0,
             finished: 0,
         })
+    }
+
+    /// With exchanges between the steps of the program.
+    pub fn with_exchanges(self, exchanges: Option<Exchanges>) -> Fusion {
+        Fusion { exchanges, ..self }
     }
 
     /// The name of the collective.
@@ -70,10 +83,30 @@ impl Fusion {
         &self.times
     }
 
+    /// Seconds that exchanges took in the last step.
+    pub fn exchange_seconds(&self) -> f64 {
+        self.exchanges.as_ref().map_or(0.0, |exchanges| exchanges.seconds)
+    }
+
     /// Begins a step; `begun` is its clock's zero.
     pub fn begin(&mut self, begun: Instant) {
         self.begun = begun;
+        if let Some(exchanges) = &mut self.exchanges {
+            exchanges.seconds = 0.0;
+        }
         (self.complete, self.started, self.finished) = (0, 0, 0);
+    }
+
+    /// To be called after each step of the plan, forward and backward: what the step gives to other ranks is given, what
+    /// the next one needs of theirs is there when this returns. Buckets go on meanwhile.
+    pub fn exchange(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
+        let outcome = exchanges.after_step(step, device, || match self.overlap {
+            true => self.progress(device),
+            false => Ok(false),
+        });
+        self.exchanges = Some(exchanges);
+        outcome
     }
 
     /// To be called after each step of the plan has been enqueued: starts the buckets that it completes and makes

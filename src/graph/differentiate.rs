@@ -62,6 +62,7 @@ impl Graph {
                 Some(dy)
             }
             Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
+            Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
             Op::Concat => {
                 self.concat_backward(id, &node.inputs, dy, needed, gradients);
                 None
@@ -172,7 +173,7 @@ impl Graph {
         dx
     }
 
-    fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
+    pub(super) fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
         let gradient = self.gradient_like(parameter);
         let tensor = &mut self.tensors[gradient.0];
         tensor.role = Role::Gradient;
@@ -180,7 +181,7 @@ impl Graph {
         gradient
     }
 
-    fn gradient_like(&mut self, like: TensorId) -> TensorId {
+    pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
         let spec = self.tensor(like).spec.clone();
         self.tensors.push(Tensor {
             name: format!("d {}", self.tensor(like).name),

@@ -1,7 +1,8 @@
 //! The graph: ops, tensors and shapes as pure data. It knows no device and holds no numbers.
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
-//! result, `differentiate` appends the backward graph, `recompute` makes it need less memory. The plan then gives every tensor a layout and a
+//! result, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
+//! appends the backward graph, `recompute` makes it need less memory. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
 mod builder;
@@ -12,6 +13,7 @@ mod precision;
 mod recompute;
 mod shape;
 mod simplify;
+mod synchronise;
 
 pub use builder::{Builder, Start};
 pub use cost::Cost;

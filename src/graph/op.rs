@@ -175,6 +175,23 @@ pub enum Op {
     /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db
     BatchNormBackward(BatchNorm),
 
+    /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).
+    BatchNormMoments,
+    /// x → y (R, the shape of x): the x of each of R ranks, in their order. A device knows one rank only: on it every
+    /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`).
+    Exchange { ranks: usize },
+    /// x, w, b, running mean, running variance, moments (R,2,C) → y, mean, variance, running mean, running variance.
+    /// As `BatchNorm`, of a batch of which R ranks have equal parts: n = R·N·H·W. Nothing is saved for `relu`: the
+    /// backward ops compute again whether y > 0.
+    SyncBatchNorm(BatchNorm),
+    /// x, w, b, mean, variance → y, to the bit what `SyncBatchNorm` gave with them: for `recompute`.
+    SyncBatchNormAgain(BatchNorm),
+    /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with x̂
+    /// the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
+    SyncBatchNormSums(BatchNorm),
+    /// dy, x, w, b, mean, variance, sums (R,2,C) → dx
+    SyncBatchNormBackward(BatchNorm),
+
     /// x → y = x/(k + alpha/size·s)^beta with s the sum of squares of the `size` channels around x's own
     /// (N,C,H,W), saved
     LocalResponseNorm(LocalResponseNorm),
@@ -241,6 +258,13 @@ impl Op {
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.relu => "batch norm+relu",
             Op::BatchNorm(_) | Op::BatchNormInference(_) => "batch norm",
             Op::BatchNormBackward(_) => "batch norm backward",
+            Op::BatchNormMoments => "batch norm moments",
+            Op::Exchange { .. } => "exchange",
+            Op::SyncBatchNorm(norm) if norm.relu => "sync batch norm+relu",
+            Op::SyncBatchNorm(_) => "sync batch norm",
+            Op::SyncBatchNormAgain(_) => "sync batch norm again",
+            Op::SyncBatchNormSums(_) => "sync batch norm sums",
+            Op::SyncBatchNormBackward(_) => "sync batch norm backward",
             Op::LocalResponseNorm(_) => "local response norm",
             Op::LocalResponseNormBackward(_) => "local response norm backward",
             Op::Relu { max } if max.is_infinite() => "relu",

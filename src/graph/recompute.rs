@@ -118,10 +118,13 @@ impl Graph {
     fn recomputed_in(mut self, made: &[Made], cuts: &[usize]) -> Graph {
         let segment_of = |node: usize| cuts.partition_point(|&end| end <= node);
         let last = cuts.len() - 1;
-        // Vectors (mean and variance) are not worth forgetting.
+        // Vectors (mean and variance) are not worth forgetting, nor is what ranks told each other: nothing is exchanged
+        // twice.
         let forgotten = |made: &&Made| {
             let segment = segment_of(made.by);
-            segment < last && segment_of(made.until) == segment && self.tensor(made.id).spec.shape.rank() > 1
+            let small = self.tensor(made.id).spec.shape.rank() == 1
+                || matches!(self.nodes[made.by].op, Op::Exchange { .. });
+            segment < last && segment_of(made.until) == segment && !small
         };
         let mut forgets = vec![false; self.tensors.len()];
         made.iter().filter(forgotten).for_each(|made| forgets[made.id.0] = true);
@@ -169,9 +172,14 @@ impl Graph {
     /// A forward node once more, reading what is made again where that is so.
     fn node_again(&mut self, id: NodeId, new_ids: &mut [Option<TensorId>]) -> Node {
         let mut node = self.node(id).clone();
-        if let Op::BatchNorm(norm) = node.op {
+        let with_given = match node.op {
+            Op::BatchNorm(norm) => Some(Op::BatchNormInference(norm)),
+            Op::SyncBatchNorm(norm) => Some(Op::SyncBatchNormAgain(norm)),
+            _ => None,
+        };
+        if let Some(op) = with_given {
             let [mean, variance] = [node.outputs[1], node.outputs[2]];
-            node.op = Op::BatchNormInference(norm);
+            node.op = op;
             node.inputs.truncate(3);
             node.inputs.extend([mean, variance]);
             // Output, mean, variance, their running ones, and what a ReLU in it saved.

@@ -201,7 +201,7 @@ impl Graph {
     }
 
     /// Removes tensors that no node mentions and renumbers the rest.
-    fn drop_unused(&mut self) {
+    pub(super) fn drop_unused(&mut self) {
         let mut renumbered = vec![None; self.tensors.len()];
         for id in self.nodes.iter().flat_map(|node| node.inputs.iter().chain(&node.outputs)) {
             renumbered[id.0] = Some(TensorId(0));

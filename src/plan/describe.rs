@@ -112,6 +112,7 @@ impl Plan {
             self.describe_recomputation(&mut text, kept);
         }
         text.push('\n');
+        self.describe_exchanges(&mut text);
         self.describe_buckets(&mut text);
         text
     }
@@ -192,6 +193,21 @@ impl Plan {
             "  sharing by lifetime saves {} of activations",
             bytes(self.unshared_arena.saturating_sub(self.sizes.activations))
         );
+    }
+
+    fn describe_exchanges(&self, out: &mut String) {
+        let exchanges = self.steps.iter().filter_map(|step| Some((self.exchanging(step)?, &step.inputs[0])));
+        let (count, sent) = exchanges
+            .clone()
+            .fold((0, 0), |(count, sent), (ranks, own)| (count + 1, sent + (ranks - 1) * own.bytes));
+        if let Some((ranks, _)) = exchanges.clone().next() {
+            let _ = writeln!(
+                out,
+                "sync batch norm: {count} exchanges a step among {ranks} ranks, in which a rank sends {} ({} bytes)\n",
+                bytes(sent),
+                group(sent)
+            );
+        }
     }
 
     fn describe_buckets(&self, out: &mut String) {

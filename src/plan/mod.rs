@@ -13,12 +13,12 @@ mod program;
 
 use crate::device::{Kernel, Layout, Rule, Span};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Init, NodeId, Spec};
+use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
 pub use bucket::{Bucket, TAIL};
 pub use compile::{Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
-pub use program::{Program, Regions, has_not_finite};
+pub use program::{Exchange, Program, Regions, has_not_finite};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -131,6 +131,14 @@ impl Plan {
             }
         }
         spans
+    }
+
+    /// Over how many ranks a step exchanges statistics, if it does.
+    fn exchanging(&self, step: &PlannedStep) -> Option<usize> {
+        match self.graph.node(step.node?).op {
+            Op::Exchange { ranks } => Some(ranks),
+            _ => None,
+        }
     }
 
     /// The parameter of this name.

@@ -41,8 +41,22 @@ pub struct Program {
     pub labels: Memory,
     pub losses: Memory,
     pub hits: Memory,
+    /// In the order of their steps.
+    pub exchanges: Vec<Exchange>,
     /// What each step writes (real numbers only) and reads as a parameter, with names, to find where NaN came from.
     watched: Vec<Watched>,
+}
+
+/// What ranks that share statistics tell each other after a step. The step itself has put this rank's own numbers in
+/// every row; where there are other ranks, each row is to be what that rank has.
+#[derive(Debug, Clone)]
+pub struct Exchange {
+    pub step: usize,
+    pub ranks: usize,
+    /// `f32` numbers of this rank.
+    pub own: Memory,
+    /// As many of each rank of the group, in the order of ranks.
+    pub all: Memory,
 }
 
 struct Watched {
@@ -56,13 +70,18 @@ impl Plan {
     pub fn bind(&self, regions: &Regions) -> Result<Program> {
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut watched = Vec::with_capacity(self.steps.len());
-        for step in &self.steps {
+        let mut exchanges = Vec::new();
+        for (index, step) in self.steps.iter().enumerate() {
             let inputs: Vec<Memory> = step.inputs.iter().map(|place| regions.at(place)).collect();
             let outputs: Vec<Memory> = step.outputs.iter().map(|place| regions.at(place)).collect();
             let workspace = regions.workspace.slice(0, step.kernel.workspace());
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
             watched.push(self.watch(step, &inputs, &outputs));
+            if let Some(ranks) = self.exchanging(step) {
+                let (own, all) = (inputs[0].clone(), outputs[0].clone());
+                exchanges.push(Exchange { step: index, ranks, own, all });
+            }
         }
         Ok(Program {
             steps,
@@ -71,6 +90,7 @@ impl Plan {
             labels: regions.at(&self.labels),
             losses: regions.at(&self.losses),
             hits: regions.at(&self.hits),
+            exchanges,
             watched,
         })
     }
@@ -97,7 +117,7 @@ impl Plan {
 
 impl Program {
     /// Runs the forward pass again on the same batch, looking at every number, and says where the first one that
-    /// is not finite stands; `None` when all are.
+    /// is not finite stands; `None` when all are. Nothing is exchanged: what came from another rank is not found.
     pub fn first_not_finite(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<Option<String>> {
         if has_not_finite(device, &self.images, DType::F32)? {
             return Ok(Some("in the images of the batch".into()));

@@ -1,7 +1,7 @@
 //! What is trained: a model for the images and classes of this run.
 
-use crate::config::{Config, Precision};
-use crate::error::Result;
+use crate::config::{Config, Precision, SyncBatchNorm};
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::model::{self, Model};
 
@@ -14,12 +14,14 @@ pub struct Network {
     pub classes: usize,
     label_smoothing: f32,
     precision: Precision,
+    /// Ranks that share the statistics of batch normalisation.
+    pub statistics_of: usize,
 }
 
 impl Network {
     /// # Errors
-    /// `Usage` for an unknown model.
-    pub fn new(config: &Config) -> Result<Network> {
+    /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for.
+    pub fn new(config: &Config, ranks: usize) -> Result<Network> {
         let model = model::find(&config.model)?;
         let [channels, height, width] = model.image;
         Ok(Network {
@@ -28,6 +30,7 @@ impl Network {
             classes: config.classes.unwrap_or(model.classes),
             label_smoothing: config.label_smoothing,
             precision: config.precision,
+            statistics_of: group(config.sync_bn, ranks)?,
         })
     }
 
@@ -36,7 +39,8 @@ impl Network {
     /// # Errors
     /// `Usage` when the image is too small for a layer.
     pub fn training(&self, batch: usize) -> Result<Graph> {
-        Ok(self.compact(self.forward(batch)?).differentiate())
+        let graph = self.compact(self.forward(batch)?);
+        Ok(graph.synchronise_batch_norms(self.statistics_of).differentiate())
     }
 
     /// The graph of an evaluation step for a batch.
@@ -55,6 +59,25 @@ impl Network {
         match self.precision {
             Precision::F32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
+        }
+    }
+}
+
+/// Ranks in a group that shares statistics.
+fn group(sync: SyncBatchNorm, ranks: usize) -> Result<usize> {
+    match sync {
+        SyncBatchNorm::Off => Ok(1),
+        SyncBatchNorm::All => Ok(ranks),
+        SyncBatchNorm::Groups(size) if ranks.is_multiple_of(size) => Ok(size),
+        SyncBatchNorm::Groups(size) => {
+            let sizes: Vec<String> =
+                (1..=ranks).filter(|size| ranks.is_multiple_of(*size)).map(|size| size.to_string()).collect();
+            Err(Error::usage(format!(
+                "--sync-bn {size}: {ranks} rank{} cannot be divided into groups of {size}; what works is {}, or \
+                 --sync-bn alone for all ranks",
+                if ranks == 1 { "" } else { "s" },
+                sizes.join(", ")
+            )))
         }
     }
 }

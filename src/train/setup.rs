@@ -12,18 +12,18 @@ use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
 use super::{greatest, place};
-use crate::collective;
+use crate::collective::{self, Gather};
 use crate::comm::World;
-use crate::config::{Config, DeviceKind, Precision};
+use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
-use crate::error::Result;
-use crate::fusion::Fusion;
+use crate::error::{Error, Result};
+use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
-use crate::plan::{self, Extent, Options, Plan, TAIL};
+use crate::plan::{self, Extent, Options, Plan, Program, TAIL};
 use crate::record::{self, BucketTime, Description, Recorder};
 
 /// A run that is ready to go.
@@ -91,7 +91,7 @@ impl Source {
 /// # Errors
 /// The same on every rank.
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
-    let network = world.agree(Network::new(config))?;
+    let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
         let device = open_device(world, config, threads(world, config.threads)?)?;
         // Its images count, as they do in a run.
@@ -213,6 +213,12 @@ impl Plans {
     ) -> Result<Plans> {
         let options = Options { fusion_threshold: config.fusion_threshold, training: None };
         let graph = network.training(config.batch)?;
+        if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
+            return Err(Error::usage(format!(
+                "--sync-bn: model {} has no batch normalisation; leave the flag out",
+                config.model
+            )));
+        }
         let (graph, kept) = match config.recompute {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
@@ -287,7 +293,10 @@ fn assemble(
     let reduce = collective::select(config.allreduce, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
-    let trainer = world.agree(trainer(world, config, training, &*device, rule, &memories, fusion))?;
+    let program = world.agree(training.bind(&memories.regions))?;
+    let fusion = fusion.with_exchanges(exchanges(world, &program)?);
+    let trainer =
+        world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -303,10 +312,20 @@ fn assemble(
     Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
 }
 
+/// What the program exchanges between its steps, if anything. Collective.
+fn exchanges(world: &World, program: &Program) -> Result<Option<Exchanges>> {
+    let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
+    let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
+    let gather = world.agree(Gather::new(world, ranks, longest))?;
+    Ok(Some(Exchanges::new(gather, program.exchanges.clone())))
+}
+
+#[allow(clippy::too_many_arguments)]
 fn trainer(
     world: &World,
     config: &Config,
     plan: &Plan,
+    program: Program,
     device: &dyn Device,
     rule: &Rule,
     memories: &Memories,
@@ -337,7 +356,7 @@ fn trainer(
     };
     let global_batch = world.size() * config.batch * config.accumulation;
     Ok(Trainer {
-        program: plan.bind(&memories.regions)?,
+        program,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,

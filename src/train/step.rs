@@ -126,14 +126,16 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let forward = self.program.forward_steps;
-        for step in &mut self.program.steps[..forward] {
-            step.run(scalars)?;
+        for index in 0..forward {
+            self.program.steps[index].run(scalars)?;
+            self.fusion.exchange(index, device)?;
         }
         self.read_metrics(device, scalars, tail, result)?;
         let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
         let end = self.program.steps.len();
         for index in forward..end {
             self.program.steps[index].run(scalars)?;
+            self.fusion.exchange(index, device)?;
             if index + 1 == end {
                 self.end_micro_step(device, scalars, micro, tail)?;
             }
@@ -161,8 +163,11 @@ impl Trainer {
         tail.images += self.labels.len() as f32;
         if !loss.is_finite() && result.where_diverged.is_none() {
             tail.diverged = 1.0;
-            let found = self.program.first_not_finite(device, scalars)?;
-            result.where_diverged = Some(found.unwrap_or_else(|| "in the sum of the losses".into()));
+            result.where_diverged = self.program.first_not_finite(device, scalars)?;
+            // Else it came from a rank that shares its statistics, which will say so.
+            if self.program.exchanges.is_empty() {
+                result.where_diverged.get_or_insert_with(|| "in the sum of the losses".into());
+            }
         }
         Ok(())
     }
@@ -207,6 +212,7 @@ impl Trainer {
             average.run(scalars)?;
         }
         device.synchronize()?;
+        result.communication = self.fusion.exchange_seconds();
         for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
             *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
             result.communication += time.exposed;

@@ -99,6 +99,28 @@ impl Desc {
             strides[d] = stride;
             stride *= extents[d].max(1);
         }
+        Desc::with_strides(engine, ndims, &extents, &strides, data_type)
+    }
+
+    /// With strides in elements.
+    #[cfg(test)]
+    pub fn strided(
+        engine: &Engine,
+        dims: &[usize],
+        strides: &[usize],
+        data_type: sys::DataType,
+    ) -> Result<Desc> {
+        let ((ndims, extents), (_, strides)) = (to_dims(dims)?, to_dims(strides)?);
+        Desc::with_strides(engine, ndims, &extents, &strides, data_type)
+    }
+
+    fn with_strides(
+        engine: &Engine,
+        ndims: c_int,
+        extents: &sys::Dims,
+        strides: &sys::Dims,
+        data_type: sys::DataType,
+    ) -> Result<Desc> {
         let mut raw = ptr::null_mut();
         // SAFETY: both arrays have room for every dimension a descriptor may have.
         unsafe {

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use rayon::prelude::*;
 
 use super::primitive::check_memory;
+use crate::device::memory::Number;
 use crate::device::{Kernel, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 
@@ -55,27 +56,38 @@ fn piece(index: usize, length: usize) -> Range<usize> {
 
 /// The numbers in a memory, for several threads to work on different parts of.
 #[derive(Clone, Copy)]
-pub struct Numbers<'a> {
-    address: *mut f32,
+pub struct Numbers<'a, T = f32> {
+    address: *mut T,
     length: usize,
     _memory: PhantomData<&'a Memory>,
 }
 
 // SAFETY: every access goes through `part` and `part_mut`, whose callers rule out overlapping writers.
-unsafe impl Send for Numbers<'_> {}
+unsafe impl<T: Number> Send for Numbers<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for Numbers<'_> {}
+unsafe impl<T: Number> Sync for Numbers<'_, T> {}
 
 impl<'a> Numbers<'a> {
     pub fn of(memory: &'a Memory) -> Numbers<'a> {
+        Numbers::stored(memory)
+    }
+}
+
+impl<'a, T: Number> Numbers<'a, T> {
+    /// Those of a memory that holds this type.
+    pub fn stored(memory: &'a Memory) -> Numbers<'a, T> {
         // Every tensor in an arena starts on a cache line (`memory::ALIGNMENT`).
-        debug_assert!(memory.address().cast::<f32>().is_aligned());
-        Numbers { address: memory.address().cast(), length: memory.bytes() / 4, _memory: PhantomData }
+        debug_assert!(memory.address().cast::<T>().is_aligned());
+        Numbers {
+            address: memory.address().cast(),
+            length: memory.bytes() / size_of::<T>(),
+            _memory: PhantomData,
+        }
     }
 
     /// # Safety
     /// No `part_mut` of an overlapping range may be in use.
-    pub unsafe fn part(&self, range: Range<usize>) -> &'a [f32] {
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a [T] {
         assert!(range.start <= range.end && range.end <= self.length);
         // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out writers.
         unsafe { std::slice::from_raw_parts(self.address.add(range.start), range.len()) }
@@ -83,7 +95,7 @@ impl<'a> Numbers<'a> {
 
     /// # Safety
     /// No other part of an overlapping range may be in use.
-    pub unsafe fn part_mut(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn part_mut(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.length);
         // SAFETY: the range lies within the memory, which outlives 'a; the caller rules out other users.
         unsafe { std::slice::from_raw_parts_mut(self.address.add(range.start), range.len()) }
@@ -99,6 +111,7 @@ pub struct HostKernel {
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
     in_place: Option<usize>,
+    workspace: usize,
     work: Rc<Work>,
 }
 
@@ -109,12 +122,17 @@ impl HostKernel {
         outputs: Vec<Layout>,
         work: impl Fn(&[Memory], &[Memory], &Scalars) -> Result<()> + 'static,
     ) -> HostKernel {
-        HostKernel { name, inputs, outputs, in_place: None, work: Rc::new(work) }
+        HostKernel { name, inputs, outputs, in_place: None, workspace: 0, work: Rc::new(work) }
     }
 
     /// States that output 0 may be written over input 0.
     pub fn in_place(self) -> HostKernel {
         HostKernel { in_place: Some(0), ..self }
+    }
+
+    /// Asks for scratch memory, which the loop gets as one more output.
+    pub fn with_workspace(self, bytes: usize) -> HostKernel {
+        HostKernel { workspace: bytes, ..self }
     }
 }
 
@@ -131,14 +149,20 @@ impl Kernel for HostKernel {
         self.in_place
     }
 
+    fn workspace(&self) -> usize {
+        self.workspace
+    }
+
     fn implementation(&self) -> String {
         format!("host:{}", self.name)
     }
 
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], _workspace: &Memory) -> Result<Box<dyn Step>> {
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
         check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
         check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs: outputs.to_vec(), work: self.work.clone() }))
+        let mut outputs = outputs.to_vec();
+        outputs.extend((self.workspace > 0).then(|| workspace.slice(0, self.workspace)));
+        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs, work: self.work.clone() }))
     }
 
     fn as_any(&self) -> &dyn Any {

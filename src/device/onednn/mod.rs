@@ -5,7 +5,8 @@
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
-//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `update` are loops of our own (`host`).
+//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
+//!   (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -28,7 +29,9 @@ mod pool;
 mod primitive;
 mod relu;
 mod reorder;
+mod rows;
 mod simple;
+mod sync_norm;
 mod sys;
 mod update;
 mod window;
@@ -110,6 +113,12 @@ impl Cpu {
             }
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
+            Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
+            Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
+            Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
+            Op::SyncBatchNormAgain(norm) => sync_norm::again(engine, workers, request, &norm),
+            Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
+            Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
             Op::Reshape => simple::reshape(engine, request),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 loss::forward_pass(engine, request, smoothing, weight)

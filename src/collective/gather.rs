@@ -1,0 +1,167 @@
+//! What every rank of a group has, on every rank of it: for the few numbers that ranks tell each other between two
+//! compute steps.
+//!
+//! Jehoshua Bruck et al.: "Efficient algorithms for all-to-all communications in multiport message-passing systems",
+//! IEEE Trans. Parallel Distrib. Syst. 8 (1997). Place i of a rank's memory is for the numbers of the rank i further
+//! on in the group. In each step a rank sends the h places that it has (or as many as are still missing) to the rank
+//! h before it, and gets as many from the rank h after it: ⌈log₂ P⌉ steps for P ranks.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::comm::{Channel, Region, Request, World};
+use crate::error::{Error, Result};
+
+/// Gathers within groups of consecutive ranks. One is under way at a time; all ranks of a group start the same ones in
+/// the same order.
+pub struct Gather {
+    channel: Channel,
+    group: Group,
+    /// One place a rank of the group.
+    region: Rc<Region>,
+    /// Numbers of one rank in the gather under way.
+    length: usize,
+    /// Places filled so far; all of them when nothing is under way.
+    held: usize,
+    send: Option<Request>,
+    receive: Option<Request>,
+}
+
+/// A group of ranks, and this rank's place in it.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    first: usize,
+    size: usize,
+    index: usize,
+}
+
+impl Group {
+    /// The groups are runs of `size` ranks.
+    fn new(rank: usize, size: usize) -> Group {
+        Group { first: rank / size * size, size, index: rank % size }
+    }
+
+    /// The rank so many places further on, as the world counts.
+    fn after(&self, places: usize) -> usize {
+        self.first + (self.index + places) % self.size
+    }
+
+    fn before(&self, places: usize) -> usize {
+        self.after(self.size - places)
+    }
+
+    /// What is sent, and where what comes goes, when so many places are filled.
+    fn step(&self, held: usize) -> [Range<usize>; 2] {
+        let count = held.min(self.size - held);
+        [0..count, held..held + count]
+    }
+}
+
+impl Gather {
+    /// For groups of `size` consecutive ranks, and at most `longest` numbers a rank. Collective.
+    ///
+    /// # Errors
+    /// `Internal` where the size does not divide the ranks: what a user asks for is checked before.
+    pub fn new(world: &World, size: usize, longest: usize) -> Result<Gather> {
+        if size == 0 || !world.size().is_multiple_of(size) {
+            return Err(Error::internal(format!("groups of {size} among {} ranks", world.size())));
+        }
+        let bytes = size * longest * size_of::<f32>();
+        Ok(Gather {
+            channel: Channel::new(world)?,
+            group: Group::new(world.rank(), size),
+            region: Rc::new(world.agree(Region::private(bytes))?),
+            length: 0,
+            held: size,
+            send: None,
+            receive: None,
+        })
+    }
+
+    /// Starts with this rank's numbers.
+    pub fn start(&mut self, own: &[f32]) -> Result<()> {
+        debug_assert!(self.is_done(), "a gather is under way");
+        self.region.write(0, own);
+        (self.length, self.held) = (own.len(), 1);
+        self.launch()
+    }
+
+    /// Moves on what is under way; returns whether it did.
+    pub fn poll(&mut self) -> Result<bool> {
+        let mut moved = false;
+        for request in [&mut self.send, &mut self.receive] {
+            if let Some(flying) = request
+                && flying.test()?
+            {
+                *request = None;
+                moved = true;
+            }
+        }
+        if moved && self.send.is_none() && self.receive.is_none() {
+            let [_, received] = self.group.step(self.held);
+            self.held = received.end;
+            self.launch()?;
+        }
+        Ok(moved)
+    }
+
+    /// Whether the numbers of all ranks are there.
+    pub fn is_done(&self) -> bool {
+        self.held == self.group.size
+    }
+
+    /// The numbers of all ranks, in the order of ranks.
+    pub fn read(&self, all: &mut [f32]) {
+        let Group { index, size, .. } = self.group;
+        for place in 0..size {
+            let row = (index + place) % size * self.length;
+            self.region.read(place * self.length, &mut all[row..row + self.length]);
+        }
+    }
+
+    /// Starts the messages of the next step. Messages between two ranks are matched in the order of steps and gathers.
+    fn launch(&mut self) -> Result<()> {
+        if self.is_done() {
+            return Ok(());
+        }
+        let elements = |places: Range<usize>| places.start * self.length..places.end * self.length;
+        let [sent, received] = self.group.step(self.held).map(elements);
+        let (from, to) = (self.group.after(self.held), self.group.before(self.held));
+        self.receive = Some(self.channel.receive(&self.region, &received, from, 0)?);
+        self.send = Some(self.channel.send(&self.region, &sent, to, 0)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Follows the names of ranks: in the end each rank has those of its group, in ⌈log₂ P⌉ steps.
+    #[test]
+    fn every_rank_gets_the_numbers_of_its_group() {
+        for size in 1..=9 {
+            let groups: Vec<Group> = (0..3 * size).map(|rank| Group::new(rank, size)).collect();
+            let mut held: Vec<Vec<usize>> = (0..3 * size).map(|rank| vec![rank]).collect();
+            let mut steps = 0;
+            while held[0].len() < size {
+                let before = held.clone();
+                for (rank, group) in groups.iter().enumerate() {
+                    let [_, received] = group.step(before[rank].len());
+                    let from = group.after(before[rank].len());
+                    let [sent, _] = groups[from].step(before[from].len());
+                    assert_eq!(groups[from].before(before[from].len()), rank, "both ends name each other");
+                    assert_eq!((received.start, received.len()), (before[rank].len(), sent.len()));
+                    held[rank].extend(&before[from][sent]);
+                }
+                steps += 1;
+            }
+            assert_eq!(steps, size.next_power_of_two().ilog2());
+            for (rank, held) in held.iter().enumerate() {
+                let expected: Vec<usize> = (0..size).map(|place| groups[rank].after(place)).collect();
+                assert_eq!(*held, expected);
+                assert!(held.iter().all(|other| other / size == rank / size));
+            }
+        }
+    }
+}

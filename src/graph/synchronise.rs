@@ -1,0 +1,119 @@
+//! Batch normalisation over the batches of several ranks: the same network, with the exchanges that this needs as
+//! nodes of the graph, so that a step stays a static program.
+//!
+//! Forward a rank computes mean and variance of its own batch, gets those of the others, combines them and normalises.
+//! Backward it sums dy and dy·x̂ over its own batch and gets the sums of the others. The gradients of weight and bias
+//! are of its own batch: like all gradients they are added up over ranks later.
+
+use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Tensor, TensorId};
+
+impl Graph {
+    /// The same network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
+    /// called after `simplify` and before `differentiate`. For one rank nothing changes.
+    pub fn synchronise_batch_norms(mut self, ranks: usize) -> Graph {
+        if ranks == 1 {
+            return self;
+        }
+        for mut node in std::mem::take(&mut self.nodes) {
+            if let Op::BatchNorm(norm) = node.op {
+                let channels = self.tensor(node.outputs[1]).spec.shape.elements();
+                let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
+                let input = node.inputs[0];
+                self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
+                node.inputs.push(self.exchanged(&node.name, moments, ranks));
+                node.op = Op::SyncBatchNorm(norm);
+                // What a ReLU would save is computed again.
+                node.outputs.truncate(5);
+            }
+            self.nodes.push(node);
+        }
+        self.forward_nodes = self.nodes.len();
+        self.drop_unused();
+        self
+    }
+
+    /// Whether there is a normalisation over the batch.
+    pub fn has_batch_norm(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_) | Op::SyncBatchNorm(_)))
+    }
+
+    /// The nodes that give the gradients of a synchronised normalisation; returns that of its input.
+    pub(super) fn sync_norm_backward(&mut self, id: NodeId, norm: BatchNorm, dy: TensorId) -> TensorId {
+        let forward = self.node(id).clone();
+        let [x, weight, bias] = [0, 1, 2].map(|index| forward.inputs[index]);
+        let mut inputs = vec![dy, x, weight, bias, forward.outputs[1], forward.outputs[2]];
+        let moments = self.tensor(forward.inputs[5]).spec.shape.0.clone();
+        let sums = self.per_channel(&format!("{}.sums", forward.name), &moments[1..]);
+        // Those of the weight and the bias come first: their bucket may leave.
+        let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
+        let (name, op) = (forward.name.clone(), Op::SyncBatchNormSums(norm));
+        self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
+        inputs.push(self.exchanged(&forward.name, sums, moments[0]));
+        let dx = self.gradient_like(x);
+        let (name, op) = (forward.name, Op::SyncBatchNormBackward(norm));
+        self.nodes.push(Node { name, op, inputs, outputs: vec![dx], forward: Some(id) });
+        dx
+    }
+
+    /// A node that gives what every rank has of a tensor.
+    fn exchanged(&mut self, name: &str, own: TensorId, ranks: usize) -> TensorId {
+        let shape = [&[ranks], &self.tensor(own).spec.shape.0[..]].concat();
+        let all = self.per_channel(&format!("{} of {ranks} ranks", self.tensor(own).name), &shape);
+        self.nodes.push(bare(name, Op::Exchange { ranks }, own, all));
+        all
+    }
+
+    fn per_channel(&mut self, name: &str, shape: &[usize]) -> TensorId {
+        self.tensors.push(Tensor {
+            name: name.into(),
+            spec: Spec { shape: Shape(shape.to_vec()), dtype: DType::F32 },
+            role: Role::Activation,
+            init: None,
+            decay: false,
+            gradient_of: None,
+        });
+        TensorId(self.tensors.len() - 1)
+    }
+}
+
+fn bare(name: &str, op: Op, input: TensorId, output: TensorId) -> Node {
+    Node { name: name.into(), op, inputs: vec![input], outputs: vec![output], forward: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{BatchNorm, Builder, Conv2d, Graph, Op, Role};
+
+    fn forward() -> Graph {
+        let (mut net, x) = Builder::new("two", 2, [1, 6, 6]);
+        let x = net.conv2d("conv", x, 3, Conv2d::square(3)).unwrap();
+        let x = net.batch_norm("bn1", x, BatchNorm::default()).unwrap();
+        let x = net.relu("relu", x);
+        let x = net.batch_norm("bn2", x, BatchNorm::default()).unwrap();
+        let x = net.linear("fc", x, 4);
+        net.finish(x).simplify()
+    }
+
+    #[test]
+    fn one_rank_has_nothing_to_share() {
+        assert_eq!(forward().synchronise_batch_norms(1), forward());
+    }
+
+    #[test]
+    fn each_normalisation_exchanges_once_forward_and_once_backward() {
+        let (plain, graph) = (forward(), forward().synchronise_batch_norms(4).differentiate());
+        assert!(!graph.nodes.iter().any(|n| matches!(n.op, Op::BatchNorm(_) | Op::BatchNormBackward(_))));
+        let is_exchange = |node: &&crate::graph::Node| node.op == Op::Exchange { ranks: 4 };
+        let (there, back) = graph.nodes.split_at(graph.forward_nodes);
+        assert_eq!(
+            (there.iter().filter(is_exchange).count(), back.iter().filter(is_exchange).count()),
+            (2, 2)
+        );
+        // The parameters start as in the plain network: how depends on their place among the tensors.
+        let parameters = |graph: &Graph| -> Vec<_> {
+            graph.with_role(Role::Parameter).map(|(id, tensor)| (id, tensor.clone())).collect()
+        };
+        assert_eq!(parameters(&graph), parameters(&plain));
+        assert_eq!(graph.with_role(Role::Gradient).count(), parameters(&plain).len());
+    }
+}

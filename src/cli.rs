@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm};
+use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
 use dltrain::model::MODELS;
 
@@ -110,6 +110,9 @@ pub struct TrainArgs {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
+    /// What gradients travel as between ranks (ring, halving, tree, torus).
+    #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
+    wire: Wire,
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
@@ -170,6 +173,7 @@ impl TrainArgs {
             precision: self.precision,
             threads: self.threads,
             allreduce: self.allreduce,
+            wire: self.wire,
             recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,

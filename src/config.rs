@@ -46,10 +46,36 @@ pub enum AllreduceKind {
     Auto,
     /// Chunked, pipelined ring over MPI messages.
     Ring,
+    /// Recursive halving and doubling: as few bytes as the ring in fewer steps.
+    Halving,
+    /// Recursive doubling: fewest steps, for small messages.
+    Tree,
+    /// Rings along the rows and columns of a rectangle of ranks.
+    Torus,
     /// In place in memory that the ranks of one node share.
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+}
+
+/// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8 bits
+/// of precision; f16: 11 bits, up to 65504). Numbers are added as f32 wherever they travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl std::fmt::Display for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Wire::F32 => "f32",
+            Wire::Bf16 => "bf16",
+            Wire::F16 => "f16",
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -161,6 +187,7 @@ pub struct Config {
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
+    pub wire: Wire,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
     /// Bytes from which a bucket is closed.

@@ -62,6 +62,8 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--max-batch", "16G"], "16GiB"),
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
         (vec!["--precision", "f8"], "f8"),
+        (vec!["--allreduce", "butterfly"], "butterfly"),
+        (vec!["--allreduce", "vendor", "--wire", "bf16"], "--wire bf16"),
         (vec!["--optimizer", "lars", "--betas", "0.9", "0.99"], "--optimizer lars does not use it"),
         (vec!["--clip-norm", "0"], "--clip-norm 0"),
         (vec!["--sync-bn", "0"], "--sync-bn 0"),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use dltrain::collective::{Gather, select, wait};
 use dltrain::comm::{Family, Library, Region, World};
-use dltrain::config::AllreduceKind;
+use dltrain::config::{AllreduceKind, Wire};
 use dltrain::error::{Error, Kind};
 
 const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
@@ -98,7 +98,7 @@ fn every_algorithm_gives_the_serial_sum() {
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
         for length in lengths {
-            for algorithm in ["vendor", "ring", "shm"] {
+            for algorithm in ["vendor", "ring", "halving", "tree", "torus", "shm"] {
                 let row = [length, algorithm, "0"];
                 let found = stdout
                     .lines()
@@ -114,7 +114,7 @@ fn a_measurement_shows_every_algorithm_beside_the_librarys_own() {
     let output = job(2, &[DLTRAIN, "bench", "allreduce", "--sizes", "4K,64K", "--iterations", "3"]);
     assert_passes(&output);
     let stdout = String::from_utf8_lossy(&output.stdout);
-    for name in ["MPI_Allreduce", "vendor", "ring", "shm"] {
+    for name in ["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus", "shm"] {
         let rows = stdout.lines().filter(|line| !line.starts_with('#') && line.contains(name));
         assert_eq!(rows.count(), 2, "{stdout}");
     }
@@ -319,7 +319,7 @@ fn busy(world: &World) {
     let length = 1_000_000;
     let region = Region::allocate(world, 4 * length, true).unwrap();
     assert!(region.is_shared());
-    let mut shm = select(AllreduceKind::Auto, world, &region).unwrap();
+    let mut shm = select(AllreduceKind::Auto, Wire::F32, world, &region).unwrap();
     assert_eq!(shm.name(), "shm");
     let slot = shm.prepare(0..length).unwrap();
     region.write(0, &vec![1.0; length]);
@@ -338,7 +338,7 @@ fn busy(world: &World) {
 fn leaves(world: &World) {
     let attempt = || -> Result<(), Error> {
         let region = Region::allocate(world, 1 << 20, true)?;
-        let mut ring = select(AllreduceKind::Ring, world, &region)?;
+        let mut ring = select(AllreduceKind::Ring, Wire::F32, world, &region)?;
         let slot = ring.prepare(0..1000)?;
         if world.rank() == 1 {
             return Err(Error::usage("alone"));

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::sizes::{Sizes, show};
 use crate::collective::{Allreduce, Slot, part, select, wait};
 use crate::comm::{Channel, Region, World};
-use crate::config::AllreduceKind;
+use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Kind, Result};
 
 #[derive(Debug, Clone, clap::Args)]
@@ -22,6 +22,9 @@ pub struct Args {
     /// Algorithms to run [default: all that can run here]
     #[arg(long, value_delimiter = ',')]
     algorithm: Vec<AllreduceKind>,
+    /// What numbers travel as between ranks
+    #[arg(long, value_enum, default_value_t = Wire::F32)]
+    wire: Wire,
     /// Timed repeats [default: as many as take about half a second]
     #[arg(long)]
     iterations: Option<usize>,
@@ -79,6 +82,7 @@ struct Bench<'a> {
     region: Rc<Region>,
     algorithms: Vec<Box<dyn Allreduce>>,
     buffer: Vec<f32>,
+    wire: Wire,
 }
 
 pub fn run(args: &Args, world: &World) -> Result<()> {
@@ -134,16 +138,20 @@ impl<'a> Bench<'a> {
             algorithms.push(Box::new(Blocking { channel, region: region.clone(), ranges: Vec::new() }));
         }
         if args.algorithm.is_empty() {
-            algorithms.push(select(AllreduceKind::Vendor, world, &region)?);
-            algorithms.push(select(AllreduceKind::Ring, world, &region)?);
+            algorithms.push(select(AllreduceKind::Vendor, Wire::F32, world, &region)?);
+            for kind in
+                [AllreduceKind::Ring, AllreduceKind::Halving, AllreduceKind::Tree, AllreduceKind::Torus]
+            {
+                algorithms.push(select(kind, args.wire, world, &region)?);
+            }
             if world.nodes() == 1 && region.is_shared() {
-                algorithms.push(select(AllreduceKind::Shm, world, &region)?);
+                algorithms.push(select(AllreduceKind::Shm, Wire::F32, world, &region)?);
             }
         }
         for &algorithm in &args.algorithm {
-            algorithms.push(select(algorithm, world, &region)?);
+            algorithms.push(select(algorithm, args.wire, world, &region)?);
         }
-        Ok(Bench { world, region, algorithms, buffer: vec![0.0; 64 * 1024] })
+        Ok(Bench { world, region, algorithms, buffer: vec![0.0; 64 * 1024], wire: args.wire })
     }
 
     /// Runs one slot whole, then its range as three slots in flight together, and counts the elements that are
@@ -206,10 +214,12 @@ impl<'a> Bench<'a> {
                 hash = mix(hash ^ u64::from(got.to_bits()));
                 let each = (0..size).map(|rank| f64::from(value(values, rank, start + offset, round)));
                 let (sum, magnitude) = each.fold((0.0, 0.0), |(sum, m), v| (sum + v, m + v.abs()));
-                // Higham's bound for a sum of n numbers in any order: (n − 1)·u·Σ|x|.
-                let allowed = match values {
-                    Values::Exact => 0.0,
-                    Values::Rough => size as f64 * f64::from(f32::EPSILON) * magnitude,
+                // Higham's bound for a sum of n numbers in any order: (n − 1)·u·Σ|x|; on the wire u is larger.
+                let allowed = match (values, self.wire) {
+                    (Values::Exact, Wire::F32) => 0.0,
+                    (_, Wire::F32) => size as f64 * f64::from(f32::EPSILON) * magnitude,
+                    (_, Wire::Bf16) => (size + 1) as f64 / 256.0 * magnitude,
+                    (_, Wire::F16) => (size + 1) as f64 / 2048.0 * magnitude,
                 };
                 let error = (f64::from(*got) - sum).abs();
                 wrong += usize::from(error > allowed || error.is_nan());

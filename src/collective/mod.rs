@@ -7,22 +7,32 @@
 //!
 //! May use: `comm`, `error`. Used by: `fusion`, `bench`.
 
+#[cfg(test)]
+mod broadcast;
 mod gather;
+mod halving;
+mod link;
 mod part;
 mod ring;
+mod schedule;
+mod scheduled;
 mod shm;
+#[cfg(test)]
+mod threads;
+mod torus;
+mod tree;
 mod vendor;
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::comm::{Region, World};
-use crate::config::AllreduceKind;
+use self::scheduled::{Algorithm, Scheduled};
+use crate::comm::{Channel, Region, World};
+use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
 
 pub use gather::Gather;
 pub use part::part;
-pub use ring::Ring;
 pub use shm::Shm;
 pub use vendor::Vendor;
 
@@ -35,7 +45,7 @@ pub type Slot = usize;
 /// of slots in flight at one time do not overlap. From `start` until `is_done` the range belongs to the
 /// collective.
 pub trait Allreduce {
-    /// "ring", "shm", "vendor".
+    /// "ring", "shm", "vendor", ….
     fn name(&self) -> &'static str;
 
     /// Prepares the sum of a range, in elements. Collective; not for use within a step.
@@ -57,12 +67,30 @@ pub trait Allreduce {
 /// # Errors
 /// The same on every rank: `Usage` when shm is asked for and ranks are on several nodes, `Environment` when it is and the region is not
 /// shared.
-pub fn select(kind: AllreduceKind, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
-    Ok(match world.agree(resolve(kind, world.nodes(), region.is_shared()))? {
+pub fn select(
+    kind: AllreduceKind,
+    wire: Wire,
+    world: &World,
+    region: &Rc<Region>,
+) -> Result<Box<dyn Allreduce>> {
+    Ok(match world.agree(resolve(kind, wire, world.nodes(), region.is_shared()))? {
         AllreduceKind::Shm => Box::new(Shm::new(world, region)),
         AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
-        _ => Box::new(Ring::new(world, region)?),
+        kind => {
+            let (name, algorithm) = scheduled(kind);
+            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
+        }
     })
+}
+
+/// The algorithms that are schedules of messages.
+fn scheduled(kind: AllreduceKind) -> (&'static str, Algorithm) {
+    match kind {
+        AllreduceKind::Halving => ("halving", halving::allreduce),
+        AllreduceKind::Tree => ("tree", tree::allreduce),
+        AllreduceKind::Torus => ("torus", torus::allreduce),
+        _ => ("ring", ring::allreduce),
+    }
 }
 
 /// Whether gradients are to lie in memory that the ranks of a node share.
@@ -70,27 +98,31 @@ pub fn wants_shared(kind: AllreduceKind, world: &World) -> bool {
     match kind {
         AllreduceKind::Shm => true,
         AllreduceKind::Auto => world.nodes() == 1,
-        AllreduceKind::Ring | AllreduceKind::Vendor => false,
+        _ => false,
     }
 }
 
 /// Bytes that a rank has for the allreduce of a region of `bytes`, prepared in ranges of so many: other ranks' regions that
 /// it maps, and memory for messages to come in. An estimate: whether a shared region can be had is known once it
 /// is asked for.
-pub fn memory(kind: AllreduceKind, world: &World, bytes: usize, ranges: &[usize]) -> [usize; 2] {
+pub fn memory(kind: AllreduceKind, wire: Wire, world: &World, bytes: usize, ranges: &[usize]) -> [usize; 2] {
     let shared = wants_shared(kind, world) && Region::fits_shared(world, bytes);
-    match resolve(kind, world.nodes(), shared) {
+    match resolve(kind, wire, world.nodes(), shared) {
         Ok(AllreduceKind::Shm) => [(world.local_size() - 1) * bytes, 0],
-        Ok(AllreduceKind::Ring) => {
-            [0, ranges.iter().map(|bytes| Ring::scratch(bytes / 4, world.size())).sum()]
+        Ok(AllreduceKind::Vendor) | Err(_) => [0, 0],
+        Ok(kind) => {
+            let of = |bytes: &usize| scheduled::memory(scheduled(kind).1, wire, bytes / 4, world.size());
+            [0, ranges.iter().map(of).sum()]
         }
-        _ => [0, 0],
     }
 }
 
 /// What `kind` means on so many nodes.
-fn resolve(kind: AllreduceKind, nodes: usize, shared: bool) -> Result<AllreduceKind> {
+fn resolve(kind: AllreduceKind, wire: Wire, nodes: usize, shared: bool) -> Result<AllreduceKind> {
     match kind {
+        AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
+            "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
+        ))),
         AllreduceKind::Auto if nodes == 1 && shared => Ok(AllreduceKind::Shm),
         AllreduceKind::Auto => Ok(AllreduceKind::Ring),
         AllreduceKind::Shm if nodes > 1 => Err(Error::usage(format!(
@@ -121,16 +153,16 @@ mod tests {
 
     #[test]
     fn auto_takes_shared_memory_on_one_node_and_the_ring_elsewhere() {
-        assert_eq!(resolve(AllreduceKind::Auto, 1, true), Ok(AllreduceKind::Shm));
-        assert_eq!(resolve(AllreduceKind::Auto, 1, false), Ok(AllreduceKind::Ring));
-        assert_eq!(resolve(AllreduceKind::Auto, 2, true), Ok(AllreduceKind::Ring));
+        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 1, true), Ok(AllreduceKind::Shm));
+        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 1, false), Ok(AllreduceKind::Ring));
+        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 2, true), Ok(AllreduceKind::Ring));
     }
 
     #[test]
     fn shm_where_it_cannot_work_is_refused_with_a_remedy() {
-        let error = resolve(AllreduceKind::Shm, 2, true).unwrap_err();
+        let error = resolve(AllreduceKind::Shm, Wire::F32, 2, true).unwrap_err();
         assert_eq!(error.kind, Kind::Usage);
         assert!(error.message.contains("use auto or ring"));
-        assert_eq!(resolve(AllreduceKind::Shm, 1, false).unwrap_err().kind, Kind::Environment);
+        assert_eq!(resolve(AllreduceKind::Shm, Wire::Bf16, 1, false).unwrap_err().kind, Kind::Environment);
     }
 }

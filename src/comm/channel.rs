@@ -50,6 +50,14 @@ impl Channel {
         Ok(Channel { _world: world.clone(), communicator: world.control().duplicate()? })
     }
 
+    pub fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    pub fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
     /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent.
     pub fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {
         let (address, count) = (region.at(range), call::count(range.len())?);

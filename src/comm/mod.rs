@@ -6,7 +6,7 @@
 //! ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
 //! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores).
 //!
-//! May use: `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
+//! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
 #![allow(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod library;
 mod region;
 mod topology;
 mod window;
+mod wire;
 mod world;
 
 pub use channel::{Channel, Request};

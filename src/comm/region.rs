@@ -7,6 +7,7 @@ use std::rc::Rc;
 use super::communicator::Reduction;
 use super::window::{PAGE, Window};
 use super::world::World;
+use crate::config::Wire;
 use crate::error::{Error, Result};
 
 /// One cache line, one AVX-512 register.
@@ -138,17 +139,34 @@ impl Region {
         unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) }
     }
 
-    /// Adds elements of another region, from `start` on, to this range.
-    pub fn add(&self, range: Range<usize>, other: &Region, start: usize) {
-        let (count, to) = (range.len(), self.at(&range));
-        let from = other.at(&(start..start + count));
-        assert!(!std::ptr::eq(self, other), "a region added to itself");
+    /// Puts a range into words of another region, from `start` on, as it is to travel; what is here is rounded alike.
+    pub fn pack(&self, range: Range<usize>, wire: Wire, other: &Region, start: usize) {
+        let (values, words) = self.both(&range, wire, other, start);
+        wire.pack(values, words);
+    }
+
+    /// Takes words of another region, from `start` on, as they travelled: added to this range, or in its place.
+    pub fn unpack(&self, range: Range<usize>, wire: Wire, other: &Region, start: usize, add: bool) {
+        let (values, words) = self.both(&range, wire, other, start);
+        wire.unpack(words, values, add);
+    }
+
+    /// A range, and the words of another region that belong to it.
+    #[allow(clippy::mut_from_ref)]
+    fn both(
+        &self,
+        range: &Range<usize>,
+        wire: Wire,
+        other: &Region,
+        start: usize,
+    ) -> (&mut [f32], &mut [f32]) {
+        let words = wire.words(range.len());
+        let (here, there) = (self.at(range), other.at(&(start..start + words)));
+        assert!(!std::ptr::eq(self, other), "a region packed into itself");
         // SAFETY: both ranges lie within their regions, which are distinct allocations; no reference into a
-        // region exists beyond such a block, and this thread is the only one of the process to touch them.
-        let (to, from) =
-            unsafe { (std::slice::from_raw_parts_mut(to, count), std::slice::from_raw_parts(from, count)) };
-        for (sum, value) in to.iter_mut().zip(from) {
-            *sum += value;
+        // region outlives the block that makes it, and this thread is the only one of the process to touch them.
+        unsafe {
+            (std::slice::from_raw_parts_mut(here, range.len()), std::slice::from_raw_parts_mut(there, words))
         }
     }
 
@@ -254,7 +272,7 @@ mod tests {
         assert_eq!((a.elements(), a.is_shared(), a.peer(0)), (10, false, None));
         a.write(3, &[1.0, 2.0, 3.0]);
         b.write(0, &[10.0, 20.0]);
-        a.add(4..6, &b, 0);
+        a.unpack(4..6, Wire::F32, &b, 0, true);
         let mut read = [9.0; 10];
         a.read(0, &mut read);
         assert_eq!(read, [0.0, 0.0, 0.0, 1.0, 12.0, 23.0, 0.0, 0.0, 0.0, 0.0]);

@@ -263,7 +263,8 @@ impl Plans {
 /// compiled its kernels, and none of the memory that the plan speaks of.
 fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
     let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
-    let [mapped, messages] = collective::memory(config.allreduce, world, plan.sizes.gradients, &buckets);
+    let [mapped, messages] =
+        collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
@@ -290,7 +291,7 @@ fn assemble(
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
     world.agree(memories.initialise(&*device, training, config.seed, threads))?;
-    let reduce = collective::select(config.allreduce, world, &memories.gradients);
+    let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
     let program = world.agree(training.bind(&memories.regions))?;

@@ -1,0 +1,146 @@
+//! What one rank sends and receives in a collective, in which order, and what each message waits for.
+//!
+//! An algorithm is a list of rounds (`ring`, `halving`, `tree`, `torus`, …). Here rounds become messages of bounded
+//! length, each with the messages that must have ended before it: rounds overlap as far as the data allows, so that
+//! one chunk is added while others are on the wire.
+
+use std::ops::Range;
+
+use super::part;
+
+/// What becomes of what comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Apply {
+    /// It is added to what is there.
+    Add,
+    /// It takes the place of what is there.
+    Replace,
+}
+
+/// Elements that go to, or come from, another rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub peer: usize,
+    pub range: Range<usize>,
+}
+
+/// What a rank does at one time. Rounds count alike on all ranks: what one sends in its round k another receives in its
+/// own round k. What is sent is as it was before the round.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Round {
+    pub send: Option<Part>,
+    pub receive: Option<(Part, Apply)>,
+}
+
+/// Some ranks of a job in an order of their own, and the place of this one among them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    pub ranks: Vec<usize>,
+    pub place: usize,
+}
+
+impl Group {
+    /// All ranks.
+    pub fn all(rank: usize, size: usize) -> Group {
+        Group { ranks: (0..size).collect(), place: rank }
+    }
+
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+}
+
+/// Part `index` of a range cut into `parts`.
+pub fn segment(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
+    let part = part(range.len(), parts, index);
+    range.start + part.start..range.start + part.end
+}
+
+/// One message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    pub peer: usize,
+    pub range: Range<usize>,
+    /// For what is received.
+    pub apply: Apply,
+    /// How many receives must have ended before this starts, and how many sends before it writes to its range.
+    pub receives: usize,
+    pub sends: usize,
+}
+
+/// The messages of one rank. Each list starts and ends in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Schedule {
+    pub sends: Vec<Message>,
+    pub receives: Vec<Message>,
+}
+
+impl Schedule {
+    /// Cuts rounds into messages of at most `chunk` elements.
+    pub fn new(rounds: &[Round], chunk: usize) -> Schedule {
+        let mut schedule = Schedule::default();
+        for round in rounds {
+            let received = schedule.receives.len();
+            if let Some(part) = &round.send {
+                for range in chunks(&part.range, chunk) {
+                    let receives = last_on(&schedule.receives[..received], &range);
+                    let (peer, apply) = (part.peer, Apply::Replace);
+                    schedule.sends.push(Message { peer, range, apply, receives, sends: 0 });
+                }
+            }
+            if let Some((part, apply)) = &round.receive {
+                for range in chunks(&part.range, chunk) {
+                    let receives = match apply {
+                        // It comes in elsewhere, and receives end in order.
+                        Apply::Add => 0,
+                        Apply::Replace => last_on(&schedule.receives[..received], &range),
+                    };
+                    let sends = last_on(&schedule.sends, &range);
+                    let (peer, apply) = (part.peer, *apply);
+                    schedule.receives.push(Message { peer, range, apply, receives, sends });
+                }
+            }
+        }
+        schedule
+    }
+
+    /// Elements of the longest message.
+    pub fn longest(&self) -> usize {
+        self.sends.iter().chain(&self.receives).map(|message| message.range.len()).max().unwrap_or(0)
+    }
+}
+
+/// A range in pieces of at most `chunk` elements that differ by one at most: both ends of a message cut alike.
+fn chunks(range: &Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let pieces = range.len().div_ceil(chunk.max(1));
+    (0..pieces).map(move |index| segment(range, pieces, index))
+}
+
+/// How many messages there are up to the last one that shares an element with `range`.
+fn last_on(messages: &[Message], range: &Range<usize>) -> usize {
+    let shares = |message: &Message| message.range.start < range.end && range.start < message.range.end;
+    messages.iter().rposition(shares).map_or(0, |index| index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_wait_for_what_they_carry_and_for_what_stood_in_their_place() {
+        let part = |peer, range| Part { peer, range };
+        let rounds = [
+            Round { send: Some(part(1, 0..4)), receive: Some((part(2, 4..8), Apply::Add)) },
+            Round { send: Some(part(1, 4..8)), receive: Some((part(2, 0..4), Apply::Replace)) },
+        ];
+        let schedule = Schedule::new(&rounds, 2);
+        let waits = |messages: &[Message]| -> Vec<(Range<usize>, usize, usize)> {
+            messages.iter().map(|m| (m.range.clone(), m.receives, m.sends)).collect()
+        };
+        // The second half leaves chunk by chunk as its sums are made.
+        assert_eq!(waits(&schedule.sends)[2..], [(4..6, 1, 0), (6..8, 2, 0)]);
+        // The first half is overwritten once it has left.
+        assert_eq!(waits(&schedule.receives), [(4..6, 0, 0), (6..8, 0, 0), (0..2, 0, 1), (2..4, 0, 2)]);
+        assert_eq!(schedule.longest(), 2);
+    }
+}

@@ -1,0 +1,260 @@
+//! Ranks as threads of one process, for tests: every algorithm at many rank counts and lengths, without a launcher. The
+//! link is harsher than MPI: a message has left only when the other side has it, calls fail to make progress at random,
+//! and whoever touches a range before its message has ended is caught.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::link::Link;
+use super::scheduled::{Algorithm, Scheduled};
+use super::{Allreduce, broadcast, halving, ring, torus, tree, wait};
+use crate::comm::Region;
+use crate::config::Wire;
+use crate::error::Result;
+use crate::random::{Purpose, Stream, key};
+
+struct Parcel {
+    words: Vec<f32>,
+    taken: AtomicBool,
+}
+
+/// Messages on their way, by sender, receiver and tag.
+type Mail = Arc<Mutex<HashMap<(usize, usize, u16), VecDeque<Arc<Parcel>>>>>;
+
+struct Threads {
+    rank: usize,
+    size: usize,
+    mail: Mail,
+    calls: AtomicU64,
+}
+
+enum Flight {
+    Send(Arc<Parcel>, Rc<Region>, Range<usize>),
+    Receive(Rc<Region>, Range<usize>, (usize, usize, u16)),
+}
+
+fn words(region: &Region, range: &Range<usize>) -> Vec<f32> {
+    let mut words = vec![0.0; range.len()];
+    region.read(range.start, &mut words);
+    words
+}
+
+fn bits(words: &[f32]) -> Vec<u32> {
+    words.iter().map(|word| word.to_bits()).collect()
+}
+
+impl Link for Threads {
+    type Request = Flight;
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Flight> {
+        let parcel = Arc::new(Parcel { words: words(region, range), taken: AtomicBool::new(false) });
+        let mut mail = self.mail.lock().unwrap();
+        mail.entry((self.rank, to, tag)).or_default().push_back(parcel.clone());
+        Ok(Flight::Send(parcel, region.clone(), range.clone()))
+    }
+
+    fn receive(&self, region: &Rc<Region>, range: &Range<usize>, from: usize, tag: u16) -> Result<Flight> {
+        // What stands there is lost from here on.
+        region.write(range.start, &vec![f32::NAN; range.len()]);
+        Ok(Flight::Receive(region.clone(), range.clone(), (from, self.rank, tag)))
+    }
+
+    fn ended(&self, request: &mut Flight) -> Result<bool> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) as u32;
+        let slow = Stream::new(key(u64::from(call), Purpose::Synthetic, self.rank as u32)).below(3) == 0;
+        if slow {
+            std::thread::yield_now();
+            return Ok(false);
+        }
+        match request {
+            Flight::Send(parcel, region, range) => {
+                let done = parcel.taken.load(Ordering::Acquire);
+                assert_eq!(bits(&words(region, range)), bits(&parcel.words), "changed before it had left");
+                Ok(done)
+            }
+            Flight::Receive(region, range, from) => {
+                let parcel = self.mail.lock().unwrap().get_mut(from).and_then(VecDeque::pop_front);
+                let Some(parcel) = parcel else { return Ok(false) };
+                assert_eq!(parcel.words.len(), range.len(), "both ends of a message have a length");
+                region.write(range.start, &parcel.words);
+                parcel.taken.store(true, Ordering::Release);
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// What each rank ends with, and how many bytes it sent: `runs` runs of the whole range, then one in three slots at once.
+fn run(
+    algorithm: Algorithm,
+    wire: Wire,
+    ranks: usize,
+    length: usize,
+    chunk: usize,
+    value: fn(usize, usize) -> f32,
+) -> Vec<(Vec<f32>, u64)> {
+    const GUARD: usize = 5;
+    let mail = Mail::default();
+    let rank = |rank: usize| {
+        let region = Rc::new(Region::private((length + 2 * GUARD) * 4).unwrap());
+        let link = Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) };
+        let mut collective = Scheduled::new("test", algorithm, wire, link, &region).chunk(chunk);
+        let whole = GUARD..GUARD + length;
+        let slots: Vec<_> = [whole.clone()]
+            .into_iter()
+            .chain((0..3).map(|i| super::schedule::segment(&whole, 3, i)))
+            .map(|range| collective.prepare(range).unwrap())
+            .collect();
+        let fill = || {
+            region.write(0, &vec![-7.5; length + 2 * GUARD]);
+            region.write(GUARD, &(0..length).map(|i| value(rank, i)).collect::<Vec<_>>());
+        };
+        let mut results = Vec::new();
+        let mut sent = 0;
+        for slots in [&slots[..1], &slots[..1], &slots[1..]] {
+            fill();
+            slots.iter().for_each(|&slot| collective.start(slot).unwrap());
+            slots.iter().rev().for_each(|&slot| wait(&mut collective, slot).unwrap());
+            results.push(words(&region, &whole));
+            sent = if results.len() == 1 { collective.bytes_sent() } else { sent };
+            for guard in [0..GUARD, GUARD + length..length + 2 * GUARD] {
+                assert!(words(&region, &guard).iter().all(|&v| v == -7.5), "beyond the range");
+            }
+        }
+        assert_eq!(bits(&results[0]), bits(&results[1]), "a repeat differs");
+        (results, sent)
+    };
+    let all: Vec<(Vec<Vec<f32>>, u64)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move_rank(&rank, r))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    all.into_iter().map(|(mut results, sent)| (results.swap_remove(0), sent)).collect()
+}
+
+fn move_rank<'a, T>(rank: &'a (impl Fn(usize) -> T + Sync), r: usize) -> impl FnOnce() -> T + 'a {
+    move || rank(r)
+}
+
+const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17];
+const SUMS: [(&str, Algorithm); 4] = [
+    ("ring", ring::allreduce),
+    ("halving", halving::allreduce),
+    ("tree", tree::allreduce),
+    ("torus", torus::allreduce),
+];
+
+/// Small integers: the sum is exact in any order and, being below 128·17/8, in any of the types.
+fn exact(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 17) % 15) as f32 - 7.0
+}
+
+/// Numbers of many magnitudes, whose sum depends on the order.
+fn rough(rank: usize, index: usize) -> f32 {
+    let word = (rank as u32 * 7919 + index as u32 * 104_729).wrapping_mul(2_654_435_761);
+    [1e-3, 1.0, 30.0][word as usize % 3] * ((word >> 8) as f32 / 8_388_608.0 - 1.0)
+}
+
+#[test]
+fn every_sum_is_the_serial_one_on_all_ranks() {
+    for (name, algorithm) in SUMS {
+        for ranks in RANKS {
+            for (length, chunk) in [(0, 4), (1, 4), (7, 4), (257, 16), (1009, 100), (1009, 5000)] {
+                let expected: Vec<f32> = (0..length).map(|i| (0..ranks).map(|r| exact(r, i)).sum()).collect();
+                for (rank, (found, _)) in
+                    run(algorithm, Wire::F32, ranks, length, chunk, exact).into_iter().enumerate()
+                {
+                    assert_eq!(
+                        found, expected,
+                        "{name}, rank {rank} of {ranks}, {length} in chunks of {chunk}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// On the wire a number has p bits: each of at most P roundings on its way is off by 2⁻ᵖ of the partial sum, which is at
+/// most the sum of magnitudes.
+#[test]
+fn with_halves_on_the_wire_ranks_still_agree_to_the_last_bit() {
+    for (name, algorithm) in SUMS {
+        for wire in [Wire::F32, Wire::Bf16, Wire::F16] {
+            let unit = match wire {
+                Wire::F32 => 2f64.powi(-24),
+                Wire::Bf16 => 2f64.powi(-8),
+                Wire::F16 => 2f64.powi(-11),
+            };
+            for ranks in [1, 2, 3, 5, 8, 9] {
+                let results = run(algorithm, wire, ranks, 331, 40, rough);
+                for (rank, (found, _)) in results.iter().enumerate() {
+                    assert_eq!(
+                        bits(found),
+                        bits(&results[0].0),
+                        "{name} {wire}: rank {rank} of {ranks} differs"
+                    );
+                }
+                for (index, &found) in results[0].0.iter().enumerate() {
+                    let each = (0..ranks).map(|r| f64::from(rough(r, index)));
+                    let (sum, size) = each.fold((0.0, 0.0), |(sum, size), v| (sum + v, size + v.abs()));
+                    let bound = (ranks + 1) as f64 * (unit + 2f64.powi(-24)) * size * 1.01;
+                    assert!(
+                        (f64::from(found) - sum).abs() <= bound,
+                        "{name} {wire} of {ranks}: {found}, should be {sum}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_is_gathered_and_the_first_ranks_numbers_are_broadcast() {
+    for ranks in RANKS {
+        let scatter = run(ring::reduce_scatter, Wire::F32, ranks, 101, 9, exact);
+        let gather = run(ring::allgather, Wire::F32, ranks, 101, 9, exact);
+        let copies = run(broadcast::broadcast, Wire::F32, ranks, 101, 9, exact);
+        for rank in 0..ranks {
+            let group = super::schedule::Group::all(rank, ranks);
+            for i in ring::owned(&group, &(0..101)) {
+                let sum: f32 = (0..ranks).map(|r| exact(r, i)).sum();
+                assert_eq!(scatter[rank].0[i], sum, "reduce-scatter, rank {rank} of {ranks}, element {i}");
+                (0..ranks).for_each(|r| assert_eq!(gather[r].0[i], exact(rank, i), "allgather of {ranks}"));
+            }
+            assert!((0..101).all(|i| copies[rank].0[i] == exact(0, i)), "broadcast, rank {rank} of {ranks}");
+        }
+    }
+}
+
+/// The table of docs/algorithms.md, for lengths that divide evenly.
+#[test]
+fn the_bytes_on_the_wire_are_those_of_the_table() {
+    let n = 720;
+    for (wire, size) in [(Wire::F32, 4.0), (Wire::Bf16, 2.0)] {
+        for p in [2usize, 3, 4, 5, 6, 8, 9] {
+            let (pf, bytes) = (p as f64, n as f64 * size);
+            let most = |algorithm| {
+                let sent = run(algorithm, wire, p, n, 90, exact).into_iter().map(|(_, sent)| sent as f64);
+                sent.fold(0.0, f64::max)
+            };
+            let once_around = 2.0 * (pf - 1.0) / pf * bytes;
+            assert_eq!(most(ring::allreduce), once_around, "ring of {p}");
+            assert_eq!(most(torus::allreduce), once_around, "torus of {p}");
+            let core = f64::from(1 << p.ilog2());
+            let extra = if p.is_power_of_two() { 0.0 } else { bytes };
+            assert_eq!(most(halving::allreduce), 2.0 * (core - 1.0) / core * bytes + extra, "halving of {p}");
+            assert_eq!(most(tree::allreduce), f64::from(p.ilog2()) * bytes + extra, "tree of {p}");
+            assert_eq!(most(broadcast::broadcast), bytes, "broadcast of {p}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Recursive doubling: log₂ P exchanges of the whole range between ranks ever further apart. Fewest steps, most bytes: for
+//! small messages.
+//!
+//! Rajeev Thakur, Rolf Rabenseifner, William Gropp: "Optimization of collective communication operations in MPICH",
+//! Int. J. High Perform. Comput. Appl. 19 (2005). Where P is no power of two, the first ranks first add up in pairs,
+//! one of each goes on, and the other gets the result in the end. Both ends of an exchange add the same two numbers, and
+//! a + b is b + a: all ranks have the same bits.
+
+use std::ops::Range;
+
+use super::schedule::{Apply, Group, Part, Round};
+
+/// An allreduce.
+pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
+    let fold = Fold::new(group);
+    let mut rounds = fold.before(range);
+    let steps = fold.core.size().ilog2();
+    rounds.extend((0..steps).map(|step| match fold.in_core {
+        true => {
+            let part = Part { peer: fold.core.ranks[fold.core.place ^ 1 << step], range: range.clone() };
+            Round { send: Some(part.clone()), receive: Some((part, Apply::Add)) }
+        }
+        false => Round::default(),
+    }));
+    rounds.extend(fold.after(range));
+    rounds
+}
+
+/// How P ranks become a power of two, and P again.
+pub struct Fold {
+    /// The ranks that go on; `place` counts only if this rank does.
+    pub core: Group,
+    pub in_core: bool,
+    /// The other one of this rank's pair, where it has one.
+    partner: Option<usize>,
+    pairs: bool,
+}
+
+impl Fold {
+    pub fn new(group: &Group) -> Fold {
+        let size = group.size();
+        let extra = size - (1 << size.ilog2());
+        // Of ranks 2i and 2i+1, i < extra, the second goes on.
+        let goes_on = |place: &usize| *place >= 2 * extra || place % 2 == 1;
+        let core: Vec<usize> = (0..size).filter(goes_on).collect();
+        let place = core.iter().position(|&place| place == group.place);
+        Fold {
+            partner: (group.place < 2 * extra).then(|| group.ranks[group.place ^ 1]),
+            in_core: place.is_some(),
+            core: Group {
+                ranks: core.iter().map(|&place| group.ranks[place]).collect(),
+                place: place.unwrap_or(0),
+            },
+            pairs: extra > 0,
+        }
+    }
+
+    /// The round in which pairs add up.
+    pub fn before(&self, range: &Range<usize>) -> Vec<Round> {
+        self.round(range, !self.in_core, Apply::Add)
+    }
+
+    /// The round in which those that did not go on get the result.
+    pub fn after(&self, range: &Range<usize>) -> Vec<Round> {
+        self.round(range, self.in_core, Apply::Replace)
+    }
+
+    fn round(&self, range: &Range<usize>, sends: bool, apply: Apply) -> Vec<Round> {
+        let part = self.partner.map(|peer| Part { peer, range: range.clone() });
+        let round = match sends {
+            true => Round { send: part, receive: None },
+            false => Round { send: None, receive: part.map(|part| (part, apply)) },
+        };
+        if self.pairs { vec![round] } else { Vec::new() }
+    }
+}

@@ -268,9 +268,8 @@ fn spread(device: &dyn Device, ranks: usize) -> (Named, Vec<Named>) {
         let run = Run::new(device, graph.differentiate(), 1 << 20);
         let images = random(run.program.images.bytes() / 4 * ranks, 1, 1.0);
         let own = &images[rank * images.len() / ranks..(rank + 1) * images.len() / ranks];
-        device.upload(bytes_of(own), &run.program.images).unwrap();
         let labels: Vec<i32> = (rank * share..(rank + 1) * share).map(|i| (i as i32 * 3) % 7).collect();
-        device.upload(bytes_of(&labels), &run.program.labels).unwrap();
+        run.set_batch(own, &labels);
         run.set_parameters(0.0);
         run
     };
@@ -280,7 +279,7 @@ fn spread(device: &dyn Device, ranks: usize) -> (Named, Vec<Named>) {
     for step in 0..runs[0].program.steps.len() {
         for (rank, run) in runs.iter_mut().enumerate() {
             let first_sample = SCALARS.first_sample + (rank * share) as u64;
-            run.program.steps[step].run(&Scalars { first_sample, ..SCALARS }).unwrap();
+            run.0.run(step..step + 1, &Scalars { first_sample, ..SCALARS });
         }
         let of_step = exchanges.iter().filter_map(|all| all.iter().find(|exchange| exchange.step == step));
         let mut all = Vec::new();
@@ -292,7 +291,7 @@ fn spread(device: &dyn Device, ranks: usize) -> (Named, Vec<Named>) {
         of_step.for_each(|exchange| device.upload(&all, &exchange.all).unwrap());
     }
     let of_rank = |run: &Run| -> Named {
-        let read = |p: &Parameter| (p.name.clone(), run.moved(p, &run.regions.gradients, None));
+        let read = |p: &Parameter| (p.name.clone(), run.gradient(p));
         let mut gradients: Vec<_> = run.plan.parameters.iter().map(read).collect();
         gradients.sort_by(|a, b| a.0.cmp(&b.0));
         gradients

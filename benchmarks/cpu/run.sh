@@ -66,9 +66,10 @@ one_run() {
         return 1
     }
     awk -v who="$1" -v expected="$expected_loss" '
-        # mpirun may put text of two ranks on one line.
-        { for (i = 1; i <= NF; i++) if ($i == "PEAK" && $(i + 1) > peak) peak = $(i + 1) }
-        $1 == "FIGURES" { rate = $2; share = $3; first = $4; last = $5 }
+        # Text of two ranks may come on one line, with nothing between.
+        { gsub(/PEAK|FIGURES/, " & ") }
+        { for (i = 1; i <= NF; i++) if ($i == "PEAK" && $(i + 1) + 0 > peak) peak = $(i + 1) + 0 }
+        { for (i = 1; i <= NF; i++) if ($i == "FIGURES") { rate = $(i + 1); share = $(i + 2); first = $(i + 3); last = $(i + 4) } }
         END {
             if (!(first > 0.9 * expected && first < 1.4 * expected && last > 0 && last < 2 * expected)) {
                 print who " went from loss " first " to " last ", not from about " expected ": no number" >"/dev/stderr"

@@ -110,7 +110,7 @@ pub struct TrainArgs {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
-    /// What gradients travel as between ranks (ring, halving, tree, torus).
+    /// What gradients travel as between ranks (not with vendor; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.

@@ -42,7 +42,7 @@ impl std::fmt::Display for Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllreduceKind {
-    /// shm when all ranks share one node, else ring.
+    /// shm when all ranks share one node, hierarchical when nodes have several each, else ring.
     Auto,
     /// Chunked, pipelined ring over MPI messages.
     Ring,
@@ -52,6 +52,8 @@ pub enum AllreduceKind {
     Tree,
     /// Rings along the rows and columns of a rectangle of ranks.
     Torus,
+    /// Added up in shared memory within a node, by rings between nodes, one for each local rank.
+    Hierarchical,
     /// In place in memory that the ranks of one node share.
     Shm,
     /// The MPI library's own MPI_Iallreduce.

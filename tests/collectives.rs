@@ -98,7 +98,7 @@ fn every_algorithm_gives_the_serial_sum() {
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
         for length in lengths {
-            for algorithm in ["vendor", "ring", "halving", "tree", "torus", "shm"] {
+            for algorithm in ["vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"] {
                 let row = [length, algorithm, "0"];
                 let found = stdout
                     .lines()
@@ -114,7 +114,7 @@ fn a_measurement_shows_every_algorithm_beside_the_librarys_own() {
     let output = job(2, &[DLTRAIN, "bench", "allreduce", "--sizes", "4K,64K", "--iterations", "3"]);
     assert_passes(&output);
     let stdout = String::from_utf8_lossy(&output.stdout);
-    for name in ["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus", "shm"] {
+    for name in ["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"] {
         let rows = stdout.lines().filter(|line| !line.starts_with('#') && line.contains(name));
         assert_eq!(rows.count(), 2, "{stdout}");
     }

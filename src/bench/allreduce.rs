@@ -144,6 +144,9 @@ impl<'a> Bench<'a> {
             {
                 algorithms.push(select(kind, args.wire, world, &region)?);
             }
+            if world.is_even() && region.is_shared() {
+                algorithms.push(select(AllreduceKind::Hierarchical, args.wire, world, &region)?);
+            }
             if world.nodes() == 1 && region.is_shared() {
                 algorithms.push(select(AllreduceKind::Shm, Wire::F32, world, &region)?);
             }

@@ -11,6 +11,7 @@
 mod broadcast;
 mod gather;
 mod halving;
+mod hierarchical;
 mod link;
 mod part;
 mod ring;
@@ -32,6 +33,7 @@ use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
 
 pub use gather::Gather;
+pub use hierarchical::Hierarchical;
 pub use part::part;
 pub use shm::Shm;
 pub use vendor::Vendor;
@@ -65,16 +67,18 @@ pub trait Allreduce {
 /// Makes the algorithm asked for. Collective.
 ///
 /// # Errors
-/// The same on every rank: `Usage` when shm is asked for and ranks are on several nodes, `Environment` when it is and the region is not
-/// shared.
+/// The same on every rank: `Usage` when what is asked for cannot be had with these ranks and nodes, `Environment` when
+/// it needs a shared region and this one is not.
 pub fn select(
     kind: AllreduceKind,
     wire: Wire,
     world: &World,
     region: &Rc<Region>,
 ) -> Result<Box<dyn Allreduce>> {
-    Ok(match world.agree(resolve(kind, wire, world.nodes(), region.is_shared()))? {
+    let layout = RankLayout::of(world, region.is_shared());
+    Ok(match world.agree(resolve(kind, wire, layout))? {
         AllreduceKind::Shm => Box::new(Shm::new(world, region)),
+        AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
         AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
         kind => {
             let (name, algorithm) = scheduled(kind);
@@ -95,11 +99,8 @@ fn scheduled(kind: AllreduceKind) -> (&'static str, Algorithm) {
 
 /// Whether gradients are to lie in memory that the ranks of a node share.
 pub fn wants_shared(kind: AllreduceKind, world: &World) -> bool {
-    match kind {
-        AllreduceKind::Shm => true,
-        AllreduceKind::Auto => world.nodes() == 1,
-        _ => false,
-    }
+    let layout = RankLayout::of(world, true);
+    matches!(resolve(kind, Wire::F32, layout), Ok(AllreduceKind::Shm | AllreduceKind::Hierarchical))
 }
 
 /// Bytes that a rank has for the allreduce of a region of `bytes`, prepared in ranges of so many: other ranks' regions that
@@ -107,31 +108,63 @@ pub fn wants_shared(kind: AllreduceKind, world: &World) -> bool {
 /// is asked for.
 pub fn memory(kind: AllreduceKind, wire: Wire, world: &World, bytes: usize, ranges: &[usize]) -> [usize; 2] {
     let shared = wants_shared(kind, world) && Region::fits_shared(world, bytes);
-    match resolve(kind, wire, world.nodes(), shared) {
-        Ok(AllreduceKind::Shm) => [(world.local_size() - 1) * bytes, 0],
-        Ok(AllreduceKind::Vendor) | Err(_) => [0, 0],
-        Ok(kind) => {
-            let of = |bytes: &usize| scheduled::memory(scheduled(kind).1, wire, bytes / 4, world.size());
-            [0, ranges.iter().map(of).sum()]
+    let mapped = (world.local_size() - 1) * bytes;
+    let messages = |algorithm, parts: usize, ranks| -> usize {
+        let of = |bytes: &usize| scheduled::memory(algorithm, wire, bytes / 4 / parts, ranks);
+        ranges.iter().map(of).sum()
+    };
+    match resolve(kind, wire, RankLayout::of(world, shared)) {
+        Ok(AllreduceKind::Shm) => [mapped, 0],
+        Ok(AllreduceKind::Hierarchical) => {
+            [mapped, messages(ring::allreduce, world.local_size(), world.nodes())]
         }
+        Ok(AllreduceKind::Vendor) | Err(_) => [0, 0],
+        Ok(kind) => [0, messages(scheduled(kind).1, 1, world.size())],
     }
 }
 
-/// What `kind` means on so many nodes.
-fn resolve(kind: AllreduceKind, wire: Wire, nodes: usize, shared: bool) -> Result<AllreduceKind> {
+/// What the choice of an algorithm depends on.
+#[derive(Debug, Clone, Copy)]
+struct RankLayout {
+    nodes: usize,
+    /// Ranks of this node.
+    local: usize,
+    /// Whether every node has as many.
+    even: bool,
+    /// Whether the ranks of a node share the region.
+    shared: bool,
+}
+
+impl RankLayout {
+    fn of(world: &World, shared: bool) -> RankLayout {
+        RankLayout { nodes: world.nodes(), local: world.local_size(), even: world.is_even(), shared }
+    }
+}
+
+/// What `kind` means for such ranks.
+fn resolve(kind: AllreduceKind, wire: Wire, layout: RankLayout) -> Result<AllreduceKind> {
+    let RankLayout { nodes, local, even, shared } = layout;
+    let no_room = |name: &str| {
+        Error::environment(format!(
+            "--allreduce {name} needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
+             --shm-size) or use auto or ring"
+        ))
+    };
     match kind {
         AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
             "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
         ))),
         AllreduceKind::Auto if nodes == 1 && shared => Ok(AllreduceKind::Shm),
+        AllreduceKind::Auto if even && local > 1 && shared => Ok(AllreduceKind::Hierarchical),
         AllreduceKind::Auto => Ok(AllreduceKind::Ring),
         AllreduceKind::Shm if nodes > 1 => Err(Error::usage(format!(
             "--allreduce shm works within one node, and the ranks are on {nodes}; use auto or ring"
         ))),
-        AllreduceKind::Shm if !shared => Err(Error::environment(
-            "--allreduce shm needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
-             --shm-size) or use auto or ring",
+        AllreduceKind::Hierarchical if !even => Err(Error::usage(
+            "--allreduce hierarchical needs as many ranks on every node; use auto or ring, or another number of ranks",
         )),
+        AllreduceKind::Shm if !shared => Err(no_room("shm")),
+        AllreduceKind::Hierarchical if !shared => Err(no_room("hierarchical")),
         other => Ok(other),
     }
 }
@@ -151,18 +184,31 @@ mod tests {
     use super::*;
     use crate::error::Kind;
 
-    #[test]
-    fn auto_takes_shared_memory_on_one_node_and_the_ring_elsewhere() {
-        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 1, true), Ok(AllreduceKind::Shm));
-        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 1, false), Ok(AllreduceKind::Ring));
-        assert_eq!(resolve(AllreduceKind::Auto, Wire::F32, 2, true), Ok(AllreduceKind::Ring));
+    fn on(nodes: usize, local: usize, even: bool, shared: bool) -> RankLayout {
+        RankLayout { nodes, local, even, shared }
     }
 
     #[test]
-    fn shm_where_it_cannot_work_is_refused_with_a_remedy() {
-        let error = resolve(AllreduceKind::Shm, Wire::F32, 2, true).unwrap_err();
-        assert_eq!(error.kind, Kind::Usage);
-        assert!(error.message.contains("use auto or ring"));
-        assert_eq!(resolve(AllreduceKind::Shm, Wire::Bf16, 1, false).unwrap_err().kind, Kind::Environment);
+    fn auto_uses_shared_memory_where_ranks_have_it() {
+        let auto = |layout| resolve(AllreduceKind::Auto, Wire::F32, layout).unwrap();
+        assert_eq!(auto(on(1, 4, true, true)), AllreduceKind::Shm);
+        assert_eq!(auto(on(1, 4, true, false)), AllreduceKind::Ring);
+        assert_eq!(auto(on(2, 2, true, true)), AllreduceKind::Hierarchical);
+        assert_eq!(auto(on(2, 1, true, true)), AllreduceKind::Ring);
+        assert_eq!(auto(on(2, 2, false, true)), AllreduceKind::Ring);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_a_remedy() {
+        for (kind, wire, layout, expected) in [
+            (AllreduceKind::Shm, Wire::F32, on(2, 1, true, true), Kind::Usage),
+            (AllreduceKind::Shm, Wire::Bf16, on(1, 2, true, false), Kind::Environment),
+            (AllreduceKind::Hierarchical, Wire::F32, on(2, 2, false, true), Kind::Usage),
+            (AllreduceKind::Hierarchical, Wire::F32, on(2, 2, true, false), Kind::Environment),
+            (AllreduceKind::Vendor, Wire::F16, on(2, 2, true, true), Kind::Usage),
+        ] {
+            let error = resolve(kind, wire, layout).unwrap_err();
+            assert!(error.kind == expected && error.message.contains("use a"), "{error}");
+        }
     }
 }

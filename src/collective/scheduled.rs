@@ -25,6 +25,7 @@ pub struct Scheduled<L: Link> {
     algorithm: Algorithm,
     wire: Wire,
     chunk: usize,
+    group: Group,
     link: L,
     region: Rc<Region>,
     slots: Vec<Progress<L::Request>>,
@@ -66,12 +67,18 @@ impl<L: Link> Scheduled<L> {
             algorithm,
             wire,
             chunk: CHUNK,
+            group: Group::all(link.rank(), link.size()),
             link,
             region: region.clone(),
             slots,
             flying,
             words_sent: 0,
         }
+    }
+
+    /// Among some of the ranks, in this order.
+    pub fn among(self, group: Group) -> Scheduled<L> {
+        Scheduled { group, ..self }
     }
 
     /// With messages of at most so many elements.
@@ -208,8 +215,7 @@ impl<L: Link> Allreduce for Scheduled<L> {
         if slot > 32_767 {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
-        let group = Group::all(self.link.rank(), self.link.size());
-        let schedule = Schedule::new(&(self.algorithm)(&group, &range), self.chunk);
+        let schedule = Schedule::new(&(self.algorithm)(&self.group, &range), self.chunk);
         let (longest, words) = scratch(&schedule, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {

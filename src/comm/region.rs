@@ -173,6 +173,25 @@ impl Region {
     /// Sums a range over all ranks of the node, in the order of local ranks whoever calls it, and writes the sum
     /// to all of them.
     pub fn sum_over_node(&self, range: Range<usize>) {
+        self.each_sum(range, &self.peers);
+    }
+
+    /// The same, written to this rank alone.
+    pub fn sum_from_node(&self, range: Range<usize>) {
+        self.each_sum(range, &[self.address]);
+    }
+
+    /// Writes this rank's values of a range to all other ranks of the node.
+    pub fn write_to_node(&self, range: Range<usize>) {
+        let from = self.at(&range).cast_const();
+        for part in self.peers.iter().filter(|&&part| part != self.address) {
+            // SAFETY: every peer's region has as many elements as this one, and is another; its ranks leave the range
+            // alone until all of it is written (the contract of `Region`).
+            unsafe { part.add(range.start).copy_from_nonoverlapping(from, range.len()) }
+        }
+    }
+
+    fn each_sum(&self, range: Range<usize>, to: &[*mut f32]) {
         /// Stays in the first-level cache while the ranks' blocks stream through.
         const BLOCK: usize = 1024;
         self.check(&range);
@@ -190,7 +209,7 @@ impl Region {
                     sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
                 }
             }
-            for part in &self.peers {
+            for part in to {
                 // SAFETY: as above; the slice read from is gone.
                 unsafe { part.add(start).copy_from_nonoverlapping(sum.as_ptr(), count) };
             }

@@ -45,6 +45,16 @@ impl Topology {
         self.node_of[self.rank]
     }
 
+    /// The ranks of a node, in order: a rank's place among them is its local rank.
+    pub fn ranks_of(&self, node: usize) -> Vec<usize> {
+        (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()
+    }
+
+    /// Whether every node has as many ranks as this one.
+    pub fn is_even(&self) -> bool {
+        (0..self.nodes).all(|node| self.ranks_of(node).len() == self.local_size())
+    }
+
     pub fn nodes(&self) -> usize {
         self.nodes
     }
@@ -78,6 +88,7 @@ mod tests {
         let nodes: Vec<usize> = (0..5).map(|rank| seen(rank).node()).collect();
         assert_eq!(nodes, [0, 1, 0, 1, 2]);
         assert_eq!((seen(3).local_rank(), seen(3).local_size(), seen(3).nodes()), (1, 2, 3));
+        assert_eq!((seen(0).ranks_of(1), seen(0).is_even()), (vec![1, 3], false));
         assert!(seen(4).is_leader() && !seen(2).is_leader());
         assert_eq!((seen(3).host(), seen(3).host_of(4)), ("b", "c"));
     }

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Several hosts on one Linux machine, for tests and benchmarks: each has a network, a name and a /dev/shm of its own.
+# Needs root, iproute2 and nsenter.
+#
+# Usage: hosts.sh up N [RATE]        hosts h0 … h(N-1); RATE of each one's link, as tc writes it (1gbit), both ways
+#        hosts.sh run HOST COMMAND…  on one of them
+#        hosts.sh agent              what an MPI launcher starts ranks on other hosts with, in place of ssh
+#        hosts.sh down
+set -euo pipefail
+
+state=/run/dltrain-hosts
+self=$(readlink -f "$0")
+
+shape() { # network, device, rate
+    # A shorter queue halves what TCP makes of the link.
+    [ "$3" = none ] || tc -n "$1" qdisc add dev "$2" root tbf rate "$3" burst 256kb latency 400ms
+}
+
+start_host() { # name, address, rate
+    local name=$1 network=dlt-$1
+    mkdir -p "/etc/netns/$network"
+    cp "$state/hosts" "/etc/netns/$network/hosts"
+    ip netns add "$network"
+    ip link add eth0 netns "$network" type veth peer name "$name" netns dlt-switch
+    ip -n dlt-switch link set "$name" master bridge up
+    ip -n "$network" addr add "$2/24" dev eth0
+    ip -n "$network" link set eth0 up
+    ip -n "$network" link set lo up
+    shape "$network" eth0 "$3"
+    shape dlt-switch "$name" "$3"
+    # A process that holds the rest of the host; it says its number once all is there.
+    setsid ip netns exec "$network" unshare --uts --ipc --mount --propagation private sh -c "
+        hostname $name && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$name.new &&
+        mv $state/$name.new $state/$name && exec sleep infinity" </dev/null >/dev/null 2>&1 &
+    for _ in $(seq 100); do
+        [ ! -e "$state/$name" ] || return 0
+        sleep 0.05
+    done
+    echo "hosts: $name did not start" >&2
+    return 1
+}
+
+up() {
+    local count=$1 rate=${2:-none} host
+    mkdir "$state" || { echo "hosts: they are up already; $self down" >&2; exit 1; }
+    {
+        echo "127.0.0.1 localhost"
+        for ((host = 0; host < count; host++)); do echo "10.78.0.$((10 + host)) h$host"; done
+    } >"$state/hosts"
+    # A launcher calls it with options of ssh, a host, and a command line.
+    printf '#!/bin/sh\nwhile case "$1" in -*) true ;; *) false ;; esac; do shift; done\n%s\n' \
+        "host=\$1; shift; exec $self run \"\$host\" sh -c \"\$*\"" >"$state/agent"
+    chmod +x "$state/agent"
+    ip netns add dlt-switch
+    ip -n dlt-switch link add bridge type bridge
+    ip -n dlt-switch link set bridge up
+    for ((host = 0; host < count; host++)); do start_host "h$host" "10.78.0.$((10 + host))" "$rate"; done
+}
+
+down() {
+    local network holder
+    for holder in "$state"/h[0-9]*; do
+        [ ! -e "$holder" ] || kill -9 "$(cat "$holder")" 2>/dev/null || true
+    done
+    for network in $(ip netns list | sed -n 's/^\(dlt-[^ ]*\).*/\1/p'); do
+        ip netns del "$network"
+        rm -rf "/etc/netns/$network"
+    done
+    rm -rf "$state"
+}
+
+case ${1:-} in
+    up) up "${@:2}" ;;
+    run) exec nsenter -t "$(cat "$state/$2")" --net --uts --ipc --mount --wd="$PWD" -- "${@:3}" ;;
+    agent) echo "$state/agent" ;;
+    down) down ;;
+    *)
+        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        exit 2
+        ;;
+esac

@@ -51,7 +51,11 @@ impl Hosts {
     fn run(&self, slots: &str, flags: &[&str]) -> String {
         let done = self.job(slots, flags);
         let text = String::from_utf8_lossy(&done.stdout).into_owned();
-        assert!(done.status.success(), "{slots} {flags:?}\n{text}\n{}", String::from_utf8_lossy(&done.stderr));
+        assert!(
+            done.status.success(),
+            "{slots} {flags:?}\n{text}\n{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
         text
     }
 }
@@ -74,7 +78,8 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
         ("h0:2,h1:1", 2, &["ring", "torus"]),
     ] {
         let checked = ["bench", "allreduce", "--check-only", "--lengths", "0,1,1009,100003"];
-        let flags = [&checked[..], &["--algorithm", &algorithms.join(",")]].concat();
+        let names = algorithms.join(",");
+        let flags = [&checked[..], &["--algorithm", &names]].concat();
         let printed = hosts.run(slots, &flags);
         assert!(printed.contains(&format!("on {nodes} node(s)")), "{slots}: {printed}");
         for name in algorithms {
@@ -94,7 +99,8 @@ fn trains_alike(hosts: &Hosts) {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     let run = |slots: &str, allreduce: &str, file: &str| {
-        let flags = ["--data", DIGITS, "--batch", "16", "--steps", "10", "--threads", "1", "--optimizer", "sgd"];
+        let flags =
+            ["--data", DIGITS, "--batch", "16", "--steps", "10", "--threads", "1", "--optimizer", "sgd"];
         hosts.run(slots, &[&flags[..], &["--allreduce", allreduce, "--results", file]].concat());
         series(std::path::Path::new(file), "steps/loss")
     };

@@ -21,7 +21,8 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     if args.repeats == 0 {
         return world.agree(Err(Error::usage("--repeats 0: must be at least 1")));
     }
-    let device = world.agree(train::threads(world, args.threads).and_then(Cpu::new))?;
+    let threads = train::threads(world, args.threads)?;
+    let device = world.agree(Cpu::new(threads))?;
     world.barrier()?;
     let rate = world.agree(device.sgemm_rate(args.repeats))? / 1e9;
     let (mut least, mut sum) = ([rate], [rate]);

@@ -50,7 +50,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let mut subject = world.agree(Subject::new(args, world))?;
+    let threads = train::threads(world, args.threads)?;
+    let mut subject = world.agree(Subject::new(args, threads))?;
     world.barrier()?;
     let peak = world.agree(subject.device.sgemm_rate(5))?;
     world.barrier()?;
@@ -83,7 +84,7 @@ struct Times {
 }
 
 impl Subject {
-    fn new(args: &Args, world: &World) -> Result<Subject> {
+    fn new(args: &Args, threads: usize) -> Result<Subject> {
         for (flag, value) in
             [("batch", args.batch), ("steps", args.steps), ("classes", args.classes.unwrap_or(1))]
         {
@@ -95,23 +96,15 @@ impl Subject {
         let [channels, height, width] = model.image;
         let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
         let forward = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify();
-        let device = Cpu::new(train::threads(world, args.threads)?)?;
+        let device = Cpu::new(threads)?;
         let graph = match args.precision {
             Precision::F32 => forward,
             Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
         };
         let options = Options { fusion_threshold: 1 << 20, training: None };
         let plan = plan::plan(graph.differentiate(), &device, &options)?;
-        let sizes = plan.sizes;
-        let regions = Regions {
-            arena: device.allocate(sizes.activations)?,
-            workspace: device.allocate(sizes.workspace)?,
-            inputs: device.allocate(sizes.inputs)?,
-            metrics: device.allocate(sizes.metrics)?,
-            parameters: device.allocate(sizes.parameters)?,
-            statistics: device.allocate(sizes.statistics)?,
-            gradients: device.allocate(sizes.gradients)?,
-        };
+        let allocate = |bytes| device.allocate(bytes);
+        let regions = Regions::new(&plan.sizes, allocate(plan.sizes.gradients)?, allocate)?;
         fill(&plan, &regions);
         let program = plan.bind(&regions)?;
         program.images.write(bytes_of(&numbers(program.images.bytes() / 4, 0, 1.0)));

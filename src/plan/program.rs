@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Place, Plan, Region};
+use super::{Place, Plan, Region, Sizes};
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
@@ -20,6 +20,23 @@ pub struct Regions {
 }
 
 impl Regions {
+    /// Memory of these sizes for everything but the gradients, whose memory may be one that other ranks see.
+    pub fn new(
+        sizes: &Sizes,
+        gradients: Memory,
+        allocate: impl Fn(usize) -> Result<Memory>,
+    ) -> Result<Regions> {
+        Ok(Regions {
+            arena: allocate(sizes.activations)?,
+            workspace: allocate(sizes.workspace)?,
+            inputs: allocate(sizes.inputs)?,
+            metrics: allocate(sizes.metrics)?,
+            parameters: allocate(sizes.parameters)?,
+            statistics: allocate(sizes.statistics)?,
+            gradients,
+        })
+    }
+
     fn at(&self, place: &Place) -> Memory {
         let region = match place.region {
             Region::Arena => &self.arena,

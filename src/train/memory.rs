@@ -44,15 +44,7 @@ impl Memories {
             1 => averaged.clone(),
             _ => device.allocate(sizes.gradients)?,
         };
-        let regions = Regions {
-            arena: device.allocate(sizes.activations)?,
-            workspace: device.allocate(sizes.workspace)?,
-            inputs: device.allocate(sizes.inputs)?,
-            metrics: device.allocate(sizes.metrics)?,
-            parameters: device.allocate(sizes.parameters)?,
-            statistics: device.allocate(sizes.statistics)?,
-            gradients: written,
-        };
+        let regions = Regions::new(sizes, written, |bytes| device.allocate(bytes))?;
         let state = (0..states).map(|_| device.allocate(sizes.parameters)).collect::<Result<_>>()?;
         let average = config.optimizer.ema.map(|_| device.allocate(sizes.parameters)).transpose()?;
         Ok(Memories { regions, state, average, gradients, averaged })

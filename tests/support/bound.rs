@@ -26,16 +26,8 @@ impl Bound<'_> {
             device.upload(&vec![0xff; bytes], &memory).unwrap();
             memory
         };
-        let sizes = plan.sizes;
-        let regions = Regions {
-            arena: memory(sizes.activations),
-            workspace: memory(sizes.workspace),
-            inputs: memory(sizes.inputs),
-            metrics: memory(sizes.metrics),
-            parameters: memory(sizes.parameters),
-            statistics: memory(sizes.statistics),
-            gradients: memory(sizes.gradients),
-        };
+        let gradients = memory(plan.sizes.gradients);
+        let regions = Regions::new(&plan.sizes, gradients, |bytes| Ok(memory(bytes))).unwrap();
         let program = plan.bind(&regions).unwrap();
         let bound = Bound { device, plan, program, regions };
         for statistic in &bound.plan.statistics {

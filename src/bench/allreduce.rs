@@ -276,11 +276,15 @@ impl<'a> Bench<'a> {
             return;
         }
         println!(
-            "# allreduce, sum of f32 in place: {} ranks on {} node(s), {}, {} memory",
+            "# allreduce, sum of f32 in place: {} ranks on {} node(s), {}, {} memory{}",
             self.world.size(),
             self.world.nodes(),
             self.world.library(),
-            if self.region.is_shared() { "shared" } else { "private" }
+            if self.region.is_shared() { "shared" } else { "private" },
+            match self.wire {
+                Wire::F32 => String::new(),
+                wire => format!(", {wire} between ranks (f32 by MPI_Allreduce, vendor and shm)"),
+            }
         );
         if args.check_only {
             println!("#{:>9} {:>11} {:>14} {:>8}", "size", "elements", "algorithm", "wrong");

@@ -103,11 +103,20 @@ impl Schedule {
         }
         schedule
     }
+}
 
-    /// Elements of the longest message.
-    pub fn longest(&self) -> usize {
-        self.sends.iter().chain(&self.receives).map(|message| message.range.len()).max().unwrap_or(0)
-    }
+/// Elements of the longest message into which rounds are cut.
+pub fn longest(rounds: &[Round], chunk: usize) -> usize {
+    let of_round = |round: &Round| {
+        let parts = [round.send.as_ref(), round.receive.as_ref().map(|(part, _)| part)];
+        parts
+            .into_iter()
+            .flatten()
+            .filter_map(|part| chunks(&part.range, chunk).next())
+            .map(|c| c.len())
+            .max()
+    };
+    rounds.iter().filter_map(of_round).max().unwrap_or(0)
 }
 
 /// A range in pieces of at most `chunk` elements that differ by one at most: both ends of a message cut alike.
@@ -141,6 +150,6 @@ mod tests {
         assert_eq!(waits(&schedule.sends)[2..], [(4..6, 1, 0), (6..8, 2, 0)]);
         // The first half is overwritten once it has left.
         assert_eq!(waits(&schedule.receives), [(4..6, 0, 0), (6..8, 0, 0), (0..2, 0, 1), (2..4, 0, 2)]);
-        assert_eq!(schedule.longest(), 2);
+        assert_eq!((longest(&rounds, 2), longest(&rounds, 3), longest(&rounds, 9)), (2, 2, 4));
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::link::Link;
-use super::schedule::{Apply, Group, Message, Round, Schedule};
+use super::schedule::{self, Apply, Group, Message, Round, Schedule};
 use super::{Allreduce, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
@@ -190,18 +190,19 @@ fn ended<L: Link>(link: &L, request: &mut Option<L::Request>) -> Result<bool> {
     Ok(done)
 }
 
-/// Words of memory for messages to come in and to leave, for a range by an algorithm.
-fn scratch(schedule: &Schedule, wire: Wire) -> (usize, [usize; 2]) {
-    let longest = wire.words(schedule.longest());
+/// Words of the longest message, and of the memory for messages to come in and to leave.
+fn scratch(rounds: &[Round], chunk: usize, wire: Wire) -> (usize, [usize; 2]) {
+    let longest = wire.words(schedule::longest(rounds, chunk));
     let all = WINDOW * longest;
-    let apart = schedule.receives.iter().any(|message| !in_place(message, wire));
+    let adds = |round: &Round| matches!(&round.receive, Some((_, Apply::Add)));
+    let apart = wire != Wire::F32 || rounds.iter().any(adds);
     (longest, [if apart { all } else { 0 }, if wire == Wire::F32 { 0 } else { all }])
 }
 
 /// Bytes of memory that a slot of so many elements takes beside its range.
 pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
-    let schedule = Schedule::new(&algorithm(&Group::all(0, ranks), &(0..elements)), CHUNK);
-    scratch(&schedule, wire).1.iter().sum::<usize>() * size_of::<f32>()
+    let rounds = algorithm(&Group::all(0, ranks), &(0..elements));
+    scratch(&rounds, CHUNK, wire).1.iter().sum::<usize>() * size_of::<f32>()
 }
 
 impl<L: Link> Allreduce for Scheduled<L> {
@@ -215,11 +216,11 @@ impl<L: Link> Allreduce for Scheduled<L> {
         if slot > 32_767 {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
-        let schedule = Schedule::new(&(self.algorithm)(&self.group, &range), self.chunk);
-        let (longest, words) = scratch(&schedule, self.wire);
+        let rounds = (self.algorithm)(&self.group, &range);
+        let (longest, words) = scratch(&rounds, self.chunk, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
-            schedule,
+            schedule: Schedule::new(&rounds, self.chunk),
             incoming: region(words[0])?,
             outgoing: region(words[1])?,
             longest,

@@ -95,7 +95,8 @@ impl Link for Threads {
     }
 }
 
-/// What each rank ends with, and how many bytes it sent: `runs` runs of the whole range, then one in three slots at once.
+/// What each rank ends with after one run, and how many bytes it sent in that. A second run must give the same bits, a
+/// third with the range in three slots at once must leave what lies beside it alone.
 fn run(
     algorithm: Algorithm,
     wire: Wire,
@@ -135,15 +136,12 @@ fn run(
         assert_eq!(bits(&results[0]), bits(&results[1]), "a repeat differs");
         (results, sent)
     };
+    let rank = &rank;
     let all: Vec<(Vec<Vec<f32>>, u64)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move_rank(&rank, r))).collect();
+        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move || rank(r))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     all.into_iter().map(|(mut results, sent)| (results.swap_remove(0), sent)).collect()
-}
-
-fn move_rank<'a, T>(rank: &'a (impl Fn(usize) -> T + Sync), r: usize) -> impl FnOnce() -> T + 'a {
-    move || rank(r)
 }
 
 const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17];

@@ -5,7 +5,7 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `error`. Used by: `fusion`, `bench`.
+//! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
 
 #[cfg(test)]
 mod broadcast;

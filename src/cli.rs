@@ -1,5 +1,6 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
+mod data;
 mod optimizer;
 
 use std::path::PathBuf;
@@ -62,9 +63,8 @@ pub struct TrainArgs {
     /// Share of each target that is spread evenly over all classes.
     #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
     label_smoothing: f32,
-    /// Directory with the four MNIST (IDX) files, plain or .gz; without it images are synthetic.
-    #[arg(long, value_name = "DIR", help_heading = "Model and data")]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    data: data::Args,
     /// Images a rank takes per step.
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model and data")]
     batch: usize,
@@ -148,7 +148,8 @@ impl TrainArgs {
         at_least_one("threads", self.threads.unwrap_or(1))?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
-        let synthetic = self.data.is_none();
+        let (data, input) = self.data.validate()?;
+        let synthetic = data.is_none();
         if synthetic && self.epochs.is_some() {
             return Err(Error::usage(
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
@@ -165,7 +166,8 @@ impl TrainArgs {
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
             warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
-            data: self.data,
+            data,
+            input,
             optimizer,
             rate,
             seed: self.seed,

@@ -2,6 +2,10 @@
 //!
 //! May use: `error`. Used by: everything.
 
+mod input;
+
+pub use input::{Augment, Augmentation, DataFormat, Input};
+
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -171,6 +175,7 @@ pub struct Config {
     pub label_smoothing: f32,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
+    pub input: Input,
     /// Images a rank and micro-step.
     pub batch: usize,
     /// Micro-steps whose gradients are added up before one update.
@@ -206,7 +211,7 @@ impl Config {
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = ["threads", "results", "data"];
+        let own = ["threads", "results", "data", "input.loader_threads"];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),

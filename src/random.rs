@@ -32,6 +32,8 @@ pub enum Purpose {
     Initialise = 2,
     Dropout = 3,
     Synthetic = 4,
+    Augment = 5,
+    Pack = 6,
 }
 
 /// The key of the stream that serves one purpose of one run. `which` tells apart several streams of
@@ -63,6 +65,8 @@ pub fn normals([a, b, c, d]: [u32; 4]) -> [f32; 4] {
 #[derive(Debug, Clone)]
 pub struct Stream {
     key: [u32; 2],
+    /// The upper half of every counter.
+    which: [u32; 2],
     block: u64,
     words: [u32; 4],
     used: usize,
@@ -70,13 +74,21 @@ pub struct Stream {
 
 impl Stream {
     pub fn new(key: [u32; 2]) -> Stream {
-        Stream { key, block: 0, words: [0; 4], used: 4 }
+        Stream::at(key, [0; 2])
+    }
+
+    /// One of 2^64 streams under one key, for code that needs very many.
+    pub fn at(key: [u32; 2], which: [u32; 2]) -> Stream {
+        Stream { key, which, block: 0, words: [0; 4], used: 4 }
     }
 
     /// The next 32 random bits.
     pub fn word(&mut self) -> u32 {
         if self.used == 4 {
-            self.words = philox(self.key, [self.block as u32, (self.block >> 32) as u32, 0, 0]);
+            self.words = philox(
+                self.key,
+                [self.block as u32, (self.block >> 32) as u32, self.which[0], self.which[1]],
+            );
             self.block += 1;
             self.used = 0;
         }
@@ -157,5 +169,8 @@ mod tests {
         let words = |purpose, which| Stream::new(key(1, purpose, which)).word();
         assert_ne!(words(Purpose::Shuffle, 0), words(Purpose::Dropout, 0));
         assert_ne!(words(Purpose::Dropout, 0), words(Purpose::Dropout, 1));
+        let at = |which| Stream::at(key(1, Purpose::Augment, 0), which).word();
+        assert_eq!(at([0, 0]), words(Purpose::Augment, 0));
+        assert!(at([0, 0]) != at([1, 0]) && at([0, 1]) != at([1, 0]));
     }
 }

@@ -11,7 +11,10 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use dltrain::data::{self, Dataset, Sharding, TestLoader, TrainingLoader, epoch_order};
+use dltrain::config::Input;
+use dltrain::data::{
+    self, Reading, Samples, Scratch, Sets, Sharding, TestLoader, TrainingLoader, Wanted, epoch_order,
+};
 use dltrain::error::{Error, Kind};
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
@@ -47,27 +50,37 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn digits() -> data::Sets {
-    data::open(Path::new("data/digits"), [1, 28, 28], 10).unwrap()
+/// Opens a set for grey images of 2×3 pixels and ten classes.
+fn open(path: &Path) -> Result<Sets, Error> {
+    data::open(path, &Wanted { sample: GREY, classes: 10, seed: 1, input: &Input::default() })
+}
+
+fn digits() -> Sets {
+    let wanted = Wanted { sample: [1, 28, 28], classes: 10, seed: 1, input: &Input::default() };
+    data::open(Path::new("data/digits"), &wanted).unwrap()
 }
 
 /// Everything a set gives: fingerprint, labels, pixels.
-fn contents(set: &dyn Dataset) -> (String, Vec<i32>, Vec<f32>) {
+fn contents(set: &Samples) -> (String, Vec<i32>, Vec<f32>) {
     let sample: usize = set.sample().iter().product();
     let mut pixels = vec![0.0; set.len() * sample];
-    pixels.chunks_exact_mut(sample).enumerate().for_each(|(index, image)| set.read(index, image));
+    let scratch = &mut Scratch::default();
+    for (index, image) in pixels.chunks_exact_mut(sample).enumerate() {
+        assert_eq!(set.read(0, index, image, scratch).unwrap(), set.label(index));
+    }
     (set.fingerprint().to_string(), (0..set.len()).map(|index| set.label(index)).collect(), pixels)
 }
 
 #[test]
 fn a_handwritten_file_is_read_byte_for_byte() {
     let directory = handwritten();
-    let sets = data::open(directory.path(), GREY, 10).unwrap();
-    assert_eq!((sets.training.sample(), sets.training.classes()), (GREY, 10));
+    let sets = open(directory.path()).unwrap();
+    assert_eq!((sets.training.sample(), sets.training.set().class_names().len()), (GREY, 8));
     // 0, 10, … 170 have mean 85 and variance 100·(18² − 1)/12; both sets are normalised by these.
     let deviation = (100.0 * (18.0 * 18.0 - 1.0) / 12.0f64).sqrt();
-    for (set, expected_labels) in [(&sets.training, vec![7, 0, 2]), (&sets.test, vec![9, 1])] {
-        let (_, labels, pixels) = contents(set.as_ref());
+    for (set, expected_labels) in [(&sets.training, vec![7, 0, 2]), (sets.test.as_ref().unwrap(), vec![9, 1])]
+    {
+        let (_, labels, pixels) = contents(set);
         assert_eq!(labels, expected_labels);
         for (index, &pixel) in pixels.iter().enumerate() {
             let expected = (index as f64 * 10.0 - 85.0) / deviation;
@@ -79,7 +92,7 @@ fn a_handwritten_file_is_read_byte_for_byte() {
 #[test]
 fn every_spelling_gives_the_same_set() {
     let plain = handwritten();
-    let expected = data::open(plain.path(), GREY, 10).unwrap();
+    let expected = open(plain.path()).unwrap();
     let dots: fn(&str) -> String = |name| name.replacen("-idx", ".idx", 1);
     let compressed: fn(&str) -> String = |name| format!("{name}.gz");
     let kept: fn(&str) -> String = |name| name.to_string();
@@ -91,9 +104,9 @@ fn every_spelling_gives_the_same_set() {
             let bytes = if pack { gzip(&bytes) } else { bytes };
             fs::write(other.path().join(rename(name)), bytes).unwrap();
         }
-        let sets = data::open(other.path(), GREY, 10).unwrap();
-        assert!(contents(sets.training.as_ref()) == contents(expected.training.as_ref()));
-        assert!(contents(sets.test.as_ref()) == contents(expected.test.as_ref()));
+        let sets = open(other.path()).unwrap();
+        assert!(contents(&sets.training) == contents(&expected.training));
+        assert!(contents(sets.test.as_ref().unwrap()) == contents(expected.test.as_ref().unwrap()));
     }
 }
 
@@ -106,7 +119,7 @@ fn the_fingerprint_tells_apart_a_single_pixel_and_a_single_label() {
         let mut bytes = fs::read(&path).unwrap();
         position.into_iter().for_each(|position: usize| bytes[position] ^= 1);
         fs::write(&path, bytes).unwrap();
-        let sets = data::open(directory.path(), GREY, 10).unwrap();
+        let sets = open(directory.path()).unwrap();
         assert!(seen.insert(sets.training.fingerprint().to_string()), "{name}: {seen:?}");
     }
 }
@@ -114,13 +127,13 @@ fn the_fingerprint_tells_apart_a_single_pixel_and_a_single_label() {
 #[test]
 fn the_digits_are_what_their_readme_says() {
     let sets = digits();
-    assert_eq!((sets.training.len(), sets.test.len()), (1437, 360));
-    let count = |set: &dyn Dataset| {
+    assert_eq!((sets.training.len(), sets.test.as_ref().unwrap().len()), (1437, 360));
+    let count = |set: &Samples| {
         let mut count = [0; 10];
         (0..set.len()).for_each(|index| count[set.label(index) as usize] += 1);
         count
     };
-    let (training, test) = (count(sets.training.as_ref()), count(sets.test.as_ref()));
+    let (training, test) = (count(&sets.training), count(sets.test.as_ref().unwrap()));
     let whole = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180];
     for class in 0..10 {
         assert_eq!(training[class] + test[class], whole[class], "digit {class}");
@@ -154,7 +167,7 @@ fn broken(file: &str, contents: Option<&[u8]>, words: &[&str]) {
 }
 
 fn refused(directory: &Path) -> Error {
-    let error = data::open(directory, GREY, 10).err().expect("broken data must be refused");
+    let error = open(directory).err().expect("broken data must be refused");
     assert_eq!(error.kind, Kind::Data);
     assert!(!error.message.contains('\n'), "{}", error.message);
     error
@@ -242,7 +255,7 @@ proptest! {
         }
         let directory = handwritten();
         fs::write(directory.path().join(TRAIN), if pack { gzip(&bytes) } else { bytes }).unwrap();
-        let _ = data::open(directory.path(), GREY, 10);
+        let _ = open(directory.path());
     }
 
     /// All ranks together see each training image at most once an epoch; those left out are fewer than
@@ -299,19 +312,19 @@ proptest! {
 fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
     let sets = digits();
     let whole = Sharding { ranks: 1, rank: 0, batch: 64, accumulation: 1 };
-    let mut one = TrainingLoader::new(sets.training.clone(), whole, 5).unwrap();
+    let mut one = TrainingLoader::new(sets.training.clone(), whole, 5, Reading::inline()).unwrap();
     assert_eq!(one.steps(), 22);
     let (mut images, mut labels) = (vec![0.0; 64 * 784], vec![0; 64]);
     let (mut half_images, mut half_labels) = (vec![0.0; 32 * 784], vec![0; 32]);
     let mut epochs = HashSet::new();
     for epoch in 0..3 {
         one.start_epoch(epoch);
-        one.fill(21, 0, &mut images, &mut labels);
+        one.fill(21, 0, &mut images, &mut labels).unwrap();
         for rank in 0..2 {
             let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1 };
-            let mut two = TrainingLoader::new(sets.training.clone(), half, 5).unwrap();
+            let mut two = TrainingLoader::new(sets.training.clone(), half, 5, Reading::inline()).unwrap();
             two.start_epoch(epoch);
-            two.fill(21, 0, &mut half_images, &mut half_labels);
+            two.fill(21, 0, &mut half_images, &mut half_labels).unwrap();
             assert_eq!(half_labels, labels[rank * 32..][..32]);
             assert_eq!(half_images, images[rank * 32 * 784..][..32 * 784]);
         }
@@ -327,16 +340,16 @@ fn the_last_test_batches_are_padded() {
     let mut seen = Vec::new();
     for rank in 0..3 {
         let sharding = Sharding { ranks: 3, rank, batch: 50, accumulation: 1 };
-        let loader = TestLoader::new(sets.test.clone(), sharding);
+        let mut loader = TestLoader::new(sets.test.clone().unwrap(), sharding, Reading::inline());
         // 360 images in rounds of 150: the third round has 60, 50 for rank 0 and 10 for rank 1.
         assert_eq!(loader.steps(), 3);
-        let count = loader.fill(2, &mut images, &mut labels);
+        let count = loader.fill(2, &mut images, &mut labels).unwrap();
         assert_eq!(count, [50, 10, 0][rank]);
         assert!(labels[count..].iter().all(|&label| label == -1));
         assert!(images[count * 784..].iter().all(|&value| value == 0.0));
         seen.extend_from_slice(&labels[..count]);
     }
-    let expected: Vec<i32> = (300..360).map(|index| sets.test.label(index)).collect();
+    let expected: Vec<i32> = (300..360).map(|index| sets.test.as_ref().unwrap().label(index)).collect();
     assert_eq!(seen, expected);
 }
 
@@ -345,7 +358,9 @@ fn too_few_images_for_one_global_batch_say_what_would_work() {
     let sets = digits();
     let refused = |ranks, batch, accumulation| {
         let sharding = Sharding { ranks, rank: 0, batch, accumulation };
-        let error = TrainingLoader::new(sets.training.clone(), sharding, 1).err().expect("refused");
+        let error = TrainingLoader::new(sets.training.clone(), sharding, 1, Reading::inline())
+            .err()
+            .expect("refused");
         assert_eq!(error.kind, Kind::Usage);
         error.message
     };
@@ -362,7 +377,7 @@ fn too_few_images_for_one_global_batch_say_what_would_work() {
 
 #[test]
 fn synthetic_images_are_the_same_for_the_same_seed_only() {
-    let set = |seed| contents(data::synthetic([3, 5, 4], 7, 40, seed).as_ref());
+    let set = |seed| contents(&data::synthetic([3, 5, 4], 7, 40, seed));
     assert!(set(1) == set(1));
     assert!(set(1).2 != set(2).2);
     let (_, labels, pixels) = set(1);
@@ -371,6 +386,6 @@ fn synthetic_images_are_the_same_for_the_same_seed_only() {
     assert!(pixels[..60] != pixels[60..120], "images differ");
     // A long run costs no more to set up than a short one.
     let long = data::synthetic([3, 224, 224], 1000, 100_000_000, 1);
-    long.read(99_999_999, &mut vec![0.0; 3 * 224 * 224]);
+    long.read(0, 99_999_999, &mut vec![0.0; 3 * 224 * 224], &mut Scratch::default()).unwrap();
     assert!(long.label(99_999_999) < 1000);
 }

@@ -7,13 +7,14 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use flate2::Crc;
 use flate2::read::MultiGzDecoder;
 
-use super::Sets;
-use super::images::{Images, Normalise};
+use super::detect::Parts;
+use super::images::Images;
+use super::{Colours, Wanted};
 use crate::error::{Error, Result};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -24,24 +25,22 @@ const BEST_COMPRESSION: u64 = 1032;
 /// Memory reserved at once for each byte of a file; if gzip did better, the rest is reserved as it comes.
 const USUAL_COMPRESSION: u64 = 16;
 
-/// Opens the data set in a directory, for a model that reads images of `sample` = (C, H, W) and knows so
-/// many classes. Images are scaled to that size, grey repeated in all C channels, and normalised to the
-/// training set's mean and deviation.
+/// Opens the data set in a directory, scaled for the model.
 ///
 /// # Errors
 /// A data error that names the file: missing, unreadable, truncated, corrupt, or at odds with the others.
-pub fn open(directory: &Path, sample: [usize; 3], classes: usize) -> Result<Sets> {
-    let training = Part::read(directory, "train", classes)?;
-    let test = Part::read(directory, "t10k", classes)?;
+pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
+    let training = Part::read(directory, "train", wanted.classes)?;
+    let test = Part::read(directory, "t10k", wanted.classes)?;
     if training.size != test.size {
         let ([height, width], [th, tw]) = (training.size, test.size);
         let what = format!("images of {th}×{tw}, while the training images are {height}×{width}");
         return Err(Error::data(&test.images, what));
     }
-    let normalise = Normalise::over(&training.pixels);
-    Ok(Sets {
-        training: Rc::new(training.into_images(sample, classes, normalise)),
-        test: Rc::new(test.into_images(sample, classes, normalise)),
+    let colours = Colours::over(&training.pixels, 1);
+    Ok(Parts {
+        training: Arc::new(training.into_images(wanted, colours)),
+        test: Some(Arc::new(test.into_images(wanted, colours))),
     })
 }
 
@@ -76,26 +75,30 @@ impl Part {
         Ok(Part { images, pixels, labels: values, size: [height, width] })
     }
 
-    fn into_images(self, sample: [usize; 3], classes: usize, normalise: Normalise) -> Images {
-        let [height, width] = self.size;
+    fn into_images(self, wanted: &Wanted, colours: Colours) -> Images {
+        let Part { images, pixels, labels, size: [height, width] } = self;
+        let count = labels.len();
+        let labels: Vec<i32> = labels.into_iter().map(i32::from).collect();
         let fingerprint = format!(
-            "{} images of {height}×{width}, CRC-32 {:08x}, labels {:08x}",
-            self.labels.len(),
-            crc32(&self.pixels),
-            crc32(&self.labels)
+            "{count} images of {height}×{width}, CRC-32 {:08x}, labels {:08x}",
+            crc32(&pixels, &[]),
+            crc32(&[], &labels)
         );
-        let Part { pixels, labels, .. } = self;
-        let labels = labels.into_iter().map(i32::from).collect();
+        let classes = labels.iter().max().map_or(0, |&label| label + 1);
+        let classes = (0..classes).map(|class| class.to_string()).collect();
+        let name = images.display().to_string();
         let mut images =
-            Images { pixels, labels, planes: 1, height, width, classes, sample, normalise, fingerprint };
-        images.scale_all();
+            Images { pixels, labels, height, width, channels: 1, classes, colours, name, fingerprint };
+        images.scale_all([wanted.sample[1], wanted.sample[2]]);
         images
     }
 }
 
-fn crc32(bytes: &[u8]) -> u32 {
+/// Of pixels and then of labels.
+pub fn crc32(pixels: &[u8], labels: &[i32]) -> u32 {
     let mut crc = Crc::new();
-    crc.update(bytes);
+    crc.update(pixels);
+    labels.iter().for_each(|label| crc.update(&label.to_le_bytes()));
     crc.sum()
 }
 

@@ -1,21 +1,18 @@
-//! Fills a rank's batches. Nothing here allocates once an epoch has begun.
+//! A rank's batches. Which images they hold is a function of (seed, epoch, step) and the sharding alone.
 
-use std::rc::Rc;
-
-use super::Dataset;
+use super::prefetch::{Order, Reader};
+pub use super::prefetch::{PADDING, Reading};
+use super::sample::Samples;
 use super::shard::{Sharding, epoch_order};
 use crate::error::Result;
 
-/// The label of a place in a batch that holds no image: it counts neither in loss nor in accuracy.
-pub const PADDING: i32 = -1;
-
 /// This rank's training batches.
 pub struct TrainingLoader {
-    set: Rc<dyn Dataset>,
+    reader: Reader<TrainingOrder>,
     sharding: Sharding,
-    seed: u64,
-    order: Vec<u32>,
     steps: usize,
+    epoch: usize,
+    skipped: usize,
 }
 
 impl TrainingLoader {
@@ -23,10 +20,11 @@ impl TrainingLoader {
     ///
     /// # Errors
     /// A usage error when the set is smaller than one global batch.
-    pub fn new(set: Rc<dyn Dataset>, sharding: Sharding, seed: u64) -> Result<TrainingLoader> {
-        let steps = sharding.steps(set.len())?;
-        let order = epoch_order(seed, 0, set.len());
-        Ok(TrainingLoader { set, sharding, seed, order, steps })
+    pub fn new(samples: Samples, sharding: Sharding, seed: u64, reading: Reading) -> Result<TrainingLoader> {
+        let steps = sharding.steps(samples.len())?;
+        let order = TrainingOrder { sharding, seed, images: samples.len(), steps, shuffled: None };
+        let reader = Reader::new(samples, order, reading);
+        Ok(TrainingLoader { reader, sharding, steps, epoch: 0, skipped: 0 })
     }
 
     /// Updates an epoch has.
@@ -34,54 +32,106 @@ impl TrainingLoader {
         self.steps
     }
 
+    pub fn samples(&self) -> &Samples {
+        self.reader.samples()
+    }
+
     /// Shuffles anew; epochs count from 0.
     pub fn start_epoch(&mut self, epoch: usize) {
-        self.order = epoch_order(self.seed, epoch, self.set.len());
+        (self.epoch, self.skipped) = (epoch, 0);
     }
 
     /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch: images
-    /// (batch, C, H, W), labels (batch).
-    pub fn fill(&self, step: usize, micro: usize, images: &mut [f32], labels: &mut [i32]) {
-        let indices = &self.order[self.sharding.training(step, micro)];
-        read(&*self.set, indices.iter().map(|&index| index as usize), images, labels);
+    /// (batch, C, H, W), labels (batch). Both may come back as other memory of the same length. An image that cannot be read
+    /// is zeros with the label `PADDING`. Steps in order are read ahead; any other is found too.
+    ///
+    /// # Errors
+    /// `Data`: an image cannot be read and is not to be skipped, or none can be.
+    pub fn fill(
+        &mut self,
+        step: usize,
+        micro: usize,
+        images: &mut Vec<f32>,
+        labels: &mut Vec<i32>,
+    ) -> Result<()> {
+        let update = self.epoch as u64 * self.steps as u64 + step as u64;
+        let number = update * self.sharding.accumulation as u64 + micro as u64;
+        let (_, unread) = self.reader.fill(number, images, labels)?;
+        self.skipped += unread;
+        Ok(())
+    }
+
+    /// Images of this epoch that this rank could not read.
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+}
+
+/// Batches are numbered through all epochs.
+#[derive(Clone)]
+struct TrainingOrder {
+    sharding: Sharding,
+    seed: u64,
+    images: usize,
+    steps: usize,
+    /// The epoch in hand and its order.
+    shuffled: Option<(usize, Vec<u32>)>,
+}
+
+impl Order for TrainingOrder {
+    fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)> {
+        let (accumulation, steps) = (self.sharding.accumulation as u64, self.steps as u64);
+        let (update, micro) = (batch / accumulation, (batch % accumulation) as usize);
+        let (epoch, step) = ((update / steps) as usize, (update % steps) as usize);
+        let (_, order) = match self.shuffled.take() {
+            Some(shuffled) if shuffled.0 == epoch => self.shuffled.insert(shuffled),
+            _ => self.shuffled.insert((epoch, epoch_order(self.seed, epoch, self.images))),
+        };
+        Some((epoch, order[self.sharding.training(step, micro)].to_vec()))
     }
 }
 
 /// This rank's part of the test set, in the set's own order.
 pub struct TestLoader {
-    set: Rc<dyn Dataset>,
-    sharding: Sharding,
+    reader: Reader<TestOrder>,
+    order: TestOrder,
 }
 
 impl TestLoader {
-    pub fn new(set: Rc<dyn Dataset>, sharding: Sharding) -> TestLoader {
-        TestLoader { set, sharding }
+    pub fn new(samples: Samples, sharding: Sharding, reading: Reading) -> TestLoader {
+        let order = TestOrder { sharding, images: samples.len() };
+        TestLoader { reader: Reader::new(samples, order.clone(), reading), order }
     }
 
     /// Batches to run; the same on every rank, whether or not the last ones hold images.
     pub fn steps(&self) -> usize {
-        self.sharding.test_steps(self.set.len())
+        self.order.sharding.test_steps(self.order.images)
     }
 
-    /// Fills a batch and returns how many images it holds; the places after them are zeros with the
-    /// label −1.
-    pub fn fill(&self, step: usize, images: &mut [f32], labels: &mut [i32]) -> usize {
-        let indices = self.sharding.test(step, self.set.len());
-        let count = indices.len();
-        let sample: usize = self.set.sample().iter().product();
-        let (images, no_images) = images.split_at_mut(count * sample);
-        let (labels, no_labels) = labels.split_at_mut(count);
-        read(&*self.set, indices, images, labels);
-        no_images.fill(0.0);
-        no_labels.fill(PADDING);
-        count
+    /// Fills a batch and returns how many images it holds; places without one, and those of images that cannot be read, are
+    /// zeros with the label `PADDING`.
+    ///
+    /// # Errors
+    /// As for training.
+    pub fn fill(&mut self, step: usize, images: &mut Vec<f32>, labels: &mut Vec<i32>) -> Result<usize> {
+        let (count, unread) = self.reader.fill(step as u64, images, labels)?;
+        if step + 1 == self.steps() {
+            self.reader.rest();
+        }
+        Ok(count - unread)
     }
 }
 
-fn read(set: &dyn Dataset, indices: impl Iterator<Item = usize>, images: &mut [f32], labels: &mut [i32]) {
-    let sample: usize = set.sample().iter().product();
-    for ((index, image), label) in indices.zip(images.chunks_exact_mut(sample)).zip(labels) {
-        set.read(index, image);
-        *label = set.label(index);
+#[derive(Clone)]
+struct TestOrder {
+    sharding: Sharding,
+    images: usize,
+}
+
+impl Order for TestOrder {
+    fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)> {
+        let step = batch as usize;
+        (step < self.sharding.test_steps(self.images))
+            .then(|| (0, self.sharding.test(step, self.images).map(|index| index as u32).collect()))
     }
 }

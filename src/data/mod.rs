@@ -1,50 +1,99 @@
-//! Data sets, and which rank sees which image when.
+//! Data sets, which rank sees which image, and how images become what a model reads.
 //!
-//! A `Dataset` lies decoded in memory and hands out single images; a `Sharding` says which of them each
-//! rank reads at each step; the two loaders put both together and fill a rank's batch. The files of a set
-//! are checked completely while they are read, so that nothing can go wrong with them after the start.
-//! May use: `error`, `random`. Used by: `train`, `cli`.
+//! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads: cut,
+//! scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders put all
+//! together and fill a rank's batch, ahead of time where threads are given.
+//! May use: `config`, `error`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
 
+mod augment;
+mod cifar;
+mod colours;
+mod detect;
+mod folder;
 mod idx;
 mod images;
 mod loader;
+mod picture;
+mod prefetch;
+mod randaugment;
+mod sample;
+mod shapes;
 mod shard;
 mod synthetic;
 
-pub use idx::open;
-pub use loader::{TestLoader, TrainingLoader};
+pub use colours::{Colours, Sums};
+pub use detect::open;
+pub use loader::{PADDING, Reading, TestLoader, TrainingLoader};
+pub use picture::{Picture, decode};
+pub use prefetch::AHEAD;
+pub use sample::{Samples, Scratch};
 pub use shard::{Sharding, epoch_order};
 pub use synthetic::synthetic;
 
-use std::rc::Rc;
+use crate::config::Input;
+use crate::error::Result;
 
-/// Labelled images of one shape.
-pub trait Dataset {
-    /// How many images there are; at least one.
+/// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
+pub trait Dataset: Send + Sync {
+    /// How many there are; at least one.
     fn len(&self) -> usize;
 
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Labels are 0..classes.
-    fn classes(&self) -> usize;
-
-    /// (C, H, W) of every image that `read` writes.
-    fn sample(&self) -> [usize; 3];
-
-    /// Writes one image, normalised, in the order (C, H, W). `index` is below `len`.
-    fn read(&self, index: usize, image: &mut [f32]);
+    /// Labels are 0..class_names().len().
+    fn class_names(&self) -> &[String];
 
     /// The class of one image.
     fn label(&self, index: usize) -> i32;
 
+    /// Decodes one image, of any size, with 1 or 3 channels. `index` is below `len`.
+    ///
+    /// # Errors
+    /// `Data`, with the image's name: it is gone or does not decode.
+    fn read(&self, index: usize, picture: &mut Picture) -> Result<()>;
+
+    /// What to call an image in a message.
+    fn name(&self, index: usize) -> String;
+
     /// What the set holds, in words short enough for a message; equal for equal files only.
-    fn fingerprint(&self) -> &str;
+    fn fingerprint(&self) -> String;
+
+    /// By which images are normalised.
+    fn colours(&self) -> Colours;
+
+    /// What of an image evaluation looks at.
+    fn frame(&self) -> Frame;
+
+    /// Whether reading is a copy, not worth a thread.
+    fn in_memory(&self) -> bool;
+}
+
+/// What of an image evaluation looks at, and training that does not cut by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    /// All of it, scaled to the model's size.
+    Whole,
+    /// The middle: the shorter side is scaled to 8/7 of the model's size, and that cut out.
+    Centre,
 }
 
 /// What a run learns from and what it is measured by.
+#[derive(Clone)]
 pub struct Sets {
-    pub training: Rc<dyn Dataset>,
-    pub test: Rc<dyn Dataset>,
+    pub training: Samples,
+    /// `None` where the data have no part for it.
+    pub test: Option<Samples>,
+}
+
+/// What a run wants of a data set.
+#[derive(Debug, Clone)]
+pub struct Wanted<'a> {
+    /// (C, H, W) that the model reads.
+    pub sample: [usize; 3],
+    /// Classes that it tells apart.
+    pub classes: usize,
+    pub seed: u64,
+    pub input: &'a Input,
 }

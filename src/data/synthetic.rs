@@ -1,9 +1,12 @@
 //! Random images, for measuring a machine without data.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
-use super::Dataset;
-use super::images::{Images, Normalise};
+use super::images::Images;
+use super::picture::Picture;
+use super::sample::Samples;
+use super::{Colours, Dataset, Frame};
+use crate::error::Result;
 use crate::random::{Purpose, Stream, key};
 
 /// No more different images than this, nor more bytes of them: the rest are repeats.
@@ -19,9 +22,9 @@ struct Synthetic {
 ///
 /// Image `i` repeats image `i % d`, where d is at most 1024: a batch has unlike images, and setting up
 /// takes no longer for a long run.
-pub fn synthetic(sample: [usize; 3], classes: usize, len: usize, seed: u64) -> Rc<dyn Dataset> {
-    let [planes, height, width] = sample;
-    let size = planes * height * width;
+pub fn synthetic(sample: [usize; 3], classes: usize, len: usize, seed: u64) -> Samples {
+    let [channels, height, width] = sample;
+    let size = channels * height * width;
     let distinct = len.min(DISTINCT).min((DISTINCT_BYTES / size.max(1)).max(1));
     let mut stream = Stream::new(key(seed, Purpose::Synthetic, 0));
     let words = (distinct * size).div_ceil(4);
@@ -29,10 +32,12 @@ pub fn synthetic(sample: [usize; 3], classes: usize, len: usize, seed: u64) -> R
     pixels.truncate(distinct * size);
     let mut stream = Stream::new(key(seed, Purpose::Synthetic, 1));
     let labels = (0..distinct).map(|_| stream.below(classes.max(1) as u32) as i32).collect();
-    let normalise = Normalise::over(&pixels);
-    let fingerprint = format!("synthetic, seed {seed}");
-    let images = Images { pixels, labels, planes, height, width, classes, sample, normalise, fingerprint };
-    Rc::new(Synthetic { images, len })
+    let classes = (0..classes).map(|class| class.to_string()).collect();
+    let colours = Colours::over(&pixels, channels);
+    let (name, fingerprint) = ("a synthetic set".into(), format!("synthetic, seed {seed}"));
+    let images = Images { pixels, labels, height, width, channels, classes, colours, name, fingerprint };
+    let set = Arc::new(Synthetic { images, len });
+    Samples::new(set.clone(), sample, &*set)
 }
 
 impl Dataset for Synthetic {
@@ -40,23 +45,35 @@ impl Dataset for Synthetic {
         self.len
     }
 
-    fn classes(&self) -> usize {
-        self.images.classes()
-    }
-
-    fn sample(&self) -> [usize; 3] {
-        self.images.sample()
-    }
-
-    fn read(&self, index: usize, image: &mut [f32]) {
-        self.images.read(index % self.images.len(), image);
+    fn class_names(&self) -> &[String] {
+        self.images.class_names()
     }
 
     fn label(&self, index: usize) -> i32 {
         self.images.label(index % self.images.len())
     }
 
-    fn fingerprint(&self) -> &str {
+    fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
+        self.images.read(index % self.images.len(), picture)
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.images.name(index)
+    }
+
+    fn fingerprint(&self) -> String {
         self.images.fingerprint()
+    }
+
+    fn colours(&self) -> Colours {
+        self.images.colours()
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::Whole
+    }
+
+    fn in_memory(&self) -> bool {
+        true
     }
 }

@@ -27,7 +27,7 @@ impl Evaluator {
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.labels.len()];
         for batch in 0..self.loader.steps() {
-            let images = self.loader.fill(batch, &mut self.images, &mut self.labels);
+            let images = self.loader.fill(batch, &mut self.images, &mut self.labels)?;
             sums[2] += images as f64;
             if images == 0 {
                 continue;

@@ -17,7 +17,7 @@ use std::time::Instant;
 use crate::comm::World;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
+use crate::record::{self, EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 
 use setup::Job;
 pub(crate) use setup::threads;
@@ -44,8 +44,12 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         let begun = Instant::now();
         job.source.start_epoch(epoch);
         let totals = epoch_steps(world, job, recorder, epoch, &mut done)?;
-        if let Some(evaluator) = &mut job.evaluator {
-            let test = evaluator.run(world, &*job.device)?;
+        let test = match &mut job.evaluator {
+            Some(evaluator) => evaluator.run(world, &*job.device)?,
+            None => Test { loss: f64::NAN, accuracy: f64::NAN },
+        };
+        if job.source.has_epochs() {
+            report_skipped(world, epoch, job.source.skipped())?;
             recorder.epoch(&totals.record(world, epoch, test, begun)?);
         }
         if done >= job.total_steps {
@@ -68,13 +72,13 @@ fn epoch_steps(
     let mut totals = Totals::default();
     for step in 0..job.source.steps().min(job.total_steps - *done) {
         let rate = job.schedule.rate(*done);
-        let result = job.trainer.step(&*job.device, &job.source, step, *done, rate)?;
+        let result = job.trainer.step(&*job.device, &mut job.source, step, *done, rate)?;
         recorder.step(&StepRecord {
             step: *done as u64,
-            epoch: if job.evaluator.is_some() { epoch as u64 + 1 } else { 0 },
+            epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
             images: result.images as u64,
             loss: result.loss,
-            accuracy: result.hits / result.images as f64,
+            accuracy: result.hits / result.images.max(1) as f64,
             learning_rate: f64::from(rate),
             seconds: result.seconds,
             compute: result.compute,
@@ -99,6 +103,21 @@ fn epoch_steps(
             ),
         ))),
     }
+}
+
+/// Says how many images of an epoch could not be read, on all ranks; each was named when it was met. Collective.
+fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
+    let mut sum = [skipped as f64];
+    world.sum_f64(&mut sum)?;
+    if sum[0] > 0.0 {
+        let text = format!(
+            "epoch {}: {} images skipped that cannot be read (--strict stops at one)",
+            epoch + 1,
+            sum[0]
+        );
+        record::say(place(world), &text);
+    }
+    Ok(())
 }
 
 /// The one message about a loss that is no longer finite: from the lowest rank that found out where.

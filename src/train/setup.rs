@@ -2,7 +2,6 @@
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Instant;
 
 use super::capacity;
@@ -15,7 +14,7 @@ use super::{greatest, place};
 use crate::collective::{self, Gather};
 use crate::comm::World;
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
-use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
+use crate::data::{self, AHEAD, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
@@ -64,20 +63,39 @@ impl Source {
         }
     }
 
+    /// Whether images come from a data set, which ends.
+    pub fn has_epochs(&self) -> bool {
+        matches!(self, Source::Data(..))
+    }
+
     pub fn start_epoch(&mut self, epoch: usize) {
         if let Source::Data(loader, _) = self {
             loader.start_epoch(epoch);
         }
     }
 
-    /// Fills a batch; false when the one that is there already serves.
-    pub fn fill(&self, step: usize, micro: usize, images: &mut [f32], labels: &mut [i32]) -> bool {
+    /// Fills a batch, or exchanges it for a filled one; false when the one that is there already serves.
+    ///
+    /// # Errors
+    /// `Data`: images cannot be read.
+    pub fn fill(
+        &mut self,
+        step: usize,
+        micro: usize,
+        images: &mut Vec<f32>,
+        labels: &mut Vec<i32>,
+    ) -> Result<bool> {
         match self {
-            Source::Data(loader, _) => loader.fill(step, micro, images, labels),
-            Source::Synthetic(loader, _) if step == 0 => loader.fill(0, micro, images, labels),
-            Source::Synthetic(..) => return false,
+            Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
+            Source::Synthetic(loader, _) if step == 0 => loader.fill(0, micro, images, labels)?,
+            Source::Synthetic(..) => return Ok(false),
         }
-        true
+        Ok(true)
+    }
+
+    /// Images of this epoch that this rank skipped, since they cannot be read.
+    pub fn skipped(&self) -> usize {
+        self.parts().0.skipped()
     }
 
     /// Position of a micro-step's first image in the global batch.
@@ -92,18 +110,20 @@ impl Source {
 /// The same on every rank.
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
+    let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config.threads)?)?;
+        let device = open_device(world, config, threads)?;
         // Its images count, as they do in a run.
-        let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
-        let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
+        let sets = open_sets(world, config, &network)?;
+        let config = &decided(config, sets.as_ref(), threads);
         let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
-    let (source, test) = open_data(world, config, &network)?;
-    let threads = threads(world, config.threads)?;
+    let sets = open_sets(world, config, &network)?;
+    let config = &decided(config, sets.as_ref(), threads);
+    let (source, test) = open_data(world, config, &network, sets)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
@@ -115,7 +135,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     world.agree(capacity::check(world, &network, config, &*device, &plans))?;
-    let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
+    let steps_per_epoch = source.steps();
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
@@ -138,26 +158,51 @@ fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
     config.steps.map_or(all_epochs, |steps| all_epochs.min(steps.saturating_add(config.warmup)))
 }
 
-/// The training source, and the test set where there is one. Ranks with unlike data are found here.
-fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Source, Option<Rc<dyn Dataset>>)> {
+/// The data set, where there is one. Ranks with unlike data are found here.
+fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Option<Sets>> {
+    let Some(path) = &config.data else { return Ok(None) };
+    let wanted =
+        Wanted { sample: network.image, classes: network.classes, seed: config.seed, input: &config.input };
+    let sets = world.agree(data::open(path, &wanted))?;
+    world.same(&[
+        ("training images".into(), sets.training.fingerprint()),
+        ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
+    ])?;
+    Ok(Some(sets))
+}
+
+/// The configuration with what the data decide where no flag did.
+fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
+    let mut config = config.clone();
+    let Some(sets) = sets else { return config };
+    config.input.augment = Some(sets.training.augment().clone());
+    config.input.loader_threads.get_or_insert(sets.training.reading_threads(threads));
+    config
+}
+
+/// The training source, and the test set where there is one.
+fn open_data(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    sets: Option<Sets>,
+) -> Result<(Source, Option<TestLoader>)> {
     let sharding = Sharding {
         ranks: world.size(),
         rank: world.rank(),
         batch: config.batch,
         accumulation: config.accumulation,
     };
-    let Some(directory) = &config.data else {
+    let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
-        let loader = world.agree(TrainingLoader::new(set, sharding, config.seed))?;
+        let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
         return Ok((Source::Synthetic(loader, sharding), None));
     };
-    let sets = world.agree(data::open(directory, network.image, network.classes))?;
-    world.same(&[
-        ("training images".into(), sets.training.fingerprint().into()),
-        ("test images".into(), sets.test.fingerprint().into()),
-    ])?;
-    let loader = world.agree(TrainingLoader::new(sets.training, sharding, config.seed))?;
-    Ok((Source::Data(loader, sharding), Some(sets.test)))
+    let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
+    let reading = world.agree(reading)?;
+    let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());
+    let loader = world.agree(loader)?;
+    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, sharding, reading))))
 }
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
@@ -265,10 +310,14 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
     let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
     let [mapped, messages] =
         collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+    // While one set is read ahead, batches of the other wait.
+    let threads = config.input.loader_threads.unwrap_or(0);
+    let read_ahead =
+        if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
-        batches: if evaluate { 3 } else { 2 },
+        batches: (if evaluate { 3 } else { 2 }) + read_ahead,
         mapped,
         messages,
         program: resident::now().unwrap_or(0),
@@ -283,7 +332,7 @@ fn assemble(
     device: Box<dyn Device>,
     rule: &Rule,
     source: Source,
-    test: Option<Rc<dyn Dataset>>,
+    test: Option<TestLoader>,
     threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
@@ -299,16 +348,16 @@ fn assemble(
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
     let evaluator = match (&plans.evaluation, test) {
-        (Some(plan), Some(set)) => Some(Evaluator {
+        (Some(plan), Some(loader)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
-            loader: TestLoader::new(set, *source.parts().1),
+            loader,
             images: vec![0.0; training.images.bytes / 4],
             labels: vec![0; config.batch],
         }),
         _ => None,
     };
-    let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
+    let steps_per_epoch = if config.data.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
     Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
 }

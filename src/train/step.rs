@@ -77,7 +77,7 @@ impl Trainer {
     pub fn step(
         &mut self,
         device: &dyn Device,
-        source: &Source,
+        source: &mut Source,
         step: usize,
         done: usize,
         learning_rate: f32,
@@ -108,9 +108,9 @@ impl Trainer {
     }
 
     /// Fills the batch; returns the seconds that took.
-    fn read(&mut self, device: &dyn Device, source: &Source, step: usize, micro: usize) -> Result<f64> {
+    fn read(&mut self, device: &dyn Device, source: &mut Source, step: usize, micro: usize) -> Result<f64> {
         let begun = Instant::now();
-        if source.fill(step, micro, &mut self.images, &mut self.labels) {
+        if source.fill(step, micro, &mut self.images, &mut self.labels)? {
             device.upload(bytes_of(&self.images), &self.program.images)?;
             device.upload(bytes_of(&self.labels), &self.program.labels)?;
         }
@@ -160,7 +160,8 @@ impl Trainer {
         device.download(&self.program.hits, bytes_of_mut(&mut self.metrics))?;
         tail.loss += loss;
         tail.hits += sum(&self.metrics);
-        tail.images += self.labels.len() as f32;
+        // An image that could not be read has no label, and counts nowhere.
+        tail.images += self.labels.iter().filter(|&&label| label >= 0).count() as f32;
         if !loss.is_finite() && result.where_diverged.is_none() {
             tail.diverged = 1.0;
             result.where_diverged = self.program.first_not_finite(device, scalars)?;
@@ -224,7 +225,7 @@ impl Trainer {
         let mut values = [0f32; TAIL / 4];
         device.download(&self.tail, bytes_of_mut(&mut values))?;
         result.images = values[2] as usize;
-        result.loss = f64::from(values[0]) / f64::from(values[2]);
+        result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
         result.hits = f64::from(values[1]);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
         Ok(())

@@ -1,0 +1,54 @@
+//! The flags that say which images there are, and how they are read and prepared.
+
+use std::path::PathBuf;
+
+use dltrain::config::{Augment, DataFormat, Input};
+use dltrain::error::{Error, Result};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
+    #[arg(long, value_name = "PATH", help_heading = "Model and data")]
+    data: Option<PathBuf>,
+    /// How they lie there [default: found out from the files].
+    #[arg(long, value_enum, help_heading = "Model and data")]
+    data_format: Option<DataFormat>,
+    /// What is done to training images: imagenet, cifar, none, or a list of crop, pad-crop, flip, randaugment, jitter,
+    /// lighting, cutout [default: imagenet for images of any size, none for those of one small size].
+    #[arg(long, value_name = "LIST", help_heading = "Model and data")]
+    augment: Option<Augment>,
+    /// Times each training image comes in an epoch.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
+    repeat_data: usize,
+    /// Threads a rank that read images ahead; 0: none [default: 0 for sets in memory, else a quarter of --threads].
+    #[arg(long, value_name = "N", help_heading = "Model and data")]
+    loader_threads: Option<usize>,
+    /// Stop at an image that cannot be read, instead of skipping it.
+    #[arg(long, help_heading = "Model and data")]
+    strict: bool,
+}
+
+impl Args {
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {
+        super::at_least_one("repeat-data", self.repeat_data)?;
+        let given = [
+            (self.data_format.is_some(), "data-format"),
+            (self.augment.is_some(), "augment"),
+            (self.repeat_data > 1, "repeat-data"),
+            (self.strict, "strict"),
+        ];
+        if let (None, Some((_, flag))) = (&self.data, given.iter().find(|(given, _)| *given)) {
+            return Err(Error::usage(format!("--{flag} needs --data")));
+        }
+        let input = Input {
+            format: self.data_format,
+            augment: self.augment,
+            repeat: self.repeat_data,
+            loader_threads: self.loader_threads,
+            strict: self.strict,
+        };
+        Ok((self.data, input))
+    }
+}

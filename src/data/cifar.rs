@@ -1,0 +1,130 @@
+//! CIFAR-10 and CIFAR-100, in the binary version.
+//!
+//! The format (Krizhevsky: <https://www.cs.toronto.edu/~kriz/cifar.html>): records of a label (CIFAR-10) or a coarse and a
+//! fine label (CIFAR-100) and 3072 bytes, the red, the green and the blue plane of 32×32 pixels. Names of classes are
+//! in text files beside, a line each.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::detect::Parts;
+use super::images::Images;
+use super::{Colours, Wanted};
+use crate::error::{Error, Result};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+
+/// By any of these a directory is known.
+pub const FILES: [&str; 4] = ["data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin"];
+
+struct Variant {
+    training: &'static [&'static str],
+    test: &'static str,
+    names: &'static str,
+    labels: usize,
+    classes: usize,
+}
+
+const VARIANTS: [Variant; 2] = [
+    Variant {
+        training: &[
+            "data_batch_1.bin",
+            "data_batch_2.bin",
+            "data_batch_3.bin",
+            "data_batch_4.bin",
+            "data_batch_5.bin",
+        ],
+        test: "test_batch.bin",
+        names: "batches.meta.txt",
+        labels: 1,
+        classes: 10,
+    },
+    Variant {
+        training: &["train.bin"],
+        test: "test.bin",
+        names: "fine_label_names.txt",
+        labels: 2,
+        classes: 100,
+    },
+];
+
+/// Opens the set in a directory, scaled for the model.
+///
+/// # Errors
+/// A data error that names the file: missing, unreadable, of a wrong length, or with a label out of range.
+pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
+    let present = |name: &str| directory.join(name).exists();
+    let variant = VARIANTS.iter().find(|variant| variant.training.iter().any(|name| present(name)));
+    let Some(variant) = variant else {
+        let what =
+            format!("no CIFAR data: neither {} nor {}", VARIANTS[0].training[0], VARIANTS[1].training[0]);
+        return Err(Error::data(directory, what));
+    };
+    let part = |files: &[&str], colours: Option<Colours>| -> Result<Images> {
+        let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+        for name in files {
+            read(&directory.join(name), variant, &mut pixels, &mut labels)?;
+        }
+        let fingerprint =
+            format!("{} CIFAR images, CRC-32 {:08x}", labels.len(), super::idx::crc32(&pixels, &labels));
+        let colours = colours.unwrap_or_else(|| Colours::over(&pixels, 3));
+        let name = directory.display().to_string();
+        let classes = names(&directory.join(variant.names), variant.classes);
+        let mut images = Images {
+            pixels,
+            labels,
+            height: SIDE,
+            width: SIDE,
+            channels: 3,
+            classes,
+            colours,
+            name,
+            fingerprint,
+        };
+        images.scale_all([wanted.sample[1], wanted.sample[2]]);
+        Ok(images)
+    };
+    let training = part(variant.training, None)?;
+    let test = part(&[variant.test], Some(training.colours))?;
+    Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)) })
+}
+
+fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
+    let record = variant.labels + 3 * PLANE;
+    let mut bytes = Vec::new();
+    let mut file = File::open(path).map_err(|error| Error::data(path, error))?;
+    file.read_to_end(&mut bytes).map_err(|error| Error::data(path, error))?;
+    if bytes.is_empty() || !bytes.len().is_multiple_of(record) {
+        let what = format!(
+            "{} bytes, which is not a number of records of {record} bytes: truncated, or another format",
+            bytes.len()
+        );
+        return Err(Error::data(path, what));
+    }
+    pixels.reserve(bytes.len() / record * 3 * PLANE);
+    for (index, record) in bytes.chunks_exact(record).enumerate() {
+        let (label, planes) = record.split_at(variant.labels);
+        let label = label[variant.labels - 1];
+        if usize::from(label) >= variant.classes {
+            let what = format!(
+                "label {label} (of image {index}) is out of range: there are {} classes",
+                variant.classes
+            );
+            return Err(Error::data(path, what));
+        }
+        labels.push(i32::from(label));
+        pixels.extend((0..PLANE).flat_map(|at| [planes[at], planes[PLANE + at], planes[2 * PLANE + at]]));
+    }
+    Ok(())
+}
+
+/// The names in a file, or numbers where there is none.
+fn names(path: &Path, classes: usize) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let names: Vec<String> =
+        text.lines().map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
+    if names.len() == classes { names } else { (0..classes).map(|class| class.to_string()).collect() }
+}

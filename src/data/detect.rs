@@ -1,0 +1,124 @@
+//! Opening a data set of whichever format.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Dataset, Frame, Samples, Sets, Wanted, cifar, folder, idx, shapes};
+use crate::config::{Augment, Augmentation, DataFormat};
+use crate::error::{Error, Result};
+
+/// What a data set consists of before it is prepared for a model.
+pub(super) struct Parts {
+    pub training: Arc<dyn Dataset>,
+    pub test: Option<Arc<dyn Dataset>>,
+}
+
+/// Opens a data set and prepares it for a model. The path "synthetic:shapes" is a set that is computed.
+///
+/// # Errors
+/// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not fit
+/// the data.
+pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
+    let parts = match path.to_str().and_then(|text| text.strip_prefix("synthetic:")) {
+        Some(what) => shapes::open(what, wanted)?,
+        None => open_files(path, wanted)?,
+    };
+    let Parts { training, test } = parts;
+    let classes = training.class_names().len();
+    if classes > wanted.classes {
+        let what =
+            format!("{classes} classes, but the model has {}; use --classes {classes}", wanted.classes);
+        return Err(Error::data(path, what));
+    }
+    let augment = match &wanted.input.augment {
+        Some(augment) => augment.clone(),
+        None if training.frame() == Frame::Centre => Augment::imagenet(),
+        None => Augment::default(),
+    };
+    if wanted.sample[0] != 3 && augment.has(Augmentation::Lighting) {
+        return Err(Error::usage("--augment lighting: the model reads grey images"));
+    }
+    let samples = Samples::new(training.clone(), wanted.sample, &*training);
+    Ok(Sets {
+        training: samples.for_training(augment, wanted.seed, wanted.input.repeat),
+        test: test.map(|test| Samples::new(test, wanted.sample, &*training)),
+    })
+}
+
+fn open_files(path: &Path, wanted: &Wanted) -> Result<Parts> {
+    let format = match wanted.input.format {
+        Some(format) => format,
+        None => recognise(path)?,
+    };
+    match format {
+        DataFormat::Idx => idx::open(path, wanted),
+        DataFormat::Cifar => cifar::open(path, wanted),
+        DataFormat::Folder => folder::open(path),
+        DataFormat::Tar => Err(Error::usage("--data-format tar: not yet")),
+        DataFormat::Packed => Err(Error::usage("--data-format packed: not yet")),
+    }
+}
+
+/// The format of what lies there, by the names of files.
+fn recognise(path: &Path) -> Result<DataFormat> {
+    let metadata = fs::metadata(path).map_err(|error| unusable(path, &error))?;
+    let ending = |name: &Path, wanted: &str| name.extension().is_some_and(|ending| ending == wanted);
+    if metadata.is_file() {
+        return match path {
+            path if ending(path, "h5") => Ok(DataFormat::Packed),
+            path if ending(path, "tar") => Ok(DataFormat::Tar),
+            _ => Err(Error::data(path, "not a directory, and neither an .h5 nor a .tar file")),
+        };
+    }
+    let entries = entries(path)?;
+    let any = |test: &dyn Fn(&str) -> bool| {
+        entries.iter().any(|entry| entry.file_name().and_then(|name| name.to_str()).is_some_and(test))
+    };
+    if any(&|name| name.starts_with("train-images") || name.starts_with("t10k-")) {
+        return Ok(DataFormat::Idx);
+    }
+    if any(&|name| cifar::FILES.contains(&name)) {
+        return Ok(DataFormat::Cifar);
+    }
+    let holds = |wanted: &str| -> bool {
+        let inner =
+            entries.iter().filter(|entry| entry.is_dir()).filter_map(|entry| fs::read_dir(entry).ok());
+        let mut inner = inner.flatten().take(1000).flatten().map(|entry| entry.path());
+        entries.iter().any(|entry| ending(entry, wanted)) || inner.any(|entry| ending(&entry, wanted))
+    };
+    if holds("h5") {
+        return Ok(DataFormat::Packed);
+    }
+    if holds("tar") {
+        return Ok(DataFormat::Tar);
+    }
+    if entries.iter().any(|entry| entry.is_dir()) {
+        return Ok(DataFormat::Folder);
+    }
+    Err(Error::data(
+        path,
+        "no data set: neither IDX files (train-images-idx3-ubyte), nor CIFAR's (data_batch_1.bin, train.bin), nor .h5 or \
+         .tar files, nor a directory a class",
+    ))
+}
+
+/// What lies in a directory, sorted by name.
+///
+/// # Errors
+/// `Data`: it is not there, or cannot be read.
+pub(super) fn entries(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
+    let list =
+        || -> std::io::Result<Vec<_>> { fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect() };
+    let mut entries = list().map_err(|error| unusable(directory, &error))?;
+    entries.sort_unstable();
+    Ok(entries)
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Error::data(path, "no such directory"),
+        std::io::ErrorKind::NotADirectory => Error::data(path, "not a directory"),
+        _ => Error::data(path, error),
+    }
+}

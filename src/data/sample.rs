@@ -1,0 +1,224 @@
+//! From a decoded image to what a model reads: cut, scaled, augmented, normalised.
+//!
+//! Every random choice is a number of the stream of (seed, part, epoch, image): which rank or thread reads an image, and
+//! what was read before it, changes nothing.
+
+use std::sync::Arc;
+
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+use super::augment;
+use super::picture::Picture;
+use super::{Dataset, Frame};
+use crate::config::{Augment, Augmentation};
+use crate::error::{Error, Result};
+use crate::random::{Purpose, Stream, key};
+
+/// A data set as a model reads it.
+#[derive(Clone)]
+pub struct Samples {
+    set: Arc<dyn Dataset>,
+    sample: [usize; 3],
+    augment: Augment,
+    seed: u64,
+    repeat: usize,
+    /// A byte becomes `byte · scale + shift`, by channel.
+    scale: [f32; 3],
+    shift: [f32; 3],
+}
+
+/// What reading an image needs besides, kept from one image to the next.
+#[derive(Default)]
+pub struct Scratch {
+    source: Picture,
+    scaled: Picture,
+    spare: Picture,
+    resizer: Resizer,
+}
+
+/// A part of a picture: left, top, width, height in pixels.
+type Rectangle = [f64; 4];
+
+impl Samples {
+    /// The images of `set` for a model that reads (C, H, W), normalised to the colours of `like`.
+    pub fn new(set: Arc<dyn Dataset>, sample: [usize; 3], like: &dyn Dataset) -> Samples {
+        let colours = like.colours();
+        Samples {
+            scale: colours.deviation.map(|deviation| (1.0 / deviation) as f32),
+            shift: [0, 1, 2].map(|c| (-colours.mean[c] / colours.deviation[c]) as f32),
+            set,
+            sample,
+            augment: Augment::default(),
+            seed: 0,
+            repeat: 1,
+        }
+    }
+
+    /// The same images augmented, all of them `repeat` times in an epoch.
+    pub fn for_training(self, augment: Augment, seed: u64, repeat: usize) -> Samples {
+        Samples { augment, seed, repeat: repeat.max(1), ..self }
+    }
+
+    pub fn set(&self) -> &dyn Dataset {
+        &*self.set
+    }
+
+    /// Images in an epoch; at least one.
+    pub fn len(&self) -> usize {
+        self.set.len() * self.repeat
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// (C, H, W) of every image.
+    pub fn sample(&self) -> [usize; 3] {
+        self.sample
+    }
+
+    pub fn augment(&self) -> &Augment {
+        &self.augment
+    }
+
+    /// Threads worth giving to reading, of a rank that has so many: none where it is a copy.
+    pub fn reading_threads(&self, threads: usize) -> usize {
+        if self.set.in_memory() { 0 } else { (threads / 4).clamp(1, 8) }
+    }
+
+    pub fn label(&self, index: usize) -> i32 {
+        self.set.label(index % self.set.len())
+    }
+
+    pub fn name(&self, index: usize) -> String {
+        self.set.name(index % self.set.len())
+    }
+
+    /// What there is to learn, in few words; equal for equal images only.
+    pub fn fingerprint(&self) -> String {
+        match self.repeat {
+            1 => self.set.fingerprint(),
+            repeat => format!("{}, {repeat} times", self.set.fingerprint()),
+        }
+    }
+
+    /// Writes one image as it is in this epoch, in the order (C, H, W); its class is returned.
+    ///
+    /// # Errors
+    /// `Data`, with the image's name: it is gone or does not decode.
+    pub fn read(&self, epoch: usize, index: usize, image: &mut [f32], scratch: &mut Scratch) -> Result<i32> {
+        let stored = index % self.set.len();
+        self.set.read(stored, &mut scratch.source)?;
+        let draws = |part: Augmentation| Draws::new(self.seed, part, epoch, index);
+        self.frame(&draws, scratch)?;
+        augment::apply(&self.augment, &draws, &mut scratch.scaled, &mut scratch.spare);
+        self.normalise(&draws, &scratch.scaled, image);
+        if self.augment.has(Augmentation::Cutout) {
+            augment::cutout(&mut draws(Augmentation::Cutout).0, self.sample, image);
+        }
+        Ok(self.set.label(stored))
+    }
+
+    /// Cuts out and scales what the model sees: `source` becomes `scaled`.
+    fn frame(&self, draws: &impl Fn(Augmentation) -> Draws, scratch: &mut Scratch) -> Result<()> {
+        let [_, height, width] = self.sample;
+        let source = &scratch.source;
+        let whole = [0.0, 0.0, source.width as f64, source.height as f64];
+        let part = if self.augment.has(Augmentation::Crop) {
+            augment::random_part(&mut draws(Augmentation::Crop).0, [source.height, source.width])
+        } else if self.set.frame() == Frame::Whole || self.augment.has(Augmentation::PadCrop) {
+            whole
+        } else {
+            centre([source.height, source.width], [height, width])
+        };
+        scratch.scaled.reshape(height, width, source.channels);
+        if part == whole && (source.height, source.width) == (height, width) {
+            scratch.scaled.pixels.copy_from_slice(&source.pixels);
+            return Ok(());
+        }
+        resize(&mut scratch.resizer, source, part, &mut scratch.scaled)
+            .map_err(|error| Error::internal(format!("scaling {part:?}: {error}")))
+    }
+
+    fn normalise(&self, draws: &impl Fn(Augmentation) -> Draws, picture: &Picture, image: &mut [f32]) {
+        let [channels, height, width] = self.sample;
+        let mut shift = self.shift;
+        if self.augment.has(Augmentation::Lighting) {
+            let noise = augment::lighting(&mut draws(Augmentation::Lighting).0);
+            (0..3).for_each(|c| shift[c] += noise[c] * self.scale[c]);
+        }
+        let mut planes = image.chunks_exact_mut(height * width);
+        match (picture.channels, channels) {
+            (1, _) => {
+                for (channel, plane) in planes.enumerate() {
+                    let (scale, shift) = (self.scale[channel.min(2)], shift[channel.min(2)]);
+                    for (target, &byte) in plane.iter_mut().zip(&picture.pixels) {
+                        *target = f32::from(byte) * scale + shift;
+                    }
+                }
+            }
+            (_, 1) => {
+                // ITU-R 601, as PIL's `convert("L")`.
+                let colours = picture.pixels.as_chunks::<3>().0.iter();
+                for (target, &[red, green, blue]) in image.iter_mut().zip(colours) {
+                    let grey = 0.299 * f32::from(red) + 0.587 * f32::from(green) + 0.114 * f32::from(blue);
+                    *target = grey * self.scale[1] + shift[1];
+                }
+            }
+            _ => {
+                let mut plane = || planes.next().unwrap_or_default().iter_mut();
+                let targets = plane().zip(plane()).zip(plane());
+                for (((red, green), blue), pixel) in targets.zip(picture.pixels.as_chunks::<3>().0) {
+                    *red = f32::from(pixel[0]) * self.scale[0] + shift[0];
+                    *green = f32::from(pixel[1]) * self.scale[1] + shift[1];
+                    *blue = f32::from(pixel[2]) * self.scale[2] + shift[2];
+                }
+            }
+        }
+    }
+}
+
+/// The random numbers of one part of the augmentation of one image in one epoch.
+pub struct Draws(pub Stream);
+
+impl Draws {
+    pub fn new(seed: u64, part: Augmentation, epoch: usize, index: usize) -> Draws {
+        Draws(Stream::at(key(seed, Purpose::Augment, part as u32), [index as u32, epoch as u32]))
+    }
+}
+
+/// The part that evaluation sees: as if the shorter side were scaled to 8/7 of the model's (256 for 224) and the middle
+/// cut out.
+fn centre([height, width]: [usize; 2], to: [usize; 2]) -> Rectangle {
+    let shorter = to[0].max(to[1]) as f64 * 8.0 / 7.0;
+    let shrink = height.min(width) as f64 / shorter.round();
+    let middle = |from: usize, to: usize| {
+        let scaled = (from as f64 / shrink).floor();
+        let first = ((scaled - to as f64) / 2.0).round_ties_even().max(0.0);
+        (first * from as f64 / scaled, to as f64 * from as f64 / scaled)
+    };
+    let ((left, width), (top, height)) = (middle(width, to[1]), middle(height, to[0]));
+    [left, top, width, height]
+}
+
+/// Scales a part of a picture to another picture's size: bilinear, and where it becomes smaller the mean over what a
+/// pixel covers, as PIL does.
+pub(super) fn resize(
+    resizer: &mut Resizer,
+    source: &Picture,
+    [left, top, width, height]: Rectangle,
+    target: &mut Picture,
+) -> std::result::Result<(), String> {
+    let kind = if source.channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+    let from = ImageRef::new(source.width as u32, source.height as u32, &source.pixels, kind);
+    let from = from.map_err(|error| error.to_string())?;
+    let (to_width, to_height) = (target.width as u32, target.height as u32);
+    let to = Image::from_slice_u8(to_width, to_height, &mut target.pixels, kind);
+    let mut to = to.map_err(|error| error.to_string())?;
+    let options = ResizeOptions::new()
+        .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
+        .crop(left, top, width, height)
+        .use_alpha(false);
+    resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())
+}

@@ -16,7 +16,7 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one test-full lint bench bench-cpu bench-hosts clean
+.PHONY: help deps build run test test-one test-full lint bench bench-cpu bench-data bench-hosts clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,10 @@ bench: build ## measure against PyTorch (installs it: 5.5 GB)
 bench-cpu: build ## measure the large models against PyTorch's best (MODELS="resnet50 alexnet": an hour for all)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/cpu/run.sh $(DLTRAIN)
+
+bench-data: build ## measure decoding and preparing images against torchvision
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
 bench-hosts: build ## measure the allreduces between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/hosts/run.sh $(DLTRAIN)

@@ -11,6 +11,7 @@ use dltrain::bench;
 use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
 use dltrain::model::MODELS;
+use dltrain::pack;
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -48,6 +49,8 @@ pub enum Command {
     Info,
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
+    /// Pack images into HDF5 files that are read in large pieces; --verify reads them again.
+    Pack(pack::Args),
 }
 
 #[derive(Debug, Args)]

@@ -16,6 +16,7 @@ pub mod info;
 pub mod model;
 pub mod models;
 pub mod optim;
+pub mod pack;
 pub mod plan;
 pub mod random;
 pub mod record;

@@ -10,7 +10,7 @@ use clap::Parser;
 
 use dltrain::comm::{World, launcher_rank};
 use dltrain::error::{Error, Kind, Result};
-use dltrain::{bench, info, models, record, train};
+use dltrain::{bench, info, models, pack, record, train};
 
 use cli::{Cli, Command};
 
@@ -44,6 +44,7 @@ fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
     match cli.command {
         Some(Command::Models) => models::print(world),
         Some(Command::Info) => info::print(world),
+        Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         None => train::run(world, cli.train.validate(), started),
     }

@@ -67,7 +67,7 @@ fn folder(each: usize) -> TempDir {
     let root = TempDir::new().unwrap();
     for (class, name) in ["ant", "bee", "cat"].into_iter().enumerate() {
         for index in 0..each {
-            let size = [40 + index, 70 - 2 * index];
+            let size = [40 + index % 20, 70 - 2 * (index % 20)];
             // One in three is a PNG, under a name that says otherwise.
             let picture = picture(class, index, size);
             let bytes = if index % 3 == 2 { png(&picture) } else { jpeg(&picture) };
@@ -451,4 +451,239 @@ fn a_run_skips_bad_images_by_name_and_stops_with_strict() {
     flags.push("--strict");
     let message = job::refused(&[(2, &flags)]);
     assert!(message.contains("004.JPEG: empty"), "{message}");
+}
+
+/// Packs a folder with these flags; the packed file's path.
+fn pack(root: &Path, ranks: usize, name: &str, flags: &[&str]) -> String {
+    let output = root.join(name).display().to_string();
+    let source = root.join("images").display().to_string();
+    job::run(ranks, &[&["pack", &source, &output], flags].concat());
+    output
+}
+
+/// A directory with `images/` in it.
+fn to_pack(each: usize) -> TempDir {
+    let root = TempDir::new().unwrap();
+    let images = folder(each);
+    fs::rename(images.path(), root.path().join("images")).unwrap();
+    root
+}
+
+#[test]
+fn packed_images_are_those_that_were_packed() {
+    let root = to_pack(6);
+    let source = open(&root.path().join("images"), &Input::default()).unwrap();
+    let as_they_were = pack(root.path(), 1, "encoded.h5", &["--encoded"]);
+    let pixels = pack(root.path(), 2, "pixels.h5", &["--size", "24"]);
+    // (class, first pixels) of every image, in any order.
+    let content = |samples: &Samples| {
+        let mut all: Vec<(i32, Vec<u8>)> = (0..samples.len())
+            .map(|index| {
+                let mut picture = Picture::default();
+                samples.set().read(index, &mut picture).unwrap();
+                (samples.label(index), picture.pixels)
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let encoded = open(Path::new(&as_they_were), &Input::default()).unwrap();
+    assert_eq!(encoded.training.set().class_names(), source.training.set().class_names());
+    assert!(content(&encoded.training) == content(&source.training));
+    assert!(content(&encoded.test.unwrap()) == content(&source.test.unwrap()));
+    let small = open(Path::new(&pixels), &Input::default()).unwrap().training;
+    assert_eq!(small.len(), 18);
+    for index in 0..18 {
+        let mut picture = Picture::default();
+        small.set().read(index, &mut picture).unwrap();
+        assert_eq!(picture.height.min(picture.width), 24);
+        // The class is the amount of red.
+        assert!(picture.pixels[0].abs_diff((small.label(index) * 60 + 20) as u8) < 6);
+    }
+    let order: Vec<i32> = (0..18).map(|index| small.label(index)).collect();
+    assert!(!order.is_sorted(), "packed in random order");
+    // Normalised to their own colours.
+    let values: Vec<f32> = (0..18)
+        .flat_map(|index| {
+            let mut picture = Picture::default();
+            small.set().read(index, &mut picture).unwrap();
+            picture.pixels.iter().skip(1).step_by(3).map(|&value| f32::from(value)).collect::<Vec<_>>()
+        })
+        .collect();
+    let mean = values.iter().map(|&value| f64::from(value)).sum::<f64>() / values.len() as f64;
+    assert!((small.set().colours().mean[1] - mean).abs() < 1e-9);
+    let verified = job::run(2, &["pack", &pixels, "--verify"]);
+    assert!(verified.contains("24 images in 2 files: every checksum is right"), "{verified}");
+}
+
+#[test]
+fn packing_gives_the_same_files_on_any_number_of_ranks_and_can_be_taken_up_again() {
+    let root = to_pack(60);
+    let flags = ["--size", "64", "--file-mb", "1"];
+    pack(root.path(), 1, "one.h5", &flags);
+    let three = pack(root.path(), 3, "three.h5", &flags);
+    let name = |stem: &str, number| root.path().join(format!("{stem}-training-{number}-of-3.h5"));
+    for number in 1..=3 {
+        assert!(fs::read(name("one", number)).unwrap() == fs::read(name("three", number)).unwrap());
+    }
+    // A file is lost, another was being written when the power failed.
+    let whole = fs::read(name("three", 2)).unwrap();
+    fs::remove_file(name("three", 2)).unwrap();
+    fs::write(name("three", 2).with_extension("h5.partial"), b"half").unwrap();
+    let error = open(Path::new(&three), &Input::default()).err().expect("one is missing");
+    assert!(error.message.contains("file 2 of 3 of the training images is missing"), "{error}");
+    let before = fs::metadata(name("three", 1)).unwrap().modified().unwrap();
+    pack(root.path(), 2, "three.h5", &flags);
+    assert!(fs::read(name("three", 2)).unwrap() == whole);
+    assert_eq!(fs::metadata(name("three", 1)).unwrap().modified().unwrap(), before, "left alone");
+    // Other choices do not replace what is there.
+    let source = root.path().join("images").display().to_string();
+    let message = job::refused(&[(2, &["pack", &source, &three, "--size", "65", "--file-mb", "1"])]);
+    assert!(message.contains("is there already, from another source"), "{message}");
+}
+
+#[test]
+fn a_damaged_image_in_a_packed_file_is_found_and_skipped() {
+    let root = to_pack(4);
+    fs::remove_dir_all(root.path().join("images/val")).unwrap();
+    let packed = pack(root.path(), 1, "all.h5", &["--size", "24"]);
+    let mut bytes = fs::read(&packed).unwrap();
+    let text = String::from_utf8_lossy(&bytes[..4096]).into_owned();
+    let chunk = text
+        .split("\"chunks\":[")
+        .nth(1)
+        .unwrap()
+        .split([']', ','])
+        .next()
+        .unwrap()
+        .parse::<usize>()
+        .unwrap();
+    bytes[chunk + 3 * 24 * 50] ^= 1;
+    fs::write(&packed, bytes).unwrap();
+    let sets = open(Path::new(&packed), &augmented("none")).unwrap();
+    let (_, labels) = epoch(&sets.training, 1, 0, 0);
+    assert_eq!(labels.iter().filter(|&&label| label == PADDING).count(), 1);
+    let message = job::refused(&[(1, &["pack", &packed, "--verify"])]);
+    assert!(message.contains("1 damaged images") && message.contains("CRC-32"), "{message}");
+}
+
+/// WebDataset's form: a key, an image, its class.
+fn tar_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in entries {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        header.set_cksum();
+        builder.append_data(&mut header, name, *bytes).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn tar_files_are_read_by_key_or_by_directory() {
+    let images: Vec<Vec<u8>> = (0..4).map(|class| jpeg(&picture(class, 0, [20, 30]))).collect();
+    let root = TempDir::new().unwrap();
+    put(
+        root.path(),
+        "train-0.tar",
+        &tar_of(&[("a/0.jpg", &images[2]), ("a/0.cls", b"2\n"), ("a/1.cls", b"0"), ("a/1.jpg", &images[0])]),
+    );
+    put(root.path(), "train-1.tar", &tar_of(&[("b.jpg", &images[3]), ("b.json", b"{}"), ("b.cls", b"3")]));
+    put(root.path(), "val-0.tar", &tar_of(&[("c.jpg", &images[1]), ("c.cls", b"1")]));
+    let sets = open(root.path(), &augmented("none")).unwrap();
+    let test = sets.test.unwrap();
+    assert_eq!((sets.training.len(), test.len()), (3, 1));
+    assert_eq!(sets.training.set().class_names().len(), 4);
+    for samples in [&sets.training, &test] {
+        for index in 0..samples.len() {
+            let mut decoded = Picture::default();
+            samples.set().read(index, &mut decoded).unwrap();
+            assert!(decoded.pixels[0].abs_diff((samples.label(index) * 60 + 20) as u8) < 8);
+        }
+    }
+    let directories = TempDir::new().unwrap();
+    put(directories.path(), "all.tar", &tar_of(&[("x/dog/1.jpg", &images[1]), ("x/ant/1.jpg", &images[0])]));
+    let sets = open(&directories.path().join("all.tar"), &augmented("none")).unwrap();
+    assert_eq!(sets.training.set().class_names(), ["ant", "dog"]);
+    assert_eq!([sets.training.label(0), sets.training.label(1)], [1, 0]);
+
+    put(root.path(), "train-1.tar", &tar_of(&[("b.jpg", &images[3])]));
+    refused(root.path(), &["train-1.tar: b.jpg has no .cls file"]);
+    put(root.path(), "train-1.tar", &tar_of(&[("b.jpg", &images[3]), ("b.cls", b"dog")]));
+    refused(root.path(), &["b.cls: \"dog\" is no class number"]);
+    put(root.path(), "train-1.tar", b"");
+    refused(root.path(), &["train-1.tar: empty, or not a tar file"]);
+    let whole = tar_of(&[("b.jpg", &images[3]), ("b.cls", b"3")]);
+    put(root.path(), "train-1.tar", &whole[..700]);
+    refused(root.path(), &["train-1.tar", "truncated"]);
+}
+
+proptest! {
+    /// Bytes changed and cut anywhere in a good tar or packed file: a set that can be read through, or an error.
+    #[test]
+    fn no_bytes_can_crash_a_container(
+        which in 0usize..2, edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        in_header: bool, end in any::<prop::sample::Index>(), cut: bool,
+    ) {
+        static GOOD: std::sync::OnceLock<[Vec<u8>; 2]> = std::sync::OnceLock::new();
+        let good = GOOD.get_or_init(|| {
+            let root = to_pack(1);
+            fs::remove_dir_all(root.path().join("images/val")).unwrap();
+            let packed = fs::read(pack(root.path(), 1, "all.h5", &["--size", "8"])).unwrap();
+            let image = png(&picture(1, 1, [4, 4]));
+            [tar_of(&[("dog/1.png", &image), ("cat/1.png", &image)]), packed]
+        });
+        let mut bytes = good[which].clone();
+        for (place, value) in edits {
+            let place = place.index(if in_header { 700.min(bytes.len()) } else { bytes.len() });
+            bytes[place] = value;
+        }
+        if cut {
+            bytes.truncate(end.index(bytes.len()));
+        }
+        let root = TempDir::new().unwrap();
+        let path = root.path().join(["a.tar", "a.h5"][which]);
+        fs::write(&path, bytes).unwrap();
+        if let Ok(sets) = open(&path, &augmented("none")) {
+            for index in 0..sets.training.len() {
+                let _ = sets.training.set().read(index, &mut Picture::default());
+                sets.training.name(index);
+            }
+        }
+    }
+
+    /// A permutation, sorted within each global batch, whatever the blocks.
+    #[test]
+    fn shuffling_by_blocks_sees_every_image_once(
+        images in 1usize..2000, block in 1usize..40, global in 1usize..100, epoch in 0usize..3,
+    ) {
+        let starts: Vec<u32> = (0..images as u32).step_by(block).collect();
+        let order = data::block_order(5, epoch, images, &starts, global, 4 * global);
+        prop_assert!(order.chunks(global).all(<[u32]>::is_sorted));
+        let seen: HashSet<u32> = order.iter().copied().collect();
+        prop_assert_eq!((seen.len(), order.len()), (images, images));
+        prop_assert!(order.iter().all(|&index| (index as usize) < images));
+    }
+}
+
+/// What docs/data.md says of the shuffle: neighbours on disk meet in one global batch with a probability of (G − 1) / (W − 1)
+/// if their block lies in one window; and where an image comes in an epoch is as good as uniform.
+#[test]
+fn the_quality_of_the_shuffle_is_as_stated() {
+    let (images, block, global) = (40_000, 5, 100);
+    let starts: Vec<u32> = (0..images as u32).step_by(block).collect();
+    let (mut together, mut early) = (0, 0.0);
+    for epoch in 0..10 {
+        let order = data::block_order(5, epoch, images, &starts, global, 4 * global);
+        let mut batch = vec![0; images];
+        order.iter().enumerate().for_each(|(place, &index)| batch[index as usize] = place / global);
+        together += (0..images).step_by(block).filter(|&first| batch[first] == batch[first + 1]).count();
+        early += batch[..images / 2].iter().map(|&batch| batch as f64).sum::<f64>() / (images / 2) as f64;
+    }
+    // Blocks of 5 divide windows of 400. Five standard errors of 80000 trials: 5·√(p(1−p)/80000).
+    let (found, expected) = (f64::from(together as u32) / 80_000.0, 99.0 / 399.0);
+    assert!((found - expected).abs() < 0.0077, "{found}, not {expected}");
+    // The first half of the images has a mean place in the middle, 199.5: 8000 blocks in 10 epochs, √(400²/12/40000)·5/√10·√½…
+    assert!((early / 10.0 - 199.5).abs() < 2.0, "{early}");
 }

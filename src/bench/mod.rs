@@ -3,6 +3,7 @@
 //! May use: every room below. Used by: `main`, `cli`.
 
 mod allreduce;
+mod data;
 mod gemm;
 mod layers;
 mod sizes;
@@ -21,6 +22,8 @@ pub struct Args {
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
     Allreduce(allreduce::Args),
+    /// How fast a data set is read, decoded and prepared
+    Data(data::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -34,6 +37,7 @@ enum What {
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
         What::Allreduce(args) => allreduce::run(args, world),
+        What::Data(args) => data::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

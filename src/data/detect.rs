@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Dataset, Frame, Samples, Sets, Wanted, cifar, folder, idx, shapes};
+use super::{Dataset, Frame, Samples, Sets, Wanted, cifar, folder, idx, packed, shapes, shards};
 use crate::config::{Augment, Augmentation, DataFormat};
 use crate::error::{Error, Result};
 
 /// What a data set consists of before it is prepared for a model.
-pub(super) struct Parts {
+pub struct Parts {
     pub training: Arc<dyn Dataset>,
     pub test: Option<Arc<dyn Dataset>>,
 }
@@ -20,11 +20,7 @@ pub(super) struct Parts {
 /// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not fit
 /// the data.
 pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let parts = match path.to_str().and_then(|text| text.strip_prefix("synthetic:")) {
-        Some(what) => shapes::open(what, wanted)?,
-        None => open_files(path, wanted)?,
-    };
-    let Parts { training, test } = parts;
+    let Parts { training, test } = parts(path, wanted)?;
     let classes = training.class_names().len();
     if classes > wanted.classes {
         let what =
@@ -46,7 +42,14 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     })
 }
 
-fn open_files(path: &Path, wanted: &Wanted) -> Result<Parts> {
+/// Opens a data set as it lies there.
+///
+/// # Errors
+/// As for `open`.
+pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
+    if let Some(what) = path.to_str().and_then(|text| text.strip_prefix("synthetic:")) {
+        return shapes::open(what, wanted);
+    }
     let format = match wanted.input.format {
         Some(format) => format,
         None => recognise(path)?,
@@ -55,18 +58,20 @@ fn open_files(path: &Path, wanted: &Wanted) -> Result<Parts> {
         DataFormat::Idx => idx::open(path, wanted),
         DataFormat::Cifar => cifar::open(path, wanted),
         DataFormat::Folder => folder::open(path),
-        DataFormat::Tar => Err(Error::usage("--data-format tar: not yet")),
-        DataFormat::Packed => Err(Error::usage("--data-format packed: not yet")),
+        DataFormat::Tar => shards::open(path),
+        DataFormat::Packed => packed::open(path),
     }
 }
 
 /// The format of what lies there, by the names of files.
 fn recognise(path: &Path) -> Result<DataFormat> {
-    let metadata = fs::metadata(path).map_err(|error| unusable(path, &error))?;
     let ending = |name: &Path, wanted: &str| name.extension().is_some_and(|ending| ending == wanted);
+    if ending(path, "h5") && !path.is_dir() {
+        return Ok(DataFormat::Packed);
+    }
+    let metadata = fs::metadata(path).map_err(|error| unusable(path, &error))?;
     if metadata.is_file() {
         return match path {
-            path if ending(path, "h5") => Ok(DataFormat::Packed),
             path if ending(path, "tar") => Ok(DataFormat::Tar),
             _ => Err(Error::data(path, "not a directory, and neither an .h5 nor a .tar file")),
         };

@@ -112,6 +112,11 @@ impl Folder {
         Ok(())
     }
 
+    fn bytes(&self, index: usize) -> Result<Vec<u8>> {
+        let path = self.path(index);
+        fs::read(&path).map_err(|error| Error::data(&path, error))
+    }
+
     fn path(&self, index: usize) -> PathBuf {
         self.directory.join(&self.files[index])
     }
@@ -153,9 +158,12 @@ impl Dataset for Folder {
     }
 
     fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
-        let path = self.path(index);
-        let bytes = fs::read(&path).map_err(|error| Error::data(&path, error))?;
-        picture::decode(&bytes, picture).map_err(|what| Error::data(&path, what))
+        let bytes = self.bytes(index)?;
+        picture::decode(&bytes, picture).map_err(|what| Error::data(&self.path(index), what))
+    }
+
+    fn encoded(&self, index: usize) -> Result<Option<Vec<u8>>> {
+        self.bytes(index).map(Some)
     }
 
     fn name(&self, index: usize) -> String {

@@ -1,9 +1,11 @@
 //! A rank's batches. Which images they hold is a function of (seed, epoch, step) and the sharding alone.
 
 use super::prefetch::{Order, Reader};
+use std::sync::Arc;
+
 pub use super::prefetch::{PADDING, Reading};
 use super::sample::Samples;
-use super::shard::{Sharding, epoch_order};
+use super::shard::{Sharding, WINDOW, block_order, epoch_order};
 use crate::error::Result;
 
 /// This rank's training batches.
@@ -13,6 +15,7 @@ pub struct TrainingLoader {
     steps: usize,
     epoch: usize,
     skipped: usize,
+    kept: usize,
 }
 
 impl TrainingLoader {
@@ -22,9 +25,17 @@ impl TrainingLoader {
     /// A usage error when the set is smaller than one global batch.
     pub fn new(samples: Samples, sharding: Sharding, seed: u64, reading: Reading) -> Result<TrainingLoader> {
         let steps = sharding.steps(samples.len())?;
-        let order = TrainingOrder { sharding, seed, images: samples.len(), steps, shuffled: None };
+        let order = TrainingOrder {
+            sharding,
+            seed,
+            images: samples.len(),
+            blocks: samples.blocks(),
+            steps,
+            shuffled: None,
+        };
+        let kept = samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
         let reader = Reader::new(samples, order, reading);
-        Ok(TrainingLoader { reader, sharding, steps, epoch: 0, skipped: 0 })
+        Ok(TrainingLoader { reader, sharding, steps, epoch: 0, skipped: 0, kept })
     }
 
     /// Updates an epoch has.
@@ -32,8 +43,9 @@ impl TrainingLoader {
         self.steps
     }
 
-    pub fn samples(&self) -> &Samples {
-        self.reader.samples()
+    /// Bytes of files that are kept in memory.
+    pub fn kept(&self) -> usize {
+        self.kept
     }
 
     /// Shuffles anew; epochs count from 0.
@@ -73,9 +85,21 @@ struct TrainingOrder {
     sharding: Sharding,
     seed: u64,
     images: usize,
+    /// Where blocks begin; none where images are shuffled one by one.
+    blocks: Arc<Vec<u32>>,
     steps: usize,
     /// The epoch in hand and its order.
     shuffled: Option<(usize, Vec<u32>)>,
+}
+
+impl TrainingOrder {
+    fn shuffle(&self, epoch: usize) -> Vec<u32> {
+        if self.blocks.is_empty() {
+            return epoch_order(self.seed, epoch, self.images);
+        }
+        let global = self.sharding.global_batch();
+        block_order(self.seed, epoch, self.images, &self.blocks, global, WINDOW * global)
+    }
 }
 
 impl Order for TrainingOrder {
@@ -85,7 +109,7 @@ impl Order for TrainingOrder {
         let (epoch, step) = ((update / steps) as usize, (update % steps) as usize);
         let (_, order) = match self.shuffled.take() {
             Some(shuffled) if shuffled.0 == epoch => self.shuffled.insert(shuffled),
-            _ => self.shuffled.insert((epoch, epoch_order(self.seed, epoch, self.images))),
+            _ => self.shuffled.insert((epoch, self.shuffle(epoch))),
         };
         Some((epoch, order[self.sharding.training(step, micro)].to_vec()))
     }

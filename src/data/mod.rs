@@ -13,21 +13,23 @@ mod folder;
 mod idx;
 mod images;
 mod loader;
+pub mod packed;
 mod picture;
 mod prefetch;
 mod randaugment;
 mod sample;
 mod shapes;
 mod shard;
+mod shards;
 mod synthetic;
 
 pub use colours::{Colours, Sums};
-pub use detect::open;
+pub use detect::{Parts, open, parts};
 pub use loader::{PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Picture, decode};
 pub use prefetch::AHEAD;
-pub use sample::{Samples, Scratch};
-pub use shard::{Sharding, epoch_order};
+pub use sample::{Samples, Scratch, shorter_side};
+pub use shard::{Sharding, block_order, epoch_order};
 pub use synthetic::synthetic;
 
 use crate::config::Input;
@@ -68,6 +70,24 @@ pub trait Dataset: Send + Sync {
 
     /// Whether reading is a copy, not worth a thread.
     fn in_memory(&self) -> bool;
+
+    /// The image as the JPEG or PNG file that it is; `None` where it is pixels.
+    ///
+    /// # Errors
+    /// As for `read`.
+    fn encoded(&self, _index: usize) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    /// Where blocks of images begin that are best read together; empty where any order is as good.
+    fn blocks(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Says how many images' surroundings are worth keeping; returns the bytes that will take.
+    fn keep(&self, _images: usize) -> usize {
+        0
+    }
 }
 
 /// What of an image evaluation looks at, and training that does not cut by itself.

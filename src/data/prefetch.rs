@@ -94,10 +94,6 @@ impl<O: Order> Reader<O> {
         Reader { samples, order, reading, bad: Arc::default(), ahead: None }
     }
 
-    pub fn samples(&self) -> &Samples {
-        &self.samples
-    }
-
     /// Fills a batch; places without a readable image are zeros with the label `PADDING`. Returns how many places belong to
     /// images, and how many of those could not be read.
     ///

@@ -82,6 +82,14 @@ impl Samples {
         &self.augment
     }
 
+    /// Where blocks of images begin that are best read together, in every repetition.
+    pub fn blocks(&self) -> Arc<Vec<u32>> {
+        let (blocks, images) = (self.set.blocks(), self.set.len() as u32);
+        let repeated =
+            (0..self.repeat as u32).flat_map(|turn| blocks.iter().map(move |start| turn * images + start));
+        Arc::new(repeated.collect())
+    }
+
     /// Threads worth giving to reading, of a rank that has so many: none where it is a copy.
     pub fn reading_threads(&self, threads: usize) -> usize {
         if self.set.in_memory() { 0 } else { (threads / 4).clamp(1, 8) }
@@ -200,6 +208,24 @@ fn centre([height, width]: [usize; 2], to: [usize; 2]) -> Rectangle {
     };
     let ((left, width), (top, height)) = (middle(width, to[1]), middle(height, to[0]));
     [left, top, width, height]
+}
+
+/// The picture scaled so that its shorter side is `size`; the other is cut off to a whole number, as torchvision does.
+///
+/// # Errors
+/// `Internal`, should the scaling fail.
+pub fn shorter_side(picture: Picture, size: usize) -> Result<Picture> {
+    let (height, width) = (picture.height, picture.width);
+    let shorter = height.min(width).max(1);
+    if shorter == size {
+        return Ok(picture);
+    }
+    let mut scaled = Picture::default();
+    scaled.reshape(height * size / shorter, width * size / shorter, picture.channels);
+    let whole = [0.0, 0.0, width as f64, height as f64];
+    resize(&mut Resizer::new(), &picture, whole, &mut scaled)
+        .map_err(|error| Error::internal(format!("scaling {width}×{height}: {error}")))?;
+    Ok(scaled)
 }
 
 /// Scales a part of a picture to another picture's size: bilinear, and where it becomes smaller the mean over what a

@@ -83,3 +83,33 @@ impl Sharding {
 pub fn epoch_order(seed: u64, epoch: usize, images: usize) -> Vec<u32> {
     Stream::new(key(seed, Purpose::Shuffle, epoch as u32)).permutation(images)
 }
+
+/// The order of an epoch for images that lie in blocks on disk: blocks come in random order, and images are shuffled within
+/// windows of `window` images. Within each global batch they are sorted, so that the ranks' parts of a window lie in unlike
+/// blocks and each block is read by few of them. `starts` says where blocks begin, 0 first.
+///
+/// Two images of one block meet in the same global batch with a probability of about global / window, where in a full
+/// shuffle it is global / images. Files of `dltrain pack` are shuffled already, so that a block is a random choice.
+pub fn block_order(
+    seed: u64,
+    epoch: usize,
+    images: usize,
+    starts: &[u32],
+    global: usize,
+    window: usize,
+) -> Vec<u32> {
+    let mut stream = Stream::new(key(seed, Purpose::Shuffle, epoch as u32));
+    let end = |block: usize| starts.get(block + 1).map_or(images as u32, |&next| next);
+    let blocks = stream.permutation(starts.len()).into_iter().map(|block| block as usize);
+    let mut order: Vec<u32> = blocks.flat_map(|block| starts[block]..end(block)).collect();
+    for window in order.chunks_mut(window.max(1)) {
+        for last in (1..window.len()).rev() {
+            window.swap(last, stream.below(last as u32 + 1) as usize);
+        }
+    }
+    order.chunks_mut(global.max(1)).for_each(<[u32]>::sort_unstable);
+    order
+}
+
+/// Global batches in a window.
+pub const WINDOW: usize = 4;

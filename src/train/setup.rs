@@ -63,6 +63,11 @@ impl Source {
         }
     }
 
+    /// Bytes of files that reading keeps in memory.
+    fn kept(&self) -> usize {
+        self.parts().0.kept()
+    }
+
     /// Whether images come from a data set, which ends.
     pub fn has_epochs(&self) -> bool {
         matches!(self, Source::Data(..))
@@ -129,7 +134,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     // Every rank says the same, that of the largest.
-    plans.extent.program = greatest(world, plans.extent.program)?;
+    plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
     if config.dry_run {
         record::say(place(world), &plans.describe(world, config, &*device));
         return Ok(None);

@@ -1,0 +1,437 @@
+//! What `dltrain pack` wrote: images in few large HDF5 files, shuffled once for good.
+//!
+//! A file is HDF5 for everybody else (data sets `bytes`, `offsets`, `shapes`, `labels`, `crc32`, `names`). In front of it,
+//! in the user block that HDF5 leaves to applications, stands a `Header` that says where in the file the data sets
+//! lie. Reading goes by the header alone: it takes no lock of the HDF5 library, so that any number of threads read at
+//! once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flate2::Crc;
+use serde::{Deserialize, Serialize};
+
+use super::detect::{Parts, entries};
+use super::picture::{self, Picture};
+use super::{Colours, Dataset, Frame, Sums};
+use crate::error::{Error, Result};
+
+const MAGIC: &str = "dltrain images 1";
+
+/// Bytes of one chunk, and of one read.
+pub const CHUNK: usize = 1 << 20;
+
+/// The start of a file: `dltrain images 1`, the length of the JSON text that follows, its CRC-32.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// "training" or "test".
+    pub part: String,
+    /// This file's number, from 1, of so many.
+    pub file: usize,
+    pub files: usize,
+    /// What went in: the source's fingerprint and the choices made.
+    pub source: String,
+    /// Whether images are JPEG or PNG files as they were; else they are pixels.
+    pub encoded: bool,
+    pub classes: Vec<String>,
+    pub images: u64,
+    /// Of all images together.
+    pub bytes: u64,
+    /// Where each chunk of `CHUNK` bytes lies.
+    pub chunks: Vec<u64>,
+    /// Where the tables lie: offsets (images + 1 of u64), shapes (height, width, channels as u32), labels (i32), CRC-32
+    /// (u32), names (lines), all little-endian.
+    pub tables: [u64; 5],
+    pub names_bytes: u64,
+    /// CRC-32 of the tables, one after the other.
+    pub tables_crc: u32,
+    /// Of the pixels, for mean and deviation; none where images are encoded.
+    pub sums: Sums,
+}
+
+impl Header {
+    /// As it is written.
+    pub fn to_text(&self) -> String {
+        let json = serde_json::to_string(self).unwrap_or_default();
+        format!("{MAGIC} {} {:08x}\n{json}", json.len(), crc32(&[json.as_bytes()]))
+    }
+
+    /// Reads and checks the header of a file of `size` bytes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(file: &File, size: u64) -> std::result::Result<Header, String> {
+        let mut first = Vec::new();
+        file.take(64).read_to_end(&mut first).map_err(|error| error.to_string())?;
+        let line = first.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        let words = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(MAGIC));
+        let words = words.ok_or("not a file of dltrain pack (--data reads no other HDF5)")?;
+        let mut words = words.split_whitespace();
+        let length = words.next().and_then(|word| word.parse::<usize>().ok());
+        let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
+        let (Some(length), Some(crc)) = (length, crc) else { return Err("corrupt header".into()) };
+        if length as u64 > size {
+            return Err("truncated".into());
+        }
+        let mut json = vec![0; length];
+        file.read_exact_at(&mut json, line.len() as u64 + 1).map_err(|_| "truncated")?;
+        if crc32(&[&json]) != crc {
+            return Err("corrupt header (its CRC-32 is another)".into());
+        }
+        let header: Header =
+            serde_json::from_slice(&json).map_err(|error| format!("corrupt header ({error})"))?;
+        header.check(size)?;
+        Ok(header)
+    }
+
+    fn check(&self, size: u64) -> std::result::Result<(), String> {
+        let within = |at: u64, bytes: u64| at.checked_add(bytes).is_some_and(|end| end <= size);
+        if self.images == 0 || self.images > size || self.bytes > size {
+            return Err(format!(
+                "its header says {} images and {} bytes, more than the file has",
+                self.images, self.bytes
+            ));
+        }
+        let chunks = self.bytes.div_ceil(CHUNK as u64) == self.chunks.len() as u64
+            && self.chunks.iter().all(|&at| within(at, CHUNK as u64));
+        if !chunks || !self.tables.iter().zip(self.table_bytes()).all(|(&at, bytes)| within(at, bytes)) {
+            return Err("truncated, or its header is corrupt".into());
+        }
+        Ok(())
+    }
+
+    fn table_bytes(&self) -> [u64; 5] {
+        let n = self.images;
+        [8 * (n + 1), 12 * n, 4 * n, 4 * n, self.names_bytes]
+    }
+}
+
+/// Of the parts one after the other.
+pub fn crc32(parts: &[&[u8]]) -> u32 {
+    let mut crc = Crc::new();
+    parts.iter().for_each(|part| crc.update(part));
+    crc.sum()
+}
+
+/// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
+///
+/// # Errors
+/// `Data`: a file that is missing, damaged, or belongs to another set.
+pub fn open(path: &Path) -> Result<Parts> {
+    let files = files_of(path)?;
+    let files = files.iter().map(|file| Pack::open(file)).collect::<Result<Vec<Pack>>>()?;
+    let part = |name: &str| -> Result<Option<Arc<Packed>>> {
+        let mut of: Vec<Pack> = files.iter().filter(|file| file.header.part == name).cloned().collect();
+        of.sort_by_key(|file| file.header.file);
+        if of.is_empty() { Ok(None) } else { Packed::join(path, of).map(|packed| Some(Arc::new(packed))) }
+    };
+    let Some(training) = part("training")? else {
+        return Err(Error::data(path, "packed images, but none to train on"));
+    };
+    let test = part("test")?;
+    if let Some(test) = test.as_ref().filter(|test| test.classes != training.classes) {
+        let what = "test images with other classes than the training images";
+        return Err(Error::data(&test.files[0].path, what));
+    }
+    Ok(Parts { training, test: test.map(|test| test as Arc<dyn Dataset>) })
+}
+
+/// The files that a path stands for.
+///
+/// # Errors
+/// `Data` when there are none.
+pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    let ends = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "h5");
+    let files: Vec<PathBuf> = if path.is_dir() {
+        entries(path)?.into_iter().filter(ends).collect()
+    } else if path.exists() {
+        vec![path.to_path_buf()]
+    } else {
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let belongs = |file: &PathBuf| {
+            let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+            ends(file) && name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('-'))
+        };
+        entries(directory)?.into_iter().filter(belongs).collect()
+    };
+    if files.is_empty() {
+        return Err(Error::data(path, "no such file, and no packed files of that name"));
+    }
+    Ok(files)
+}
+
+/// One file, with its tables in memory.
+#[derive(Clone)]
+struct Pack {
+    path: PathBuf,
+    file: Arc<File>,
+    header: Arc<Header>,
+    offsets: Arc<Vec<u64>>,
+    shapes: Arc<Vec<[u32; 3]>>,
+    labels: Arc<Vec<i32>>,
+    crcs: Arc<Vec<u32>>,
+}
+
+impl Pack {
+    fn open(path: &Path) -> Result<Pack> {
+        Self::parse(path).map_err(|what| Error::data(path, what))
+    }
+
+    fn parse(path: &Path) -> std::result::Result<Pack, String> {
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        let size = file.metadata().map_err(|error| error.to_string())?.len();
+        let header = Header::read(&file, size)?;
+        let mut tables = Vec::new();
+        for (at, bytes) in header.tables.iter().zip(header.table_bytes()) {
+            let mut table = vec![0; bytes as usize];
+            file.read_exact_at(&mut table, *at).map_err(|error| error.to_string())?;
+            tables.push(table);
+        }
+        let slices: Vec<&[u8]> = tables.iter().map(Vec::as_slice).collect();
+        if crc32(&slices) != header.tables_crc {
+            return Err("corrupt tables (their CRC-32 is another)".into());
+        }
+        let words = |table: &[u8]| -> Vec<u32> {
+            table.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+        };
+        let offsets: Vec<u64> =
+            tables[0].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let shapes: Vec<[u32; 3]> = words(&tables[1]).as_chunks::<3>().0.to_vec();
+        let labels: Vec<i32> = words(&tables[2]).iter().map(|&word| word as i32).collect();
+        let sound = offsets.is_sorted()
+            && offsets[offsets.len() - 1] <= header.bytes
+            && labels.iter().all(|&label| (0..header.classes.len() as i64).contains(&i64::from(label)));
+        let fits = |(shape, span): (&[u32; 3], &[u64])| {
+            let [height, width, channels] = shape.map(u64::from);
+            let values = height.checked_mul(width).and_then(|pixels| pixels.checked_mul(channels));
+            header.encoded
+                || (values == Some(span[1] - span[0]) && matches!(channels, 1 | 3) && span[1] > span[0])
+        };
+        if !sound || !shapes.iter().zip(offsets.windows(2)).all(fits) {
+            return Err("corrupt tables".into());
+        }
+        Ok(Pack {
+            path: path.to_path_buf(),
+            file: Arc::new(file),
+            header: Arc::new(header),
+            offsets: Arc::new(offsets),
+            shapes: Arc::new(shapes),
+            labels: Arc::new(labels),
+            crcs: Arc::new(words(&tables[3])),
+        })
+    }
+
+    fn names(&self) -> std::io::Result<String> {
+        let mut names = vec![0; self.header.names_bytes as usize];
+        self.file.read_exact_at(&mut names, self.header.tables[4])?;
+        Ok(String::from_utf8_lossy(&names).into_owned())
+    }
+}
+
+/// One part of a set, in as many files as it has.
+pub struct Packed {
+    files: Vec<Pack>,
+    /// Images in front of each file, and in all.
+    first: Vec<usize>,
+    classes: Vec<String>,
+    colours: Colours,
+    cache: Mutex<VecDeque<(usize, usize, Arc<Vec<u8>>)>>,
+    /// Chunks that are kept.
+    keep: AtomicUsize,
+}
+
+impl Packed {
+    fn join(path: &Path, files: Vec<Pack>) -> Result<Packed> {
+        let head = &files[0].header;
+        if let Some(number) =
+            (1..=head.files).find(|number| files.iter().all(|file| file.header.file != *number))
+        {
+            let what = format!("file {number} of {} of the {} images is missing", head.files, head.part);
+            return Err(Error::data(path, what));
+        }
+        let same = |header: &Header| {
+            header.files == head.files && header.source == head.source && header.classes == head.classes
+        };
+        if let Some(other) = files.iter().find(|file| !same(&file.header)) {
+            return Err(Error::data(&other.path, "belongs to another packed set than the files beside it"));
+        }
+        if files.len() != head.files {
+            return Err(Error::data(
+                path,
+                format!("{} files of a packed set of {}", files.len(), head.files),
+            ));
+        }
+        let mut sums = Sums::default();
+        files.iter().for_each(|file| sums.join(&file.header.sums));
+        let mut first = vec![0];
+        first.extend(files.iter().scan(0, |sum, file| {
+            *sum += file.labels.len();
+            Some(*sum)
+        }));
+        Ok(Packed {
+            classes: head.classes.clone(),
+            colours: if sums.count > 0 { sums.colours() } else { Colours::imagenet() },
+            files,
+            first,
+            cache: Mutex::default(),
+            keep: AtomicUsize::new(2),
+        })
+    }
+
+    /// Opens one file by itself, whichever of how many it is.
+    ///
+    /// # Errors
+    /// `Data`, as for `open`.
+    pub fn alone(path: &Path) -> Result<Packed> {
+        let mut pack = Pack::open(path)?;
+        let header = Arc::make_mut(&mut pack.header);
+        (header.file, header.files) = (1, 1);
+        Packed::join(path, vec![pack])
+    }
+
+    fn place(&self, index: usize) -> (usize, usize) {
+        let file = self.first.partition_point(|&first| first <= index) - 1;
+        (file, index - self.first[file])
+    }
+
+    /// Appends the bytes of a span, from chunks that are at hand or read now, whole.
+    fn collect(&self, file: usize, span: std::ops::Range<u64>, bytes: &mut Vec<u8>) -> std::io::Result<()> {
+        let mut at = span.start;
+        while at < span.end {
+            let (chunk, from) = ((at / CHUNK as u64) as usize, (at % CHUNK as u64) as usize);
+            let to = (from as u64 + span.end - at).min(CHUNK as u64) as usize;
+            let content = self.chunk(file, chunk)?;
+            bytes.extend_from_slice(&content[from..to]);
+            at += (to - from) as u64;
+        }
+        Ok(())
+    }
+
+    fn chunk(&self, file: usize, chunk: usize) -> std::io::Result<Arc<Vec<u8>>> {
+        let lock = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut cache = lock();
+            if let Some(found) = cache.iter().position(|entry| (entry.0, entry.1) == (file, chunk)) {
+                // The one used last is the last to go.
+                let entry = cache.remove(found).unwrap_or_default();
+                let content = entry.2.clone();
+                cache.push_back(entry);
+                return Ok(content);
+            }
+        }
+        let (pack, keep) = (&self.files[file], self.keep.load(Ordering::Relaxed));
+        let mut content = vec![0; CHUNK];
+        pack.file.read_exact_at(&mut content, pack.header.chunks[chunk])?;
+        let content = Arc::new(content);
+        let mut cache = lock();
+        while cache.len() >= keep {
+            cache.pop_front();
+        }
+        cache.push_back((file, chunk, content.clone()));
+        Ok(content)
+    }
+
+    /// The bytes of one image, checked.
+    fn checked(&self, index: usize, bytes: &mut Vec<u8>) -> Result<(usize, usize)> {
+        let (file, at) = self.place(index);
+        let pack = &self.files[file];
+        bytes.clear();
+        self.collect(file, pack.offsets[at]..pack.offsets[at + 1], bytes)
+            .map_err(|error| Error::data(&pack.path, format!("image {at}: {error}")))?;
+        if crc32(&[bytes]) != pack.crcs[at] {
+            return Err(Error::data(
+                &pack.path,
+                format!("image {at} ({}): its CRC-32 is another", self.name(index)),
+            ));
+        }
+        Ok((file, at))
+    }
+}
+
+impl Dataset for Packed {
+    fn len(&self) -> usize {
+        self.first[self.files.len()]
+    }
+
+    fn class_names(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn label(&self, index: usize) -> i32 {
+        let (file, at) = self.place(index);
+        self.files[file].labels[at]
+    }
+
+    fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
+        if self.files[self.place(index).0].header.encoded {
+            let mut bytes = Vec::new();
+            let (file, _) = self.checked(index, &mut bytes)?;
+            let wrong = |what| Error::data(&self.files[file].path, format!("{}: {what}", self.name(index)));
+            return picture::decode(&bytes, picture).map_err(wrong);
+        }
+        let (file, at) = self.checked(index, &mut picture.pixels)?;
+        let [height, width, channels] = self.files[file].shapes[at].map(|side| side as usize);
+        (picture.height, picture.width, picture.channels) = (height, width, channels);
+        Ok(())
+    }
+
+    fn encoded(&self, index: usize) -> Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        let (file, _) = self.checked(index, &mut bytes)?;
+        Ok(self.files[file].header.encoded.then_some(bytes))
+    }
+
+    fn name(&self, index: usize) -> String {
+        let (file, at) = self.place(index);
+        let names = self.files[file].names().unwrap_or_default();
+        names.lines().nth(at).unwrap_or("without a name").to_string()
+    }
+
+    fn fingerprint(&self) -> String {
+        let crcs: Vec<u8> = self.files.iter().flat_map(|file| file.header.tables_crc.to_le_bytes()).collect();
+        format!("{} packed images, CRC-32 of their tables {:08x}", self.len(), crc32(&[&crcs]))
+    }
+
+    fn colours(&self) -> Colours {
+        self.colours
+    }
+
+    fn frame(&self) -> Frame {
+        Frame::Centre
+    }
+
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    fn blocks(&self) -> Vec<u32> {
+        let mut starts = Vec::new();
+        for (pack, first) in self.files.iter().zip(&self.first) {
+            let mut last = None;
+            for (at, offset) in pack.offsets[..pack.labels.len()].iter().enumerate() {
+                if last.replace(offset / CHUNK as u64) != Some(offset / CHUNK as u64) {
+                    starts.push((first + at) as u32);
+                }
+            }
+        }
+        starts
+    }
+
+    fn keep(&self, images: usize) -> usize {
+        let chunks: usize = self.files.iter().map(|file| file.header.chunks.len()).sum();
+        let needed = (images * chunks).div_ceil(self.len()) + 2;
+        let keep = needed.min(MOST_KEPT / CHUNK).min(chunks).max(2);
+        self.keep.store(keep, Ordering::Relaxed);
+        keep * CHUNK
+    }
+}
+
+/// Bytes of chunks that a rank keeps at most.
+const MOST_KEPT: usize = 128 << 20;

@@ -1,0 +1,34 @@
+//! A bar for work that is not training.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Place, terminal};
+
+/// Where a person is watching: the progress of rank 0, which stands for that of the others.
+pub struct Progress {
+    shown: bool,
+    done: AtomicU64,
+}
+
+impl Progress {
+    pub fn start(place: Place, len: u64) -> Progress {
+        let shown = place.rank == 0;
+        if shown {
+            terminal::start_bar(len);
+        }
+        Progress { shown, done: AtomicU64::new(0) }
+    }
+
+    pub fn advance(&self, by: u64) {
+        let done = self.done.fetch_add(by, Ordering::Relaxed) + by;
+        if self.shown {
+            terminal::move_bar(done, || (String::new(), String::new()));
+        }
+    }
+
+    pub fn end(&self) {
+        if self.shown {
+            terminal::end_bar();
+        }
+    }
+}

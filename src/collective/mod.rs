@@ -12,6 +12,7 @@ mod broadcast;
 mod gather;
 mod halving;
 mod hierarchical;
+pub mod limits;
 mod link;
 mod part;
 mod ring;

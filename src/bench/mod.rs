@@ -4,6 +4,7 @@
 
 mod allreduce;
 mod autotune;
+mod fusion;
 mod gemm;
 mod layers;
 mod limits;
@@ -23,8 +24,10 @@ pub struct Args {
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
     Allreduce(allreduce::Args),
-    /// Measures links and memory, for the choice of allreduces
+    /// Measures what `--allreduce auto` and the cut into buckets are decided by, and keeps it in a file
     Autotune(autotune::Args),
+    /// A model's gradients in buckets of several cuts, while a backward pass is waited for
+    Fusion(fusion::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -39,6 +42,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
         What::Allreduce(args) => allreduce::run(args, world),
         What::Autotune(args) => autotune::run(args, world),
+        What::Fusion(args) => fusion::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

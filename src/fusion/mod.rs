@@ -5,6 +5,7 @@
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
 //! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `device`. Used by: `train`.
 
+pub mod adaptive;
 mod exchange;
 
 use std::time::Instant;

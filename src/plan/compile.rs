@@ -392,6 +392,7 @@ impl<'a> Planner<'a> {
             forward_steps,
             parameters: self.parameters,
             statistics: self.statistics,
+            gradients: self.ready,
             buckets,
             sizes,
             images,

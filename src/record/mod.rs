@@ -54,6 +54,8 @@ pub struct Description {
     pub warmup: u64,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
     pub buckets: Vec<u64>,
+    /// For each of these the collective that sums it, and the seconds that it is expected to take.
+    pub choices: Vec<(String, f64)>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::averaging::Averaging;
 use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
@@ -12,7 +13,7 @@ use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
 use super::{greatest, place};
-use crate::collective::{self, Gather};
+use crate::collective::{Choice, Gather};
 use crate::comm::World;
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
@@ -93,11 +94,13 @@ impl Source {
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config.threads)?)?;
+        let threads = threads(world, config.threads)?;
+        let device = open_device(world, config, threads)?;
+        let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
         let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
-        let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
+        let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
@@ -106,21 +109,35 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
+    let averaging = Averaging::new(world, config, threads)?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device));
+        record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);
     }
-    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
+    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
     let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
+    let (job, choices) = assemble(
+        world,
+        config,
+        plans,
+        &averaging,
+        device,
+        &rule,
+        source,
+        test,
+        threads,
+        [epochs, total_steps],
+    )?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.attributes.push(("allreduce_costs".into(), averaging.source()));
+    description.choices = choices.iter().map(|choice| (choice.kind.name().into(), choice.seconds)).collect();
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
 }
@@ -209,9 +226,11 @@ impl Plans {
         config: &Config,
         network: &Network,
         device: &dyn Device,
+        averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
+        let options =
+            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -223,7 +242,8 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let training = plan::plan(graph, device, &options)?;
+        let mut training = plan::plan(graph, device, &options)?;
+        averaging.cut(&mut training);
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -231,7 +251,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, &training, evaluation.is_some());
+        let extent = extent(world, config, averaging, &training, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -245,8 +265,11 @@ impl Plans {
         self.sizes.to_come(self.extent)
     }
 
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
         let ranks = world.size();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let note = |choice: &Choice| (choice.kind.name(), choice.seconds);
+        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
@@ -254,17 +277,15 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
         )
     }
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
-    let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
-    let [mapped, messages] =
-        collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+fn extent(world: &World, config: &Config, averaging: &Averaging, plan: &Plan, evaluate: bool) -> Extent {
+    let [mapped, messages] = averaging.selection.memory(world, &plan.bucket_bytes());
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
@@ -280,18 +301,22 @@ fn assemble(
     world: &World,
     config: &Config,
     plans: Plans,
+    averaging: &Averaging,
     device: Box<dyn Device>,
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
     threads: usize,
     [epochs, total_steps]: [usize; 2],
-) -> Result<Job> {
+) -> Result<(Job, Vec<Choice>)> {
     let planned_memory = plans.total();
-    let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
+    let shared = averaging.selection.wants_shared(&training.bucket_bytes());
+    let memories =
+        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config, shared))?;
     world.agree(memories.initialise(&*device, training, config.seed, threads))?;
-    let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
+    let reduce = averaging.selection.build(world, &memories.gradients);
+    let choices = averaging.choices(training, memories.gradients.is_shared());
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
     let program = world.agree(training.bind(&memories.regions))?;
@@ -310,7 +335,8 @@ fn assemble(
     };
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
+    let job = Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory };
+    Ok((job, choices))
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -435,7 +461,8 @@ fn describe(
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
-        buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
+        choices: Vec::new(),
         attributes,
         started,
     }

@@ -1,0 +1,58 @@
+//! How gradients are averaged in a run: what is decided of it before anything is planned.
+
+use crate::collective::cost::Nodes;
+use crate::collective::tuning::Tuning;
+use crate::collective::{Choice, Selection};
+use crate::comm::World;
+use crate::config::Config;
+use crate::error::Result;
+use crate::fusion::adaptive;
+use crate::plan::Plan;
+
+/// The same on every rank.
+pub struct Averaging {
+    pub selection: Selection,
+    tuning: Tuning,
+    /// Of the rank that has fewest.
+    threads: usize,
+    /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
+    threshold: Option<usize>,
+}
+
+impl Averaging {
+    /// Collective.
+    ///
+    /// # Errors
+    /// `Usage`, the same on every rank, where the collective asked for cannot run.
+    pub fn new(world: &World, config: &Config, threads: usize) -> Result<Averaging> {
+        let tuning = Tuning::load(world, config.tuning.as_deref())?;
+        let nodes = Nodes::of(world);
+        let selection = world.agree(Selection::new(config.allreduce, config.wire, &nodes, &tuning))?;
+        let mut least = [threads as f64];
+        world.min_f64(&mut least)?;
+        let threads = least[0] as usize;
+        Ok(Averaging { selection, tuning, threads, threshold: config.fusion_threshold })
+    }
+
+    /// Cuts the gradients of a training plan into buckets, unless a threshold has.
+    pub fn cut(&self, plan: &mut Plan) {
+        if self.threshold.is_none() {
+            // Whether there is room for shared memory may differ from node to node; buckets must not.
+            let seconds = |bytes| self.selection.choose(bytes, true).seconds;
+            adaptive::cut(plan, &self.tuning.parameters, self.threads, seconds);
+        }
+    }
+
+    /// The collective of each bucket.
+    pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Choice> {
+        plan.buckets.iter().map(|bucket| self.selection.choose(bucket.bytes.len(), shared)).collect()
+    }
+
+    /// Where the figures come from, in words.
+    pub fn source(&self) -> String {
+        match self.tuning.is_built_in() {
+            true => "built in".into(),
+            false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),
+        }
+    }
+}

@@ -3,8 +3,10 @@
 //! May use: every room below. Used by: `main`, `cli`.
 
 mod allreduce;
+mod autotune;
 mod gemm;
 mod layers;
+mod limits;
 mod sizes;
 
 use crate::comm::World;
@@ -21,6 +23,8 @@ pub struct Args {
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
     Allreduce(allreduce::Args),
+    /// Measures links and memory, for the choice of allreduces
+    Autotune(autotune::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -34,6 +38,7 @@ enum What {
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
         What::Allreduce(args) => allreduce::run(args, world),
+        What::Autotune(args) => autotune::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

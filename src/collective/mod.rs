@@ -11,6 +11,7 @@ mod broadcast;
 mod gather;
 mod halving;
 mod hierarchical;
+pub mod limits;
 mod link;
 mod operation;
 mod part;

@@ -39,8 +39,8 @@ test: ## run every test, under Open MPI and under MPICH
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
-test-full: build ## hold every model at its full image size to PyTorch's numbers (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models full:: -- --ignored
+test-full: build ## every model at its full size against PyTorch's numbers, and 128 ranks (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives full:: -- --ignored
 
 lint: deps ## check format, warnings, scripts and which room uses which
 	@.ci/lint

@@ -150,10 +150,8 @@ impl Channel {
         let (address, counts) = (region.at(range), self.counts(range, counts)?);
         let communicator = self.communicator.raw();
         let equal = counts.iter().all(|count| *count == counts[0]);
-        let starts: Vec<c_int> = counts
-            .iter()
-            .scan(0, |next, count| Some(std::mem::replace(next, *next + count)))
-            .collect();
+        let starts: Vec<c_int> =
+            counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
         // SAFETY: as in `reduce_scatter_blocking`; what a rank sends is ignored in place.
         let code = unsafe {
             let (in_place, into, float) = (call::in_place(), address.cast(), ffi::RSMPI_FLOAT);

@@ -17,6 +17,7 @@ use std::rc::Rc;
 use self::check::{Checker, GUARD};
 use self::subject::Contender;
 use self::table::Row;
+use super::limits;
 use super::sizes::Sizes;
 use crate::comm::{Region, World};
 use crate::config::Wire;
@@ -65,6 +66,18 @@ impl Args {
         };
         self.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| elements(bytes)).collect()
     }
+
+    /// What all ranks must have been given alike.
+    fn shared_items(&self, lengths: &[usize]) -> Vec<(String, String)> {
+        let items = [
+            ("sizes", format!("{lengths:?} elements")),
+            ("algorithm", format!("{:?}", self.algorithm)),
+            ("wire", self.wire.to_string()),
+            ("iterations", format!("{:?}", self.iterations)),
+            ("check-only", self.check_only.to_string()),
+        ];
+        items.into_iter().map(|(flag, value)| (format!("--{flag}"), value)).collect()
+    }
 }
 
 /// Measures one collective. Collective itself; rank 0 prints.
@@ -74,6 +87,7 @@ impl Args {
 /// an answer is wrong.
 pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let lengths = world.agree(args.lengths())?;
+    world.same(&args.shared_items(&lengths))?;
     let place = Place { rank: world.rank(), size: world.size() };
     let path = match &args.results {
         Some(path) => world.agree(record::results_path(place, Some(path), &format!("bench-{subject}")))?,
@@ -85,12 +99,14 @@ pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let region = Region::allocate(world, world.agree(bytes)?, true)?;
     let mut contenders = subject.contenders(args, world, &region)?;
 
+    let limits = if args.check_only { None } else { Some(limits::measure(world)?) };
+    table::print_header(subject, args, world, &region, limits.as_ref());
     let mut rows = Vec::new();
-    table::print_header(subject, args, world, &region);
     for length in lengths {
         rows.extend(measure(subject, args, world, &region, length, &mut contenders)?);
     }
-    let written = path.map_or(Ok(()), |path| results::write(&path, subject, args, world, &region, &rows));
+    let about = results::About { subject, args, world, region: &region, limits: limits.as_ref() };
+    let written = path.map_or(Ok(()), |path| results::write(&path, &about, &rows));
     world.agree(written)?;
     match rows.iter().map(|row| row.wrong).sum::<usize>() {
         0 => Ok(()),
@@ -120,9 +136,31 @@ fn measure(
         };
         // The first one is the MPI library's.
         let yardstick = rows.first().and_then(|row| row.times).or(times);
-        let row = Row::new(subject, world.size(), contender, length, wrong, times, yardstick);
+        let name = contender.collective.name();
+        let row = Row::new(subject, world.size(), name, contender.wire, length, wrong, times, yardstick);
+        table::print_row(world, &row);
+        rows.push(row);
+    }
+    if subject == Subject::Allreduce && world.nodes() == 1 && !args.check_only {
+        let times = time::time(world, args.iterations, || pass(region, length))?;
+        let yardstick = rows.first().and_then(|row| row.times);
+        let row = Row::new(subject, world.size(), "(memory)", Wire::F32, length, 0, Some(times), yardstick);
         table::print_row(world, &row);
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// Reads and writes each element of a length once, in place: what memory makes a rank do at the least in a sum in place of
+/// the ranks of a node (of P ranks each reads 1/P of the elements of all P, and writes as many).
+fn pass(region: &Region, length: usize) -> Result<()> {
+    /// Stays in the first-level cache.
+    const BLOCK: usize = 1024;
+    let mut block = [0f32; BLOCK];
+    for start in (GUARD..GUARD + length).step_by(BLOCK) {
+        let block = &mut block[..BLOCK.min(GUARD + length - start)];
+        region.read(start, block);
+        region.write(start, std::hint::black_box(block));
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use hdf5::types::FixedUnicode;
 use super::Args;
 use super::subject::Subject;
 use super::table;
+use crate::bench::limits::Limits;
 use crate::comm::{Region, World};
 use crate::error::Result;
 use crate::record;
@@ -45,29 +46,40 @@ const COLUMNS: &[(&str, &str, &str)] = &[
     ("wrong", "1", "wrong elements in all checks on all ranks"),
 ];
 
+/// What all rows have in common.
+pub struct About<'a> {
+    pub subject: Subject,
+    pub args: &'a Args,
+    pub world: &'a World,
+    pub region: &'a Region,
+    pub limits: Option<&'a Limits>,
+}
+
+impl About<'_> {
+    fn attributes(&self) -> Vec<(&'static str, String)> {
+        let world = self.world;
+        let memory = if self.region.is_shared() { "shared" } else { "private" };
+        let hosts: Vec<&str> =
+            (0..world.nodes()).map(|node| world.host_of(world.ranks_of(node)[0])).collect();
+        let mut attributes = vec![
+            ("operation", self.subject.to_string()),
+            ("ranks", world.size().to_string()),
+            ("nodes", world.nodes().to_string()),
+            ("hosts", hosts.join(" ")),
+            ("mpi", world.library().to_string()),
+            ("wire", self.args.wire.to_string()),
+            ("memory", memory.to_string()),
+            ("bus_factor", self.subject.bus_factor(world.size()).to_string()),
+        ];
+        attributes.extend(self.limits.map(|limits| ("limits", limits.to_string())));
+        attributes
+    }
+}
+
 /// Called where there is a path: on rank 0.
-pub fn write(
-    path: &Path,
-    subject: Subject,
-    args: &Args,
-    world: &World,
-    region: &Region,
-    rows: &[table::Row],
-) -> Result<()> {
-    let memory = if region.is_shared() { "shared" } else { "private" };
-    let hosts: Vec<&str> = (0..world.nodes()).map(|node| world.host_of(world.ranks_of(node)[0])).collect();
-    let attributes = [
-        ("operation", subject.to_string()),
-        ("ranks", world.size().to_string()),
-        ("nodes", world.nodes().to_string()),
-        ("hosts", hosts.join(" ")),
-        ("mpi", world.library().to_string()),
-        ("wire", args.wire.to_string()),
-        ("memory", memory.to_string()),
-        ("bus_factor", subject.bus_factor(world.size()).to_string()),
-    ];
+pub fn write(path: &Path, about: &About, rows: &[table::Row]) -> Result<()> {
     let rows: Vec<Row> = rows.iter().map(kept).collect();
-    record::write_table(path, "dltrain bench", &attributes, COLUMNS, &rows)
+    record::write_table(path, "dltrain bench", &about.attributes(), COLUMNS, &rows)
 }
 
 fn kept(row: &table::Row) -> Row {

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use super::Args;
 use super::yardstick::Yardstick;
-use crate::collective::{Collective, Operation, Route, Slot, segment, select, wait};
+use crate::collective::{Collective, Operation, Slot, segment, select, wait};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
@@ -68,7 +68,13 @@ pub enum Origin {
 
 impl Subject {
     /// What one rank must have of a range. Nothing is said of elements that are not defined.
-    pub fn expected(self, range: &Range<usize>, ranks: usize, rank: usize, is_yardstick: bool) -> Vec<Expected> {
+    pub fn expected(
+        self,
+        range: &Range<usize>,
+        ranks: usize,
+        rank: usize,
+        is_yardstick: bool,
+    ) -> Vec<Expected> {
         let whole = |origin| vec![Expected { at: range.clone(), from: range.start, origin }];
         let of_rank = |rank, origin| {
             let at = segment(range, ranks, rank);
@@ -122,7 +128,7 @@ impl Subject {
             Subject::Allgather => others(Operation::Allgather, args, world, region)?,
             Subject::Broadcast => others(Operation::Broadcast { root: 0 }, args, world, region)?,
         };
-        if !args.check_only || self != Subject::Allreduce {
+        if !args.check_only {
             collectives.insert(0, Box::new(Yardstick::new(self, world, region)?));
         }
         let contender = |collective: Box<dyn Collective>| {

@@ -1,8 +1,9 @@
 //! The table that is printed.
 
-use super::subject::{Contender, Subject};
-use super::time::Times;
 use super::Args;
+use super::subject::Subject;
+use super::time::Times;
+use crate::bench::limits::{self, Limits};
 use crate::bench::sizes::show;
 use crate::comm::{Region, World};
 use crate::config::Wire;
@@ -26,10 +27,12 @@ pub struct Row {
 }
 
 impl Row {
+    #[allow(clippy::too_many_arguments)]
     pub fn new(
         subject: Subject,
         ranks: usize,
-        contender: &Contender,
+        algorithm: &'static str,
+        wire: Wire,
         elements: usize,
         wrong: usize,
         times: Option<Times>,
@@ -39,8 +42,8 @@ impl Row {
         let median = |times: Option<Times>| times.map_or(f64::NAN, |times| times.median);
         let algbw = bytes as f64 / median(times);
         Row {
-            algorithm: contender.collective.name(),
-            wire: contender.wire,
+            algorithm,
+            wire,
             bytes,
             elements,
             times,
@@ -52,7 +55,7 @@ impl Row {
     }
 }
 
-pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Region) {
+pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Region, limits: Option<&Limits>) {
     if world.rank() > 0 {
         return;
     }
@@ -63,10 +66,18 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
         println!("#{:>9} {:>11} {:>18} {:>8}", "size", "elements", "algorithm", "wrong");
         return;
     }
+    if let Some(limits) = limits {
+        println!("{}", limits::comment(limits));
+    }
     println!(
         "# algbw = size/median, busbw = {}, ratio = median of the MPI library's / median; times of the slowest rank",
         subject.bus_formula()
     );
+    if subject == Subject::Allreduce && nodes == 1 {
+        println!(
+            "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes"
+        );
+    }
     println!(
         "#{:>9} {:>11} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
         "size",

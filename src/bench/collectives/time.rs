@@ -55,7 +55,8 @@ mod tests {
     #[test]
     fn a_summary_is_of_the_samples_that_there_are() {
         let of = |count: u32| {
-            let Times { min, median, p95, samples } = summary(&(1..=count).map(f64::from).collect::<Vec<_>>());
+            let Times { min, median, p95, samples } =
+                summary(&(1..=count).map(f64::from).collect::<Vec<_>>());
             (min, median, p95, samples)
         };
         assert_eq!(of(1), (1.0, 1.0, 1.0, 1));

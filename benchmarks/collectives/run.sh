@@ -18,7 +18,6 @@ python=.deps/torch/bin/python
 turns=${TURNS:-2}
 sizes=${SIZES:-4096,16384,65536,262144,1048576,4194304,16777216,67108864,268435456}
 samples=(${SAMPLES:+--iterations "$SAMPLES"})
-export OMP_NUM_THREADS=1
 times=$scratch/times # contender, bytes, ranges, microseconds
 
 under() { # MPI, ranks, flags of the benchmark: its rows as "contender bytes ranges microseconds"
@@ -26,7 +25,7 @@ under() { # MPI, ranks, flags of the benchmark: its rows as "contender bytes ran
     output=$(
         eval "$(.ci/env "$mpi")"
         read -ra mpirun <<<"$DLTRAIN_MPIRUN"
-        timeout 120 "${mpirun[@]}" -n "$ranks" "${program[$mpi]}" bench allreduce "${@:3}" 2>&1
+        OMP_NUM_THREADS=1 timeout 120 "${mpirun[@]}" -n "$ranks" "${program[$mpi]}" bench allreduce "${@:3}" 2>&1
     ) || {
         echo "$output" >&2
         return 1
@@ -44,7 +43,7 @@ turn() {
         under $mpi 2 --sizes "$sizes" --algorithm ring,shm "${samples[@]}" >>"$times"
         under $mpi 2 --model resnet50 --algorithm ring,shm "${samples[@]}" >>"$times"
     done
-    timeout 120 "$python" benchmarks/collectives/peer.py "$sizes" ${SAMPLES:+"$SAMPLES"} | sed 's/^/gloo /' >>"$times"
+    OMP_NUM_THREADS=1 timeout 120 "$python" benchmarks/collectives/peer.py "$sizes" ${SAMPLES:+"$SAMPLES"} | sed 's/^/gloo /' >>"$times"
 }
 
 # One row: the times, and what they say about the aims.

@@ -87,6 +87,17 @@ pub fn select(
     })
 }
 
+/// Every rank's part of a range on all ranks, by messages round a ring: `gathered_part` says which it is. Collective.
+pub fn allgather(world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+    let channel = Channel::new(world)?;
+    Ok(Box::new(Scheduled::new("ring", ring::allgather, Wire::F32, channel, region)))
+}
+
+/// The part of a range that a rank of so many brings to an `allgather`.
+pub fn gathered_part(rank: usize, ranks: usize, range: &Range<usize>) -> Range<usize> {
+    ring::owned(&schedule::Group::all(rank, ranks), range)
+}
+
 /// The algorithms that are schedules of messages.
 fn scheduled(kind: AllreduceKind) -> (&'static str, Algorithm) {
     match kind {

@@ -3,6 +3,7 @@
 //! May use: every room below. Used by: `main`, `cli`.
 
 mod allreduce;
+mod compress;
 mod gemm;
 mod layers;
 mod sizes;
@@ -21,6 +22,8 @@ pub struct Args {
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
     Allreduce(allreduce::Args),
+    /// Encoding and decoding of compressed gradients
+    Compress(compress::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -34,6 +37,7 @@ enum What {
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
         What::Allreduce(args) => allreduce::run(args, world),
+        What::Compress(args) => compress::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

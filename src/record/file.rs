@@ -42,7 +42,11 @@ const STEP_VALUES: &Columns = &[
     ("compute", "s", "time in which the device worked"),
     ("communication", "s", "exposed communication: time in which only messages were waited for"),
     ("input", "s", "time in which the next batch was waited for"),
-    ("encoding", "s", "time in which gradients were encoded and decoded, within the others; 0 without compression"),
+    (
+        "encoding",
+        "s",
+        "time in which gradients were encoded and decoded, within the others; 0 without compression",
+    ),
 ];
 const BUCKET_TIMES: &Columns = &[
     ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
@@ -171,7 +175,16 @@ impl ResultsFile {
     pub fn step(&mut self, r: &StepRecord) {
         self.steps.push(
             &[r.step, r.epoch, r.images],
-            &[r.loss, r.accuracy, r.learning_rate, r.seconds, r.compute, r.communication, r.input, r.encoding],
+            &[
+                r.loss,
+                r.accuracy,
+                r.learning_rate,
+                r.seconds,
+                r.compute,
+                r.communication,
+                r.input,
+                r.encoding,
+            ],
         );
         // A step that reports other than the planned buckets leaves the rest unknown.
         for (series, of) in self.steps.buckets.iter_mut().zip([

@@ -307,7 +307,8 @@ fn assemble(
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
-    let trainer = world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
+    let trainer =
+        world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
     let trainer = Trainer { compression, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {

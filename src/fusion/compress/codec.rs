@@ -155,9 +155,12 @@ mod tests {
 
     #[test]
     fn messages_have_the_bytes_of_the_table() {
-        for (scheme, n, bytes) in
-            [("topk:0.01", 65_536, 656 * 6), ("1bit", 65_536, 8 + 8192), ("2bit:1", 65_536, 16_384), ("topk:0.01", 1, 6)]
-        {
+        for (scheme, n, bytes) in [
+            ("topk:0.01", 65_536, 656 * 6),
+            ("1bit", 65_536, 8 + 8192),
+            ("2bit:1", 65_536, 16_384),
+            ("topk:0.01", 1, 6),
+        ] {
             assert_eq!(make(scheme).bytes(n), bytes, "{scheme}");
         }
     }

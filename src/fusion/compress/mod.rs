@@ -9,9 +9,9 @@
 //!
 //! docs/algorithms.md has steps and bytes.
 
-mod codec;
+pub(crate) mod codec;
 mod one_bit;
-mod powersgd;
+pub(crate) mod powersgd;
 mod split;
 mod tensor;
 mod top_k;

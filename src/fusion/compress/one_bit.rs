@@ -27,41 +27,68 @@ impl Codec for OneBit {
         let (head, bits) = message.split_at_mut(MEANS);
         head[..4].copy_from_slice(&means[1].to_le_bytes());
         head[4..].copy_from_slice(&means[0].to_le_bytes());
-        for (group, bits) in values.chunks_mut(8).zip(bits) {
-            *bits = 0;
-            for (place, value) in group.iter_mut().enumerate() {
-                let sign = *value >= 0.0;
-                *bits |= u8::from(sign) << place;
-                *value -= means[usize::from(sign)];
-            }
-        }
+        let (groups, rest) = values.as_chunks_mut::<8>();
+        let (bits, last) = bits.split_at_mut(groups.len());
+        groups.iter_mut().zip(bits).for_each(|(group, bits)| *bits = take(group, means));
+        last.iter_mut().for_each(|bits| *bits = take(rest, means));
     }
 
     fn add(&self, message: &[u8], sum: &mut [f32]) {
         let Some((head, bits)) = message.split_at_checked(MEANS) else { return };
         let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let means = [number(&head[4..]), number(&head[..4])];
-        for (group, bits) in sum.chunks_mut(8).zip(bits) {
-            for (place, sum) in group.iter_mut().enumerate() {
-                *sum += means[usize::from(bits >> place & 1)];
-            }
-        }
+        let (groups, rest) = sum.as_chunks_mut::<8>();
+        let (bits, last) = bits.split_at(groups.len());
+        groups.iter_mut().zip(bits).for_each(|(group, &bits)| put(group, means, bits));
+        last.iter().for_each(|&bits| put(rest, means, bits));
     }
+}
+
+/// Takes from each of up to eight numbers the mean of its sign; returns the signs.
+#[inline]
+fn take(group: &mut [f32], means: [f32; 2]) -> u8 {
+    let mut bits = 0;
+    for (place, value) in group.iter_mut().enumerate() {
+        let sign = *value >= 0.0;
+        bits |= u8::from(sign) << place;
+        *value -= choose(means, sign);
+    }
+    bits
+}
+
+/// Adds them.
+#[inline]
+fn put(group: &mut [f32], means: [f32; 2], bits: u8) {
+    for (place, sum) in group.iter_mut().enumerate() {
+        *sum += choose(means, bits >> place & 1 == 1);
+    }
+}
+
+/// The second of two numbers where it holds, without a branch: signs are as random as can be, and a processor that guesses
+/// them is wrong every other time.
+#[inline]
+fn choose([below, above]: [f32; 2], holds: bool) -> f32 {
+    let mask = 0u32.wrapping_sub(u32::from(holds));
+    f32::from_bits((above.to_bits() & mask) | (below.to_bits() & !mask))
 }
 
 /// The mean of the numbers below zero, and that of the others; zero where there are none. What is not a number counts as
 /// below zero.
 fn means(values: &[f32]) -> [f32; 2] {
-    const LANES: usize = 16;
-    let (mut sums, mut above) = ([[0f64; LANES]; 2], 0usize);
-    for group in values.chunks(LANES) {
+    const LANES: usize = 8;
+    let (mut sums, mut counts) = ([[0f64; LANES]; 2], [0u32; LANES]);
+    let mut count = |group: &[f32]| {
         for (lane, &value) in group.iter().enumerate() {
             let sign = value >= 0.0;
-            sums[1][lane] += if sign { f64::from(value) } else { 0.0 };
-            sums[0][lane] += if sign { 0.0 } else { f64::from(value) };
-            above += usize::from(sign);
+            sums[0][lane] += f64::from(choose([value, 0.0], sign));
+            sums[1][lane] += f64::from(choose([0.0, value], sign));
+            counts[lane] += u32::from(sign);
         }
-    }
+    };
+    let (groups, rest) = values.as_chunks::<LANES>();
+    groups.iter().for_each(|group| count(group));
+    count(rest);
+    let above = counts.iter().sum::<u32>() as usize;
     let mean = |sums: &[f64], count: usize| (sums.iter().sum::<f64>() / count.max(1) as f64) as f32;
     [mean(&sums[0], values.len() - above), mean(&sums[1], above)]
 }

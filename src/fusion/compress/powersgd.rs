@@ -53,7 +53,8 @@ pub fn orthogonalise(left: &mut [f32], rank: usize) {
         let before = norm(left, rank, column);
         for _ in 0..2 {
             for other in 0..column {
-                let along: f64 = left.chunks_exact(rank).map(|row| f64::from(row[other]) * f64::from(row[column])).sum();
+                let along: f64 =
+                    left.chunks_exact(rank).map(|row| f64::from(row[other]) * f64::from(row[column])).sum();
                 left.chunks_exact_mut(rank).for_each(|row| row[column] -= along as f32 * row[other]);
             }
         }

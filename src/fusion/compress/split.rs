@@ -18,7 +18,7 @@ pub struct Split {
     pub residual: usize,
     /// Right factors from step to step.
     pub right: usize,
-    /// The largest tensor that does not lie in plain order.
+    /// The largest tensor that is put in plain order.
     pub scratch: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct Shape {
     pub start: usize,
     pub rows: usize,
     pub columns: usize,
-    /// Whether it lies in another than plain order.
+    /// Whether it is put in plain order while it is worked on.
     pub blocked: bool,
     pub residual: usize,
     pub left: Range<usize>,
@@ -80,7 +80,8 @@ pub enum Unit {
 
 impl Split {
     pub fn new(scheme: Compression, plan: &Plan, device: &dyn Device, ranks: usize) -> Split {
-        let mut split = Split { buckets: Vec::new(), summed: 0, second: 0, residual: 0, right: 0, scratch: 0 };
+        let mut split =
+            Split { buckets: Vec::new(), summed: 0, second: 0, residual: 0, right: 0, scratch: 0 };
         let codec = codec(scheme, ranks);
         for (index, bucket) in plan.buckets.iter().enumerate() {
             let range = bucket.bytes.start / 4..bucket.bytes.end / 4;
@@ -109,7 +110,7 @@ impl Split {
             let start = parameter.offset / 4;
             match matrix(scheme, parameter) {
                 Some([rows, columns]) => {
-                    let blocked = parameter.layout != device.plain(&parameter.spec);
+                    let blocked = reordered(scheme, parameter, device);
                     tensors.push(self.tensor(scheme, index, start, [rows, columns], blocked));
                 }
                 None => exact.push(start..start + parameter.layout.bytes() / 4),
@@ -141,7 +142,8 @@ impl Split {
         blocked: bool,
     ) -> Shape {
         let rank = if let Compression::PowerSgd { rank } = scheme { rank } else { 0 };
-        let (left, right) = (self.summed..self.summed + rank * rows, self.second..self.second + rank * columns);
+        let (left, right) =
+            (self.summed..self.summed + rank * rows, self.second..self.second + rank * columns);
         let (residual, kept) = (self.residual, self.right);
         (self.summed, self.second) = (left.end, right.end);
         self.residual += rows * columns;
@@ -185,6 +187,14 @@ fn matrix(scheme: Compression, parameter: &Parameter) -> Option<[usize; 2]> {
         Compression::PowerSgd { rank } if rank * (rows + columns) >= elements => None,
         _ => Some([rows, columns]),
     }
+}
+
+/// Whether a tensor is put in plain order. Codecs take numbers in any order, but not the padding that a layout may have: it
+/// must stay zero.
+fn reordered(scheme: Compression, parameter: &Parameter, device: &dyn Device) -> bool {
+    let plain = device.plain(&parameter.spec);
+    let by_rows = matches!(scheme, Compression::PowerSgd { .. });
+    parameter.layout != plain && (by_rows || parameter.layout.bytes() != plain.bytes())
 }
 
 /// Encode, gather, decode.

@@ -1,4 +1,4 @@
-//! A tensor's gradient and its residual as codecs want them: plain order, on the host.
+//! A tensor's gradient and its residual as schemes want them: without padding, on the host; by rows where that counts.
 
 use std::ops::Range;
 use std::slice::from_ref;
@@ -14,7 +14,7 @@ use crate::plan::Parameter;
 pub struct Tensor {
     /// Where the gradient lies; in plain order between `flatten` and `restore`.
     gradient: Memory,
-    /// What stays behind, in plain order.
+    /// What stays behind, in the same order.
     residual: Memory,
     /// For a tensor in another order: out of it into scratch memory, and back.
     reorders: Option<Reorders>,

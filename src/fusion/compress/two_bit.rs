@@ -20,18 +20,10 @@ impl Codec for TwoBit {
     }
 
     fn encode(&mut self, values: &mut [f32], message: &mut [u8]) {
-        let threshold = self.threshold;
-        for (group, byte) in values.chunks_mut(4).zip(message) {
-            *byte = 0;
-            for (place, value) in group.iter_mut().enumerate() {
-                let (plus, minus) = (*value >= threshold, *value <= -threshold);
-                let broken = !value.is_finite();
-                let code = (u8::from(plus) | u8::from(broken)) | (u8::from(minus) | u8::from(broken)) << 1;
-                *byte |= code << (2 * place);
-                *value -= if plus { threshold } else { 0.0 };
-                *value += if minus { threshold } else { 0.0 };
-            }
-        }
+        let (groups, rest) = values.as_chunks_mut::<4>();
+        let (bytes, last) = message.split_at_mut(groups.len());
+        groups.iter_mut().zip(bytes).for_each(|(group, byte)| *byte = take(group, self.threshold));
+        last.iter_mut().for_each(|byte| *byte = take(rest, self.threshold));
     }
 
     fn add(&self, message: &[u8], sum: &mut [f32]) {
@@ -42,6 +34,24 @@ impl Codec for TwoBit {
             }
         }
     }
+}
+
+/// Takes from each of up to four numbers what is sent of it; returns the codes. Without branches, which would be taken at
+/// random.
+#[inline]
+fn take(group: &mut [f32], threshold: f32) -> u8 {
+    let mut byte = 0;
+    for (place, value) in group.iter_mut().enumerate() {
+        let broken = u32::from(!value.is_finite());
+        let reached = u32::from(value.abs() >= threshold);
+        let minus = value.to_bits() >> 31;
+        // Plus 1, minus 2, both 3.
+        let code = reached << minus | broken | broken << 1;
+        byte |= (code as u8) << (2 * place);
+        let sent = (threshold.to_bits() | minus << 31) & 0u32.wrapping_sub(reached);
+        *value -= f32::from_bits(sent);
+    }
+    byte
 }
 
 #[cfg(test)]

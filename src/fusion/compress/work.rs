@@ -121,7 +121,13 @@ impl Worker {
         collective::gathered_part(rank, self.ranks, &bucket.second).start
     }
 
-    fn encode(&mut self, bucket: &Bucket, [index, tensor]: [usize; 2], range: &Range<usize>, at: usize) -> usize {
+    fn encode(
+        &mut self,
+        bucket: &Bucket,
+        [index, tensor]: [usize; 2],
+        range: &Range<usize>,
+        at: usize,
+    ) -> usize {
         let start = self.message(bucket, self.rank) + at;
         let Some(codec) = &mut self.codec else { return 0 };
         let tensor = &self.tensors[index][tensor];
@@ -136,7 +142,13 @@ impl Worker {
     }
 
     /// Adds up what all ranks say of a piece, in the order of ranks.
-    fn decode(&mut self, bucket: &Bucket, [index, tensor]: [usize; 2], range: &Range<usize>, at: usize) -> usize {
+    fn decode(
+        &mut self,
+        bucket: &Bucket,
+        [index, tensor]: [usize; 2],
+        range: &Range<usize>,
+        at: usize,
+    ) -> usize {
         let Some(codec) = &self.codec else { return 0 };
         let bytes = codec.bytes(range.len());
         self.words.resize(bytes.div_ceil(4), 0.0);

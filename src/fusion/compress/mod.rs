@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::collective::{self, Allreduce, Slot};
+use crate::collective::{self, Allreduce, Operation, Route, Slot};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Compression, Wire};
 use crate::device::{Device, Memory};
@@ -119,7 +119,7 @@ impl Carriers {
             Compression::PowerSgd { .. } => summed(split.second)?,
             _ => {
                 let region = Region::allocate(world, 4 * split.second, false)?;
-                let gather = collective::allgather(world, &region)?;
+                let gather = Operation::Allgather.make(Route::Ring, Wire::F32, world, &region)?;
                 (region, gather)
             }
         };
@@ -264,3 +264,6 @@ impl Allreduce for Compressed {
         self.flying.iter().all(|flight| flight.bucket != slot)
     }
 }
+
+#[cfg(test)]
+mod tests;

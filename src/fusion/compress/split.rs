@@ -86,7 +86,8 @@ impl Split {
         for (index, bucket) in plan.buckets.iter().enumerate() {
             let range = bucket.bytes.start / 4..bucket.bytes.end / 4;
             let tail = (index + 1 == plan.buckets.len()).then(|| range.end - TAIL / 4..range.end);
-            let inside = plan.parameters.iter().enumerate().filter(|(_, p)| bucket.bytes.contains(&p.offset));
+            let learned = plan.parameters.iter().enumerate().filter(|(_, p)| !p.frozen);
+            let inside = learned.filter(|(_, p)| bucket.bytes.contains(&p.offset));
             let bucket = split.bucket(scheme, range, tail, inside, device, codec.as_deref(), ranks);
             split.buckets.push(bucket);
         }

@@ -118,7 +118,7 @@ impl Worker {
 
     /// Where the message of a rank starts.
     fn message(&self, bucket: &Bucket, rank: usize) -> usize {
-        collective::gathered_part(rank, self.ranks, &bucket.second).start
+        collective::segment(&bucket.second, self.ranks, rank).start
     }
 
     fn encode(

@@ -35,6 +35,8 @@ pub struct Extent {
     pub mapped: usize,
     /// Bytes in which messages come in.
     pub messages: usize,
+    /// Bytes that compression of gradients keeps and sends.
+    pub compression: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
 }
@@ -56,7 +58,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 9] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 10] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -66,6 +68,7 @@ impl Sizes {
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
+            ("compression", extent.compression),
             ("program", extent.program),
         ]
     }
@@ -154,8 +157,12 @@ impl Plan {
         let forward = graph.total_cost(true).flops;
         let _ = writeln!(
             out,
-            "{} parameters; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP an image); {} steps, {} of them backward, {} reorders\n",
+            "{} parameters{}; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP an image); {} steps, {} of them backward, {} reorders\n",
             group(graph.parameter_count()),
+            match graph.frozen_count() {
+                0 => String::new(),
+                frozen => format!(", {} of them frozen", group(frozen)),
+            },
             flops(forward),
             flops(graph.total_cost(false).flops),
             graph.batch(),
@@ -219,26 +226,30 @@ impl Plan {
     }
 
     fn describe_buckets(&self, out: &mut String, sums: &[(&str, f64)]) {
-        let all: f64 = sums.iter().map(|(_, seconds)| seconds).sum();
         let _ = writeln!(
             out,
-            "bucket      bytes     allreduce  predicted  starts after step (of {}); {:.3} ms predicted in all",
+            "bucket      bytes     allreduce  predicted  starts after step (of {}); {} predicted in all",
             self.steps.len(),
-            all * 1e3
+            milliseconds(sums.iter().map(|(_, seconds)| seconds).sum()),
         );
         for (index, (bucket, (name, seconds))) in self.buckets.iter().zip(sums).enumerate() {
             let step = &self.steps[bucket.after];
             let _ = writeln!(
                 out,
-                "{index:>6} {:>10}  {name:>12} {:>7.3} ms  {} {}",
+                "{index:>6} {:>10}  {name:>12} {:>10}  {} {}",
                 bytes(bucket.bytes.len()),
-                seconds * 1e3,
+                milliseconds(*seconds),
                 bucket.after + 1,
                 step.label
             );
         }
         let _ = writeln!(out, "plan hash {:016x}", self.hash());
     }
+}
+
+/// "0.012 ms"; what is not known has no number.
+fn milliseconds(seconds: f64) -> String {
+    if seconds.is_nan() { "unknown ms".into() } else { format!("{:.3} ms", seconds * 1e3) }
 }
 
 /// "402,442".

@@ -1,10 +1,10 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
+use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
-use crate::collective::{Choice, Selection};
 use crate::comm::World;
-use crate::config::Config;
+use crate::config::{Compression, Config};
 use crate::error::Result;
 use crate::fusion::adaptive;
 use crate::plan::Plan;
@@ -17,6 +17,15 @@ pub struct Averaging {
     threads: usize,
     /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
     threshold: Option<usize>,
+    compress: Option<Compression>,
+}
+
+/// What is known beforehand of a bucket's sum.
+pub struct Expected {
+    /// The collective, or that gradients are compressed.
+    pub name: &'static str,
+    /// NaN with compression, of which the costs say nothing.
+    pub seconds: f64,
 }
 
 impl Averaging {
@@ -31,7 +40,13 @@ impl Averaging {
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
-        Ok(Averaging { selection, tuning, threads, threshold: config.fusion_threshold })
+        Ok(Averaging {
+            selection,
+            tuning,
+            threads,
+            threshold: config.fusion_threshold,
+            compress: config.compress,
+        })
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold has.
@@ -43,9 +58,16 @@ impl Averaging {
         }
     }
 
-    /// The collective of each bucket.
-    pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Choice> {
-        plan.buckets.iter().map(|bucket| self.selection.choose(bucket.bytes.len(), shared)).collect()
+    /// What each bucket's sum is expected to be.
+    pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
+        let of = |bytes: &usize| match self.compress {
+            Some(_) => Expected { name: "compressed", seconds: f64::NAN },
+            None => {
+                let choice = self.selection.choose(*bytes, shared);
+                Expected { name: choice.kind.name(), seconds: choice.seconds }
+            }
+        };
+        plan.bucket_bytes().iter().map(of).collect()
     }
 
     /// Where the figures come from, in words.

@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::averaging::Averaging;
+use super::averaging::{Averaging, Expected};
 use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
 use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
+use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Choice, Gather};
+use crate::collective::{Allreduce, Gather};
 use crate::comm::World;
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
@@ -21,6 +22,7 @@ use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
+use crate::fusion::compress::{self, Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
@@ -40,6 +42,8 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
+    pub plan: Plan,
+    pub memories: Memories,
 }
 
 /// Where batches come from.
@@ -87,7 +91,7 @@ impl Source {
     }
 }
 
-/// Prepares the run; `None` when only a plan or a batch size was asked for, which has been printed. Collective.
+/// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -105,6 +109,8 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
+    world.agree(weights_path(world, config))?;
+    let start = Start::agree(world, config, &network)?;
     let (source, test) = open_data(world, config, &network)?;
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
@@ -123,7 +129,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let (job, choices) = assemble(
+    let mut job = assemble(
         world,
         config,
         plans,
@@ -132,21 +138,46 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         &rule,
         source,
         test,
+        start.as_ref(),
         threads,
         [epochs, total_steps],
     )?;
+    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
+        let test = evaluator.run(world, &*job.device)?;
+        record::say(
+            place(world),
+            &format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy),
+        );
+        return Ok(None);
+    }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
-    description.choices = choices.iter().map(|choice| (choice.kind.name().into(), choice.seconds)).collect();
+    let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
+    description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
+    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+        scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
+        sent: account.sent,
+        uncompressed: account.uncompressed,
+    });
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
 }
 
 fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
-    if config.dry_run {
+    if config.dry_run || config.evaluate {
         return Ok(None);
     }
     record::results_path(place(world), config.results.as_deref(), &config.model)
+}
+
+/// Whether the weights can be written where they are to go.
+fn weights_path(world: &World, config: &Config) -> Result<()> {
+    match &config.save_weights {
+        Some(path) if !config.dry_run && world.rank() == 0 => {
+            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Warm-up and timed steps, or whole epochs.
@@ -251,7 +282,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, averaging, &training, evaluation.is_some());
+        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -268,7 +299,7 @@ impl Plans {
     fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
         let ranks = world.size();
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
-        let note = |choice: &Choice| (choice.kind.name(), choice.seconds);
+        let note = |choice: &Expected| (choice.name, choice.seconds);
         let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
@@ -284,14 +315,25 @@ impl Plans {
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, averaging: &Averaging, plan: &Plan, evaluate: bool) -> Extent {
-    let [mapped, messages] = averaging.selection.memory(world, &plan.bucket_bytes());
+fn extent(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    evaluate: bool,
+) -> Extent {
+    let [[mapped, messages], compression] = match config.compress {
+        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
+        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
+    };
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
         batches: if evaluate { 3 } else { 2 },
         mapped,
         messages,
+        compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
     }
 }
@@ -306,23 +348,24 @@ fn assemble(
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
+    start: Option<&Start>,
     threads: usize,
     [epochs, total_steps]: [usize; 2],
-) -> Result<(Job, Vec<Choice>)> {
+) -> Result<Job> {
     let planned_memory = plans.total();
     let training = &plans.training;
-    let shared = averaging.selection.wants_shared(&training.bucket_bytes());
+    // What is compressed is summed elsewhere.
+    let shared = config.compress.is_none() && averaging.selection.wants_shared(&training.bucket_bytes());
     let memories =
         world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config, shared))?;
-    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
-    let reduce = averaging.selection.build(world, &memories.gradients);
-    let choices = averaging.choices(training, memories.gradients.is_shared());
-    let fusion =
-        world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
+    let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
+    let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
+    let trainer = Trainer { compression, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -335,8 +378,43 @@ fn assemble(
     };
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    let job = Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory };
-    Ok((job, choices))
+    let plan = plans.training;
+    Ok(Job {
+        device,
+        source,
+        evaluator,
+        trainer,
+        schedule,
+        epochs,
+        total_steps,
+        planned_memory,
+        plan,
+        memories,
+    })
+}
+
+/// What sums gradients over ranks, and what compression keeps account of where there is any. Collective.
+fn reduction(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    memories: &Memories,
+) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+    match config.compress {
+        None => {
+            let reduce = averaging.selection.build(world, &memories.gradients);
+            Ok((world.agree(reduce)?, None))
+        }
+        Some(scheme) => {
+            let gradients = &memories.averaged;
+            let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
+            let compressed = world.agree(made)?;
+            let account = compressed.account();
+            Ok((Box::new(compressed), Some(account)))
+        }
+    }
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -387,6 +465,7 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
+        compression: None,
         updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
         average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
@@ -463,6 +542,7 @@ fn describe(
         warmup: config.warmup as u64,
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
+        compression: None,
         attributes,
         started,
     }

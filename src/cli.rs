@@ -31,7 +31,7 @@ use dltrain::model::MODELS;
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
-finite, 8 results cannot be written, 1 a defect.")]
+finite, 8 results cannot be written, 9 a rank waited too long for another, 1 a defect.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -123,6 +123,13 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "Machine")]
     no_overlap: bool,
 
+    /// Say for which ranks a rank waits when it has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_warn: f64,
+    /// End the job when a rank has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_abort: f64,
+
     /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
     #[arg(long, value_name = "PATH", help_heading = "Results")]
     results: Option<PathBuf>,
@@ -147,6 +154,8 @@ impl TrainArgs {
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
+        in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
+        in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let synthetic = self.data.is_none();
         if synthetic && self.epochs.is_some() {
@@ -177,6 +186,8 @@ impl TrainArgs {
             recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
+            stall_warn: self.stall_warn,
+            stall_abort: self.stall_abort,
             results: self.results,
             dry_run: self.dry_run,
             max_batch: self.max_batch,
@@ -280,6 +291,8 @@ mod tests {
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
             (vec!["--sync-bn=0"], "--sync-bn 0"),
+            (vec!["--stall-warn=-1"], "--stall-warn -1"),
+            (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");

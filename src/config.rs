@@ -195,6 +195,9 @@ pub struct Config {
     /// Bytes from which a bucket is closed.
     pub fusion_threshold: usize,
     pub overlap: bool,
+    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
+    pub stall_warn: f64,
+    pub stall_abort: f64,
     pub results: Option<PathBuf>,
     pub dry_run: bool,
     /// Bytes a rank: only find the largest batch that fits.

@@ -169,4 +169,12 @@ impl Allreduce for Hierarchical {
     fn is_done(&self, slot: Slot) -> bool {
         self.slots[slot].stage == Stage::Idle
     }
+
+    /// Known between nodes; the counters within one are nobody's.
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        match self.slots[slot].stage {
+            Stage::Between => self.rings.waiting_for(self.slots[slot].ring),
+            _ => Vec::new(),
+        }
+    }
 }

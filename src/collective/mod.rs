@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use self::scheduled::{Algorithm, Scheduled};
-use crate::comm::{Channel, Region, World};
+use crate::comm::{Awaited, Channel, Region, Wait, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
 
@@ -62,6 +62,12 @@ pub trait Allreduce {
 
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
+
+    /// The ranks whose messages a slot in flight lacks now; none where the algorithm cannot tell. For reports, so it
+    /// may take a while.
+    fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// Makes the algorithm asked for. Collective.
@@ -171,9 +177,14 @@ fn resolve(kind: AllreduceKind, wire: Wire, layout: RankLayout) -> Result<Allred
 
 /// Polls until a slot is done, and lets other processes run when there is nothing to do.
 pub fn wait(allreduce: &mut dyn Allreduce, slot: Slot) -> Result<()> {
+    let mut wait = Wait::new();
     while !allreduce.is_done(slot) {
-        if !allreduce.poll()? {
-            std::thread::yield_now();
+        match allreduce.poll()? {
+            true => wait.moved(),
+            false => wait.idle(|| Awaited {
+                what: format!("{} allreduce", allreduce.name()),
+                peers: allreduce.waiting_for(slot),
+            })?,
         }
     }
     Ok(())

@@ -268,4 +268,14 @@ impl<L: Link> Allreduce for Scheduled<L> {
     fn is_done(&self, slot: Slot) -> bool {
         !self.flying.contains(&slot)
     }
+
+    /// Of whom the next message is to come, and who has yet to take the oldest one sent.
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let at = &self.slots[slot];
+        let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
+        let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
+        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(|message| message.peer).collect();
+        peers.dedup();
+        peers
+    }
 }

@@ -12,7 +12,9 @@ use super::call::check;
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{Library, thread_level};
+use super::news::News;
 use super::topology::Topology;
+use super::{region, stall, window};
 use crate::error::{Error, Kind, Result};
 
 /// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
@@ -71,17 +73,25 @@ impl World {
             })
             .unzip();
         let topology = Topology::new(control.rank(), &leaders, hosts);
+        let board = watch(&control, &node, &topology)?;
         let inner = Inner {
             hint: launch.hint(&library, control.size()),
             control,
             node,
             topology,
             library,
-            retired: RefCell::default(),
-            made: Cell::new(0),
+            // Freed at the end, like all windows that nobody holds.
+            retired: RefCell::new(board.into_iter().map(|window| (0, window)).collect()),
+            made: Cell::new(1),
             agreed: RefCell::default(),
         };
         Ok(World { inner: Rc::new(inner) })
+    }
+
+    /// Sets after how many seconds without progress a wait for other ranks is reported, and after how many the job ends;
+    /// 0 is never. Without this: 30 seconds, and never.
+    pub fn limit_stalls(&self, warn: f64, abort: f64) {
+        stall::limit(warn, abort);
     }
 
     pub fn library(&self) -> &Library {
@@ -203,6 +213,22 @@ impl Deref for World {
     }
 }
 
+/// Starts the watch over waits; returns the window of its board, where the nodes have room for one. Collective.
+fn watch(control: &Communicator, node: &Communicator, topology: &Topology) -> Result<Option<ffi::MPI_Win>> {
+    let bytes = stall::board_bytes(topology.size());
+    let mut room = [u64::from(region::free_shared_memory() > bytes as u64 + (1 << 20))];
+    control.reduce(&mut room, Reduction::Min)?;
+    let window = match room[0] {
+        1 => Some(window::allocate(node, if topology.is_leader() { bytes } else { 0 })?),
+        _ => None,
+    };
+    let alone = window.is_some() && topology.nodes() == 1;
+    let news = if alone || topology.size() == 1 { None } else { Some(News::new(control.duplicate()?)) };
+    let board = window.map(|window| window::part(window, 0)).transpose()?;
+    stall::start(topology.clone(), board, news);
+    Ok(window)
+}
+
 /// MPI_Init_thread; returns the thread level granted.
 fn initialize() -> Result<&'static str> {
     let (mut already, mut level): (c_int, c_int) = (0, 0);
@@ -242,6 +268,7 @@ impl Drop for Inner {
         // MPI_Win_free and MPI_Finalize spin until all are there; let them come first. Nothing can be done
         // about a failure on the way out.
         let _ = self.control.barrier();
+        stall::stop();
         let windows = self.retired.get_mut();
         windows.sort_unstable_by_key(|(number, _)| *number);
         for (_, window) in windows {

@@ -3,13 +3,14 @@
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `device`. Used by: `train`.
+//! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `comm`, `device`. Used by: `train`.
 
 mod exchange;
 
 use std::time::Instant;
 
 use crate::collective::Allreduce;
+use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event};
 use crate::error::Result;
 use crate::plan::Bucket;
@@ -149,6 +150,18 @@ impl Fusion {
         Ok(moved)
     }
 
+    /// What is waited for while a bucket is not done.
+    fn awaited(&self, index: usize) -> Awaited {
+        let what =
+            format!("bucket {} of {} ({} allreduce)", index + 1, self.buckets.len(), self.allreduce.name());
+        let peers = if index < self.started {
+            self.allreduce.waiting_for(self.buckets[index].slot)
+        } else {
+            Vec::new()
+        };
+        Awaited { what, peers }
+    }
+
     /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
     pub fn finish(
         &mut self,
@@ -158,12 +171,14 @@ impl Fusion {
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
             if self.finished <= index {
+                let mut wait = Wait::new();
                 while self.finished <= index {
-                    // Ranks may outnumber cores: whoever has nothing to do makes room.
-                    if !self.progress(device)? {
-                        std::thread::yield_now();
+                    match self.progress(device)? {
+                        true => wait.moved(),
+                        false => wait.idle(|| self.awaited(index))?,
                     }
                 }
+                drop(wait);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
             averaged(index)?;

@@ -14,7 +14,7 @@ mod step;
 
 use std::time::Instant;
 
-use crate::comm::World;
+use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
@@ -30,6 +30,7 @@ use step::StepResult;
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
+    world.limit_stalls(config.stall_warn, config.stall_abort);
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, started)? else { return Ok(()) };
     let outcome = epochs(world, &mut job, &mut recorder);
     let closed = recorder.finish(outcome.as_ref().map(|_| ()).map_err(|error| error.message.as_str()));
@@ -45,6 +46,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         job.source.start_epoch(epoch);
         let totals = epoch_steps(world, job, recorder, epoch, &mut done)?;
         if let Some(evaluator) = &mut job.evaluator {
+            comm::enter(Phase::Evaluation, epoch as u64 + 1);
             let test = evaluator.run(world, &*job.device)?;
             recorder.epoch(&totals.record(world, epoch, test, begun)?);
         }
@@ -52,6 +54,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             break;
         }
     }
+    comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
@@ -67,6 +70,7 @@ fn epoch_steps(
 ) -> Result<Totals> {
     let mut totals = Totals::default();
     for step in 0..job.source.steps().min(job.total_steps - *done) {
+        comm::enter(Phase::Step, *done as u64);
         let rate = job.schedule.rate(*done);
         let result = job.trainer.step(&*job.device, &job.source, step, *done, rate)?;
         recorder.step(&StepRecord {

@@ -10,6 +10,7 @@ mod logging;
 mod path;
 mod table;
 mod terminal;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use file::ResultsFile;
 pub use logging::start_logging;
 pub use path::results_path;
+pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Result};
 

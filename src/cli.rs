@@ -148,6 +148,12 @@ pub struct TrainArgs {
     /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
     #[arg(long, value_name = "PATH", help_heading = "Results")]
     results: Option<PathBuf>,
+    /// File for a timeline of all ranks' steps, buckets and messages, to be opened in ui.perfetto.dev.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    timeline: Option<PathBuf>,
+    /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
+    #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
+    timeline_steps: Option<(u64, u64)>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
@@ -209,6 +215,8 @@ impl TrainArgs {
             overlap: !self.no_overlap,
             stall_warn: self.stall_warn,
             stall_abort: self.stall_abort,
+            timeline: self.timeline,
+            timeline_steps: self.timeline_steps,
             results: self.results,
             save_weights: self.save_weights,
             dry_run: self.dry_run,
@@ -250,6 +258,15 @@ fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String> {
             Ok(ranks) => Ok(SyncBatchNorm::Groups(ranks)),
             Err(_) => Err("a number of ranks, or nothing for all of them".into()),
         },
+    }
+}
+
+/// "100-119", or "100" for one step.
+fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err("two steps, the first not after the last: 100-119".into()),
     }
 }
 
@@ -332,6 +349,14 @@ mod tests {
         assert_eq!(sync(&["--sync-bn", "4"]), SyncBatchNorm::Groups(4));
         assert_eq!(sync(&["--sync-bn=4"]), SyncBatchNorm::Groups(4));
         assert!(Cli::try_parse_from(["dltrain", "--sync-bn", "some"]).is_err());
+    }
+
+    #[test]
+    fn a_window_of_steps_has_a_first_and_a_last() {
+        assert_eq!((steps("100-119"), steps("7")), (Ok((100, 119)), Ok((7, 7))));
+        for wrong in ["9-8", "-3", "3-", "a", ""] {
+            assert!(steps(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Allreduce, Slot, part};
 use crate::comm::{Counters, Region, World};
 use crate::error::Result;
+use crate::trace::{self, Kind};
 
 /// Elements of one rank in a chunk, at most: what one `poll` sums. 128 KB a rank; 64 KB to 1 MB measured the same.
 const CHUNK: usize = 32 * 1024;
@@ -121,7 +122,9 @@ impl Allreduce for Shm {
         let chunk = self.flying.iter().find_map(|&slot| Some((slot, self.claim(slot)?)));
         let claimed = chunk.is_some();
         if let Some((slot, chunk)) = chunk {
+            let (begun, bytes) = (trace::now(), chunk.len() * size_of::<f32>());
             self.region.sum_over_node(chunk);
+            trace::record(Kind::Reduce, begun, slot, 0, bytes);
             // Release: the sums are seen by those who see the round over.
             self.sums(slot).fetch_add(1, Ordering::Release);
         }

@@ -28,7 +28,7 @@ mod world;
 
 pub use board::Phase;
 pub use channel::{Channel, Request};
-pub use clock::now;
+pub use clock::{Offset, now};
 pub use launcher::launcher_rank;
 pub use library::{Family, Library};
 pub use region::Region;

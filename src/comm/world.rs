@@ -9,6 +9,7 @@ use std::rc::Rc;
 use mpi::ffi;
 
 use super::call::check;
+use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{Library, thread_level};
@@ -126,6 +127,51 @@ impl World {
     /// Every rank's text, by rank, on every rank. Collective.
     pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
         self.inner.control.gather_text(text)
+    }
+
+    /// Hands every rank's words to rank 0, one rank after the other, so that it need not hold all of them. Collective.
+    pub fn to_first(&self, words: &[u64], mut each: impl FnMut(usize, &[u64])) -> Result<()> {
+        let control = &self.inner.control;
+        if self.rank() > 0 {
+            control.send_words(&[words.len() as u64], 0)?;
+            return control.send_words(words, 0);
+        }
+        each(0, words);
+        for rank in 1..self.size() {
+            let mut length = [0];
+            control.receive_words(&mut length, rank)?;
+            let mut words = vec![0; length[0] as usize];
+            control.receive_words(&mut words, rank)?;
+            each(rank, &words);
+        }
+        Ok(())
+    }
+
+    /// How far every rank's clock (`now`) is from rank 0's; empty on other ranks. Collective.
+    pub fn clock_offsets(&self) -> Result<Vec<Offset>> {
+        let control = &self.inner.control;
+        if self.rank() > 0 {
+            for _ in 0..clock::QUESTIONS {
+                control.receive_words(&mut [0], 0)?;
+                control.send_words(&[clock::now()], 0)?;
+            }
+            return Ok(Vec::new());
+        }
+        let mut offsets = vec![Offset { at: clock::now(), ..Offset::default() }];
+        for rank in 1..self.size() {
+            let mut best = Offset { uncertainty: u64::MAX, ..Offset::default() };
+            for _ in 0..clock::QUESTIONS {
+                let (asked, mut there) = (clock::now(), [0]);
+                control.send_words(&[0], rank)?;
+                control.receive_words(&mut there, rank)?;
+                let offset = Offset::from_answer(asked, there[0], clock::now());
+                if offset.uncertainty < best.uncertainty {
+                    best = offset;
+                }
+            }
+            offsets.push(best.of_one_clock(self.same_node(rank)));
+        }
+        Ok(offsets)
     }
 
     /// Rank 0's text on every rank; what the others pass is ignored. Collective.

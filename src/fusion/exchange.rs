@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::Result;
 use crate::plan::Exchange;
+use crate::trace;
 
 /// The exchanges of a program, and what carries them.
 pub struct Exchanges {
@@ -44,7 +45,7 @@ impl Exchanges {
         let Ok(index) = self.exchanges.binary_search_by_key(&step, |exchange| exchange.step) else {
             return Ok(());
         };
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         let Exchange { own, all, .. } = &self.exchanges[index];
         let (numbers, of_all) = (&mut self.own[..own.bytes() / 4], &mut self.all[..all.bytes() / 4]);
         device.download(own, bytes_of_mut(numbers))?;
@@ -62,6 +63,7 @@ impl Exchanges {
         drop(wait);
         self.gather.read(of_all);
         device.upload(bytes_of(of_all), all)?;
+        trace::record(trace::Kind::Exchange, traced, index, 0, 0);
         self.seconds += begun.elapsed().as_secs_f64();
         Ok(())
     }

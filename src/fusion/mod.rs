@@ -14,6 +14,7 @@ use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event};
 use crate::error::Result;
 use crate::plan::Bucket;
+use crate::trace;
 
 pub use exchange::Exchanges;
 
@@ -46,6 +47,9 @@ struct InFlight {
     slot: usize,
     /// Recorded behind the step that completes the bucket: a device may still be writing.
     written: Option<Event>,
+    bytes: usize,
+    /// For the timeline.
+    begun: u64,
 }
 
 impl Fusion {
@@ -54,7 +58,8 @@ impl Fusion {
         let mut flights = Vec::with_capacity(buckets.len());
         for bucket in buckets {
             let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
-            flights.push(InFlight { after: bucket.after, slot, written: None });
+            let bytes = bucket.bytes.len();
+            flights.push(InFlight { after: bucket.after, slot, written: None, bytes, begun: 0 });
         }
         Ok(Fusion {
             allreduce,
@@ -133,7 +138,9 @@ impl Fusion {
             {
                 break;
             }
+            let begun = trace::now();
             self.allreduce.start(bucket.slot)?;
+            self.buckets[self.started].begun = begun;
             self.times[self.started].start = self.begun.elapsed().as_secs_f64();
             self.started += 1;
         }
@@ -145,6 +152,8 @@ impl Fusion {
             let now = self.begun.elapsed().as_secs_f64();
             let time = &mut self.times[self.finished];
             (time.finish, time.exposed) = (now, 0.0);
+            let bucket = &self.buckets[self.finished];
+            trace::record(trace::Kind::Bucket, bucket.begun, self.finished, bucket.slot, bucket.bytes);
             self.finished += 1;
         }
         Ok(moved)
@@ -172,6 +181,7 @@ impl Fusion {
             let waited_from = self.begun.elapsed().as_secs_f64();
             if self.finished <= index {
                 let mut wait = Wait::new();
+                let begun = trace::now();
                 while self.finished <= index {
                     match self.progress(device)? {
                         true => wait.moved(),
@@ -179,6 +189,7 @@ impl Fusion {
                     }
                 }
                 drop(wait);
+                trace::record(trace::Kind::Wait, begun, index, 0, 0);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
             averaged(index)?;

@@ -10,6 +10,7 @@ mod logging;
 mod path;
 mod table;
 mod terminal;
+mod timeline;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use file::ResultsFile;
 pub use logging::start_logging;
 pub use path::results_path;
+pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Result};

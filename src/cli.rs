@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
+use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
 use dltrain::export;
 use dltrain::model::MODELS;
@@ -128,6 +128,9 @@ pub struct TrainArgs {
     /// What gradients travel as between ranks (not with vendor; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
+    /// Send less of each gradient and the rest later: topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK].
+    #[arg(long, value_name = "SCHEME", help_heading = "Machine")]
+    compress: Option<Compression>,
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
@@ -181,6 +184,12 @@ impl TrainArgs {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
+        if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
+                self.wire
+            )));
+        }
         let synthetic = self.data.is_none();
         if synthetic && self.epochs.is_some() {
             return Err(Error::usage(
@@ -210,6 +219,7 @@ impl TrainArgs {
             threads: self.threads,
             allreduce: self.allreduce,
             wire: self.wire,
+            compress: self.compress,
             recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
@@ -333,6 +343,7 @@ mod tests {
             (vec!["--sync-bn=0"], "--sync-bn 0"),
             (vec!["--stall-warn=-1"], "--stall-warn -1"),
             (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
+            (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");

@@ -2,6 +2,7 @@
 //!
 //! May use: `error`. Used by: everything.
 
+mod compression;
 mod input;
 
 pub use input::{Augment, Augmentation, DataFormat, Input};
@@ -10,6 +11,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
+
+pub use compression::Compression;
 
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -46,7 +49,7 @@ impl std::fmt::Display for Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllreduceKind {
-    /// shm when all ranks share one node, hierarchical when nodes have several each, else ring.
+    /// For each bucket the one that is expected to be fastest, by what --tuning says of the machine.
     Auto,
     /// Chunked, pipelined ring over MPI messages.
     Ring,
@@ -62,6 +65,22 @@ pub enum AllreduceKind {
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+}
+
+impl AllreduceKind {
+    /// As the flag has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AllreduceKind::Auto => "auto",
+            AllreduceKind::Ring => "ring",
+            AllreduceKind::Halving => "halving",
+            AllreduceKind::Tree => "tree",
+            AllreduceKind::Torus => "torus",
+            AllreduceKind::Hierarchical => "hierarchical",
+            AllreduceKind::Shm => "shm",
+            AllreduceKind::Vendor => "vendor",
+        }
+    }
 }
 
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8 bits
@@ -173,6 +192,12 @@ pub struct Config {
     pub image_size: Option<usize>,
     /// Share of the loss's target that is spread evenly over all classes.
     pub label_smoothing: f32,
+    /// The file that parameters start from.
+    pub init_from: Option<PathBuf>,
+    /// Whether the last layer starts as without that file.
+    pub reset_head: bool,
+    /// "backbone", or names of layers, that are not learned.
+    pub freeze: Vec<String>,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
     pub input: Input,
@@ -195,13 +220,26 @@ pub struct Config {
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
     pub wire: Wire,
+    pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
-    /// Bytes from which a bucket is closed.
-    pub fusion_threshold: usize,
+    /// The file with what was measured for the choice of allreduces; `None`: that at the usual place.
+    pub tuning: Option<PathBuf>,
+    /// Bytes from which a bucket is closed; `None`: by ready times and costs.
+    pub fusion_threshold: Option<usize>,
     pub overlap: bool,
+    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
+    pub stall_warn: f64,
+    pub stall_abort: f64,
+    /// File for the timeline, and which steps of the run (first and last) are to be in it; `None`: the last ones.
+    pub timeline: Option<PathBuf>,
+    pub timeline_steps: Option<(u64, u64)>,
     pub results: Option<PathBuf>,
+    /// Where the trained weights go.
+    pub save_weights: Option<PathBuf>,
     pub dry_run: bool,
+    /// Only test the weights.
+    pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.
     pub max_batch: Option<usize>,
 }
@@ -211,7 +249,7 @@ impl Config {
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = ["threads", "results", "data", "input.loader_threads"];
+        let own = ["threads", "results", "data", "input.loader_threads", "init_from", "save_weights"];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),

@@ -32,8 +32,9 @@ pub enum Purpose {
     Initialise = 2,
     Dropout = 3,
     Synthetic = 4,
-    Augment = 5,
-    Pack = 6,
+    Compress = 5,
+    Augment = 6,
+    Pack = 7,
 }
 
 /// The key of the stream that serves one purpose of one run. `which` tells apart several streams of

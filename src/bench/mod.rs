@@ -2,12 +2,17 @@
 //!
 //! May use: every room below. Used by: `main`, `cli`.
 
-mod allreduce;
+mod autotune;
+mod collectives;
+mod compress;
 mod data;
+mod fusion;
 mod gemm;
 mod layers;
+mod limits;
 mod sizes;
 
+use self::collectives::Subject;
 use crate::comm::World;
 use crate::error::Result;
 
@@ -21,7 +26,20 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Subcommand)]
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
-    Allreduce(allreduce::Args),
+    Allreduce(collectives::Args),
+    /// Sums of which each rank gets its part
+    #[command(name = "reducescatter")]
+    ReduceScatter(collectives::Args),
+    /// Every rank's part, to all ranks
+    Allgather(collectives::Args),
+    /// What rank 0 has, to all ranks
+    Broadcast(collectives::Args),
+    /// Measures what `--allreduce auto` and the cut into buckets are decided by, and keeps it in a file
+    Autotune(autotune::Args),
+    /// A model's gradients in buckets of several cuts, while a backward pass is waited for
+    Fusion(fusion::Args),
+    /// Encoding and decoding of compressed gradients
+    Compress(compress::Args),
     /// How fast a data set is read, decoded and prepared
     Data(data::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
@@ -36,7 +54,13 @@ enum What {
 /// `Internal`, agreed by all ranks, when an answer is wrong; `Usage` when the algorithm asked for cannot run here.
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
-        What::Allreduce(args) => allreduce::run(args, world),
+        What::Allreduce(args) => collectives::run(Subject::Allreduce, args, world),
+        What::ReduceScatter(args) => collectives::run(Subject::ReduceScatter, args, world),
+        What::Allgather(args) => collectives::run(Subject::Allgather, args, world),
+        What::Broadcast(args) => collectives::run(Subject::Broadcast, args, world),
+        What::Autotune(args) => autotune::run(args, world),
+        What::Fusion(args) => fusion::run(args, world),
+        What::Compress(args) => compress::run(args, world),
         What::Data(args) => data::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),

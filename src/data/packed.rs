@@ -235,6 +235,9 @@ impl Pack {
     }
 }
 
+/// A file's number, a chunk's, and what is in it.
+type Chunk = (usize, usize, Arc<Vec<u8>>);
+
 /// One part of a set, in as many files as it has.
 pub struct Packed {
     files: Vec<Pack>,
@@ -242,7 +245,7 @@ pub struct Packed {
     first: Vec<usize>,
     classes: Vec<String>,
     colours: Colours,
-    cache: Mutex<VecDeque<(usize, usize, Arc<Vec<u8>>)>>,
+    cache: Mutex<VecDeque<Chunk>>,
     /// Chunks that are kept.
     keep: AtomicUsize,
 }

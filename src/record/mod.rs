@@ -9,8 +9,11 @@ mod file;
 mod logging;
 mod path;
 mod progress;
+mod rows;
 mod table;
 mod terminal;
+mod timeline;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +22,9 @@ use file::ResultsFile;
 pub use logging::start_logging;
 pub use path::results_path;
 pub use progress::Progress;
+pub use rows::write_table;
+pub use timeline::{RankEvents, TimelineFile};
+pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Result};
 
@@ -56,11 +62,23 @@ pub struct Description {
     pub warmup: u64,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
     pub buckets: Vec<u64>,
+    /// For each of these the collective that sums it, and the seconds that it is expected to take.
+    pub choices: Vec<(String, f64)>,
+    /// Where gradients are compressed.
+    pub compression: Option<Compression>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,
     /// When the program started.
     pub started: Instant,
+}
+
+/// How gradients are compressed, and bytes that a rank sends in a step by rings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compression {
+    pub scheme: String,
+    pub sent: u64,
+    pub uncompressed: u64,
 }
 
 /// One step. Times in seconds; `seconds` is the whole step and what the three parts leave is "other".
@@ -82,6 +100,8 @@ pub struct StepRecord<'a> {
     /// The exposed part: what no computation hid.
     pub communication: f64,
     pub input: f64,
+    /// What of it all went into encoding and decoding compressed gradients.
+    pub encoding: f64,
     /// One entry for each of the description's buckets.
     pub buckets: &'a [BucketTime],
 }
@@ -138,6 +158,9 @@ struct Closing {
     compute: f64,
     communication: f64,
     input: f64,
+    encoding: f64,
+    /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
+    sent: [u64; 2],
     setup_seconds: f64,
     seconds: f64,
     epochs: u64,
@@ -156,6 +179,8 @@ impl Closing {
             compute: 0.0,
             communication: 0.0,
             input: 0.0,
+            encoding: 0.0,
+            sent: [0; 2],
             setup_seconds: f64::NAN,
             seconds: f64::NAN,
             epochs: 0,
@@ -182,6 +207,7 @@ impl Closing {
         self.compute += r.compute;
         self.communication += r.communication;
         self.input += r.input;
+        self.encoding += r.encoding;
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
@@ -293,6 +319,10 @@ impl Writer {
         let counts = r.step >= self.about.warmup;
         if counts {
             self.closing.step(r);
+            if let Some(compression) = &self.about.compression {
+                self.closing.sent[0] += compression.sent;
+                self.closing.sent[1] += compression.uncompressed;
+            }
         }
         if let Some(file) = &mut self.file {
             file.step(r);

@@ -1,9 +1,11 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together, `step` is one training step,
-//! `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
-//! business. May use: every room below. Used by: `main`.
+//! `averaging` how gradients travel, `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has
+//! in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use: every room
+//! below. Used by: `main`.
 
+mod averaging;
 mod capacity;
 mod evaluate;
 mod memory;
@@ -11,17 +13,22 @@ mod network;
 mod resident;
 mod setup;
 mod step;
+mod timeline;
+mod weights;
 
 use std::time::Instant;
 
-use crate::comm::World;
+use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{self, EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 
+use crate::trace;
+
 use setup::Job;
 pub(crate) use setup::threads;
 use step::StepResult;
+use timeline::Timeline;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///
@@ -30,11 +37,20 @@ use step::StepResult;
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
+    world.limit_stalls(config.stall_warn, config.stall_abort);
+    let timeline = Timeline::start(world, &config)?;
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, started)? else { return Ok(()) };
-    let outcome = epochs(world, &mut job, &mut recorder);
+    let outcome = epochs(world, &mut job, &mut recorder)
+        .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
     let closed = recorder.finish(outcome.as_ref().map(|_| ()).map_err(|error| error.message.as_str()));
+    let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
+    let drawn = match &outcome {
+        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
+        _ => timeline.finish(world, labels()),
+    };
     outcome?;
-    world.agree(closed)
+    world.agree(closed)?;
+    drawn
 }
 
 /// Epoch after epoch, until the configured end.
@@ -45,7 +61,13 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         job.source.start_epoch(epoch);
         let totals = epoch_steps(world, job, recorder, epoch, &mut done)?;
         let test = match &mut job.evaluator {
-            Some(evaluator) => evaluator.run(world, &*job.device)?,
+            Some(evaluator) => {
+                comm::enter(Phase::Evaluation, epoch as u64 + 1);
+                let traced = trace::now();
+                let test = evaluator.run(world, &*job.device)?;
+                trace::record(trace::Kind::Evaluation, traced, epoch + 1, 0, 0);
+                test
+            }
             None => Test { loss: f64::NAN, accuracy: f64::NAN },
         };
         if job.source.has_epochs() {
@@ -56,6 +78,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             break;
         }
     }
+    comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
@@ -71,6 +94,8 @@ fn epoch_steps(
 ) -> Result<Totals> {
     let mut totals = Totals::default();
     for step in 0..job.source.steps().min(job.total_steps - *done) {
+        comm::enter(Phase::Step, *done as u64);
+        trace::step(*done as u64);
         let rate = job.schedule.rate(*done);
         let result = job.trainer.step(&*job.device, &mut job.source, step, *done, rate)?;
         recorder.step(&StepRecord {
@@ -84,6 +109,7 @@ fn epoch_steps(
             compute: result.compute,
             communication: result.communication,
             input: result.input,
+            encoding: result.encoding,
             buckets: job.trainer.bucket_times(),
         });
         if result.diverged {
@@ -184,8 +210,8 @@ impl Totals {
 /// Mean loss and share of hits over the test set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Test {
-    loss: f64,
-    accuracy: f64,
+    pub loss: f64,
+    pub accuracy: f64,
 }
 
 /// Mean, minimum and maximum of a number over ranks.

@@ -4,21 +4,24 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use super::averaging::{Averaging, Expected};
 use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
 use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
+use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{self, Gather};
-use crate::comm::World;
+use crate::collective::{Allreduce, Gather};
+use crate::comm::{self, Phase, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, AHEAD, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
+use crate::fusion::compress::{self, Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
@@ -38,6 +41,8 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
+    pub plan: Plan,
+    pub memories: Memories,
 }
 
 /// Where batches come from.
@@ -109,7 +114,7 @@ impl Source {
     }
 }
 
-/// Prepares the run; `None` when only a plan or a batch size was asked for, which has been printed. Collective.
+/// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -118,43 +123,87 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
         let device = open_device(world, config, threads)?;
+        let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
         let config = &decided(config, sets.as_ref(), threads);
-        let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
+        let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
+    comm::enter(Phase::Data, 0);
+    world.agree(weights_path(world, config))?;
+    let start = Start::agree(world, config, &network)?;
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let (source, test) = open_data(world, config, &network, sets)?;
+    comm::enter(Phase::Plan, 0);
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
+    let averaging = Averaging::new(world, config, threads)?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device));
+        record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);
     }
-    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
+    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
     let steps_per_epoch = source.steps();
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
+    let mut job = assemble(
+        world,
+        config,
+        plans,
+        &averaging,
+        device,
+        &rule,
+        source,
+        test,
+        start.as_ref(),
+        threads,
+        [epochs, total_steps],
+    )?;
+    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
+        let test = evaluator.run(world, &*job.device)?;
+        record::say(
+            place(world),
+            &format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy),
+        );
+        return Ok(None);
+    }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.attributes.push(("allreduce_costs".into(), averaging.source()));
+    let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
+    description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
+    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+        scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
+        sent: account.sent,
+        uncompressed: account.uncompressed,
+    });
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
 }
 
 fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
-    if config.dry_run {
+    if config.dry_run || config.evaluate {
         return Ok(None);
     }
     record::results_path(place(world), config.results.as_deref(), &config.model)
+}
+
+/// Whether the weights can be written where they are to go.
+fn weights_path(world: &World, config: &Config) -> Result<()> {
+    match &config.save_weights {
+        Some(path) if !config.dry_run && world.rank() == 0 => {
+            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Warm-up and timed steps, or whole epochs.
@@ -259,9 +308,11 @@ impl Plans {
         config: &Config,
         network: &Network,
         device: &dyn Device,
+        averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
+        let options =
+            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -273,7 +324,8 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let training = plan::plan(graph, device, &options)?;
+        let mut training = plan::plan(graph, device, &options)?;
+        averaging.cut(&mut training);
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -281,7 +333,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, &training, evaluation.is_some());
+        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -295,8 +347,11 @@ impl Plans {
         self.sizes.to_come(self.extent)
     }
 
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
         let ranks = world.size();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let note = |choice: &Expected| (choice.name, choice.seconds);
+        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
@@ -304,17 +359,25 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
         )
     }
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
-    let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
-    let [mapped, messages] =
-        collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+fn extent(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    evaluate: bool,
+) -> Extent {
+    let [[mapped, messages], compression] = match config.compress {
+        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
+        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
+    };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
@@ -325,6 +388,7 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
         batches: (if evaluate { 3 } else { 2 }) + read_ahead,
         mapped,
         messages,
+        compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
     }
 }
@@ -334,24 +398,30 @@ fn assemble(
     world: &World,
     config: &Config,
     plans: Plans,
+    averaging: &Averaging,
     device: Box<dyn Device>,
     rule: &Rule,
     source: Source,
     test: Option<TestLoader>,
+    start: Option<&Start>,
     threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
+    comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
-    let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
-    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
-    let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
-    let fusion =
-        world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    // What is compressed is summed elsewhere.
+    let shared = config.compress.is_none() && averaging.selection.wants_shared(&training.bucket_bytes());
+    let memories =
+        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config, shared))?;
+    world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
+    let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
+    let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
+    let trainer = Trainer { compression, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(loader)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -364,7 +434,43 @@ fn assemble(
     };
     let steps_per_epoch = if config.data.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
+    let plan = plans.training;
+    Ok(Job {
+        device,
+        source,
+        evaluator,
+        trainer,
+        schedule,
+        epochs,
+        total_steps,
+        planned_memory,
+        plan,
+        memories,
+    })
+}
+
+/// What sums gradients over ranks, and what compression keeps account of where there is any. Collective.
+fn reduction(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    memories: &Memories,
+) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+    match config.compress {
+        None => {
+            let reduce = averaging.selection.build(world, &memories.gradients);
+            Ok((world.agree(reduce)?, None))
+        }
+        Some(scheme) => {
+            let gradients = &memories.averaged;
+            let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
+            let compressed = world.agree(made)?;
+            let account = compressed.account();
+            Ok((Box::new(compressed), Some(account)))
+        }
+    }
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -415,6 +521,7 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
+        compression: None,
         updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
         average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
@@ -489,7 +596,9 @@ fn describe(
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
-        buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
+        choices: Vec::new(),
+        compression: None,
         attributes,
         started,
     }

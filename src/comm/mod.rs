@@ -2,8 +2,8 @@
 //!
 //! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
 //! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
-//! which the other ranks of the node map too. `Channel` moves parts of regions between ranks, `Counters` tell
-//! ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
+//! which the other ranks of the node map too, `Common` memory that is there once for all of them. `Channel` moves parts of regions between ranks, `Counters` and `Barrier`
+//! tell ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
 //! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores).
 //!
 //! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
@@ -12,6 +12,7 @@
 
 mod call;
 mod channel;
+mod common;
 mod communicator;
 mod launcher;
 mod library;
@@ -22,6 +23,7 @@ mod wire;
 mod world;
 
 pub use channel::{Channel, Request};
+pub use common::{Barrier, Common};
 pub use launcher::launcher_rank;
 pub use library::{Family, Library};
 pub use region::Region;

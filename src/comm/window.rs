@@ -20,9 +20,9 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A zeroed window to which this rank brings `bytes`. Collective. Each part starts at a page, and its
-    /// pages lie near the rank that brought them, which is the first to touch them.
-    pub fn allocate(world: &World, bytes: usize) -> Result<Window> {
+    /// A window to which this rank brings `bytes`. Collective. Each part starts at a page. With `zeroed` its pages lie
+    /// near the rank that brought them, which is the first to touch them; without, nobody has touched it.
+    pub fn allocate(world: &World, bytes: usize, zeroed: bool) -> Result<Window> {
         let node = world.node_communicator();
         // The call spins until all are there; let them come first.
         node.barrier()?;
@@ -44,7 +44,7 @@ impl Window {
         unsafe {
             check("MPI_Win_set_errhandler", ffi::MPI_Win_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
             check("MPI_Win_lock_all", ffi::MPI_Win_lock_all(0, raw))?;
-            if room > 0 {
+            if room > 0 && zeroed {
                 ptr::write_bytes(base.cast::<u8>(), 0, room);
             }
         }
@@ -92,7 +92,7 @@ impl Counters {
     /// `Foreign` when the window cannot be made.
     pub fn allocate(world: &World, count: usize) -> Result<Counters> {
         let bytes = if world.is_leader() { count * size_of::<Line>() } else { 0 };
-        let window = Window::allocate(world, bytes)?;
+        let window = Window::allocate(world, bytes, true)?;
         let lines = window.part(0)?.cast_const().cast::<Line>();
         Ok(Counters { lines, count, _window: window })
     }

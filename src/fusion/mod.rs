@@ -149,16 +149,18 @@ impl Fusion {
         Ok(moved)
     }
 
-    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
+    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done; but not before
+    /// `may_update` says that nobody reads parameters any more.
     pub fn finish(
         &mut self,
         device: &dyn Device,
+        may_update: impl Fn() -> bool,
         mut averaged: impl FnMut(usize) -> Result<()>,
     ) -> Result<()> {
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
-            if self.finished <= index {
-                while self.finished <= index {
+            if self.finished <= index || !may_update() {
+                while self.finished <= index || !may_update() {
                     // Ranks may outnumber cores: whoever has nothing to do makes room.
                     if !self.progress(device)? {
                         std::thread::yield_now();
@@ -218,10 +220,14 @@ mod tests {
         }
         let heard = said.clone();
         fusion
-            .finish(&Reference, |bucket| {
-                heard.borrow_mut().push(format!("averaged {bucket}"));
-                Ok(())
-            })
+            .finish(
+                &Reference,
+                || true,
+                |bucket| {
+                    heard.borrow_mut().push(format!("averaged {bucket}"));
+                    Ok(())
+                },
+            )
             .unwrap();
         assert!(fusion.times().iter().all(|time| time.finish >= time.start));
         said.take()

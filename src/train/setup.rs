@@ -1,24 +1,25 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::capacity;
 use super::evaluate::Evaluator;
-use super::memory::Memories;
+use super::memory::{Memories, Sharing};
 use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
 use super::{greatest, place};
 use crate::collective::{self, Gather};
-use crate::comm::World;
+use crate::comm::{Barrier, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
-use crate::device::{Device, Rule};
+use crate::device::{Device, Memory, Rule};
 use crate::error::{Error, Result};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
@@ -265,9 +266,15 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
     let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
     let [mapped, messages] =
         collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
+    let sharing = Sharing::expected(world, config, &plan.sizes, 1 + rule.states() + averages);
+    // An evaluation reads all averages; else each rank touches its share.
+    let share = sharing.largest(plan, &rule);
+    let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
-        states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
+        sharers: sharing.ranks,
+        optimizer,
         batches: if evaluate { 3 } else { 2 },
         mapped,
         messages,
@@ -288,7 +295,8 @@ fn assemble(
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
     let planned_memory = plans.total();
-    let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
+    let memories =
+        world.agree(Memories::new(world, &*device, &plans.training, &plans.sizes, rule, config))?;
     let training = &plans.training;
     world.agree(memories.initialise(&*device, training, config.seed, threads))?;
     let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
@@ -333,21 +341,22 @@ fn trainer(
     fusion: Fusion,
 ) -> Result<Trainer> {
     let averaged = &memories.averaged;
-    let update = |bucket| {
-        device.update(
-            rule,
-            &plan.spans(bucket, rule),
-            &memories.regions.parameters,
-            averaged,
-            &memories.state,
-        )
+    let parts = &memories.parts;
+    let update = |part| {
+        device.update(rule, &plan.spans(part, rule), &memories.regions.parameters, averaged, &memories.state)
     };
     let gradients = averaged.slice(0, averaged.bytes() - TAIL);
     let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
-    let average = match (config.optimizer.ema, &memories.average) {
-        (Some(decay), Some(into)) => Some(device.average(decay, &memories.regions.parameters, into)?),
-        _ => None,
+    let averages = match (config.optimizer.ema, &memories.average) {
+        (Some(decay), Some(into)) => {
+            let slice = |memory: &Memory, part: &Range<usize>| memory.slice(part.start, part.len());
+            let of =
+                |part| device.average(decay, &slice(&memories.regions.parameters, part), &slice(into, part));
+            parts.iter().map(of).collect::<Result<_>>()?
+        }
+        _ => Vec::new(),
     };
+    let barrier = if memories.sharing.ranks > 1 { Some(Barrier::new(world)?) } else { None };
     let accumulate = if config.accumulation > 1 {
         let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
         let add = device.accumulate(&own, &sum)?;
@@ -361,8 +370,9 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
-        updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
-        average,
+        updates: parts.iter().map(update).collect::<Result<_>>()?,
+        averages,
+        barrier,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         seed: config.seed,

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::setup::Source;
+use crate::comm::Barrier;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -44,10 +45,12 @@ pub struct Trainer {
     pub fusion: Fusion,
     /// Scales the gradients of all buckets where their norm is too large.
     pub clip: Option<Box<dyn Step>>,
-    /// The update of each bucket's parameters.
+    /// The update of each bucket's parameters, or of this rank's share of them.
     pub updates: Vec<Box<dyn Step>>,
-    /// Takes the new parameters into their moving average.
-    pub average: Option<Box<dyn Step>>,
+    /// Takes each bucket's new parameters into their moving average; empty where there is none.
+    pub averages: Vec<Box<dyn Step>>,
+    /// Where the ranks of a node share parameters: passed when all have read the old ones, and again when all are new.
+    pub barrier: Option<Barrier>,
     /// The end of the gradient region.
     pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
@@ -192,32 +195,50 @@ impl Trainer {
     }
 
     /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
-    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm.
+    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm. A rank with
+    /// parameters in common updates its share, when no rank of its node reads them any more.
     fn communicate_and_update(
         &mut self,
         device: &dyn Device,
         scalars: &Scalars,
         result: &mut StepResult,
     ) -> Result<()> {
-        let updates = &mut self.updates;
+        let (updates, averages) = (&mut self.updates, &mut self.averages);
+        let update = |bucket: usize| {
+            updates[bucket].run(scalars)?;
+            averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))
+        };
+        if let Some(barrier) = &mut self.barrier {
+            barrier.arrive();
+        }
+        let all_here = || self.barrier.as_ref().is_none_or(Barrier::all_here);
         match &mut self.clip {
-            None => self.fusion.finish(device, |bucket| updates[bucket].run(scalars))?,
+            None => self.fusion.finish(device, all_here, update)?,
             Some(clip) => {
-                self.fusion.finish(device, |_| Ok(()))?;
+                self.fusion.finish(device, all_here, |_| Ok(()))?;
                 clip.run(scalars)?;
-                updates.iter_mut().try_for_each(|update| update.run(scalars))?;
+                (0..self.bucket_times.len()).try_for_each(update)?;
             }
         }
-        if let Some(average) = &mut self.average {
-            average.run(scalars)?;
-        }
         device.synchronize()?;
-        result.communication = self.fusion.exchange_seconds();
+        result.communication = self.fusion.exchange_seconds() + self.await_new_parameters();
         for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
             *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
             result.communication += time.exposed;
         }
         Ok(())
+    }
+
+    /// Waits until the other ranks of the node have updated their shares; returns the seconds that took.
+    fn await_new_parameters(&mut self) -> f64 {
+        let begun = Instant::now();
+        if let Some(barrier) = &mut self.barrier {
+            barrier.arrive();
+            while !barrier.all_here() {
+                std::thread::yield_now();
+            }
+        }
+        begun.elapsed().as_secs_f64()
     }
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {

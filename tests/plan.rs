@@ -431,7 +431,10 @@ fn shares_of_an_update_cover_every_parameter_once() {
             let mut spans = Vec::new();
             for (bucket, rank) in plan.buckets.iter().flat_map(|b| (0..ranks).map(move |rank| (b, rank))) {
                 let share = plan.share(bucket, &rule, rank, ranks);
-                assert!(share.start == end && share.end >= end && share.start % 64 == 0, "{share:?}");
+                assert!(
+                    share.start == end && share.end >= end && share.start.is_multiple_of(64),
+                    "{share:?}"
+                );
                 spans.extend(plan.spans(&share, &rule));
                 end = share.end;
             }

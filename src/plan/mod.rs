@@ -14,7 +14,7 @@ mod program;
 use std::ops::Range;
 
 use crate::device::memory::ALIGNMENT;
-use crate::device::{Kernel, Layout, Rule, Span};
+use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
@@ -57,7 +57,8 @@ pub struct PlannedStep {
     pub outputs: Vec<Place>,
 }
 
-/// A learned tensor: its layout is that of its gradient, its offset counts in both regions.
+/// A learned tensor: its layout is that of its gradient, its offset counts in both regions. Frozen ones lie behind all
+/// others, where there are no gradients.
 #[derive(Debug, Clone)]
 pub struct Parameter {
     pub name: String,
@@ -67,6 +68,14 @@ pub struct Parameter {
     pub offset: usize,
     pub init: Init,
     pub decay: bool,
+    pub frozen: bool,
+}
+
+impl Parameter {
+    /// Its part of a region that has the parameters' offsets.
+    pub fn of(&self, region: &Memory) -> Memory {
+        region.slice(self.offset, self.layout.bytes())
+    }
 }
 
 /// A running statistic, in the plain layout.
@@ -123,7 +132,7 @@ impl Plan {
     /// the rule needs norms.
     pub fn spans(&self, bytes: &Range<usize>, rule: &Rule) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
-        for parameter in &self.parameters {
+        for parameter in self.parameters.iter().filter(|p| !p.frozen) {
             let end = bytes.end.min(parameter.offset + parameter.layout.bytes()) / 4;
             let start = bytes.start.max(parameter.offset) / 4;
             match spans.last_mut() {
@@ -141,7 +150,7 @@ impl Plan {
     /// The bytes of a bucket's parameters that rank `rank` of `ranks` updates where they divide the work: as many for
     /// each, in whole cache lines, or in whole parameters where the rule needs their norms.
     pub fn share(&self, bucket: &Bucket, rule: &Rule, rank: usize, ranks: usize) -> Range<usize> {
-        let (start, end) = (bucket.bytes.start, bucket.bytes.end.min(self.sizes.parameters));
+        let (start, end) = (bucket.bytes.start, bucket.bytes.end.min(self.sizes.gradients - TAIL));
         let cut = |index: usize| {
             let even = start + (end - start) * index / ranks;
             if index == ranks {

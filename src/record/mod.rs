@@ -8,8 +8,10 @@ mod date;
 mod file;
 mod logging;
 mod path;
+mod rows;
 mod table;
 mod terminal;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 use file::ResultsFile;
 pub use logging::start_logging;
 pub use path::results_path;
+pub use rows::write_table;
+pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Result};
 

@@ -42,7 +42,7 @@ pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<O
 }
 
 /// Whether a file can be made at `path`; makes none.
-fn check(path: &Path) -> Result<()> {
+pub(super) fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.
     if path.symlink_metadata().is_ok() {
         return Err(exists(path));

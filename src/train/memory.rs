@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::slice::from_ref;
 
+use super::weights::Start;
 use crate::collective;
 use crate::comm::{Common, Region, World};
 use crate::config::Config;
-use crate::device::memory::bytes_of;
-use crate::device::{Device, Memory, Rule};
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Layout, Memory, Rule, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::{Init, Spec};
 use crate::plan::{Bucket, Parameter, Plan, Regions, Sizes};
@@ -118,45 +118,101 @@ impl Memories {
         Regions { parameters, ..self.regions.clone() }
     }
 
-    /// Writes the first value of every parameter and statistic, and zeros to the optimizer's state. A function of the seed and the parameter's place in the model, so
-    /// that all ranks start alike without a message, on any device and with any number of threads. Ranks that share
-    /// parameters write some each: none may be read before all ranks are through.
-    pub fn initialise(&self, device: &dyn Device, plan: &Plan, seed: u64, threads: usize) -> Result<()> {
+    /// Writes the first value of every parameter and statistic, and zeros to the optimizer's state. A first value is that of
+    /// a file, where there is one that has it, else a function of the seed and the parameter's place in the model, so that
+    /// all ranks start alike without a message, on any device and with any number of threads. Ranks that share parameters
+    /// write some each: none may be read before all ranks are through.
+    pub fn initialise(
+        &self,
+        device: &dyn Device,
+        plan: &Plan,
+        start: Option<&Start>,
+        seed: u64,
+        threads: usize,
+    ) -> Result<()> {
+        let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
         let Sharing { rank, ranks } = self.sharing;
         for parameter in plan.parameters.iter().skip(rank).step_by(ranks) {
             let spec = &parameter.spec;
             let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
-            let values = first_values(parameter.init, spec, seed, index as u32, threads);
-            self.write(device, parameter, &values)?;
+            let values = match given(&parameter.name)? {
+                Some(values) => values,
+                None => first_values(parameter.init, spec, seed, index as u32, threads),
+            };
+            self.write(device, parameter, &self.regions.parameters, &values)?;
+            // No update will take it over.
+            if let Some(average) = self.average.as_ref().filter(|_| parameter.frozen) {
+                self.write(device, parameter, average, &values)?;
+            }
         }
         // Now that no parameter's values are held beside it: state then adds nothing to the peak.
         let mut others = self.state.iter().chain(&self.average);
         others.try_for_each(|memory| self.sharing.clear(device, &self.parts, memory))?;
         for statistic in &plan.statistics {
-            let values = first_values(statistic.init, &statistic.spec, seed, 0, 1);
+            let values = match given(&statistic.name)? {
+                Some(values) => values,
+                None => first_values(statistic.init, &statistic.spec, seed, 0, 1),
+            };
             let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
             device.upload(bytes_of(&values), &self.regions.statistics.slice(offset, bytes))?;
         }
         Ok(())
     }
 
-    /// Writes a parameter given in plain order.
-    fn write(&self, device: &dyn Device, parameter: &Parameter, values: &[f32]) -> Result<()> {
+    /// Writes a parameter given in plain order, or what lies at its place in another region.
+    fn write(
+        &self,
+        device: &dyn Device,
+        parameter: &Parameter,
+        region: &Memory,
+        values: &[f32],
+    ) -> Result<()> {
         let plain = device.plain(&parameter.spec);
-        let to = self.regions.parameters.slice(parameter.offset, parameter.layout.bytes());
+        let to = parameter.of(region);
         if plain == parameter.layout {
             return device.upload(bytes_of(values), &to);
         }
-        // Where its gradient will be there is room for it: a layout never has fewer elements than the plain one.
-        let from = self.regions.gradients.slice(parameter.offset, plain.bytes());
+        let from = self.passing(device, plain.bytes())?;
         device.upload(bytes_of(values), &from)?;
-        let kernel = device.reorder(&parameter.spec, &plain, &parameter.layout)?;
-        let workspace = device.allocate(kernel.workspace())?;
-        kernel.bind(from_ref(&from), &[to], &workspace)?.run(&crate::device::Scalars::default())?;
-        device.synchronize()?;
-        device.zero(&from)
+        reorder(device, parameter, [&plain, &parameter.layout], from, to)
     }
+
+    /// Memory for the moment: between two steps nothing is kept in the arena.
+    fn passing(&self, device: &dyn Device, bytes: usize) -> Result<Memory> {
+        match self.regions.arena.bytes() >= bytes {
+            true => Ok(self.regions.arena.slice(0, bytes)),
+            false => device.allocate(bytes),
+        }
+    }
+
+    /// A parameter, or what lies at its place in another region (its moving average), in plain order.
+    pub fn read(&self, device: &dyn Device, parameter: &Parameter, region: &Memory) -> Result<Vec<f32>> {
+        let plain = device.plain(&parameter.spec);
+        let mut values = vec![0f32; parameter.spec.shape.elements()];
+        let mut from = parameter.of(region);
+        if plain != parameter.layout {
+            let to = self.passing(device, plain.bytes())?;
+            reorder(device, parameter, [&parameter.layout, &plain], from, to.clone())?;
+            from = to;
+        }
+        device.download(&from, bytes_of_mut(&mut values))?;
+        Ok(values)
+    }
+}
+
+/// Copies a parameter from one layout into another.
+fn reorder(
+    device: &dyn Device,
+    parameter: &Parameter,
+    [from_layout, to_layout]: [&Layout; 2],
+    from: Memory,
+    to: Memory,
+) -> Result<()> {
+    let kernel = device.reorder(&parameter.spec, from_layout, to_layout)?;
+    let workspace = device.allocate(kernel.workspace())?;
+    kernel.bind(&[from], &[to], &workspace)?.run(&Scalars::default())?;
+    device.synchronize()
 }
 
 /// Memory for the parameters and what else is as large, in common with the other ranks of the node if there is room.

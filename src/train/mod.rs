@@ -11,6 +11,7 @@ mod network;
 mod resident;
 mod setup;
 mod step;
+mod weights;
 
 use std::time::Instant;
 
@@ -31,7 +32,8 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, started)? else { return Ok(()) };
-    let outcome = epochs(world, &mut job, &mut recorder);
+    let outcome = epochs(world, &mut job, &mut recorder)
+        .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
     let closed = recorder.finish(outcome.as_ref().map(|_| ()).map_err(|error| error.message.as_str()));
     outcome?;
     world.agree(closed)
@@ -165,8 +167,8 @@ impl Totals {
 /// Mean loss and share of hits over the test set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Test {
-    loss: f64,
-    accuracy: f64,
+    pub loss: f64,
+    pub accuracy: f64,
 }
 
 /// Mean, minimum and maximum of a number over ranks.

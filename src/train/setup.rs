@@ -12,6 +12,7 @@ use super::memory::{Memories, Sharing};
 use super::network::Network;
 use super::resident;
 use super::step::{Accumulation, Trainer};
+use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{self, Gather};
 use crate::comm::{Barrier, World};
@@ -40,6 +41,8 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
+    pub plan: Plan,
+    pub memories: Memories,
 }
 
 /// Where batches come from.
@@ -87,7 +90,7 @@ impl Source {
     }
 }
 
-/// Prepares the run; `None` when only a plan or a batch size was asked for, which has been printed. Collective.
+/// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -103,6 +106,8 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
+    world.agree(weights_path(world, config))?;
+    let start = Start::agree(world, config, &network)?;
     let (source, test) = open_data(world, config, &network)?;
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
@@ -120,17 +125,46 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
     let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
+    let mut job = assemble(
+        world,
+        config,
+        plans,
+        device,
+        &rule,
+        source,
+        test,
+        start.as_ref(),
+        threads,
+        [epochs, total_steps],
+    )?;
+    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
+        let test = evaluator.run(world, &*job.device)?;
+        record::say(
+            place(world),
+            &format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy),
+        );
+        return Ok(None);
+    }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
 }
 
 fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
-    if config.dry_run {
+    if config.dry_run || config.evaluate {
         return Ok(None);
     }
     record::results_path(place(world), config.results.as_deref(), &config.model)
+}
+
+/// Whether the weights can be written where they are to go.
+fn weights_path(world: &World, config: &Config) -> Result<()> {
+    match &config.save_weights {
+        Some(path) if !config.dry_run && world.rank() == 0 => {
+            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Warm-up and timed steps, or whole epochs.
@@ -291,6 +325,7 @@ fn assemble(
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
+    start: Option<&Start>,
     threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
@@ -298,7 +333,7 @@ fn assemble(
     let memories =
         world.agree(Memories::new(world, &*device, &plans.training, &plans.sizes, rule, config))?;
     let training = &plans.training;
-    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
+    world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
@@ -318,7 +353,19 @@ fn assemble(
     };
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
+    let plan = plans.training;
+    Ok(Job {
+        device,
+        source,
+        evaluator,
+        trainer,
+        schedule,
+        epochs,
+        total_steps,
+        planned_memory,
+        plan,
+        memories,
+    })
 }
 
 /// What the program exchanges between its steps, if anything. Collective.

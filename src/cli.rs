@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
+use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
 use dltrain::export;
 use dltrain::model::MODELS;
@@ -128,6 +128,9 @@ pub struct TrainArgs {
     /// What gradients travel as between ranks (not with vendor; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
+    /// Send less of each gradient and the rest later: topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK].
+    #[arg(long, value_name = "SCHEME", help_heading = "Machine")]
+    compress: Option<Compression>,
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
@@ -166,6 +169,12 @@ impl TrainArgs {
         at_least_one("threads", self.threads.unwrap_or(1))?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
+        if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
+                self.wire
+            )));
+        }
         let synthetic = self.data.is_none();
         if synthetic && self.epochs.is_some() {
             return Err(Error::usage(
@@ -195,6 +204,7 @@ impl TrainArgs {
             threads: self.threads,
             allreduce: self.allreduce,
             wire: self.wire,
+            compress: self.compress,
             recompute: self.recompute,
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
@@ -303,6 +313,7 @@ mod tests {
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
             (vec!["--sync-bn=0"], "--sync-bn 0"),
+            (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");

@@ -2,10 +2,14 @@
 //!
 //! May use: `error`. Used by: everything.
 
+mod compression;
+
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
+
+pub use compression::Compression;
 
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -196,6 +200,7 @@ pub struct Config {
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
     pub wire: Wire,
+    pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
     /// Bytes from which a bucket is closed.

@@ -39,6 +39,7 @@ fn description(epochs: u64, steps: u64) -> Description {
         steps,
         warmup: 0,
         buckets: vec![1_605_632, 4_136],
+        compression: None,
         attributes: vec![("model".into(), "mnist_small".into()), ("config".into(), "{\"lr\":0.1}".into())],
         started: Instant::now(),
     }
@@ -61,6 +62,7 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         compute: 0.007,
         communication: 0.0004,
         input: 0.0002,
+        encoding: 0.0,
         buckets: &BUCKETS,
     }
 }

@@ -4,6 +4,7 @@
 
 mod autotune;
 mod collectives;
+mod compress;
 mod gemm;
 mod layers;
 mod limits;
@@ -33,6 +34,8 @@ enum What {
     Broadcast(collectives::Args),
     /// Measures links and memory, for the choice of allreduces
     Autotune(autotune::Args),
+    /// Encoding and decoding of compressed gradients
+    Compress(compress::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -50,6 +53,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         What::Allgather(args) => collectives::run(Subject::Allgather, args, world),
         What::Broadcast(args) => collectives::run(Subject::Broadcast, args, world),
         What::Autotune(args) => autotune::run(args, world),
+        What::Compress(args) => compress::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

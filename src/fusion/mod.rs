@@ -3,8 +3,10 @@
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `device`. Used by: `train`.
+//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`). May use: `plan`,
+//! `collective`, `device`, `comm`. Used by: `train`.
 
+pub mod compress;
 mod exchange;
 
 use std::time::Instant;

@@ -37,6 +37,8 @@ pub struct Extent {
     pub mapped: usize,
     /// Bytes in which messages come in.
     pub messages: usize,
+    /// Bytes that compression of gradients keeps and sends.
+    pub compression: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
 }
@@ -58,7 +60,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 9] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 10] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -68,6 +70,7 @@ impl Sizes {
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
+            ("compression", extent.compression),
             ("program", extent.program),
         ]
     }

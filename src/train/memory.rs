@@ -94,7 +94,8 @@ impl Memories {
         rule: &Rule,
         config: &Config,
     ) -> Result<Memories> {
-        let shared = collective::wants_shared(config.allreduce, world);
+        // What is compressed is summed elsewhere.
+        let shared = config.compress.is_none() && collective::wants_shared(config.allreduce, world);
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let averaged = as_memory(&gradients);
         // With accumulation a micro-step's own gradients are apart from their sum.

@@ -82,6 +82,7 @@ fn epoch_steps(
             compute: result.compute,
             communication: result.communication,
             input: result.input,
+            encoding: result.encoding,
             buckets: job.trainer.bucket_times(),
         });
         if result.diverged {

@@ -14,7 +14,7 @@ use super::resident;
 use super::step::{Accumulation, Trainer};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{self, Gather};
+use crate::collective::{self, Allreduce, Gather};
 use crate::comm::{Barrier, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
@@ -22,6 +22,7 @@ use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Memory, Rule};
 use crate::error::{Error, Result};
+use crate::fusion::compress::{self, Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
@@ -146,6 +147,11 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+        scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
+        sent: account.sent,
+        uncompressed: account.uncompressed,
+    });
     let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
     Ok(Some((job, recorder)))
 }
@@ -266,7 +272,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, &training, evaluation.is_some());
+        let extent = extent(world, config, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -296,10 +302,15 @@ impl Plans {
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
+fn extent(world: &World, config: &Config, plan: &Plan, device: &dyn Device, evaluate: bool) -> Extent {
     let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
-    let [mapped, messages] =
-        collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+    let [[mapped, messages], compression] = match config.compress {
+        None => {
+            let whole = plan.sizes.gradients;
+            [collective::memory(config.allreduce, config.wire, world, whole, &buckets), [0, 0]]
+        }
+        Some(scheme) => [[0, 0], compress::memory(scheme, config.allreduce, plan, device, world)],
+    };
     let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
     let sharing = Sharing::expected(world, config, &plan.sizes, 1 + rule.states() + averages);
     // An evaluation reads all averages; else each rank touches its share.
@@ -312,6 +323,7 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
         batches: if evaluate { 3 } else { 2 },
         mapped,
         messages,
+        compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
     }
 }
@@ -334,13 +346,13 @@ fn assemble(
         world.agree(Memories::new(world, &*device, &plans.training, &plans.sizes, rule, config))?;
     let training = &plans.training;
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
-    let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
-    let fusion =
-        world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    let (reduce, compression) = reduction(world, config, training, &*device, &memories)?;
+    let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
+    let trainer = Trainer { compression, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -366,6 +378,29 @@ fn assemble(
         plan,
         memories,
     })
+}
+
+/// What sums gradients over ranks, and what compression keeps account of where there is any. Collective.
+fn reduction(
+    world: &World,
+    config: &Config,
+    plan: &Plan,
+    device: &dyn Device,
+    memories: &Memories,
+) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+    match config.compress {
+        None => {
+            let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
+            Ok((world.agree(reduce)?, None))
+        }
+        Some(scheme) => {
+            let gradients = &memories.averaged;
+            let made = Compressed::new(scheme, config.allreduce, world, plan, device, gradients);
+            let compressed = world.agree(made)?;
+            let account = compressed.account();
+            Ok((Box::new(compressed), Some(account)))
+        }
+    }
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -417,6 +452,7 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
+        compression: None,
         updates: parts.iter().map(update).collect::<Result<_>>()?,
         averages,
         barrier,
@@ -493,6 +529,7 @@ fn describe(
         steps: steps as u64,
         warmup: config.warmup as u64,
         buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        compression: None,
         attributes,
         started,
     }

@@ -8,6 +8,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::fusion::Fusion;
+use crate::fusion::compress::Account;
 use crate::graph::DType;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
@@ -37,12 +38,16 @@ pub struct StepResult {
     pub compute: f64,
     pub communication: f64,
     pub input: f64,
+    /// Of these, encoding and decoding compressed gradients.
+    pub encoding: f64,
 }
 
 /// Everything a step needs, made once.
 pub struct Trainer {
     pub program: Program,
     pub fusion: Fusion,
+    /// Where gradients are compressed: what that comes to, and its state.
+    pub compression: Option<Account>,
     /// Scales the gradients of all buckets where their norm is too large.
     pub clip: Option<Box<dyn Step>>,
     /// The update of each bucket's parameters, or of this rank's share of them.
@@ -105,6 +110,7 @@ impl Trainer {
         }
         self.communicate_and_update(device, &scalars, &mut result)?;
         self.read_tail(device, &mut result)?;
+        result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.seconds = begun.elapsed().as_secs_f64();
         result.compute = result.seconds - result.communication - result.input;
         Ok(result)

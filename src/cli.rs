@@ -134,9 +134,12 @@ pub struct TrainArgs {
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
-    /// Gradients are averaged in buckets of at least this many megabytes.
-    #[arg(long, default_value_t = 1.0, value_name = "MB", help_heading = "Machine")]
-    fusion_threshold_mb: f64,
+    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in ~/.config/dltrain].
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    tuning: Option<PathBuf>,
+    /// Gradients are averaged in buckets of at least this many megabytes [default: as their ready times suggest].
+    #[arg(long, value_name = "MB", help_heading = "Machine")]
+    fusion_threshold_mb: Option<f64>,
     /// Average gradients after the backward pass instead of during it (to compare).
     #[arg(long, help_heading = "Machine")]
     no_overlap: bool,
@@ -167,7 +170,7 @@ impl TrainArgs {
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
-        in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
+        in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
@@ -206,7 +209,8 @@ impl TrainArgs {
             wire: self.wire,
             compress: self.compress,
             recompute: self.recompute,
-            fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
+            tuning: self.tuning,
+            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
             overlap: !self.no_overlap,
             results: self.results,
             save_weights: self.save_weights,

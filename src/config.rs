@@ -46,7 +46,7 @@ impl std::fmt::Display for Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllreduceKind {
-    /// shm when all ranks share one node, hierarchical when nodes have several each, else ring.
+    /// For each bucket the one that is expected to be fastest, by what --tuning says of the machine.
     Auto,
     /// Chunked, pipelined ring over MPI messages.
     Ring,
@@ -62,6 +62,22 @@ pub enum AllreduceKind {
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+}
+
+impl AllreduceKind {
+    /// As the flag has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AllreduceKind::Auto => "auto",
+            AllreduceKind::Ring => "ring",
+            AllreduceKind::Halving => "halving",
+            AllreduceKind::Tree => "tree",
+            AllreduceKind::Torus => "torus",
+            AllreduceKind::Hierarchical => "hierarchical",
+            AllreduceKind::Shm => "shm",
+            AllreduceKind::Vendor => "vendor",
+        }
+    }
 }
 
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8 bits
@@ -203,8 +219,10 @@ pub struct Config {
     pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
-    /// Bytes from which a bucket is closed.
-    pub fusion_threshold: usize,
+    /// The file with what was measured for the choice of allreduces; `None`: that at the usual place.
+    pub tuning: Option<PathBuf>,
+    /// Bytes from which a bucket is closed; `None`: by ready times and costs.
+    pub fusion_threshold: Option<usize>,
     pub overlap: bool,
     pub results: Option<PathBuf>,
     /// Where the trained weights go.

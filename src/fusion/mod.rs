@@ -6,6 +6,7 @@
 //! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`). May use: `plan`,
 //! `collective`, `device`, `comm`. Used by: `train`.
 
+pub mod adaptive;
 pub mod compress;
 mod exchange;
 

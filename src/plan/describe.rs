@@ -110,8 +110,16 @@ pub fn flops(count: u64) -> String {
 
 impl Plan {
     /// The layers, memory and buckets as text; `device` says in words what the plan is for. `kept` is what the activations
-    /// would take if none were computed again, in a plan that does so.
-    pub fn describe(&self, device: &str, sizes: &Sizes, extent: Extent, kept: Option<usize>) -> String {
+    /// would take if none were computed again, in a plan that does so; `sums` says for each bucket by what it is summed and
+    /// in how many seconds.
+    pub fn describe(
+        &self,
+        device: &str,
+        sizes: &Sizes,
+        extent: Extent,
+        kept: Option<usize>,
+        sums: &[(&str, f64)],
+    ) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
         self.describe_memory(&mut text, device, sizes, extent);
@@ -120,7 +128,7 @@ impl Plan {
         }
         text.push('\n');
         self.describe_exchanges(&mut text);
-        self.describe_buckets(&mut text);
+        self.describe_buckets(&mut text, sums);
         text
     }
 
@@ -228,20 +236,31 @@ impl Plan {
         }
     }
 
-    fn describe_buckets(&self, out: &mut String) {
-        let _ = writeln!(out, "bucket      bytes  starts after step (of {})", self.steps.len());
-        for (index, bucket) in self.buckets.iter().enumerate() {
+    fn describe_buckets(&self, out: &mut String, sums: &[(&str, f64)]) {
+        let _ = writeln!(
+            out,
+            "bucket      bytes     allreduce  predicted  starts after step (of {}); {} predicted in all",
+            self.steps.len(),
+            milliseconds(sums.iter().map(|(_, seconds)| seconds).sum()),
+        );
+        for (index, (bucket, (name, seconds))) in self.buckets.iter().zip(sums).enumerate() {
             let step = &self.steps[bucket.after];
             let _ = writeln!(
                 out,
-                "{index:>6} {:>10}  {} {}",
+                "{index:>6} {:>10}  {name:>12} {:>10}  {} {}",
                 bytes(bucket.bytes.len()),
+                milliseconds(*seconds),
                 bucket.after + 1,
                 step.label
             );
         }
         let _ = writeln!(out, "plan hash {:016x}", self.hash());
     }
+}
+
+/// "0.012 ms"; what is not known has no number.
+fn milliseconds(seconds: f64) -> String {
+    if seconds.is_nan() { "unknown ms".into() } else { format!("{:.3} ms", seconds * 1e3) }
 }
 
 /// "402,442".

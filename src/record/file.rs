@@ -142,6 +142,13 @@ impl ResultsFile {
         }
         let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
         describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
+        let (names, seconds): (Vec<_>, Vec<f64>) =
+            about.choices.iter().map(|(name, seconds)| (unicode(name), *seconds)).unzip();
+        let names = names.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
+        let names = config.new_dataset_builder().with_data(&names).create("bucket_allreduce")?;
+        describe(&names, "", "the collective that sums each bucket")?;
+        let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
+        describe(&seconds, "s", "what each bucket's sum is expected to take")?;
 
         let group = file.create_group("steps")?;
         let steps = Rows {
@@ -374,10 +381,12 @@ fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
 }
 
 pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
-    // HDF5's texts end at a zero byte.
-    let value =
-        VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;
-    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
+    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&unicode(value)?)
+}
+
+/// HDF5's texts end at a zero byte.
+fn unicode(text: &str) -> hdf5::Result<VarLenUnicode> {
+    VarLenUnicode::from_str(&text.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))
 }
 
 /// As much of a text as the data set `status` holds.

@@ -58,6 +58,8 @@ pub struct Description {
     pub warmup: u64,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
     pub buckets: Vec<u64>,
+    /// For each of these the collective that sums it, and the seconds that it is expected to take.
+    pub choices: Vec<(String, f64)>,
     /// Where gradients are compressed.
     pub compression: Option<Compression>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::weights::Start;
-use crate::collective;
 use crate::comm::{Common, Region, World};
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -49,13 +48,9 @@ impl Sharing {
         Sharing { rank: world.local_rank(), ranks: world.local_size() }
     }
 
-    /// What is to be expected of `Memories::new`, for `copies` of the parameters, themselves included.
-    pub fn expected(world: &World, config: &Config, sizes: &Sizes, copies: usize) -> Sharing {
-        let gradients = match collective::wants_shared(config.allreduce, world) {
-            true => world.local_size() * sizes.gradients,
-            false => 0,
-        };
-        let fits = some_share(world) && Common::fits(copies * sizes.parameters + gradients);
+    /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
+    pub fn expected(world: &World, bytes: usize) -> Sharing {
+        let fits = some_share(world) && Common::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
     }
 
@@ -85,7 +80,8 @@ fn some_share(world: &World) -> bool {
 }
 
 impl Memories {
-    /// Allocates everything. Collective; `initialise` may be called when all ranks are through.
+    /// Allocates everything; gradients where the ranks of a node share them, if `shared` and there is room. Collective;
+    /// `initialise` may be called when all ranks are through.
     pub fn new(
         world: &World,
         device: &dyn Device,
@@ -93,9 +89,8 @@ impl Memories {
         sizes: &Sizes,
         rule: &Rule,
         config: &Config,
+        shared: bool,
     ) -> Result<Memories> {
-        // What is compressed is summed elsewhere.
-        let shared = config.compress.is_none() && collective::wants_shared(config.allreduce, world);
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let averaged = as_memory(&gradients);
         // With accumulation a micro-step's own gradients are apart from their sum.

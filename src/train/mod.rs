@@ -1,9 +1,11 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together, `step` is one training step,
-//! `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
-//! business. May use: every room below. Used by: `main`.
+//! `averaging` how gradients travel, `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has
+//! in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use: every room
+//! below. Used by: `main`.
 
+mod averaging;
 mod capacity;
 mod evaluate;
 mod memory;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::averaging::{Averaging, Expected};
 use super::capacity;
 use super::evaluate::Evaluator;
 use super::memory::{Memories, Sharing};
@@ -14,7 +15,7 @@ use super::resident;
 use super::step::{Accumulation, Trainer};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{self, Allreduce, Gather};
+use crate::collective::{Allreduce, Gather};
 use crate::comm::{Barrier, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
@@ -98,11 +99,13 @@ impl Source {
 pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config.threads)?)?;
+        let threads = threads(world, config.threads)?;
+        let device = open_device(world, config, threads)?;
+        let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
         let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
-        let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
+        let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
@@ -113,15 +116,16 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
+    let averaging = Averaging::new(world, config, threads)?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device));
+        record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);
     }
-    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
+    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
     let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
     let total_steps = total_steps(config, steps_per_epoch);
     let epochs = total_steps.div_ceil(steps_per_epoch);
@@ -130,6 +134,7 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         world,
         config,
         plans,
+        &averaging,
         device,
         &rule,
         source,
@@ -147,6 +152,9 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.attributes.push(("allreduce_costs".into(), averaging.source()));
+    let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
+    description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
     description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
         sent: account.sent,
@@ -250,9 +258,11 @@ impl Plans {
         config: &Config,
         network: &Network,
         device: &dyn Device,
+        averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
+        let options =
+            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -264,7 +274,8 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let training = plan::plan(graph, device, &options)?;
+        let mut training = plan::plan(graph, device, &options)?;
+        averaging.cut(&mut training);
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -272,7 +283,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, &training, device, evaluation.is_some());
+        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -286,8 +297,11 @@ impl Plans {
         self.sizes.to_come(self.extent)
     }
 
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
         let ranks = world.size();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let note = |choice: &Expected| (choice.name, choice.seconds);
+        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
@@ -295,24 +309,32 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
         )
     }
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, plan: &Plan, device: &dyn Device, evaluate: bool) -> Extent {
-    let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
+fn extent(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    evaluate: bool,
+) -> Extent {
     let [[mapped, messages], compression] = match config.compress {
-        None => {
-            let whole = plan.sizes.gradients;
-            [collective::memory(config.allreduce, config.wire, world, whole, &buckets), [0, 0]]
-        }
-        Some(scheme) => [[0, 0], compress::memory(scheme, config.allreduce, plan, device, world)],
+        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
+        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
     };
     let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
-    let sharing = Sharing::expected(world, config, &plan.sizes, 1 + rule.states() + averages);
+    let of_gradients = match shares_gradients(config, averaging, plan) {
+        true => world.local_size() * plan.sizes.gradients,
+        false => 0,
+    };
+    let copies = 1 + rule.states() + averages;
+    let sharing = Sharing::expected(world, copies * plan.sizes.parameters + of_gradients);
     // An evaluation reads all averages; else each rank touches its share.
     let share = sharing.largest(plan, &rule);
     let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
@@ -328,11 +350,17 @@ fn extent(world: &World, config: &Config, plan: &Plan, device: &dyn Device, eval
     }
 }
 
+/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
+fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
+    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
+}
+
 #[allow(clippy::too_many_arguments)]
 fn assemble(
     world: &World,
     config: &Config,
     plans: Plans,
+    averaging: &Averaging,
     device: Box<dyn Device>,
     rule: &Rule,
     source: Source,
@@ -342,17 +370,19 @@ fn assemble(
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
     let planned_memory = plans.total();
-    let memories =
-        world.agree(Memories::new(world, &*device, &plans.training, &plans.sizes, rule, config))?;
     let training = &plans.training;
+    let shared = shares_gradients(config, averaging, training);
+    let memories =
+        world.agree(Memories::new(world, &*device, training, &plans.sizes, rule, config, shared))?;
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
-    let (reduce, compression) = reduction(world, config, training, &*device, &memories)?;
+    let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
-    let trainer = Trainer { compression, ..trainer };
+    let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
+    let trainer = Trainer { compression, barrier: world.agree(barrier.transpose())?, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -384,18 +414,19 @@ fn assemble(
 fn reduction(
     world: &World,
     config: &Config,
+    averaging: &Averaging,
     plan: &Plan,
     device: &dyn Device,
     memories: &Memories,
 ) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
     match config.compress {
         None => {
-            let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
+            let reduce = averaging.selection.build(world, &memories.gradients);
             Ok((world.agree(reduce)?, None))
         }
         Some(scheme) => {
             let gradients = &memories.averaged;
-            let made = Compressed::new(scheme, config.allreduce, world, plan, device, gradients);
+            let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
             let compressed = world.agree(made)?;
             let account = compressed.account();
             Ok((Box::new(compressed), Some(account)))
@@ -438,7 +469,6 @@ fn trainer(
         }
         _ => Vec::new(),
     };
-    let barrier = if memories.sharing.ranks > 1 { Some(Barrier::new(world)?) } else { None };
     let accumulate = if config.accumulation > 1 {
         let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
         let add = device.accumulate(&own, &sum)?;
@@ -455,7 +485,7 @@ fn trainer(
         compression: None,
         updates: parts.iter().map(update).collect::<Result<_>>()?,
         averages,
-        barrier,
+        barrier: None,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         seed: config.seed,
@@ -528,7 +558,8 @@ fn describe(
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
-        buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
+        choices: Vec::new(),
         compression: None,
         attributes,
         started,

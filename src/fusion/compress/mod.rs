@@ -23,9 +23,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::collective::{self, Allreduce, Operation, Route, Slot};
+use crate::collective::{Allreduce, Operation, Route, Selection, Slot};
 use crate::comm::{Region, World};
-use crate::config::{AllreduceKind, Compression, Wire};
+use crate::config::{Compression, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -89,59 +89,57 @@ impl Account {
 /// Bytes that a rank has for compression: other ranks' memory that it maps, and its own.
 pub fn memory(
     scheme: Compression,
-    kind: AllreduceKind,
+    selection: &Selection,
     plan: &Plan,
     device: &dyn Device,
     world: &World,
 ) -> [usize; 2] {
     let split = Split::new(scheme, plan, device, world.size());
-    let sum = |words: usize, of: fn(&split::Bucket) -> Range<usize>| {
-        let ranges: Vec<usize> = split.buckets.iter().map(|bucket| 4 * of(bucket).len()).collect();
-        collective::memory(kind, Wire::F32, world, 4 * words, &ranges)
-    };
-    let mut all = sum(split.summed, |bucket| bucket.summed.clone());
+    let sum = |of| selection.memory(world, &split.bytes_of(of));
+    let mut all = sum(|bucket| bucket.summed.clone());
     if let Compression::PowerSgd { .. } = scheme {
-        let second = sum(split.second, |bucket| bucket.second.clone());
+        let second = sum(|bucket| bucket.second.clone());
         (all[0], all[1]) = (all[0] + second[0], all[1] + second[1]);
     }
     [all[0], all[1] + split.bytes()]
 }
 
 impl Carriers {
-    /// `kind` is how sums are made; messages go round a ring. Collective.
-    fn new(scheme: Compression, kind: AllreduceKind, world: &World, split: &Split) -> Result<Carriers> {
-        let summed = |words: usize| -> Result<(Rc<Region>, Box<dyn Allreduce>)> {
-            let region = Region::allocate(world, 4 * words, collective::wants_shared(kind, world))?;
-            let sum = collective::select(kind, Wire::F32, world, &region)?;
+    /// `selection` is how sums are made; messages go round a ring. Collective.
+    fn new(scheme: Compression, selection: &Selection, world: &World, split: &Split) -> Result<Carriers> {
+        let summed = |words: usize, of| -> Result<(Rc<Region>, Box<dyn Allreduce>)> {
+            let shared = selection.wants_shared(&split.bytes_of(of));
+            let region = Region::allocate(world, 4 * words, shared)?;
+            let sum = selection.build(world, &region)?;
             Ok((region, sum))
         };
         let second = match scheme {
-            Compression::PowerSgd { .. } => summed(split.second)?,
+            Compression::PowerSgd { .. } => summed(split.second, |bucket| bucket.second.clone())?,
             _ => {
                 let region = Region::allocate(world, 4 * split.second, false)?;
                 let gather = Operation::Allgather.make(Route::Ring, Wire::F32, world, &region)?;
                 (region, gather)
             }
         };
-        Ok(Carriers { summed: summed(split.summed)?, second })
+        Ok(Carriers { summed: summed(split.summed, |bucket| bucket.summed.clone())?, second })
     }
 }
 
 impl Compressed {
-    /// For the buckets of a plan, whose gradients lie in `gradients`; `kind` sums what is summed. Collective.
+    /// For the buckets of a plan, whose gradients lie in `gradients`; `selection` sums what is summed. Collective.
     ///
     /// # Errors
     /// The same on every rank.
     pub fn new(
         scheme: Compression,
-        kind: AllreduceKind,
+        selection: &Selection,
         world: &World,
         plan: &Plan,
         device: &dyn Device,
         gradients: &Memory,
     ) -> Result<Compressed> {
         let split = Split::new(scheme, plan, device, world.size());
-        let carriers = Carriers::new(scheme, kind, world, &split)?;
+        let carriers = Carriers::new(scheme, selection, world, &split)?;
         let place = [world.rank(), world.size()];
         world.agree(Compressed::over(scheme, split, carriers, place, plan, device, gradients))
     }

@@ -166,6 +166,11 @@ impl Split {
         self.buckets.iter().flat_map(|bucket| &bucket.tensors).map(|t| t.columns).max().unwrap_or(0)
     }
 
+    /// Bytes of one of the ranges of every bucket.
+    pub fn bytes_of(&self, range: fn(&Bucket) -> Range<usize>) -> Vec<usize> {
+        self.buckets.iter().map(|bucket| size_of::<f32>() * range(bucket).len()).collect()
+    }
+
     /// Bytes that a rank sends in a step by rings: compressed, and as the gradients are.
     pub fn sent(&self, scheme: Compression, ranks: usize) -> [u64; 2] {
         let gradients = self.buckets.iter().map(|bucket| bucket.range.len()).sum();

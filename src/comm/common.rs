@@ -52,10 +52,10 @@ impl Common {
 }
 
 /// A barrier of the ranks of a node in two halves, so that a rank can do something else while others are still to come.
-/// No messages: a counter in shared memory, which only grows.
+/// No messages: each rank has a counter in shared memory, which only grows.
 pub struct Barrier {
+    world: World,
     counters: Counters,
-    ranks: u64,
     /// How often this rank has come.
     arrivals: u64,
 }
@@ -66,19 +66,22 @@ impl Barrier {
     /// # Errors
     /// `Foreign` when the window cannot be made.
     pub fn new(world: &World) -> Result<Barrier> {
-        Ok(Barrier { counters: Counters::allocate(world, 1)?, ranks: world.local_size() as u64, arrivals: 0 })
+        let counters = Counters::allocate(world, world.local_size())?;
+        Ok(Barrier { world: world.clone(), counters, arrivals: 0 })
     }
 
     /// This rank has come. It must not come again before all are here.
     pub fn arrive(&mut self) {
         self.arrivals += 1;
         // Release: what this rank wrote is seen by those who see its arrival.
-        self.counters.get(0).fetch_add(1, Ordering::Release);
+        self.counters.get(self.world.local_rank()).store(self.arrivals, Ordering::Release);
     }
 
-    /// Whether every rank of the node has come as often as this one.
-    pub fn all_here(&self) -> bool {
+    /// The ranks of the node that have not come as often as this one; none: all are here.
+    pub fn missing(&self) -> Vec<usize> {
         // Acquire: what the others wrote before they came is seen.
-        self.counters.get(0).load(Ordering::Acquire) >= self.arrivals * self.ranks
+        let late = |local: &usize| self.counters.get(*local).load(Ordering::Acquire) < self.arrivals;
+        let late = (0..self.world.local_size()).filter(late);
+        late.map(|local| self.world.ranks_of(self.world.node())[local]).collect()
     }
 }

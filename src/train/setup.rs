@@ -16,7 +16,7 @@ use super::step::{Accumulation, Trainer};
 use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
-use crate::comm::{Barrier, World};
+use crate::comm::{self, Barrier, Phase, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
@@ -110,9 +110,11 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
+    comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     let start = Start::agree(world, config, &network)?;
     let (source, test) = open_data(world, config, &network)?;
+    comm::enter(Phase::Plan, 0);
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
@@ -369,6 +371,7 @@ fn assemble(
     threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
+    comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
     let training = &plans.training;
     let shared = shares_gradients(config, averaging, training);

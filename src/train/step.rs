@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::setup::Source;
-use crate::comm::Barrier;
+use crate::comm::{Awaited, Barrier, Wait};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -12,6 +12,7 @@ use crate::fusion::compress::Account;
 use crate::graph::DType;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
+use crate::trace;
 
 /// What a step adds up over ranks in the last bucket's tail, in this order.
 #[derive(Clone, Copy, PartialEq, Default)]
@@ -90,7 +91,7 @@ impl Trainer {
         done: usize,
         learning_rate: f32,
     ) -> Result<StepResult> {
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         self.fusion.begin(begun);
         let mut scalars = Scalars {
             seed: self.seed,
@@ -112,18 +113,28 @@ impl Trainer {
         self.read_tail(device, &mut result)?;
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.seconds = begun.elapsed().as_secs_f64();
+        trace::record(trace::Kind::Step, traced, 0, 0, 0);
         result.compute = result.seconds - result.communication - result.input;
         Ok(result)
     }
 
     /// Fills the batch; returns the seconds that took.
     fn read(&mut self, device: &dyn Device, source: &Source, step: usize, micro: usize) -> Result<f64> {
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         if source.fill(step, micro, &mut self.images, &mut self.labels) {
             device.upload(bytes_of(&self.images), &self.program.images)?;
             device.upload(bytes_of(&self.labels), &self.program.labels)?;
         }
+        trace::record(trace::Kind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// One step of the plan.
+    fn run_step(&mut self, index: usize, scalars: &Scalars) -> Result<()> {
+        let begun = trace::now();
+        self.program.steps[index].run(scalars)?;
+        trace::record(trace::Kind::Layer, begun, index, 0, 0);
+        Ok(())
     }
 
     fn forward_and_backward(
@@ -135,15 +146,18 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let forward = self.program.forward_steps;
+        let begun = trace::now();
         for index in 0..forward {
-            self.program.steps[index].run(scalars)?;
+            self.run_step(index, scalars)?;
             self.fusion.exchange(index, device)?;
         }
         self.read_metrics(device, scalars, tail, result)?;
+        trace::record(trace::Kind::Forward, begun, 0, 0, 0);
+        let begun = trace::now();
         let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
         let end = self.program.steps.len();
         for index in forward..end {
-            self.program.steps[index].run(scalars)?;
+            self.run_step(index, scalars)?;
             self.fusion.exchange(index, device)?;
             if index + 1 == end {
                 self.end_micro_step(device, scalars, micro, tail)?;
@@ -153,6 +167,7 @@ impl Trainer {
                 self.fusion.after_step(index, device)?;
             }
         }
+        trace::record(trace::Kind::Backward, begun, 0, 0, 0);
         Ok(())
     }
 
@@ -210,24 +225,28 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let (updates, averages) = (&mut self.updates, &mut self.averages);
-        let update = |bucket: usize| {
+        let mut update = |bucket: usize| {
+            let begun = trace::now();
             updates[bucket].run(scalars)?;
-            averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))
+            averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))?;
+            trace::record(trace::Kind::Update, begun, bucket, 0, 0);
+            Ok(())
         };
         if let Some(barrier) = &mut self.barrier {
             barrier.arrive();
         }
-        let all_here = || self.barrier.as_ref().is_none_or(Barrier::all_here);
+        let readers = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
+        let buckets = self.bucket_times.len();
         match &mut self.clip {
-            None => self.fusion.finish(device, all_here, update)?,
+            None => self.fusion.finish(device, readers, &mut update)?,
             Some(clip) => {
-                self.fusion.finish(device, all_here, |_| Ok(()))?;
+                self.fusion.finish(device, readers, |_| Ok(()))?;
                 clip.run(scalars)?;
-                (0..self.bucket_times.len()).try_for_each(update)?;
+                (0..buckets).try_for_each(update)?;
             }
         }
         device.synchronize()?;
-        result.communication = self.fusion.exchange_seconds() + self.await_new_parameters();
+        result.communication = self.fusion.exchange_seconds() + self.await_new_parameters()?;
         for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
             *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
             result.communication += time.exposed;
@@ -236,15 +255,16 @@ impl Trainer {
     }
 
     /// Waits until the other ranks of the node have updated their shares; returns the seconds that took.
-    fn await_new_parameters(&mut self) -> f64 {
+    fn await_new_parameters(&mut self) -> Result<f64> {
         let begun = Instant::now();
         if let Some(barrier) = &mut self.barrier {
             barrier.arrive();
-            while !barrier.all_here() {
-                std::thread::yield_now();
+            let mut wait = Wait::new();
+            while !barrier.missing().is_empty() {
+                wait.idle(|| Awaited { what: "new parameters".into(), peers: barrier.missing() })?;
             }
         }
-        begun.elapsed().as_secs_f64()
+        Ok(begun.elapsed().as_secs_f64())
     }
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {

@@ -224,6 +224,12 @@ pub struct Config {
     /// Bytes from which a bucket is closed; `None`: by ready times and costs.
     pub fusion_threshold: Option<usize>,
     pub overlap: bool,
+    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
+    pub stall_warn: f64,
+    pub stall_abort: f64,
+    /// File for the timeline, and which steps of the run (first and last) are to be in it; `None`: the last ones.
+    pub timeline: Option<PathBuf>,
+    pub timeline_steps: Option<(u64, u64)>,
     pub results: Option<PathBuf>,
     /// Where the trained weights go.
     pub save_weights: Option<PathBuf>,

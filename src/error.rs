@@ -27,13 +27,15 @@ pub enum Kind {
     Diverged = 7,
     /// A results file cannot be written, or is there already.
     Output = 8,
+    /// A rank has waited for others longer than allowed.
+    Stalled = 9,
 }
 
 impl Kind {
     /// The kind with this exit code; `Internal` for a code that is none.
     pub fn from_code(code: u8) -> Kind {
         use Kind::*;
-        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output]
+        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled]
             .into_iter()
             .find(|kind| *kind as u8 == code)
             .unwrap_or(Internal)
@@ -115,7 +117,7 @@ mod tests {
 
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {
-        for code in 1..=8 {
+        for code in 1..=9 {
             assert_eq!(Kind::from_code(code) as u8, code);
         }
         assert_eq!(Kind::from_code(99), Kind::Internal);

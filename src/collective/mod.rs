@@ -34,7 +34,7 @@ use std::rc::Rc;
 use self::cost::Nodes;
 use self::scheduled::Algorithm;
 use self::tuning::Tuning;
-use crate::comm::{Region, World};
+use crate::comm::{Awaited, Region, Wait, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::Result;
 
@@ -73,6 +73,12 @@ pub trait Collective {
 
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
+
+    /// The ranks whose messages a slot in flight lacks now; none where the algorithm cannot tell. For reports, so it
+    /// may take a while.
+    fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// A sum over all ranks.
@@ -105,9 +111,14 @@ fn schedule_of(kind: AllreduceKind) -> (&'static str, Algorithm) {
 
 /// Polls until a slot is done, and lets other processes run when there is nothing to do.
 pub fn wait(collective: &mut dyn Collective, slot: Slot) -> Result<()> {
+    let mut wait = Wait::new();
     while !collective.is_done(slot) {
-        if !collective.poll()? {
-            std::thread::yield_now();
+        match collective.poll()? {
+            true => wait.moved(),
+            false => wait.idle(|| Awaited {
+                what: format!("{} collective", collective.name()),
+                peers: collective.waiting_for(slot),
+            })?,
         }
     }
     Ok(())

@@ -185,6 +185,11 @@ impl Allreduce for PerRange {
         let (index, slot) = self.slots[slot];
         self.made[index].1.is_done(slot)
     }
+
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let (index, slot) = self.slots[slot];
+        self.made[index].1.waiting_for(slot)
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod path;
 mod rows;
 mod table;
 mod terminal;
+mod timeline;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use file::ResultsFile;
 pub use logging::start_logging;
 pub use path::results_path;
 pub use rows::write_table;
+pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Result};

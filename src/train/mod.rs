@@ -13,18 +13,22 @@ mod network;
 mod resident;
 mod setup;
 mod step;
+mod timeline;
 mod weights;
 
 use std::time::Instant;
 
-use crate::comm::World;
+use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 
+use crate::trace;
+
 use setup::Job;
 pub(crate) use setup::threads;
 use step::StepResult;
+use timeline::Timeline;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///
@@ -33,12 +37,20 @@ use step::StepResult;
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
+    world.limit_stalls(config.stall_warn, config.stall_abort);
+    let timeline = Timeline::start(world, &config)?;
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, started)? else { return Ok(()) };
     let outcome = epochs(world, &mut job, &mut recorder)
         .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
     let closed = recorder.finish(outcome.as_ref().map(|_| ()).map_err(|error| error.message.as_str()));
+    let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
+    let drawn = match &outcome {
+        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
+        _ => timeline.finish(world, labels()),
+    };
     outcome?;
-    world.agree(closed)
+    world.agree(closed)?;
+    drawn
 }
 
 /// Epoch after epoch, until the configured end.
@@ -49,13 +61,17 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         job.source.start_epoch(epoch);
         let totals = epoch_steps(world, job, recorder, epoch, &mut done)?;
         if let Some(evaluator) = &mut job.evaluator {
+            comm::enter(Phase::Evaluation, epoch as u64 + 1);
+            let traced = trace::now();
             let test = evaluator.run(world, &*job.device)?;
+            trace::record(trace::Kind::Evaluation, traced, epoch + 1, 0, 0);
             recorder.epoch(&totals.record(world, epoch, test, begun)?);
         }
         if done >= job.total_steps {
             break;
         }
     }
+    comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
@@ -71,6 +87,8 @@ fn epoch_steps(
 ) -> Result<Totals> {
     let mut totals = Totals::default();
     for step in 0..job.source.steps().min(job.total_steps - *done) {
+        comm::enter(Phase::Step, *done as u64);
+        trace::step(*done as u64);
         let rate = job.schedule.rate(*done);
         let result = job.trainer.step(&*job.device, &job.source, step, *done, rate)?;
         recorder.step(&StepRecord {

@@ -15,7 +15,7 @@ use super::step::{Accumulation, Trainer};
 use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
-use crate::comm::World;
+use crate::comm::{self, Phase, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
@@ -109,9 +109,11 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         return Ok(None);
     }
     let path = world.agree(results_path(world, config))?;
+    comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     let start = Start::agree(world, config, &network)?;
     let (source, test) = open_data(world, config, &network)?;
+    comm::enter(Phase::Plan, 0);
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
@@ -352,6 +354,7 @@ fn assemble(
     threads: usize,
     [epochs, total_steps]: [usize; 2],
 ) -> Result<Job> {
+    comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
     let training = &plans.training;
     // What is compressed is summed elsewhere.

@@ -261,6 +261,12 @@ impl Allreduce for Compressed {
     fn is_done(&self, slot: Slot) -> bool {
         self.flying.iter().all(|flight| flight.bucket != slot)
     }
+
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let [first, second] = self.slots[slot];
+        let (summed, gathered) = (&self.carriers.summed.1, &self.carriers.second.1);
+        if summed.is_done(first) { gathered.waiting_for(second) } else { summed.waiting_for(first) }
+    }
 }
 
 #[cfg(test)]

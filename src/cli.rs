@@ -1,6 +1,7 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod optimizer;
+mod session;
 
 use std::path::PathBuf;
 
@@ -31,7 +32,8 @@ use dltrain::model::MODELS;
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
-finite, 8 results cannot be written, 1 a defect.")]
+finite, 8 results or checkpoints cannot be written, 75 stopped by a signal or the time limit (--resume auto goes on),
+1 a defect.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -126,6 +128,9 @@ pub struct TrainArgs {
     /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
     #[arg(long, value_name = "PATH", help_heading = "Results")]
     results: Option<PathBuf>,
+
+    #[command(flatten)]
+    session: session::Args,
 }
 
 impl TrainArgs {
@@ -148,6 +153,7 @@ impl TrainArgs {
         at_least_one("threads", self.threads.unwrap_or(1))?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
+        let session = self.session.validate()?;
         let synthetic = self.data.is_none();
         if synthetic && self.epochs.is_some() {
             return Err(Error::usage(
@@ -178,6 +184,7 @@ impl TrainArgs {
             fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
             overlap: !self.no_overlap,
             results: self.results,
+            session,
             dry_run: self.dry_run,
             max_batch: self.max_batch,
         })

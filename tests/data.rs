@@ -305,12 +305,12 @@ fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
     let (mut half_images, mut half_labels) = (vec![0.0; 32 * 784], vec![0; 32]);
     let mut epochs = HashSet::new();
     for epoch in 0..3 {
-        one.start_epoch(epoch);
+        one.start_epoch(epoch, 0);
         one.fill(21, 0, &mut images, &mut labels);
         for rank in 0..2 {
             let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1 };
             let mut two = TrainingLoader::new(sets.training.clone(), half, 5).unwrap();
-            two.start_epoch(epoch);
+            two.start_epoch(epoch, 0);
             two.fill(21, 0, &mut half_images, &mut half_labels);
             assert_eq!(half_labels, labels[rank * 32..][..32]);
             assert_eq!(half_images, images[rank * 32 * 784..][..32 * 784]);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dltrain::error::Kind;
+use dltrain::error::{Error, Kind};
 use dltrain::record::{
     BucketTime, Description, EpochRecord, Place, Recorder, Spread, StepRecord, results_path, start_logging,
 };
@@ -162,7 +162,7 @@ fn a_failed_run_and_a_dropped_one_say_so() {
     let mut recorder = Recorder::create(ONE, Some(&failed), &description(1, 2)).unwrap();
     recorder.step(&step(0, 1));
     // Longer than the data set holds, with a letter of two bytes across its end.
-    recorder.finish(Err(&format!("{}é and more", "x".repeat(503)))).unwrap();
+    recorder.finish(Err(&Error::usage(format!("{}é and more", "x".repeat(503))))).unwrap();
     let file = File::open(&failed).unwrap();
     assert_eq!(status(&file), format!("failed: {}", "x".repeat(503)));
     assert_eq!(reals(&file, "steps/loss"), [2.0]);

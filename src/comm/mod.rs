@@ -10,6 +10,7 @@
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
 #![allow(unsafe_code)]
 
+mod bulk;
 mod call;
 mod channel;
 mod communicator;

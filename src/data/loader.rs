@@ -16,6 +16,8 @@ pub struct TrainingLoader {
     seed: u64,
     order: Vec<u32>,
     steps: usize,
+    /// Images of this epoch that were seen before this job.
+    seen: usize,
 }
 
 impl TrainingLoader {
@@ -26,7 +28,7 @@ impl TrainingLoader {
     pub fn new(set: Rc<dyn Dataset>, sharding: Sharding, seed: u64) -> Result<TrainingLoader> {
         let steps = sharding.steps(set.len())?;
         let order = epoch_order(seed, 0, set.len());
-        Ok(TrainingLoader { set, sharding, seed, order, steps })
+        Ok(TrainingLoader { set, sharding, seed, order, steps, seen: 0 })
     }
 
     /// Updates an epoch has.
@@ -34,15 +36,27 @@ impl TrainingLoader {
         self.steps
     }
 
-    /// Shuffles anew; epochs count from 0.
-    pub fn start_epoch(&mut self, epoch: usize) {
+    /// Updates an epoch has left after so many images.
+    pub fn steps_after(&self, seen: usize) -> usize {
+        self.set.len().saturating_sub(seen) / self.sharding.global_batch()
+    }
+
+    /// What the set holds: see `Dataset::fingerprint`.
+    pub fn fingerprint(&self) -> &str {
+        self.set.fingerprint()
+    }
+
+    /// Shuffles anew; epochs count from 0. Of its order the first `seen` images were trained on before: step 0 begins
+    /// after them, whatever ranks and batches they were cut into.
+    pub fn start_epoch(&mut self, epoch: usize, seen: usize) {
         self.order = epoch_order(self.seed, epoch, self.set.len());
+        self.seen = seen;
     }
 
     /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch: images
     /// (batch, C, H, W), labels (batch).
     pub fn fill(&self, step: usize, micro: usize, images: &mut [f32], labels: &mut [i32]) {
-        let indices = &self.order[self.sharding.training(step, micro)];
+        let indices = &self.order[self.seen..][self.sharding.training(step, micro)];
         read(&*self.set, indices.iter().map(|&index| index as usize), images, labels);
     }
 }

@@ -35,6 +35,8 @@ pub struct Extent {
     pub mapped: usize,
     /// Bytes in which messages come in.
     pub messages: usize,
+    /// Bytes of the copy from which a checkpoint is written, on rank 0.
+    pub checkpoint: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
 }
@@ -56,7 +58,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 9] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 10] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -66,6 +68,7 @@ impl Sizes {
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
+            ("checkpoint", extent.checkpoint),
             ("program", extent.program),
         ]
     }

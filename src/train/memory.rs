@@ -1,8 +1,8 @@
 //! The memory of a run: one region of each kind, and the first values of the parameters.
 
 use std::rc::Rc;
-use std::slice::from_ref;
 
+use super::state;
 use crate::collective;
 use crate::comm::{Region, World};
 use crate::config::Config;
@@ -76,19 +76,11 @@ impl Memories {
 
     /// Writes a parameter given in plain order.
     fn write(&self, device: &dyn Device, parameter: &Parameter, values: &[f32]) -> Result<()> {
-        let plain = device.plain(&parameter.spec);
-        let to = self.regions.parameters.slice(parameter.offset, parameter.layout.bytes());
-        if plain == parameter.layout {
-            return device.upload(bytes_of(values), &to);
-        }
-        // Where its gradient will be there is room for it: a layout never has fewer elements than the plain one.
-        let from = self.regions.gradients.slice(parameter.offset, plain.bytes());
-        device.upload(bytes_of(values), &from)?;
-        let kernel = device.reorder(&parameter.spec, &plain, &parameter.layout)?;
-        let workspace = device.allocate(kernel.workspace())?;
-        kernel.bind(from_ref(&from), &[to], &workspace)?.run(&crate::device::Scalars::default())?;
-        device.synchronize()?;
-        device.zero(&from)
+        let (offset, bytes) = (parameter.offset, parameter.layout.bytes());
+        let to = self.regions.parameters.slice(offset, bytes);
+        // Where its gradient will be there is room for it.
+        let scratch = self.regions.gradients.slice(offset, bytes);
+        state::write(device, (&parameter.spec, &parameter.layout), &to, &scratch, values)
     }
 }
 

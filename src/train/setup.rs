@@ -1,16 +1,20 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::capacity;
+use super::checkpoint::{self, Position, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
 use super::memory::Memories;
 use super::network::Network;
 use super::resident;
+use super::state::State;
 use super::step::{Accumulation, Trainer};
+use super::stop::{Flags, Watch};
 use super::{greatest, place};
 use crate::collective::{self, Gather};
 use crate::comm::World;
@@ -24,7 +28,7 @@ use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
 use crate::plan::{self, Extent, Options, Plan, Program, TAIL};
-use crate::record::{self, BucketTime, Description, Recorder};
+use crate::record::{self, BucketTime, Checkpoints, Description, Recorder};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -39,34 +43,50 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
+    /// What a checkpoint keeps.
+    pub state: State,
+    pub standing: Standing,
+    pub saver: Saver,
 }
 
 /// Where batches come from.
 pub enum Source {
     /// A data set, shuffled anew each epoch.
     Data(TrainingLoader, Sharding),
-    /// One batch, read once: what is measured is training.
-    Synthetic(TrainingLoader, Sharding),
+    /// One batch, read once: what is measured is training. The flag says that a run goes on, which had read it.
+    Synthetic(TrainingLoader, Sharding, bool),
 }
 
 impl Source {
     fn parts(&self) -> (&TrainingLoader, &Sharding) {
         match self {
-            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding) => (loader, sharding),
+            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding, _) => (loader, sharding),
         }
     }
 
     /// Steps an epoch has.
     pub fn steps(&self) -> usize {
+        self.steps_after(0)
+    }
+
+    /// Steps an epoch has left after so many images.
+    pub fn steps_after(&self, images: usize) -> usize {
         match self {
-            Source::Data(loader, _) => loader.steps(),
+            Source::Data(loader, _) => loader.steps_after(images),
             Source::Synthetic(..) => usize::MAX,
         }
     }
 
-    pub fn start_epoch(&mut self, epoch: usize) {
-        if let Source::Data(loader, _) = self {
-            loader.start_epoch(epoch);
+    /// Images of all ranks in a step.
+    pub fn global_batch(&self) -> usize {
+        self.parts().1.global_batch()
+    }
+
+    /// Begins an epoch, of which so many images are behind: step 0 comes after them.
+    pub fn start_epoch(&mut self, epoch: usize, images: usize) {
+        match self {
+            Source::Data(loader, _) => loader.start_epoch(epoch, images),
+            Source::Synthetic(_, _, resumed) => *resumed = images > 0,
         }
     }
 
@@ -74,7 +94,11 @@ impl Source {
     pub fn fill(&self, step: usize, micro: usize, images: &mut [f32], labels: &mut [i32]) -> bool {
         match self {
             Source::Data(loader, _) => loader.fill(step, micro, images, labels),
-            Source::Synthetic(loader, _) if step == 0 => loader.fill(0, micro, images, labels),
+            // What every later micro-step of such a run sees is the batch of the first step's last one.
+            Source::Synthetic(loader, sharding, true) if step == 0 => {
+                loader.fill(0, sharding.accumulation - 1, images, labels);
+            }
+            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels),
             Source::Synthetic(..) => return false,
         }
         true
@@ -90,7 +114,12 @@ impl Source {
 ///
 /// # Errors
 /// The same on every rank.
-pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
+pub fn prepare(
+    world: &World,
+    config: &Config,
+    watch: Watch,
+    started: Instant,
+) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
         let device = open_device(world, config, threads(world, config.threads)?)?;
@@ -101,7 +130,8 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         record::say(place(world), &answer);
         return Ok(None);
     }
-    let path = world.agree(results_path(world, config))?;
+    let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
+    let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
     let (source, test) = open_data(world, config, &network)?;
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
@@ -114,28 +144,100 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         record::say(place(world), &plans.describe(world, config, &*device));
         return Ok(None);
     }
-    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
-    let steps_per_epoch = if test.is_some() { source.steps() } else { usize::MAX };
-    let total_steps = total_steps(config, steps_per_epoch);
-    let epochs = total_steps.div_ceil(steps_per_epoch);
-    let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
-    let job = assemble(world, config, plans, device, &rule, source, test, threads, [epochs, total_steps])?;
-    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
-    let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
-    Ok(Some((job, recorder)))
-}
-
-fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
-    if config.dry_run {
-        return Ok(None);
+    let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
+    if let Some(resumed) = &resumed {
+        world.agree(resumed.check(world, config, &identity))?;
     }
-    record::results_path(place(world), config.results.as_deref(), &config.model)
+    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
+    let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
+    let length = Length::new(config, &source, standing.at);
+    let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.attributes.push(("run".into(), run_name(resumed.as_ref())));
+    let texts = checkpoint_texts(&description, world.size(), &identity, path.as_ref());
+    let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
+    let job = assemble(world, config, plans, device, &rule, source, test, threads, length, standing, saver)?;
+    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    let progress = resumed.as_ref().map(Resumed::progress);
+    if let Some(resumed) = resumed {
+        world.agree(job.state.restore(world, &*job.device, &resumed.contents))?;
+    }
+    let recorder = match &progress {
+        None => Recorder::create(place(world), path.as_deref(), &description),
+        Some(progress) => Recorder::resume(place(world), path.as_deref(), &description, progress),
+    };
+    Ok(Some((job, world.agree(recorder)?)))
 }
 
-/// Warm-up and timed steps, or whole epochs.
-fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
-    let all_epochs = config.epochs.saturating_mul(steps_per_epoch);
-    config.steps.map_or(all_epochs, |steps| all_epochs.min(steps.saturating_add(config.warmup)))
+/// Where results and checkpoints go; both are tried before the expensive part begins.
+fn outputs(
+    world: &World,
+    config: &Config,
+    resumed: Option<&Resumed>,
+) -> Result<(Option<PathBuf>, Checkpoints)> {
+    let (place, given) = (place(world), config.results.as_deref());
+    let path = match resumed {
+        _ if config.dry_run => None,
+        None => record::results_path(place, given, &config.model)?,
+        Some(resumed) => {
+            let earlier = resumed.contents.text("results").as_ref();
+            record::resumed_path(place, given, &config.model, earlier)?
+        }
+    };
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
+    let done = resumed.map(|resumed| resumed.standing.at.done as u64);
+    Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
+}
+
+/// A name that no other run has, by which its files know each other.
+fn run_name(resumed: Option<&Resumed>) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let new = || format!("{now:x}-{}", std::process::id());
+    resumed.map_or_else(new, |resumed| resumed.contents.text("run").to_string())
+}
+
+/// What a checkpoint says of its run.
+fn checkpoint_texts(
+    about: &Description,
+    ranks: usize,
+    identity: &[(String, String)],
+    results: Option<&PathBuf>,
+) -> BTreeMap<String, String> {
+    let identity: BTreeMap<_, _> = identity.iter().cloned().collect();
+    let results = results.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
+    let own = [
+        ("identity".to_string(), serde_json::to_string(&identity).unwrap_or_default()),
+        ("results".to_string(), results.unwrap_or_default()),
+        ("ranks".to_string(), ranks.to_string()),
+    ];
+    about.attributes.iter().cloned().chain(own).collect()
+}
+
+/// How long a run is that goes on from some place.
+#[derive(Clone, Copy)]
+struct Length {
+    /// Epochs, the last one perhaps not whole.
+    epochs: usize,
+    /// Steps of the whole run, warm-up included.
+    steps: usize,
+    /// The steps that a run of this global batch would have needed to come to that place.
+    place: usize,
+}
+
+impl Length {
+    fn new(config: &Config, source: &Source, at: Position) -> Length {
+        let an_epoch = source.steps();
+        let place = at.epoch.saturating_mul(an_epoch).saturating_add(at.images / source.global_batch());
+        let later = config.epochs.saturating_sub(at.epoch + 1).saturating_mul(an_epoch);
+        let left = match at.epoch < config.epochs {
+            true => source.steps_after(at.images).saturating_add(later),
+            false => 0,
+        };
+        let all = at.done.saturating_add(left);
+        let steps = config.steps.map_or(all, |steps| all.min(steps.saturating_add(config.warmup)));
+        let behind = at.images / source.global_batch();
+        let ahead = behind.saturating_add(steps.saturating_sub(at.done));
+        Length { epochs: at.epoch + ahead.div_ceil(an_epoch), steps, place }
+    }
 }
 
 /// The training source, and the test set where there is one. Ranks with unlike data are found here.
@@ -149,7 +251,7 @@ fn open_data(world: &World, config: &Config, network: &Network) -> Result<(Sourc
     let Some(directory) = &config.data else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed))?;
-        return Ok((Source::Synthetic(loader, sharding), None));
+        return Ok((Source::Synthetic(loader, sharding, false), None));
     };
     let sets = world.agree(data::open(directory, network.image, network.classes))?;
     world.same(&[
@@ -235,6 +337,12 @@ impl Plans {
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
+    fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
+        let graph = &self.training.graph;
+        let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec()).to_string();
+        checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
+    }
+
     /// Bytes that a rank has at its peak.
     pub fn total(&self) -> usize {
         self.sizes.total(self.extent)
@@ -271,8 +379,18 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
         batches: if evaluate { 3 } else { 2 },
         mapped,
         messages,
+        checkpoint: checkpoint_bytes(world, config, plan),
         program: resident::now().unwrap_or(0),
     }
+}
+
+/// Bytes of the copy from which checkpoints are written, or of that to go on from, whichever is larger.
+fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
+    if config.session.checkpoint.is_none() && config.session.resume.is_none() {
+        return 0;
+    }
+    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
+    copies * plan.sizes.parameters + world.size() * plan.sizes.statistics
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -285,7 +403,9 @@ fn assemble(
     source: Source,
     test: Option<Rc<dyn Dataset>>,
     threads: usize,
-    [epochs, total_steps]: [usize; 2],
+    length: Length,
+    standing: Standing,
+    saver: Saver,
 ) -> Result<Job> {
     let planned_memory = plans.total();
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
@@ -308,9 +428,23 @@ fn assemble(
         }),
         _ => None,
     };
+    let Length { epochs, steps: total_steps, place } = length;
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
-    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
-    Ok(Job { device, source, evaluator, trainer, schedule, epochs, total_steps, planned_memory })
+    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps)
+        .resumed(standing.at.done, if evaluator.is_some() { place } else { standing.at.done });
+    Ok(Job {
+        state: State::new(training, &memories, rule),
+        device,
+        source,
+        evaluator,
+        trainer,
+        schedule,
+        epochs,
+        total_steps,
+        planned_memory,
+        standing,
+        saver,
+    })
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -365,6 +499,7 @@ fn trainer(
         average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
+        flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
         images: vec![0.0; plan.images.bytes / 4],
@@ -390,7 +525,7 @@ fn describe(
     plans: &Plans,
     device: &dyn Device,
     threads: usize,
-    [epochs, steps]: [usize; 2],
+    Length { epochs, steps, .. }: Length,
     started: Instant,
 ) -> Description {
     let mut attributes = vec![

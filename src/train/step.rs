@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::setup::Source;
+use super::stop::Flags;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -11,7 +12,8 @@ use crate::graph::DType;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
 
-/// What a step adds up over ranks in the last bucket's tail, in this order.
+/// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
+/// many ranks want to stop, how many want a checkpoint.
 #[derive(Clone, Copy, PartialEq, Default)]
 struct Tail {
     loss: f32,
@@ -30,6 +32,8 @@ pub struct StepResult {
     pub diverged: bool,
     /// On a rank whose loss is not finite: where the first such number stands.
     pub where_diverged: Option<String>,
+    /// What any rank said in `Trainer::flags`.
+    pub flags: Flags,
     pub learning_rate: f32,
     /// Seconds in all, and of these computing, waiting for communication, and reading images.
     pub seconds: f64,
@@ -52,6 +56,8 @@ pub struct Trainer {
     pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
     pub accumulate: Option<Accumulation>,
+    /// What this rank tells the others with the next step.
+    pub flags: Flags,
     pub seed: u64,
     /// One over the images of all ranks in a step.
     pub gradient_scale: f32,
@@ -187,7 +193,10 @@ impl Trainer {
             accumulation.add.run(scalars)?;
         }
         let mut values = [0f32; TAIL / 4];
+        let flag = |set| if set { 1.0 } else { 0.0 };
+        let flags = [flag(self.flags.stop), flag(self.flags.checkpoint)];
         values[..4].copy_from_slice(&[tail.loss, tail.hits, tail.images, tail.diverged]);
+        values[4..6].copy_from_slice(&flags);
         device.upload(bytes_of(&values), &self.tail)
     }
 
@@ -227,6 +236,7 @@ impl Trainer {
         result.loss = f64::from(values[0]) / f64::from(values[2]);
         result.hits = f64::from(values[1]);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
+        result.flags = Flags { stop: values[4] != 0.0, checkpoint: values[5] != 0.0 };
         Ok(())
     }
 

@@ -201,6 +201,9 @@ impl Closing {
     }
 
     fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
+        if !numbers.contains_key("summary.steps") {
+            return Closing::new();
+        }
         let number = |name: &str| numbers.get(&format!("summary.{name}")).copied().unwrap_or(0.0);
         Closing {
             steps: number("steps") as u64,

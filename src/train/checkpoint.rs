@@ -12,7 +12,7 @@ use crate::comm::World;
 use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::record::{self, Checkpoints, Contents, Progress, Recorder};
+use crate::record::{self, Checkpoints, Contents, Progress};
 
 /// Where a run stands between two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -206,14 +206,15 @@ impl Saver {
         matches!(self.every, Interval::Epochs(every) if self.active && epochs.is_multiple_of(every))
     }
 
-    /// Takes a checkpoint: copies the state, and leaves the writing to a thread. Collective.
+    /// Takes a checkpoint: copies the state, and leaves the writing to a thread. `record` gives what the record wants kept,
+    /// on the rank that writes. Collective.
     pub fn take(
         &mut self,
         world: &World,
         device: &dyn Device,
         state: &State,
         standing: &Standing,
-        recorder: &mut Recorder,
+        record: impl FnOnce() -> BTreeMap<String, f64>,
     ) -> Result<()> {
         self.due = false;
         if !self.active || self.saved == Some(standing.at) {
@@ -224,7 +225,7 @@ impl Saver {
         state.copy(world, device, values.as_mut())?;
         if let Some(values) = values {
             let mut numbers = standing.numbers();
-            numbers.extend(recorder.numbers());
+            numbers.extend(record());
             let arrays = state.arrays(world.size());
             let contents = Contents { texts: self.texts.clone(), numbers, arrays, values };
             let best = standing.best.map(|(_, step)| step as u64);

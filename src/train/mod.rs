@@ -40,14 +40,12 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
         return Ok(());
     };
-    let outcome = match epochs(world, &mut job, &mut recorder) {
-        // The run is over where its last checkpoint is on disk.
-        outcome if outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped) => {
-            world.agree(job.saver.finish()).and(outcome)
-        }
-        failed => failed,
-    };
+    let outcome = epochs(world, &mut job, &mut recorder);
+    // An orderly end waits until the last checkpoint is on disk.
+    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
+    let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
+    kept?;
     outcome?;
     world.agree(closed)
 }
@@ -144,7 +142,7 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     if job.saver.active {
         all_finite(world, job)?;
     }
-    job.saver.take(world, &*job.device, &job.state, &job.standing, recorder)
+    job.saver.take(world, &*job.device, &job.state, &job.standing, || recorder.numbers())
 }
 
 /// Parameters are the same on all ranks, and so is the answer.

@@ -155,11 +155,16 @@ pub fn prepare(
     description.attributes.push(("run".into(), run_name(resumed.as_ref())));
     let texts = checkpoint_texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
-    let job = assemble(world, config, plans, device, &rule, source, test, threads, length, standing, saver)?;
+    let mut job =
+        assemble(world, config, plans, device, &rule, source, test, threads, length, standing, saver)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let progress = resumed.as_ref().map(Resumed::progress);
     if let Some(resumed) = resumed {
         world.agree(job.state.restore(world, &*job.device, &resumed.contents))?;
+    } else if config.session.resume.is_some() {
+        // Before the record is there: a job killed from now on is resumed by the same command.
+        job.saver.take(world, &*job.device, &job.state, &job.standing, BTreeMap::new)?;
+        world.agree(job.saver.finish())?;
     }
     let recorder = match &progress {
         None => Recorder::create(place(world), path.as_deref(), &description),

@@ -16,7 +16,7 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one test-full lint bench bench-cpu bench-hosts clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-hosts clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,8 +39,12 @@ test: ## run every test, under Open MPI and under MPICH
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
-test-full: build ## hold every model at its full image size to PyTorch's numbers (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models full:: -- --ignored
+test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks, 20 killed jobs (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart full:: -- --ignored
+
+test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 lint: deps ## check format, warnings, scripts and which room uses which
 	@.ci/lint

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use dltrain::bench;
 use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
+use dltrain::export;
 use dltrain::model::MODELS;
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
@@ -47,6 +48,8 @@ pub enum Command {
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
     Info,
+    /// Write weights as safetensors, which torchvision's models load, or as HDF5.
+    Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
 }
@@ -64,6 +67,15 @@ pub struct TrainArgs {
     /// Share of each target that is spread evenly over all classes.
     #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
     label_smoothing: f32,
+    /// File of weights to start from: safetensors or HDF5, with PyTorch's names and shapes.
+    #[arg(long, value_name = "FILE", help_heading = "Model and data")]
+    init_from: Option<PathBuf>,
+    /// Start the last layer anew in spite of --init-from: for other --classes than the file's.
+    #[arg(long, requires = "init_from", help_heading = "Model and data")]
+    reset_head: bool,
+    /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
+    freeze: Vec<String>,
     /// Directory with the four MNIST (IDX) files, plain or .gz; without it images are synthetic.
     #[arg(long, value_name = "DIR", help_heading = "Model and data")]
     data: Option<PathBuf>,
@@ -90,6 +102,9 @@ pub struct TrainArgs {
     /// Print the plan (layers, memory, buckets) and stop.
     #[arg(long, help_heading = "Length of the run")]
     dry_run: bool,
+    /// Test the weights of --init-from on the test images of --data, and stop.
+    #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
+    evaluate: bool,
     /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
     max_batch: Option<usize>,
@@ -128,6 +143,9 @@ pub struct TrainArgs {
     /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
     #[arg(long, value_name = "PATH", help_heading = "Results")]
     results: Option<PathBuf>,
+    /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    save_weights: Option<PathBuf>,
 
     #[command(flatten)]
     session: session::Args,
@@ -165,6 +183,9 @@ impl TrainArgs {
             classes: self.classes,
             image_size: self.image_size,
             label_smoothing: self.label_smoothing,
+            init_from: self.init_from,
+            reset_head: self.reset_head,
+            freeze: self.freeze,
             batch: self.batch,
             accumulation: self.accumulation,
             sync_bn,
@@ -185,7 +206,9 @@ impl TrainArgs {
             overlap: !self.no_overlap,
             results: self.results,
             session,
+            save_weights: self.save_weights,
             dry_run: self.dry_run,
+            evaluate: self.evaluate,
             max_batch: self.max_batch,
         })
     }

@@ -200,6 +200,12 @@ pub struct Config {
     pub image_size: Option<usize>,
     /// Share of the loss's target that is spread evenly over all classes.
     pub label_smoothing: f32,
+    /// The file that parameters start from.
+    pub init_from: Option<PathBuf>,
+    /// Whether the last layer starts as without that file.
+    pub reset_head: bool,
+    /// "backbone", or names of layers, that are not learned.
+    pub freeze: Vec<String>,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
     /// Images a rank and micro-step.
@@ -228,7 +234,11 @@ pub struct Config {
     pub overlap: bool,
     pub results: Option<PathBuf>,
     pub session: Session,
+    /// Where the trained weights go.
+    pub save_weights: Option<PathBuf>,
     pub dry_run: bool,
+    /// Only test the weights.
+    pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.
     pub max_batch: Option<usize>,
 }
@@ -238,7 +248,7 @@ impl Config {
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = ["threads", "results", "data"];
+        let own = ["threads", "results", "data", "init_from", "save_weights"];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
@@ -256,7 +266,20 @@ impl Config {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
             _ => Vec::new(),
         };
-        let passing = ["epochs", "steps", "warmup", "data", "results", "threads", "dry_run", "max_batch"];
+        let passing = [
+            "epochs",
+            "steps",
+            "warmup",
+            "data",
+            "results",
+            "threads",
+            "init_from",
+            "reset_head",
+            "save_weights",
+            "dry_run",
+            "evaluate",
+            "max_batch",
+        ];
         let then = items(serde_json::from_str(json));
         // Through a text, as then: 0.1 as f32 is another number as f64.
         let now = items(serde_json::from_str(&self.json()));

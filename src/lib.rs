@@ -10,6 +10,7 @@ pub mod config;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod export;
 pub mod fusion;
 pub mod graph;
 pub mod info;

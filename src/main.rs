@@ -10,7 +10,7 @@ use clap::Parser;
 
 use dltrain::comm::{World, launcher_rank};
 use dltrain::error::{Error, Kind, Result};
-use dltrain::{bench, info, models, record, train};
+use dltrain::{bench, export, info, models, record, train};
 
 use cli::{Cli, Command};
 
@@ -45,6 +45,7 @@ fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
         Some(Command::Models) => models::print(world),
         Some(Command::Info) => info::print(world),
         Some(Command::Bench(args)) => bench::run(&args, world),
+        Some(Command::Export(args)) => export::run(&args, world),
         None => train::run(world, cli.train.validate(), started),
     }
 }

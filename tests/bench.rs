@@ -1,9 +1,10 @@
-//! `dltrain bench layers` and `bench gemm`: whole tables of finite numbers, and refusals. (Allreduce: collectives.rs.)
+//! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.)
 
 #[path = "support/job.rs"]
 mod job;
 
-use job::{refused, run};
+use hdf5::types::{FixedUnicode, VarLenUnicode};
+use job::{DLTRAIN, refused, run};
 
 /// The first number after a text.
 fn number_after(text: &str, before: &str) -> f64 {
@@ -45,6 +46,89 @@ fn every_layer_has_its_line_and_the_csv_holds_the_same_arithmetic() {
     assert_eq!(conv1[column("backward_data_ms")].parse::<f64>(), Ok(0.0));
 }
 
+/// Some of a row of the results file; HDF5 finds fields by their names.
+#[derive(Debug, Clone, hdf5::H5Type)]
+#[repr(C)]
+struct Row {
+    algorithm: FixedUnicode<32>,
+    size: u64,
+    elements: u64,
+    samples: u64,
+    min: f64,
+    median: f64,
+    p95: f64,
+    algbw: f64,
+    busbw: f64,
+    ratio: f64,
+    wrong: u64,
+}
+
+/// The printed table has the same rows.
+#[test]
+fn a_collectives_table_is_kept_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    // With 3 ranks parts are unequal.
+    for (bench, ranks, factor, algorithms) in [
+        ("allreduce", 2, 1.0, &["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus"][..]),
+        ("reducescatter", 3, 2.0 / 3.0, &["MPI_Reduce_scatter", "ring"]),
+        ("allgather", 3, 2.0 / 3.0, &["MPI_Allgather", "ring"]),
+        ("broadcast", 2, 1.0, &["MPI_Bcast", "chain", "tree"]),
+    ] {
+        let path = directory.path().join(format!("{bench}.h5"));
+        let flags = ["bench", bench, "--sizes", "4K,40K", "--iterations", "3", "--wire", "bf16", "--results"];
+        let printed = run(ranks, &[&flags[..], &[path.to_str().unwrap()]].concat());
+        let in_memory =
+            if bench == "allreduce" { &["hierarchical", "shm", "(memory)"][..] } else { &["shm"] };
+        let expected: Vec<(String, u64)> = [4096, 40960]
+            .into_iter()
+            .flat_map(|size| [algorithms, in_memory].concat().into_iter().map(move |a| (a.to_string(), size)))
+            .collect();
+
+        let file = hdf5::File::open(&path).unwrap();
+        let rows = file.dataset("rows").unwrap().read_1d::<Row>().unwrap();
+        let found: Vec<_> = rows.iter().map(|row| (row.algorithm.to_string(), row.size)).collect();
+        assert_eq!(found, expected, "{printed}");
+        for row in &rows {
+            assert!(row.min > 0.0 && row.min <= row.median && row.median <= row.p95, "{row:?}");
+            let bandwidth = row.size as f64 / row.median;
+            assert!((row.algbw / bandwidth - 1.0).abs() < 1e-9, "{row:?}");
+            assert!((row.busbw / bandwidth / factor - 1.0).abs() < 1e-9, "{row:?}");
+            assert!(row.ratio > 0.0 && row.ratio.is_finite(), "{row:?}");
+            assert_eq!((row.elements, row.samples, row.wrong), (row.size / 4, 3, 0));
+            let line = printed.lines().find(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                words.contains(&row.algorithm.as_str()) && words.contains(&row.elements.to_string().as_str())
+            });
+            assert!(line.is_some_and(|line| line.trim_end().ends_with(" 0")), "{row:?} in\n{printed}");
+        }
+        let attribute = |name: &str| {
+            let text = file.attr(name).and_then(|a| a.read_scalar::<VarLenUnicode>());
+            text.unwrap_or_else(|error| panic!("{name}: {error}")).to_string()
+        };
+        for (name, value) in [
+            ("format", "dltrain bench".to_string()),
+            ("operation", bench.to_string()),
+            ("ranks", ranks.to_string()),
+            ("nodes", "1".to_string()),
+            ("wire", "bf16".to_string()),
+            ("memory", "shared".to_string()),
+            ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
+        ] {
+            assert_eq!(attribute(name), value, "{name}");
+        }
+        for name in ["mpi", "hosts", "revision", "date"] {
+            assert!(!attribute(name).is_empty(), "{name}");
+        }
+        assert!(attribute("limits").contains("copy") && printed.contains("# limit: messages within a node"));
+        let rows = file.dataset("rows").unwrap();
+        let unit = rows.attr("median_unit").unwrap().read_scalar::<VarLenUnicode>().unwrap();
+        assert_eq!(unit.as_str(), "s");
+        // What is there is not written over.
+        let message = refused(&[(ranks, &[&flags[..], &[path.to_str().unwrap()]].concat())]);
+        assert!(message.contains("not overwritten"), "{message}");
+    }
+}
+
 #[test]
 fn the_sum_over_ranks_is_at_least_their_number_times_the_slowest() {
     let printed = run(2, &["bench", "gemm", "--threads", "1", "--repeats", "1"]);
@@ -59,8 +143,23 @@ fn what_cannot_be_measured_is_refused() {
         (["bench", "layers", "--batch", "0"], "--batch 0"),
         (["bench", "layers", "--model", "resnet51"], "resnet51"),
         (["bench", "gemm", "--repeats", "0"], "--repeats 0"),
+        (
+            ["bench", "allreduce", "--algorithm", "butterfly"],
+            "--algorithm butterfly: allreduce has auto, ring",
+        ),
+        (["bench", "allgather", "--algorithm", "chain"], "allgather by chain: use ring or shm"),
+        (["bench", "broadcast", "--sizes", "4X"], "unknown unit `X`"),
+        (["bench", "broadcast", "--sizes", "6"], "--sizes 6"),
+        (["bench", "reducescatter", "--lengths", "9223372036854775807"], "too large"),
+        (["bench", "reducescatter", "--sizes", "900000G"], "cannot allocate"),
+        (["bench", "allreduce", "--iterations", "0"], "--iterations 0"),
+        (["bench", "allreduce", "--results", "/proc/nothing/b.h5"], "/proc/nothing"),
+        (["bench", "allreduce", "--results", DLTRAIN], "cannot write in"),
     ] {
         let message = refused(&[(2, &flags)]);
         assert!(message.contains(named), "{message}");
     }
+    let wire = |wire| ["bench", "allreduce", "--lengths", "7", "--wire", wire];
+    let message = refused(&[(1, &wire("f32")), (1, &wire("bf16"))]);
+    assert!(message.contains("ranks differ in --wire: f32 (rank 0 on "), "{message}");
 }

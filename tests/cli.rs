@@ -96,6 +96,10 @@ fn ranks_given_different_flags_are_told_which() {
     assert!(message.contains("seed") && message.contains('1') && message.contains('2'), "{message}");
     let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "16"])]);
     assert!(message.contains("batch"), "{message}");
+    let message = refused(&[(1, &["--allreduce", "ring"]), (1, &["--allreduce", "tree"])]);
+    assert!(message.contains("ranks differ in allreduce: ring (rank 0 on "), "{message}");
+    let message = refused(&[(1, &["--wire", "bf16"]), (1, &["--wire", "f16"])]);
+    assert!(message.contains("ranks differ in wire: bf16 (rank 0 on "), "{message}");
     // One rank's flags are refused by itself: the others must not wait for it.
     let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "0"])]);
     assert!(message.contains("--batch 0") && message.contains("rank 1"), "{message}");

@@ -1,6 +1,7 @@
 //! What a user relies on when ranks meet: run as real jobs under the launcher of the MPI library in use.
 //!
-//! - every algorithm gives the serial sum, whatever the number of ranks and the length
+//! - every algorithm of every collective gives what a serial program does, whatever the number of ranks and the length
+//! - reduce-scatter, allgather and broadcast (from any rank) are there for other programs
 //! - groups of ranks get each other's numbers, one gather after the other
 //! - nobody waits for a rank that computes, once it has arrived (shm)
 //! - under a launcher of another MPI the job stops with one message that says what to type
@@ -16,7 +17,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use dltrain::collective::{Gather, select, wait};
+use dltrain::collective::{Gather, Operation, Route, segment, select, wait};
 use dltrain::comm::{Family, Library, Region, World};
 use dltrain::config::{AllreduceKind, Wire};
 use dltrain::error::{Error, Kind};
@@ -53,7 +54,7 @@ fn launcher() -> Vec<String> {
 fn run(command: &[String]) -> Output {
     let _alone = MACHINE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut limited = Command::new("timeout");
-    limited.args(["-k", "5", "60"]).args(command).env("RUST_LOG", "warn");
+    limited.args(["-k", "5", "300"]).args(command).env("RUST_LOG", "warn");
     limited.output().expect("cannot run `timeout`")
 }
 
@@ -88,35 +89,60 @@ fn assert_fails(output: &Output) {
     assert!(code.is_some_and(|code| code != 0 && code != 124), "{}\n{}", output.status, text(output));
 }
 
-#[test]
-fn every_algorithm_gives_the_serial_sum() {
-    let lengths = ["0", "1", "2", "7", "1009", "100003", "1000001"];
-    for ranks in [1, 2, 3, 4, 5, 7, 8] {
-        let lengths_flag = lengths.join(",");
-        let output = job(ranks, &[DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", &lengths_flag]);
-        assert_passes(&output);
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
-        for length in lengths {
-            for algorithm in ["vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"] {
-                let row = [length, algorithm, "0"];
-                let found = stdout
-                    .lines()
-                    .any(|line| line.split_whitespace().rev().take(3).eq(row.into_iter().rev()));
-                assert!(found, "no row {row:?} at {ranks} ranks:\n{stdout}");
-            }
+/// Checks one collective by all algorithms that can run, in a job; each must have a row without wrong elements.
+fn check(bench: &str, ranks: usize, wire: &str, lengths: &[&str], algorithms: &[&str]) {
+    let lengths_flag = lengths.join(",");
+    let checked = [DLTRAIN, "bench", bench, "--check-only", "--wire", wire, "--lengths", &lengths_flag];
+    let output = job(ranks, &checked);
+    assert_passes(&output);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
+    for length in lengths {
+        for algorithm in algorithms {
+            let row = [length, algorithm, "0"];
+            let found =
+                stdout.lines().any(|line| line.split_whitespace().rev().take(3).eq(row.into_iter().rev()));
+            assert!(found, "no row {row:?} of {bench}, {wire}, at {ranks} ranks:\n{stdout}");
         }
     }
 }
 
+const SUMS: [&str; 7] = ["vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"];
+const SIBLINGS: [(&str, &[&str]); 3] = [
+    ("reducescatter", &["ring", "shm"]),
+    ("allgather", &["ring", "shm"]),
+    ("broadcast", &["chain", "tree", "shm"]),
+];
+const LENGTHS: [&str; 7] = ["0", "1", "2", "7", "1009", "100003", "1000001"];
+
 #[test]
-fn a_measurement_shows_every_algorithm_beside_the_librarys_own() {
-    let output = job(2, &[DLTRAIN, "bench", "allreduce", "--sizes", "4K,64K", "--iterations", "3"]);
-    assert_passes(&output);
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    for name in ["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"] {
-        let rows = stdout.lines().filter(|line| !line.starts_with('#') && line.contains(name));
-        assert_eq!(rows.count(), 2, "{stdout}");
+fn every_algorithm_gives_the_serial_sum() {
+    for ranks in [1, 2, 3, 4, 5, 7, 8] {
+        check("allreduce", ranks, "f32", &LENGTHS, &SUMS);
+    }
+    for (ranks, wire) in [(2, "bf16"), (3, "f16")] {
+        check("allreduce", ranks, wire, &LENGTHS, &SUMS);
+    }
+}
+
+#[test]
+fn every_part_and_copy_is_where_it_belongs() {
+    for (bench, algorithms) in SIBLINGS {
+        for (ranks, wire) in [(1, "f32"), (2, "f32"), (3, "bf16"), (5, "f32"), (7, "f16")] {
+            check(bench, ranks, wire, &LENGTHS[..6], algorithms);
+        }
+    }
+}
+
+/// `make test-full`: minutes on a machine with few cores.
+mod full {
+    #[test]
+    #[ignore = "128 ranks"]
+    fn far_more_ranks_than_cores_still_give_the_serial_sum() {
+        super::check("allreduce", 128, "f32", &["0", "1", "1009", "20011"], &super::SUMS);
+        for (bench, algorithms) in super::SIBLINGS {
+            super::check(bench, 128, "f32", &["0", "1", "1009"], algorithms);
+        }
     }
 }
 
@@ -173,6 +199,13 @@ fn groups_gather_their_numbers() {
 }
 
 #[test]
+fn other_programs_can_use_the_siblings_of_the_sum() {
+    for ranks in [1, 3] {
+        assert_passes(&play("siblings", ranks));
+    }
+}
+
+#[test]
 fn nobody_waits_for_a_rank_that_computes_once_it_has_arrived() {
     assert_passes(&play("busy", 3));
 }
@@ -209,6 +242,19 @@ fn without_room_in_dev_shm_gradients_are_private_and_one_warning_says_so() {
     assert!(said.contains("private memory") && said.contains(" ring ") && !said.contains(" shm "), "{said}");
     assert_eq!(said.matches("Enlarge /dev/shm").count(), 1, "{said}");
 
+    // A run does the same: its 16 MB of gradients a rank travel in messages.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.h5");
+    let train = [DLTRAIN, "--model", "mnist_large", "--steps", "1", "--warmup", "0"];
+    let train =
+        [&train[..], &["--batch", "1", "--threads", "1", "--results", path.to_str().unwrap()]].concat();
+    let output = job_under(&[small.clone(), launcher()].concat(), 2, &train);
+    assert_passes(&output);
+    assert_eq!(text(&output).matches("Enlarge /dev/shm").count(), 1, "{}", text(&output));
+    let used = hdf5::File::open(&path).and_then(|file| file.group("config")?.attr("allreduce_used"));
+    let used = used.and_then(|used| used.read_scalar::<hdf5::types::VarLenUnicode>()).unwrap();
+    assert_eq!(used.as_str(), "ring");
+
     // Asked for by name, it is an error: nobody should measure one algorithm and get another.
     let asked = [&bench[..], &["--algorithm", "shm"]].concat();
     let output = job_under(&[small, launcher()].concat(), 2, &asked);
@@ -226,6 +272,7 @@ fn scene() {
         Ok("agree") => agree(&world),
         Ok("same") => same(&world),
         Ok("gathers") => gathers(&world),
+        Ok("siblings") => siblings(&world),
         Ok("busy") => busy(&world),
         Ok("leaves") => leaves(&world),
         Ok("panics") => {
@@ -313,6 +360,40 @@ fn gathers(world: &World) {
         }
     }
     assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, Kind::Internal);
+}
+
+fn siblings(world: &World) {
+    let (rank, ranks, length) = (world.rank(), world.size(), 10_007);
+    let range = 5..5 + length;
+    let root = ranks - 1;
+    for shared in [true, false] {
+        let region = Region::allocate(world, 4 * (length + 10), shared).unwrap();
+        let run = |operation: Operation, wire| -> Vec<f32> {
+            let mut collective = operation.make(Route::Auto, wire, world, &region).unwrap();
+            assert_eq!(collective.name() == "shm", shared);
+            let slot = collective.prepare(range.clone()).unwrap();
+            region.write(0, &vec![(1 + rank) as f32; length + 10]);
+            world.barrier().unwrap();
+            collective.start(slot).unwrap();
+            wait(&mut *collective, slot).unwrap();
+            let mut all = vec![0.0; length];
+            region.read(range.start, &mut all);
+            all
+        };
+        let sum = (1..=ranks).sum::<usize>() as f32;
+        let own = segment(&range, ranks, rank);
+        let scattered = run(Operation::ReduceScatter, Wire::F32);
+        assert!(scattered[own.start - 5..own.end - 5].iter().all(|&value| value == sum));
+        let gathered = run(Operation::Allgather, Wire::Bf16);
+        for rank in 0..ranks {
+            let part = segment(&range, ranks, rank);
+            assert!(gathered[part.start - 5..part.end - 5].iter().all(|&value| value == (1 + rank) as f32));
+        }
+        let copied = run(Operation::Broadcast { root }, Wire::F32);
+        assert!(copied.iter().all(|&value| value == (1 + root) as f32));
+        let refused = Operation::Allgather.make(Route::Tree, Wire::F32, world, &region);
+        assert!(world.is_agreed(&refused.err().unwrap()));
+    }
 }
 
 fn busy(world: &World) {

@@ -319,6 +319,68 @@ fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
     }
 }
 
+/// Labels that are the images' own numbers, to count them by.
+struct Numbered(usize);
+
+impl Dataset for Numbered {
+    fn len(&self) -> usize {
+        self.0
+    }
+    fn classes(&self) -> usize {
+        self.0
+    }
+    fn sample(&self) -> [usize; 3] {
+        [1, 1, 1]
+    }
+    fn read(&self, _: usize, image: &mut [f32]) {
+        image.fill(0.0);
+    }
+    fn label(&self, index: usize) -> i32 {
+        index as i32
+    }
+    fn fingerprint(&self) -> &str {
+        "numbered"
+    }
+}
+
+proptest! {
+    /// An epoch begun by so many ranks and ended by others, with other batches: every image of its order once, but those
+    /// that do not fill a last step.
+    #[test]
+    fn an_epoch_taken_up_by_other_ranks_loses_and_repeats_no_image(
+        images in 100usize..300,
+        first in (1usize..5, 1usize..9, 1usize..3),
+        then in (1usize..5, 1usize..9, 1usize..3),
+        share in 0.0f64..1.0,
+    ) {
+        let set = std::rc::Rc::new(Numbered(images));
+        let mut seen = Vec::new();
+        let mut train = |(ranks, batch, accumulation): (usize, usize, usize), share: f64, behind: usize| {
+            let sharding = |rank| Sharding { ranks, rank, batch, accumulation };
+            let loader = |rank| {
+                let mut loader = TrainingLoader::new(set.clone(), sharding(rank), 1).unwrap();
+                loader.start_epoch(3, behind);
+                loader
+            };
+            let loaders: Vec<TrainingLoader> = (0..ranks).map(loader).collect();
+            let steps = (share * loaders[0].steps_after(behind) as f64) as usize;
+            let (mut pixels, mut labels) = (vec![0.0; batch], vec![0; batch]);
+            for step in 0..steps {
+                for (loader, micro) in loaders.iter().flat_map(|l| (0..accumulation).map(move |m| (l, m))) {
+                    loader.fill(step, micro, &mut pixels, &mut labels);
+                    seen.extend_from_slice(&labels);
+                }
+            }
+            behind + steps * sharding(0).global_batch()
+        };
+        let behind = train(first, share, 0);
+        let end = train(then, 1.0, behind);
+        prop_assert!(images - end < then.0 * then.1 * then.2);
+        let order = epoch_order(1, 3, images);
+        prop_assert_eq!(seen.iter().map(|&label| label as u32).collect::<Vec<_>>(), order[..end].to_vec());
+    }
+}
+
 #[test]
 fn the_last_test_batches_are_padded() {
     let sets = digits();

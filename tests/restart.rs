@@ -463,10 +463,12 @@ fn killed_ranks_cost_nothing_but_time() {
     survives_kills(3);
 }
 
-#[test]
-#[ignore = "minutes: make test-full"]
-fn full_killed_ranks_cost_nothing_but_time() {
-    survives_kills(20);
+mod full {
+    #[test]
+    #[ignore = "minutes: make test-full"]
+    fn twenty_kills_cost_nothing_but_time() {
+        super::survives_kills(20);
+    }
 }
 
 // ---- 5. what the disk does, and NaN -------------------------------------------------------------------

@@ -2,11 +2,14 @@
 //!
 //! May use: every room below. Used by: `main`, `cli`.
 
-mod allreduce;
+mod autotune;
+mod collectives;
 mod gemm;
 mod layers;
+mod limits;
 mod sizes;
 
+use self::collectives::Subject;
 use crate::comm::World;
 use crate::error::Result;
 
@@ -20,7 +23,16 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Subcommand)]
 enum What {
     /// Sums over all ranks, each algorithm beside the MPI library's own
-    Allreduce(allreduce::Args),
+    Allreduce(collectives::Args),
+    /// Sums of which each rank gets its part
+    #[command(name = "reducescatter")]
+    ReduceScatter(collectives::Args),
+    /// Every rank's part, to all ranks
+    Allgather(collectives::Args),
+    /// What rank 0 has, to all ranks
+    Broadcast(collectives::Args),
+    /// Measures links and memory, for the choice of allreduces
+    Autotune(autotune::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -33,7 +45,11 @@ enum What {
 /// `Internal`, agreed by all ranks, when an answer is wrong; `Usage` when the algorithm asked for cannot run here.
 pub fn run(args: &Args, world: &World) -> Result<()> {
     match &args.what {
-        What::Allreduce(args) => allreduce::run(args, world),
+        What::Allreduce(args) => collectives::run(Subject::Allreduce, args, world),
+        What::ReduceScatter(args) => collectives::run(Subject::ReduceScatter, args, world),
+        What::Allgather(args) => collectives::run(Subject::Allgather, args, world),
+        What::Broadcast(args) => collectives::run(Subject::Broadcast, args, world),
+        What::Autotune(args) => autotune::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::schedule::{Group, segment};
 use super::scheduled::Scheduled;
-use super::{Allreduce, Slot, ring};
+use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Counters, Region, World};
 use crate::config::Wire;
 use crate::error::Result;
@@ -121,7 +121,7 @@ impl Hierarchical {
     }
 }
 
-impl Allreduce for Hierarchical {
+impl Collective for Hierarchical {
     fn name(&self) -> &'static str {
         "hierarchical"
     }

@@ -1,18 +1,19 @@
-//! Sums over all ranks: one trait, one small file an algorithm; and what each rank of a group has, on all of them
-//! (`gather`). `docs/algorithms.md` gives each one's steps
-//! and bytes on the wire.
+//! Sums over all ranks, and reduce-scatter, allgather and broadcast by the same engine: one trait, one small file an
+//! algorithm; and what each rank of a group has, on all of them (`gather`). `docs/algorithms.md` gives each one's steps and
+//! bytes on the wire.
 //!
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
 //! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
 
-#[cfg(test)]
 mod broadcast;
 mod gather;
 mod halving;
 mod hierarchical;
+pub mod limits;
 mod link;
+mod operation;
 mod part;
 mod ring;
 mod schedule;
@@ -34,26 +35,30 @@ use crate::error::{Error, Result};
 
 pub use gather::Gather;
 pub use hierarchical::Hierarchical;
+pub use operation::{Operation, Route};
 pub use part::part;
+pub use schedule::segment;
 pub use shm::Shm;
 pub use vendor::Vendor;
 
 /// A range that was prepared.
 pub type Slot = usize;
 
-/// A sum of `f32` over all ranks, in place. All ranks end with the same bits, and a repeat gives them again.
+/// Something that all ranks do together with ranges of `f32`, in place: a sum over all ranks (made by `select`), its two
+/// halves, or one rank's numbers on all of them (`Operation::make`). Where all ranks end with the same numbers
+/// they end with the same bits, and a repeat gives them again.
 ///
 /// Every rank prepares the same ranges in the same order, and starts the same slots in the same order. Ranges
 /// of slots in flight at one time do not overlap. From `start` until `is_done` the range belongs to the
 /// collective.
-pub trait Allreduce {
+pub trait Collective {
     /// "ring", "shm", "vendor", ….
     fn name(&self) -> &'static str;
 
-    /// Prepares the sum of a range, in elements. Collective; not for use within a step.
+    /// Prepares a range, in elements. Collective; not for use within a step.
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot>;
 
-    /// Starts the sum of a slot that is not in flight. Several slots may be.
+    /// Starts a slot that is not in flight. Several slots may be.
     fn start(&mut self, slot: Slot) -> Result<()>;
 
     /// Makes a bounded amount of progress (about a chunk's work) on what is in flight and returns whether there
@@ -63,6 +68,9 @@ pub trait Allreduce {
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
 }
+
+/// A sum over all ranks.
+pub use Collective as Allreduce;
 
 /// Makes the algorithm asked for. Collective.
 ///
@@ -170,9 +178,9 @@ fn resolve(kind: AllreduceKind, wire: Wire, layout: RankLayout) -> Result<Allred
 }
 
 /// Polls until a slot is done, and lets other processes run when there is nothing to do.
-pub fn wait(allreduce: &mut dyn Allreduce, slot: Slot) -> Result<()> {
-    while !allreduce.is_done(slot) {
-        if !allreduce.poll()? {
+pub fn wait(collective: &mut dyn Collective, slot: Slot) -> Result<()> {
+    while !collective.is_done(slot) {
+        if !collective.poll()? {
             std::thread::yield_now();
         }
     }

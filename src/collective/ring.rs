@@ -2,9 +2,9 @@
 //!
 //! Pitch Patarasu and Xin Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 //! J. Parallel Distrib. Comput. 69 (2009). The range is divided into P segments. In step k of 2(P−1), rank r sends segment
-//! r−k to its right and receives segment r−k−1 (mod P) from its left. In the first P−1 steps (the reduce-scatter) what
-//! comes is added to what is here, so that rank r ends with the whole sum of segment r+1; in the others (the allgather)
-//! it replaces what is here.
+//! r−k−1 to its right and receives segment r−k−2 (mod P) from its left. In the first P−1 steps (the reduce-scatter) what
+//! comes is added to what is here, so that rank r ends with the whole sum of segment r; in the others (the allgather) it
+//! replaces what is here.
 
 use std::ops::Range;
 
@@ -15,9 +15,9 @@ pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
     [reduce_scatter(group, range), allgather(group, range)].concat()
 }
 
-/// The segment that a rank has whole after the reduce-scatter.
+/// The segment that a rank has whole after the reduce-scatter: that of its own place.
 pub fn owned(group: &Group, range: &Range<usize>) -> Range<usize> {
-    segment(range, group.size(), (group.place + 1) % group.size())
+    segment(range, group.size(), group.place)
 }
 
 /// P−1 rounds, after which every rank has the sum of the segment that it owns.
@@ -38,8 +38,8 @@ fn rounds(group: &Group, range: &Range<usize>, first: usize, apply: Apply) -> Ve
     };
     (first..first + size - 1)
         .map(|step| Round {
-            send: Some(part(place + 1, place + 2 * size - step)),
-            receive: Some((part(place + size - 1, place + 2 * size - step - 1), apply)),
+            send: Some(part(place + 1, place + 2 * size - step - 1)),
+            receive: Some((part(place + size - 1, place + 2 * size - step - 2), apply)),
         })
         .collect()
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::link::Link;
 use super::schedule::{self, Apply, Group, Message, Round, Schedule};
-use super::{Allreduce, Slot};
+use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -205,7 +205,7 @@ pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -
     scratch(&rounds, CHUNK, wire).1.iter().sum::<usize>() * size_of::<f32>()
 }
 
-impl<L: Link> Allreduce for Scheduled<L> {
+impl<L: Link> Collective for Scheduled<L> {
     fn name(&self) -> &'static str {
         self.name
     }

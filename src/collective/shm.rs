@@ -1,26 +1,30 @@
-//! Sum in place, in memory that the ranks of one node share.
+//! Collectives in place, in memory that the ranks of one node share.
 //!
-//! Nobody sends anything. When all ranks have arrived at a slot, its range is summed chunk by chunk: whoever
-//! polls takes the next chunk, adds up all ranks' values of it in the order of ranks, and writes the sum to
-//! all of them. So the bits do not depend on who did the work, and a rank deep in a compute step delays
-//! nobody once it has arrived.
+//! Nobody sends anything. When all ranks have arrived at a slot, its range is worked through chunk by chunk: whoever
+//! polls takes the next chunk and does for all ranks what there is to do. For a sum that is: adding up all ranks' values
+//! of it in the order of ranks, and writing the sum to all of them. So the bits do not depend on who did the work, and a
+//! rank deep in a compute step delays nobody once it has arrived.
 //!
 //! Three counters a slot, which only ever grow, so that nothing needs resetting between steps. In round k
 //! (from 1) of a slot with C chunks on P ranks:
 //!   arrivals ≥ k·P   everybody's values are in place;
 //!   claims   = next chunk to be taken, counted from the first round: those of round k are (k−1)·C .. k·C;
-//!   sums     ≥ k·C   the round is over: all chunks are written, and nobody reads any more.
+//!   done     ≥ k·C   the round is over: all chunks are written, and nobody reads any more.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Allreduce, Slot, part};
+use super::schedule::segment;
+use super::{Collective, Slot};
 use crate::comm::{Counters, Region, World};
 use crate::error::Result;
 
-/// Elements of one rank in a chunk, at most: what one `poll` sums. 128 KB a rank; 64 KB to 1 MB measured the same.
+/// Elements of one rank in a chunk, at most: what one `poll` works through. 128 KB a rank; 64 KB to 1 MB measured the same.
 const CHUNK: usize = 32 * 1024;
+
+/// Elements from which a second rank's help is worth its while: 4 KB.
+const SMALL: usize = 1024;
 
 /// Counters come in boards of so many slots.
 const BOARD: usize = 128;
@@ -28,30 +32,86 @@ const BOARD: usize = 128;
 pub struct Shm {
     world: World,
     region: Rc<Region>,
+    kind: Kind,
     boards: Vec<Counters>,
     slots: Vec<Round>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
 }
 
+/// Which collective it is.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Allreduce,
+    ReduceScatter,
+    Allgather,
+    /// From this rank.
+    Broadcast(usize),
+}
+
+/// What is to be done with a chunk.
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    SumToAll,
+    SumTo(usize),
+    CopyFrom(usize),
+}
+
 /// A prepared range and where this rank is with it.
 struct Round {
-    range: Range<usize>,
-    chunks: u64,
+    chunks: Vec<(Range<usize>, Work)>,
     /// How often it was started.
     started: u64,
     flying: bool,
 }
 
 impl Shm {
-    /// `region` is shared, and all ranks are on one node.
+    /// The sum. `region` is shared, and all ranks are on one node; so for all of them.
     pub fn new(world: &World, region: &Rc<Region>) -> Shm {
-        Shm {
-            world: world.clone(),
-            region: region.clone(),
-            boards: Vec::new(),
-            slots: Vec::new(),
-            flying: Vec::new(),
+        Shm::of(Kind::Allreduce, world, region)
+    }
+
+    /// The sum of a rank's own segment.
+    pub fn reduce_scatter(world: &World, region: &Rc<Region>) -> Shm {
+        Shm::of(Kind::ReduceScatter, world, region)
+    }
+
+    /// Every rank's own segment on all of them.
+    pub fn allgather(world: &World, region: &Rc<Region>) -> Shm {
+        Shm::of(Kind::Allgather, world, region)
+    }
+
+    /// What `root` has, on all ranks.
+    pub fn broadcast(root: usize, world: &World, region: &Rc<Region>) -> Shm {
+        Shm::of(Kind::Broadcast(root), world, region)
+    }
+
+    fn of(kind: Kind, world: &World, region: &Rc<Region>) -> Shm {
+        let (boards, slots, flying) = (Vec::new(), Vec::new(), Vec::new());
+        Shm { world: world.clone(), region: region.clone(), kind, boards, slots, flying }
+    }
+
+    /// A range as chunks: at least as many as ranks, unless it is small.
+    fn cut(&self, range: &Range<usize>) -> Vec<(Range<usize>, Work)> {
+        let ranks = self.world.size();
+        // A rank alone has its result.
+        if ranks == 1 {
+            return Vec::new();
+        }
+        let longest = range.len().div_ceil(ranks).clamp(SMALL, CHUNK);
+        let chunks = |range: Range<usize>, work| {
+            let count = range.len().div_ceil(longest);
+            (0..count).map(move |index| (segment(&range, count, index), work))
+        };
+        let of_each = |work: fn(usize) -> Work| {
+            let of = |rank| chunks(segment(range, ranks, rank), work(rank));
+            (0..ranks).flat_map(of).collect()
+        };
+        match self.kind {
+            Kind::Allreduce => chunks(range.clone(), Work::SumToAll).collect(),
+            Kind::ReduceScatter => of_each(Work::SumTo),
+            Kind::Allgather => of_each(Work::CopyFrom),
+            Kind::Broadcast(root) => chunks(range.clone(), Work::CopyFrom(root)).collect(),
         }
     }
 
@@ -67,26 +127,33 @@ impl Shm {
         self.counter(slot, 1)
     }
 
-    fn sums(&self, slot: Slot) -> &AtomicU64 {
+    fn done(&self, slot: Slot) -> &AtomicU64 {
         self.counter(slot, 2)
     }
 
     /// Takes the next chunk of a slot, if all ranks have arrived and one is left.
-    fn claim(&self, slot: Slot) -> Option<Range<usize>> {
-        let Round { ref range, chunks, started, .. } = self.slots[slot];
+    fn claim(&self, slot: Slot) -> Option<(Range<usize>, Work)> {
+        let Round { ref chunks, started, .. } = self.slots[slot];
         // Acquire: what the others wrote before they arrived is seen.
         if self.arrivals(slot).load(Ordering::Acquire) < started * self.world.local_size() as u64 {
             return None;
         }
-        let next = |claimed| (claimed < started * chunks).then_some(claimed + 1);
+        let count = chunks.len() as u64;
+        let next = |claimed| (claimed < started * count).then_some(claimed + 1);
         let claimed = self.claims(slot).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-        let index = claimed - (started - 1) * chunks;
-        let chunk = part(range.len(), chunks as usize, index as usize);
-        Some(range.start + chunk.start..range.start + chunk.end)
+        Some(chunks[(claimed - (started - 1) * count) as usize].clone())
+    }
+
+    fn work(&self, chunk: Range<usize>, work: Work) {
+        match work {
+            Work::SumToAll => self.region.sum_over_node(chunk),
+            Work::SumTo(rank) => self.region.sum_to(chunk, rank),
+            Work::CopyFrom(rank) => self.region.copy_over_node(chunk, rank),
+        }
     }
 }
 
-impl Allreduce for Shm {
+impl Collective for Shm {
     fn name(&self) -> &'static str {
         "shm"
     }
@@ -96,9 +163,7 @@ impl Allreduce for Shm {
         if slot == self.boards.len() * BOARD {
             self.boards.push(Counters::allocate(&self.world, 3 * BOARD)?);
         }
-        // A rank alone has its sum.
-        let chunks = if self.world.size() == 1 { 0 } else { range.len().div_ceil(CHUNK) as u64 };
-        self.slots.push(Round { range, chunks, started: 0, flying: false });
+        self.slots.push(Round { chunks: self.cut(&range), started: 0, flying: false });
         self.flying.reserve(self.slots.len());
         Ok(slot)
     }
@@ -106,7 +171,7 @@ impl Allreduce for Shm {
     fn start(&mut self, slot: Slot) -> Result<()> {
         let round = &mut self.slots[slot];
         debug_assert!(!round.flying, "slot {slot} is in flight");
-        if round.chunks > 0 {
+        if !round.chunks.is_empty() {
             round.started += 1;
             round.flying = true;
             self.flying.push(slot);
@@ -120,17 +185,17 @@ impl Allreduce for Shm {
         // One chunk, of the oldest slot that has one.
         let chunk = self.flying.iter().find_map(|&slot| Some((slot, self.claim(slot)?)));
         let claimed = chunk.is_some();
-        if let Some((slot, chunk)) = chunk {
-            self.region.sum_over_node(chunk);
-            // Release: the sums are seen by those who see the round over.
-            self.sums(slot).fetch_add(1, Ordering::Release);
+        if let Some((slot, (chunk, work))) = chunk {
+            self.work(chunk, work);
+            // Release: what was written is seen by those who see the round over.
+            self.done(slot).fetch_add(1, Ordering::Release);
         }
         let before = self.flying.len();
         let mut index = 0;
         while let Some(&slot) = self.flying.get(index) {
-            let Round { chunks, started, .. } = self.slots[slot];
-            // Acquire: the sums written by others are seen.
-            if self.sums(slot).load(Ordering::Acquire) >= started * chunks {
+            let Round { ref chunks, started, .. } = self.slots[slot];
+            // Acquire: what others wrote is seen.
+            if self.done(slot).load(Ordering::Acquire) >= started * chunks.len() as u64 {
                 self.slots[slot].flying = false;
                 self.flying.remove(index);
             } else {

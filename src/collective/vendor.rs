@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::{Allreduce, Slot};
+use super::{Collective, Slot};
 use crate::comm::{Channel, Region, Request, World};
 use crate::error::Result;
 
@@ -20,7 +20,7 @@ impl Vendor {
     }
 }
 
-impl Allreduce for Vendor {
+impl Collective for Vendor {
     fn name(&self) -> &'static str {
         "vendor"
     }

@@ -125,4 +125,59 @@ impl Channel {
         };
         check("MPI_Allreduce", code)
     }
+
+    /// The library's own reduce-scatter of a range, a sum in place, blocking inside MPI. Rank r gives `counts[r]` for the
+    /// elements of its part, and gets it at the *start* of the range. For `dltrain bench`, as those below.
+    pub fn reduce_scatter_blocking(
+        &self,
+        region: &Region,
+        range: &Range<usize>,
+        counts: &[usize],
+    ) -> Result<()> {
+        let (address, counts) = (region.at(range), self.counts(range, counts)?);
+        // SAFETY: the range lies within the region, which outlives the call, and has as many elements as all counts.
+        let code = unsafe {
+            let (float, sum, communicator) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, self.communicator.raw());
+            let into = address.cast();
+            ffi::MPI_Reduce_scatter(call::in_place(), into, counts.as_ptr(), float, sum, communicator)
+        };
+        check("MPI_Reduce_scatter", code)
+    }
+
+    /// The library's own allgather of a range, in place, of which rank r brings the part of `counts[r]` elements.
+    /// MPI_Allgather where all are equal, else MPI_Allgatherv.
+    pub fn allgather_blocking(&self, region: &Region, range: &Range<usize>, counts: &[usize]) -> Result<()> {
+        let (address, counts) = (region.at(range), self.counts(range, counts)?);
+        let communicator = self.communicator.raw();
+        let equal = counts.iter().all(|count| *count == counts[0]);
+        let starts: Vec<c_int> =
+            counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
+        // SAFETY: as in `reduce_scatter_blocking`; what a rank sends is ignored in place.
+        let code = unsafe {
+            let (in_place, into, float) = (call::in_place(), address.cast(), ffi::RSMPI_FLOAT);
+            if equal {
+                ffi::MPI_Allgather(in_place, 0, float, into, counts[0], float, communicator)
+            } else {
+                let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+                ffi::MPI_Allgatherv(in_place, 0, float, into, counts, starts, float, communicator)
+            }
+        };
+        check("MPI_Allgather", code)
+    }
+
+    /// The library's own broadcast of rank 0's range.
+    pub fn broadcast_blocking(&self, region: &Region, range: &Range<usize>) -> Result<()> {
+        let (address, count) = (region.at(range), call::count(range.len())?);
+        // SAFETY: the range lies within the region, which outlives the call.
+        let code =
+            unsafe { ffi::MPI_Bcast(address.cast(), count, ffi::RSMPI_FLOAT, 0, self.communicator.raw()) };
+        check("MPI_Bcast", code)
+    }
+
+    /// Counts as MPI wants them: one a rank, and of the whole range in all.
+    fn counts(&self, range: &Range<usize>, counts: &[usize]) -> Result<Vec<c_int>> {
+        assert!(counts.len() == self.size() && counts.iter().sum::<usize>() == range.len(), "{counts:?}");
+        call::count(range.len())?;
+        counts.iter().map(|&count| call::count(count)).collect()
+    }
 }

@@ -176,6 +176,11 @@ impl Region {
         self.each_sum(range, &self.peers);
     }
 
+    /// The same, written to one rank of the node alone.
+    pub fn sum_to(&self, range: Range<usize>, local_rank: usize) {
+        self.each_sum(range, &[self.peers[local_rank]]);
+    }
+
     /// The same, written to this rank alone.
     pub fn sum_from_node(&self, range: Range<usize>) {
         self.each_sum(range, &[self.address]);
@@ -183,11 +188,20 @@ impl Region {
 
     /// Writes this rank's values of a range to all other ranks of the node.
     pub fn write_to_node(&self, range: Range<usize>) {
-        let from = self.at(&range).cast_const();
-        for part in self.peers.iter().filter(|&&part| part != self.address) {
+        self.copy_to_node(range, self.address);
+    }
+
+    /// Writes one rank's values of a range to all other ranks of the node, whoever calls it.
+    pub fn copy_over_node(&self, range: Range<usize>, local_rank: usize) {
+        self.copy_to_node(range, self.peers[local_rank]);
+    }
+
+    fn copy_to_node(&self, range: Range<usize>, from: *mut f32) {
+        self.check(&range);
+        for &part in self.peers.iter().filter(|&&part| part != from) {
             // SAFETY: every peer's region has as many elements as this one, and is another; its ranks leave the range
             // alone until all of it is written (the contract of `Region`).
-            unsafe { part.add(range.start).copy_from_nonoverlapping(from, range.len()) }
+            unsafe { part.add(range.start).copy_from_nonoverlapping(from.add(range.start), range.len()) }
         }
     }
 

@@ -343,6 +343,7 @@ impl Builder {
             role,
             init: None,
             decay: false,
+            frozen: false,
             gradient_of: None,
         });
         TensorId(self.tensors.len() - 1)

@@ -7,7 +7,7 @@
 use super::{BatchNorm, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
 
 impl Graph {
-    /// The graph with its backward pass. Every parameter gets one tensor of role `Gradient`.
+    /// The graph with its backward pass. Every parameter that is not frozen gets one tensor of role `Gradient`.
     pub fn differentiate(mut self) -> Graph {
         let forward = self.forward_nodes;
         let needed = self.depends_on_parameters();
@@ -18,9 +18,9 @@ impl Graph {
         self
     }
 
-    /// For each tensor whether a parameter can change it: no gradient is computed for any other.
+    /// For each tensor whether a learned parameter can change it: no gradient is computed for any other.
     fn depends_on_parameters(&self) -> Vec<bool> {
-        let mut needed: Vec<bool> = self.tensors.iter().map(|t| t.role == Role::Parameter).collect();
+        let mut needed: Vec<bool> = self.tensors.iter().map(Tensor::is_learned).collect();
         for node in &self.nodes {
             if node.inputs.iter().any(|input| needed[input.0]) {
                 node.outputs.iter().for_each(|output| needed[output.0] = true);
@@ -61,6 +61,8 @@ impl Graph {
                 self.contribute(node.inputs[1], dy, needed, gradients);
                 Some(dy)
             }
+            // Nothing to learn in it or before it.
+            _ if !needed[y.0] => None,
             Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
             Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
             Op::Concat => {
@@ -135,6 +137,9 @@ impl Graph {
         dy: TensorId,
         parameters: &[TensorId],
     ) {
+        if !parameters.iter().any(|&id| self.tensor(id).is_learned()) {
+            return;
+        }
         let outputs = parameters.iter().map(|&parameter| self.gradient_of(parameter)).collect();
         let name = self.node(forward).name.clone();
         self.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
@@ -173,8 +178,12 @@ impl Graph {
         dx
     }
 
+    /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped.
     pub(super) fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
         let gradient = self.gradient_like(parameter);
+        if !self.tensor(parameter).is_learned() {
+            return gradient;
+        }
         let tensor = &mut self.tensors[gradient.0];
         tensor.role = Role::Gradient;
         tensor.gradient_of = Some(parameter);
@@ -189,6 +198,7 @@ impl Graph {
             role: Role::Activation,
             init: None,
             decay: false,
+            frozen: false,
             gradient_of: None,
         });
         TensorId(self.tensors.len() - 1)

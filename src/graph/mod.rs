@@ -8,6 +8,7 @@
 mod builder;
 mod cost;
 mod differentiate;
+mod freeze;
 mod op;
 mod precision;
 mod recompute;
@@ -17,6 +18,7 @@ mod synchronise;
 
 pub use builder::{Builder, Start};
 pub use cost::Cost;
+pub use freeze::Frozen;
 pub use op::{BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
@@ -106,6 +108,8 @@ pub struct Tensor {
     pub init: Option<Init>,
     /// For parameters: whether weight decay applies (it does not to biases and normalisations).
     pub decay: bool,
+    /// For parameters: whether it stays as it is (`freeze`).
+    pub frozen: bool,
     /// For gradients: the parameter it belongs to.
     pub gradient_of: Option<TensorId>,
 }
@@ -162,7 +166,13 @@ impl Graph {
             .map(|(index, tensor)| (TensorId(index), tensor))
     }
 
-    /// How many numbers the model learns.
+    /// How many numbers of its parameters the model does not learn.
+    pub fn frozen_count(&self) -> usize {
+        let frozen = self.with_role(Role::Parameter).filter(|(_, tensor)| tensor.frozen);
+        frozen.map(|(_, tensor)| tensor.spec.shape.elements()).sum()
+    }
+
+    /// How many numbers the model's parameters have.
     pub fn parameter_count(&self) -> usize {
         self.with_role(Role::Parameter).map(|(_, tensor)| tensor.spec.shape.elements()).sum()
     }

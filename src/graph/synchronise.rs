@@ -70,6 +70,7 @@ impl Graph {
             role: Role::Activation,
             init: None,
             decay: false,
+            frozen: false,
             gradient_of: None,
         });
         TensorId(self.tensors.len() - 1)

@@ -197,6 +197,7 @@ impl<'a> Planner<'a> {
                 offset: place.offset,
                 init: tensor.init.unwrap_or(Init::Zero),
                 decay: tensor.decay,
+                frozen: tensor.frozen,
             });
         }
         self.parameters.sort_by_key(|parameter| parameter.offset);

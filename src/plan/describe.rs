@@ -149,8 +149,12 @@ impl Plan {
         let forward = graph.total_cost(true).flops;
         let _ = writeln!(
             out,
-            "{} parameters; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP an image); {} steps, {} of them backward, {} reorders\n",
+            "{} parameters{}; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP an image); {} steps, {} of them backward, {} reorders\n",
             group(graph.parameter_count()),
+            match graph.frozen_count() {
+                0 => String::new(),
+                frozen => format!(", {} of them frozen", group(frozen)),
+            },
             flops(forward),
             flops(graph.total_cost(false).flops),
             graph.batch(),

@@ -11,7 +11,7 @@ mod compile;
 mod describe;
 mod program;
 
-use crate::device::{Kernel, Layout, Rule, Span};
+use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
@@ -54,7 +54,8 @@ pub struct PlannedStep {
     pub outputs: Vec<Place>,
 }
 
-/// A learned tensor: its layout is that of its gradient, its offset counts in both regions.
+/// A learned tensor: its layout is that of its gradient, its offset counts in both regions. Frozen ones lie behind all
+/// others, where there are no gradients.
 #[derive(Debug, Clone)]
 pub struct Parameter {
     pub name: String,
@@ -64,6 +65,14 @@ pub struct Parameter {
     pub offset: usize,
     pub init: Init,
     pub decay: bool,
+    pub frozen: bool,
+}
+
+impl Parameter {
+    /// Its part of a region that has the parameters' offsets.
+    pub fn of(&self, region: &Memory) -> Memory {
+        region.slice(self.offset, self.layout.bytes())
+    }
 }
 
 /// A running statistic, in the plain layout.
@@ -120,7 +129,8 @@ impl Plan {
     /// rule needs norms.
     pub fn spans(&self, bucket: &Bucket, rule: &Rule) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
-        for parameter in self.parameters.iter().filter(|p| bucket.bytes.contains(&p.offset)) {
+        let learned = self.parameters.iter().filter(|p| !p.frozen);
+        for parameter in learned.filter(|p| bucket.bytes.contains(&p.offset)) {
             let (start, length) = (parameter.offset / 4, parameter.layout.bytes() / 4);
             match spans.last_mut() {
                 // The gap between two parameters is alignment: zeros, which every rule leaves zero.

@@ -30,7 +30,7 @@ type Status = FixedUnicode<STATUS_BYTES>;
 type Outcome = hdf5::Result<()>;
 
 /// (name, unit, meaning) of data sets, in the order in which `step` and `epoch` push them.
-type Columns = [(&'static str, &'static str, &'static str)];
+pub type Columns = [(&'static str, &'static str, &'static str)];
 
 const STEP_COUNTS: &Columns = &[
     ("step", "1", "step, counted from 0 through the whole run"),
@@ -439,7 +439,7 @@ fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
     text(dataset, "description", meaning)
 }
 
-fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
+pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
     // HDF5's texts end at a zero byte.
     let value =
         VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;

@@ -11,8 +11,10 @@ mod file;
 mod keeper;
 mod logging;
 mod path;
+mod rows;
 mod table;
 mod terminal;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,8 @@ use file::ResultsFile;
 pub use keeper::{Checkpoints, find_checkpoint};
 pub use logging::start_logging;
 pub use path::{results_path, resumed_path};
+pub use rows::write_table;
+pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Kind, Result};
 

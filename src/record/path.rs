@@ -67,7 +67,7 @@ pub fn resumed_path(
 }
 
 /// Whether a file can be made at `path`; makes none.
-fn check(path: &Path) -> Result<()> {
+pub(super) fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.
     if path.symlink_metadata().is_ok() {
         return Err(exists(path));

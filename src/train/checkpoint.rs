@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
 use super::place;
@@ -12,7 +12,7 @@ use crate::comm::World;
 use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::record::{self, Checkpoints, Contents, Progress};
+use crate::record::{self, Checkpoints, Contents, Description, Progress};
 
 /// Where a run stands between two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -163,6 +163,30 @@ pub fn identity(
     ]
     .map(|(name, value)| (name.to_string(), value))
     .into()
+}
+
+/// A name that no other run has, by which its files know each other.
+pub fn run_name(resumed: Option<&Resumed>) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let new = || format!("{now:x}-{}", std::process::id());
+    resumed.map_or_else(new, |resumed| resumed.contents.text("run").to_string())
+}
+
+/// What a checkpoint says of its run.
+pub fn texts(
+    about: &Description,
+    ranks: usize,
+    identity: &[(String, String)],
+    results: Option<&PathBuf>,
+) -> BTreeMap<String, String> {
+    let identity: BTreeMap<_, _> = identity.iter().cloned().collect();
+    let results = results.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
+    let own = [
+        ("identity".to_string(), serde_json::to_string(&identity).unwrap_or_default()),
+        ("results".to_string(), results.unwrap_or_default()),
+        ("ranks".to_string(), ranks.to_string()),
+    ];
+    about.attributes.iter().cloned().chain(own).collect()
 }
 
 /// Takes the run's checkpoints.

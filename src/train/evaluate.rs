@@ -29,7 +29,7 @@ impl Evaluator {
     ) -> Result<Option<Test>> {
         let scalars =
             Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
-        self.agree_on_statistics(world, device)?;
+        agree_on_statistics(world, device, &self.statistics)?;
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.labels.len()];
         for batch in 0..self.loader.steps() {
@@ -57,18 +57,18 @@ impl Evaluator {
         world.sum_f64(&mut sums)?;
         Ok(Some(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2] }))
     }
+}
 
-    /// Running statistics become their means over ranks, so that every rank evaluates the same network and goes on
-    /// with the same numbers. Collective.
-    fn agree_on_statistics(&self, world: &World, device: &dyn Device) -> Result<()> {
-        let mut values = vec![0f32; self.statistics.bytes() / 4];
-        if values.is_empty() || world.size() == 1 {
-            return Ok(());
-        }
-        device.download(&self.statistics, bytes_of_mut(&mut values))?;
-        let mut sums: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
-        world.sum_f64(&mut sums)?;
-        values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / world.size() as f64) as f32);
-        device.upload(bytes_of(&values), &self.statistics)
+/// Running statistics become their means over ranks, so that every rank evaluates the same network and goes on
+/// with the same numbers. Collective.
+pub(super) fn agree_on_statistics(world: &World, device: &dyn Device, statistics: &Memory) -> Result<()> {
+    let mut values = vec![0f32; statistics.bytes() / 4];
+    if values.is_empty() || world.size() == 1 {
+        return Ok(());
     }
+    device.download(statistics, bytes_of_mut(&mut values))?;
+    let mut sums: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
+    world.sum_f64(&mut sums)?;
+    values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / world.size() as f64) as f32);
+    device.upload(bytes_of(&values), statistics)
 }

@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use super::state;
+use super::weights::Start;
 use crate::collective;
 use crate::comm::{Region, World};
 use crate::config::Config;
-use crate::device::memory::bytes_of;
-use crate::device::{Device, Memory};
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Layout, Memory, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::{Init, Spec};
 use crate::plan::{Parameter, Plan, Regions, Sizes};
@@ -56,32 +56,103 @@ impl Memories {
         Regions { parameters, ..self.regions.clone() }
     }
 
-    /// Writes the first value of every parameter and statistic. A function of the seed and the parameter's place in the model, so
-    /// that all ranks start alike without a message, on any device and with any number of threads.
-    pub fn initialise(&self, device: &dyn Device, plan: &Plan, seed: u64, threads: usize) -> Result<()> {
+    /// Writes the first value of every parameter and statistic: that of a file, where there is one that has it, else a
+    /// function of the seed and the parameter's place in the model, so that all ranks start alike without a message, on any
+    /// device and with any number of threads.
+    pub fn initialise(
+        &self,
+        device: &dyn Device,
+        plan: &Plan,
+        start: Option<&Start>,
+        seed: u64,
+        threads: usize,
+    ) -> Result<()> {
+        let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
         for parameter in &plan.parameters {
             let spec = &parameter.spec;
             let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
-            let values = first_values(parameter.init, spec, seed, index as u32, threads);
-            self.write(device, parameter, &values)?;
+            let values = match given(&parameter.name)? {
+                Some(values) => values,
+                None => first_values(parameter.init, spec, seed, index as u32, threads),
+            };
+            self.write(device, parameter, &self.regions.parameters, &values)?;
         }
         for statistic in &plan.statistics {
-            let values = first_values(statistic.init, &statistic.spec, seed, 0, 1);
+            let values = match given(&statistic.name)? {
+                Some(values) => values,
+                None => first_values(statistic.init, &statistic.spec, seed, 0, 1),
+            };
             let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
             device.upload(bytes_of(&values), &self.regions.statistics.slice(offset, bytes))?;
         }
         Ok(())
     }
 
-    /// Writes a parameter given in plain order.
-    fn write(&self, device: &dyn Device, parameter: &Parameter, values: &[f32]) -> Result<()> {
-        let (offset, bytes) = (parameter.offset, parameter.layout.bytes());
-        let to = self.regions.parameters.slice(offset, bytes);
-        // Where its gradient will be there is room for it.
-        let scratch = self.regions.gradients.slice(offset, bytes);
-        state::write(device, (&parameter.spec, &parameter.layout), &to, &scratch, values)
+    /// Writes a parameter, or what lies at its place in another region, given in plain order.
+    pub fn write(
+        &self,
+        device: &dyn Device,
+        parameter: &Parameter,
+        region: &Memory,
+        values: &[f32],
+    ) -> Result<()> {
+        let plain = device.plain(&parameter.spec);
+        let to = parameter.of(region);
+        if plain == parameter.layout {
+            return device.upload(bytes_of(values), &to);
+        }
+        let from = self.passing(device, plain.bytes())?;
+        device.upload(bytes_of(values), &from)?;
+        reorder(device, parameter, [&plain, &parameter.layout], from, to)
     }
+
+    /// Memory for the moment: between two steps nothing is kept in the arena.
+    fn passing(&self, device: &dyn Device, bytes: usize) -> Result<Memory> {
+        match self.regions.arena.bytes() >= bytes {
+            true => Ok(self.regions.arena.slice(0, bytes)),
+            false => device.allocate(bytes),
+        }
+    }
+
+    /// A parameter, or what lies at its place in another region (its moving average), in plain order.
+    pub fn read(&self, device: &dyn Device, parameter: &Parameter, region: &Memory) -> Result<Vec<f32>> {
+        let mut values = vec![0f32; parameter.spec.shape.elements()];
+        self.read_into(device, parameter, region, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same into memory that is there.
+    pub fn read_into(
+        &self,
+        device: &dyn Device,
+        parameter: &Parameter,
+        region: &Memory,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let plain = device.plain(&parameter.spec);
+        let mut from = parameter.of(region);
+        if plain != parameter.layout {
+            let to = self.passing(device, plain.bytes())?;
+            reorder(device, parameter, [&parameter.layout, &plain], from, to.clone())?;
+            from = to;
+        }
+        device.download(&from, bytes_of_mut(values))
+    }
+}
+
+/// Copies a parameter from one layout into another.
+fn reorder(
+    device: &dyn Device,
+    parameter: &Parameter,
+    [from_layout, to_layout]: [&Layout; 2],
+    from: Memory,
+    to: Memory,
+) -> Result<()> {
+    let kernel = device.reorder(&parameter.spec, from_layout, to_layout)?;
+    let workspace = device.allocate(kernel.workspace())?;
+    kernel.bind(&[from], &[to], &workspace)?.run(&Scalars::default())?;
+    device.synchronize()
 }
 
 /// Each block of the generator gives four elements, whoever computes it.

@@ -8,6 +8,7 @@
 mod capacity;
 mod checkpoint;
 mod evaluate;
+mod length;
 mod memory;
 mod network;
 mod resident;
@@ -15,6 +16,7 @@ mod setup;
 mod state;
 mod step;
 mod stop;
+mod weights;
 
 use std::time::Instant;
 
@@ -26,6 +28,7 @@ use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 use checkpoint::{Position, Standing};
 use setup::Job;
 pub(crate) use setup::threads;
+use state::State;
 use step::StepResult;
 use stop::Watch;
 
@@ -40,7 +43,8 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
         return Ok(());
     };
-    let outcome = epochs(world, &mut job, &mut recorder);
+    let outcome = epochs(world, &mut job, &mut recorder)
+        .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
     // An orderly end waits until the last checkpoint is on disk.
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
@@ -142,7 +146,8 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     if job.saver.active {
         all_finite(world, job)?;
     }
-    job.saver.take(world, &*job.device, &job.state, &job.standing, || recorder.numbers())
+    let state = State::new(&job.plan, &job.memories, job.states);
+    job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())
 }
 
 /// Parameters are the same on all ranks, and so is the answer.
@@ -278,8 +283,8 @@ impl Totals {
 /// Mean loss and share of hits over the test set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Test {
-    loss: f64,
-    accuracy: f64,
+    pub loss: f64,
+    pub accuracy: f64,
 }
 
 /// Mean, minimum and maximum of a number over ranks.

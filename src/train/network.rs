@@ -2,11 +2,11 @@
 
 use crate::config::{Config, Precision, SyncBatchNorm};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{Frozen, Graph};
 use crate::model::{self, Model};
 
 /// A model with the choices of a run. Its evaluation uses the same loss.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Network {
     pub model: &'static Model,
     /// (C, H, W)
@@ -14,6 +14,8 @@ pub struct Network {
     pub classes: usize,
     label_smoothing: f32,
     precision: Precision,
+    /// What is not learned.
+    frozen: Option<Frozen>,
     /// Ranks that share the statistics of batch normalisation.
     pub statistics_of: usize,
 }
@@ -30,6 +32,7 @@ impl Network {
             classes: config.classes.unwrap_or(model.classes),
             label_smoothing: config.label_smoothing,
             precision: config.precision,
+            frozen: frozen(&config.freeze),
             statistics_of: group(config.sync_bn, ranks)?,
         })
     }
@@ -39,7 +42,11 @@ impl Network {
     /// # Errors
     /// `Usage` when the image is too small for a layer.
     pub fn training(&self, batch: usize) -> Result<Graph> {
-        let graph = self.compact(self.forward(batch)?);
+        let mut graph = self.forward(batch)?;
+        if let Some(frozen) = &self.frozen {
+            graph = graph.freeze(frozen)?;
+        }
+        let graph = self.compact(graph);
         Ok(graph.synchronise_batch_norms(self.statistics_of).differentiate())
     }
 
@@ -60,6 +67,14 @@ impl Network {
             Precision::F32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
         }
+    }
+}
+
+fn frozen(names: &[String]) -> Option<Frozen> {
+    match names {
+        [] => None,
+        [all] if all == "backbone" => Some(Frozen::Backbone),
+        layers => Some(Frozen::Layers(layers.into())),
     }
 }
 

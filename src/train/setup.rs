@@ -4,17 +4,19 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use super::capacity;
-use super::checkpoint::{self, Position, Resumed, Saver, Standing};
+use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
+use super::length::Length;
 use super::memory::Memories;
 use super::network::Network;
 use super::resident;
 use super::state::State;
 use super::step::{Accumulation, Trainer};
 use super::stop::{Flags, Watch};
+use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{self, Gather};
 use crate::comm::World;
@@ -43,10 +45,12 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
-    /// What a checkpoint keeps.
-    pub state: State,
+    /// What a checkpoint calls the optimizer's states.
+    pub states: &'static [&'static str],
     pub standing: Standing,
     pub saver: Saver,
+    pub plan: Plan,
+    pub memories: Memories,
 }
 
 /// Where batches come from.
@@ -110,7 +114,7 @@ impl Source {
     }
 }
 
-/// Prepares the run; `None` when only a plan or a batch size was asked for, which has been printed. Collective.
+/// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -132,6 +136,9 @@ pub fn prepare(
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
     let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
+    world.agree(weights_path(world, config))?;
+    // A run that goes on has its weights.
+    let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let (source, test) = open_data(world, config, &network)?;
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
@@ -150,21 +157,47 @@ pub fn prepare(
     }
     world.agree(capacity::check(world, &network, config, &*device, &plans))?;
     let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
-    let length = Length::new(config, &source, standing.at);
+    let length = Length::new(
+        config,
+        source.steps(),
+        source.steps_after(standing.at.images),
+        source.global_batch(),
+        standing.at,
+    );
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
-    description.attributes.push(("run".into(), run_name(resumed.as_ref())));
-    let texts = checkpoint_texts(&description, world.size(), &identity, path.as_ref());
+    description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
+    let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
-    let mut job =
-        assemble(world, config, plans, device, &rule, source, test, threads, length, standing, saver)?;
+    let mut job = assemble(
+        world,
+        config,
+        plans,
+        device,
+        &rule,
+        source,
+        test,
+        start.as_ref(),
+        threads,
+        length,
+        standing,
+        saver,
+    )?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let progress = resumed.as_ref().map(Resumed::progress);
+    let state = State::new(&job.plan, &job.memories, job.states);
     if let Some(resumed) = resumed {
-        world.agree(job.state.restore(world, &*job.device, &resumed.contents))?;
+        world.agree(state.restore(world, &*job.device, &resumed.contents))?;
     } else if config.session.resume.is_some() {
         // Before the record is there: a job killed from now on is resumed by the same command.
-        job.saver.take(world, &*job.device, &job.state, &job.standing, BTreeMap::new)?;
+        job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
+    }
+    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
+        if let Some(test) = evaluator.run(world, &*job.device, || false)? {
+            let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
+            record::say(place(world), &text);
+        }
+        return Ok(None);
     }
     let recorder = match &progress {
         None => Recorder::create(place(world), path.as_deref(), &description),
@@ -181,67 +214,25 @@ fn outputs(
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
     let (place, given) = (place(world), config.results.as_deref());
     let path = match resumed {
-        _ if config.dry_run => None,
+        _ if config.dry_run || config.evaluate => None,
         None => record::results_path(place, given, &config.model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
             record::resumed_path(place, given, &config.model, earlier)?
         }
     };
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
 
-/// A name that no other run has, by which its files know each other.
-fn run_name(resumed: Option<&Resumed>) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let new = || format!("{now:x}-{}", std::process::id());
-    resumed.map_or_else(new, |resumed| resumed.contents.text("run").to_string())
-}
-
-/// What a checkpoint says of its run.
-fn checkpoint_texts(
-    about: &Description,
-    ranks: usize,
-    identity: &[(String, String)],
-    results: Option<&PathBuf>,
-) -> BTreeMap<String, String> {
-    let identity: BTreeMap<_, _> = identity.iter().cloned().collect();
-    let results = results.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
-    let own = [
-        ("identity".to_string(), serde_json::to_string(&identity).unwrap_or_default()),
-        ("results".to_string(), results.unwrap_or_default()),
-        ("ranks".to_string(), ranks.to_string()),
-    ];
-    about.attributes.iter().cloned().chain(own).collect()
-}
-
-/// How long a run is that goes on from some place.
-#[derive(Clone, Copy)]
-struct Length {
-    /// Epochs, the last one perhaps not whole.
-    epochs: usize,
-    /// Steps of the whole run, warm-up included.
-    steps: usize,
-    /// The steps that a run of this global batch would have needed to come to that place.
-    place: usize,
-}
-
-impl Length {
-    fn new(config: &Config, source: &Source, at: Position) -> Length {
-        let an_epoch = source.steps();
-        let place = at.epoch.saturating_mul(an_epoch).saturating_add(at.images / source.global_batch());
-        let later = config.epochs.saturating_sub(at.epoch + 1).saturating_mul(an_epoch);
-        let left = match at.epoch < config.epochs {
-            true => source.steps_after(at.images).saturating_add(later),
-            false => 0,
-        };
-        let all = at.done.saturating_add(left);
-        let steps = config.steps.map_or(all, |steps| all.min(steps.saturating_add(config.warmup)));
-        let behind = at.images / source.global_batch();
-        let ahead = behind.saturating_add(steps.saturating_sub(at.done));
-        Length { epochs: at.epoch + ahead.div_ceil(an_epoch), steps, place }
+/// Whether the weights can be written where they are to go.
+fn weights_path(world: &World, config: &Config) -> Result<()> {
+    match &config.save_weights {
+        Some(path) if !config.dry_run && world.rank() == 0 => {
+            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -407,6 +398,7 @@ fn assemble(
     rule: &Rule,
     source: Source,
     test: Option<Rc<dyn Dataset>>,
+    start: Option<&Start>,
     threads: usize,
     length: Length,
     standing: Standing,
@@ -415,7 +407,7 @@ fn assemble(
     let planned_memory = plans.total();
     let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
-    world.agree(memories.initialise(&*device, training, config.seed, threads))?;
+    world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
     let fusion =
         world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
@@ -437,8 +429,9 @@ fn assemble(
     let steps_per_epoch = if evaluator.is_some() { source.steps() } else { total_steps };
     let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps)
         .resumed(standing.at.done, if evaluator.is_some() { place } else { standing.at.done });
+    let plan = plans.training;
     Ok(Job {
-        state: State::new(training, &memories, rule),
+        states: optim::state_names(rule),
         device,
         source,
         evaluator,
@@ -449,6 +442,8 @@ fn assemble(
         planned_memory,
         standing,
         saver,
+        plan,
+        memories,
     })
 }
 

@@ -1,0 +1,101 @@
+//! The table as an HDF5 file. `docs/results.md` has its schema.
+
+use std::path::Path;
+
+use hdf5::types::FixedUnicode;
+
+use super::Args;
+use super::subject::Subject;
+use super::table;
+use crate::bench::limits::Limits;
+use crate::comm::{Region, World};
+use crate::error::Result;
+use crate::record;
+
+/// A row as it is kept.
+#[derive(Debug, Clone, hdf5::H5Type)]
+#[repr(C)]
+struct Row {
+    algorithm: FixedUnicode<32>,
+    wire: FixedUnicode<8>,
+    size: u64,
+    elements: u64,
+    samples: u64,
+    min: f64,
+    median: f64,
+    p95: f64,
+    algbw: f64,
+    busbw: f64,
+    ratio: f64,
+    wrong: u64,
+}
+
+/// Unit and meaning of each column.
+const COLUMNS: &[(&str, &str, &str)] = &[
+    ("algorithm", "", "name of the algorithm, or of the MPI library's call"),
+    ("wire", "", "the type in which numbers travelled"),
+    ("size", "B", "bytes of the whole buffer of a rank"),
+    ("elements", "1", "f32 elements of it"),
+    ("samples", "1", "timed samples; 0 where answers were only checked"),
+    ("min", "s", "time of the fastest sample, on the slowest rank"),
+    ("median", "s", "time of the median sample"),
+    ("p95", "s", "95 % of the samples took at most so long"),
+    ("algbw", "B/s", "size / median"),
+    ("busbw", "B/s", "algbw times the attribute bus_factor"),
+    ("ratio", "1", "median of the MPI library's call / median"),
+    ("wrong", "1", "wrong elements in all checks on all ranks"),
+];
+
+/// What all rows have in common.
+pub struct About<'a> {
+    pub subject: Subject,
+    pub args: &'a Args,
+    pub world: &'a World,
+    pub region: &'a Region,
+    pub limits: Option<&'a Limits>,
+}
+
+impl About<'_> {
+    fn attributes(&self) -> Vec<(&'static str, String)> {
+        let world = self.world;
+        let memory = if self.region.is_shared() { "shared" } else { "private" };
+        let hosts: Vec<&str> =
+            (0..world.nodes()).map(|node| world.host_of(world.ranks_of(node)[0])).collect();
+        let mut attributes = vec![
+            ("operation", self.subject.to_string()),
+            ("ranks", world.size().to_string()),
+            ("nodes", world.nodes().to_string()),
+            ("hosts", hosts.join(" ")),
+            ("mpi", world.library().to_string()),
+            ("wire", self.args.wire.to_string()),
+            ("memory", memory.to_string()),
+            ("bus_factor", self.subject.bus_factor(world.size()).to_string()),
+        ];
+        attributes.extend(self.limits.map(|limits| ("limits", limits.to_string())));
+        attributes
+    }
+}
+
+/// Called where there is a path: on rank 0.
+pub fn write(path: &Path, about: &About, rows: &[table::Row]) -> Result<()> {
+    let rows: Vec<Row> = rows.iter().map(kept).collect();
+    record::write_table(path, "dltrain bench", &about.attributes(), COLUMNS, &rows)
+}
+
+fn kept(row: &table::Row) -> Row {
+    let of = |time: fn(&super::time::Times) -> f64| row.times.as_ref().map_or(f64::NAN, time);
+    Row {
+        algorithm: row.algorithm.parse().unwrap_or_default(),
+        wire: row.wire.to_string().parse().unwrap_or_default(),
+        size: row.bytes as u64,
+        elements: row.elements as u64,
+        samples: row.times.map_or(0, |times| times.samples) as u64,
+        min: of(|times| times.min),
+        median: of(|times| times.median),
+        p95: of(|times| times.p95),
+        algbw: row.algbw,
+        busbw: row.busbw,
+        ratio: row.ratio,
+        wrong: row.wrong as u64,
+    }
+}

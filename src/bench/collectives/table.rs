@@ -1,0 +1,117 @@
+//! The table that is printed.
+
+use super::Args;
+use super::subject::Subject;
+use super::time::Times;
+use crate::bench::limits::{self, Limits};
+use crate::bench::sizes::show;
+use crate::comm::{Region, World};
+use crate::config::Wire;
+
+/// One line: what an algorithm does with one length.
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub algorithm: &'static str,
+    pub wire: Wire,
+    pub bytes: usize,
+    pub elements: usize,
+    /// `None` where nothing was timed.
+    pub times: Option<Times>,
+    /// Bytes a second: size / median.
+    pub algbw: f64,
+    pub busbw: f64,
+    /// Median time of the MPI library's call over this one's.
+    pub ratio: f64,
+    /// Of all ranks and checks.
+    pub wrong: usize,
+}
+
+impl Row {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        subject: Subject,
+        ranks: usize,
+        algorithm: &'static str,
+        wire: Wire,
+        elements: usize,
+        wrong: usize,
+        times: Option<Times>,
+        yardstick: Option<Times>,
+    ) -> Row {
+        let bytes = elements * size_of::<f32>();
+        let median = |times: Option<Times>| times.map_or(f64::NAN, |times| times.median);
+        let algbw = bytes as f64 / median(times);
+        Row {
+            algorithm,
+            wire,
+            bytes,
+            elements,
+            times,
+            algbw,
+            busbw: algbw * subject.bus_factor(ranks),
+            ratio: median(yardstick) / median(times),
+            wrong,
+        }
+    }
+}
+
+pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Region, limits: Option<&Limits>) {
+    if world.rank() > 0 {
+        return;
+    }
+    let kind = if region.is_shared() { "shared" } else { "private" };
+    let (ranks, nodes, library) = (world.size(), world.nodes(), world.library());
+    println!("# {subject} of f32 in place: {ranks} ranks on {nodes} node(s), {library}, {kind} memory");
+    if args.check_only {
+        println!("#{:>9} {:>11} {:>18} {:>8}", "size", "elements", "algorithm", "wrong");
+        return;
+    }
+    if let Some(limits) = limits {
+        println!("{}", limits::comment(limits));
+    }
+    println!(
+        "# algbw = size/median, busbw = {}, ratio = median of the MPI library's / median; times of the slowest rank",
+        subject.bus_formula()
+    );
+    if subject == Subject::Allreduce && nodes == 1 {
+        println!(
+            "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes"
+        );
+    }
+    println!(
+        "#{:>9} {:>11} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
+        "size",
+        "elements",
+        "algorithm",
+        "wire",
+        "min us",
+        "median us",
+        "p95 us",
+        "algbw GB/s",
+        "busbw GB/s",
+        "ratio",
+        "wrong"
+    );
+}
+
+/// Says a row as soon as it is there. One that was not timed has a number of wrong elements only.
+pub fn print_row(world: &World, row: &Row) {
+    if world.rank() > 0 {
+        return;
+    }
+    let Row { algorithm, wire, bytes, elements, algbw, busbw, ratio, wrong, .. } = row;
+    let Some(times) = row.times else {
+        println!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes));
+        return;
+    };
+    let us = |seconds: f64| seconds * 1e6;
+    println!(
+        "{:>10} {elements:>11} {algorithm:>18} {wire:>5} {:>11.2} {:>11.2} {:>11.2} {:>11.3} {:>11.3} {ratio:>6.2} {wrong:>8}",
+        show(*bytes),
+        us(times.min),
+        us(times.median),
+        us(times.p95),
+        algbw / 1e9,
+        busbw / 1e9,
+    );
+}

@@ -1,0 +1,372 @@
+//! Files of weights: safetensors, and HDF5 with a data set for each tensor. Names and shapes are PyTorch's
+//! (`state_dict`), so that what torchvision saved can be trained here and what was trained here loads there.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::Crc;
+use half::{bf16, f16};
+use hdf5::types::{FloatSize, TypeDescriptor};
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensors, View, serialize_to_file};
+
+use crate::error::{Error, Kind, Result};
+
+/// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
+const BATCHES: &str = "num_batches_tracked";
+
+/// A file of weights, opened: names and shapes are known, values are read one tensor at a time.
+pub struct WeightsFile {
+    path: PathBuf,
+    content: Content,
+    /// Of every tensor of real numbers, in the order of their names.
+    shapes: Vec<(String, Vec<usize>)>,
+}
+
+enum Content {
+    SafeTensors(Vec<u8>),
+    /// By name.
+    Hdf5(HashMap<String, hdf5::Dataset>),
+}
+
+impl WeightsFile {
+    /// # Errors
+    /// `Data` when the file cannot be read or is neither safetensors nor HDF5.
+    pub fn open(path: &Path) -> Result<WeightsFile> {
+        let mut start = [0u8; 8];
+        let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut start));
+        read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
+        let (content, mut shapes) = match &start {
+            b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
+            [b'P', b'K', 3, 4, ..] | [0x80, 2, 0x8a, ..] => {
+                return Err(Error::data(
+                    path,
+                    "is a PyTorch pickle, which can hold programs and is not read; in Python: \
+                     safetensors.torch.save_file(torch.load(FILE, weights_only=True), \"weights.safetensors\")",
+                ));
+            }
+            _ => open_safetensors(path)?,
+        };
+        shapes.sort();
+        Ok(WeightsFile { path: path.into(), content, shapes })
+    }
+
+    /// CRC-32 of the file, for ranks to compare: each reads its own copy.
+    ///
+    /// # Errors
+    /// `Data` when the file can no longer be read.
+    pub fn checksum(&self) -> Result<u32> {
+        let wrong = |error| Error::data(&self.path, format!("cannot read the weights: {error}"));
+        let (mut file, mut crc) = (std::fs::File::open(&self.path).map_err(wrong)?, Crc::new());
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer).map_err(wrong)? {
+                0 => return Ok(crc.sum()),
+                count => crc.update(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Name and shape of every tensor, in the order of their names.
+    pub fn shapes(&self) -> &[(String, Vec<usize>)] {
+        &self.shapes
+    }
+
+    /// The numbers of a tensor, as f32 whatever the file has, last dimension fastest.
+    ///
+    /// # Errors
+    /// `Data` when there is no such tensor or it cannot be read.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let wrong = |error: &dyn Display| Error::data(&self.path, format!("tensor {name}: {error}"));
+        match &self.content {
+            Content::SafeTensors(bytes) => {
+                let tensors = SafeTensors::deserialize(bytes).map_err(|e| wrong(&e))?;
+                let view = tensors.tensor(name).map_err(|e| wrong(&e))?;
+                numbers(&view).ok_or_else(|| wrong(&format!("holds {:?}, no real numbers", view.dtype())))
+            }
+            Content::Hdf5(sets) => {
+                let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;
+                set.read_raw::<f32>().map_err(|e| wrong(&e))
+            }
+        }
+    }
+}
+
+type Opened = (Content, Vec<(String, Vec<usize>)>);
+
+fn open_safetensors(path: &Path) -> Result<Opened> {
+    let wrong = |error: &dyn Display| {
+        Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
+    };
+    let bytes = std::fs::read(path).map_err(|e| wrong(&e))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(&e))?;
+    let shapes = tensors
+        .iter()
+        .filter(|(_, view)| width(view.dtype()).is_some())
+        .map(|(name, view)| (name.to_string(), view.shape().to_vec()))
+        .collect();
+    Ok((Content::SafeTensors(bytes), shapes))
+}
+
+/// Bytes of one number; `None` for what is no real number.
+fn width(dtype: Dtype) -> Option<usize> {
+    match dtype {
+        Dtype::BF16 | Dtype::F16 => Some(2),
+        Dtype::F32 => Some(4),
+        Dtype::F64 => Some(8),
+        _ => None,
+    }
+}
+
+fn numbers(view: &TensorView) -> Option<Vec<f32>> {
+    let words = view.data().chunks_exact(width(view.dtype())?);
+    Some(match view.dtype() {
+        Dtype::BF16 => words.map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::F16 => words.map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::F32 => words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        _ => words
+            .map(|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32)
+            .collect(),
+    })
+}
+
+fn open_hdf5(path: &Path) -> Result<Opened> {
+    let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
+    let file = hdf5::File::open(path).map_err(wrong)?;
+    let mut sets = HashMap::new();
+    collect(&file, "", &mut sets).map_err(wrong)?;
+    if sets.is_empty() {
+        return Err(Error::data(path, "holds no data set of real numbers"));
+    }
+    let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
+    Ok((Content::Hdf5(sets), shapes))
+}
+
+/// Every data set of real numbers below a group, by its path with dots between the parts.
+fn collect(group: &hdf5::Group, prefix: &str, into: &mut HashMap<String, hdf5::Dataset>) -> hdf5::Result<()> {
+    for set in group.datasets()? {
+        let is_real =
+            matches!(set.dtype()?.to_descriptor(), Ok(TypeDescriptor::Float(FloatSize::U4 | FloatSize::U8)));
+        if is_real {
+            into.insert(joined(prefix, &set.name()), set);
+        }
+    }
+    for inner in group.groups()? {
+        collect(&inner, &joined(prefix, &inner.name()), into)?;
+    }
+    Ok(())
+}
+
+fn joined(prefix: &str, path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if prefix.is_empty() { name.into() } else { format!("{prefix}.{name}") }
+}
+
+/// Writes tensors of these names and shapes as safetensors, or as HDF5 where the name of the file ends in .h5 or .hdf5.
+/// `values` is asked for one tensor after the other, so that no two need be in memory. What is written has another
+/// name until it is whole. Every normalisation (`X.running_mean`) gets the counter that PyTorch wants to find in a
+/// safetensors file.
+///
+/// # Errors
+/// `Output` when the file cannot be written or is there already; those of `values`.
+pub fn write_weights(path: &Path, shapes: &[(String, Vec<usize>)], values: Values) -> Result<()> {
+    check_new(path)?;
+    let part = path.with_extension("part");
+    let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
+    let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
+    let synced = write(&part, shapes, values, &wrong).and_then(|()| {
+        let sync = std::fs::File::open(&part).and_then(|file| file.sync_all());
+        sync.and_then(|()| std::fs::rename(&part, path)).map_err(|e| wrong(&e))
+    });
+    synced.inspect_err(|_| {
+        // Half a file serves nobody.
+        let _ = std::fs::remove_file(&part);
+    })
+}
+
+/// Gives the numbers of the tensor of a name, last dimension fastest.
+pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
+/// Makes an error of another library's.
+type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
+
+/// Whether a file of weights can be made at `path`.
+///
+/// # Errors
+/// `Output` when it is there already, or its directory is not or cannot be written.
+pub fn check_new(path: &Path) -> Result<()> {
+    super::path::check(path).map_err(|e| Error::new(Kind::Output, e.message.replace("--results", "name")))
+}
+
+fn is_hdf5(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5")
+}
+
+/// A tensor that is asked for when it is written.
+struct Lazy<'a> {
+    name: &'a str,
+    shape: &'a [usize],
+    dtype: Dtype,
+    values: Values<'a>,
+    failed: &'a RefCell<Option<Error>>,
+}
+
+impl View for Lazy<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        if self.dtype == Dtype::I64 {
+            return Cow::Owned(vec![0; 8]);
+        }
+        let values = (self.values)(self.name).unwrap_or_else(|error| {
+            self.failed.replace(Some(error));
+            vec![0.0; self.shape.iter().product()]
+        });
+        Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * if self.dtype == Dtype::I64 { 8 } else { 4 }
+    }
+}
+
+fn write_safetensors(
+    path: &Path,
+    shapes: &[(String, Vec<usize>)],
+    values: Values,
+    wrong: Wrong,
+) -> Result<()> {
+    let failed = RefCell::new(None);
+    let lazy = |name, shape, dtype| Lazy { name, shape, dtype, values, failed: &failed };
+    let mut views = Vec::with_capacity(shapes.len());
+    for (name, shape) in shapes {
+        views.push((name.clone(), lazy(name, shape, Dtype::F32)));
+        if let Some(norm) = name.strip_suffix("running_mean") {
+            views.push((format!("{norm}{BATCHES}"), lazy("", &[], Dtype::I64)));
+        }
+    }
+    // What Python's library asks for before it takes tensors for PyTorch's.
+    let about = HashMap::from([("format".to_string(), "pt".to_string())]);
+    // The library's file would be for its owner alone, others are as the user wants new files to be.
+    let made = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(|e| wrong(&e))?;
+    serialize_to_file(views, Some(about), path).map_err(|e| wrong(&e))?;
+    std::fs::set_permissions(path, made.permissions()).map_err(|e| wrong(&e))?;
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+fn write_hdf5(path: &Path, shapes: &[(String, Vec<usize>)], values: Values, wrong: Wrong) -> Result<()> {
+    let file = hdf5::File::create(path).map_err(|e| wrong(&e))?;
+    for (name, shape) in shapes {
+        let values = values(name)?;
+        let set = file.new_dataset::<f32>().shape(shape.as_slice()).create(name.as_str());
+        set.and_then(|set| set.write_raw(&values)).map_err(|e| wrong(&e))?;
+    }
+    file.close().map_err(|e| wrong(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shapes() -> Vec<(String, Vec<usize>)> {
+        let shape = |name: &str, shape: &[usize]| (name.to_string(), shape.to_vec());
+        vec![shape("bn.running_mean", &[3]), shape("conv.weight", &[2, 3, 1, 1]), shape("scale", &[])]
+    }
+
+    fn values(name: &str) -> Result<Vec<f32>> {
+        let count = shapes().iter().find(|(other, _)| other == name).unwrap().1.iter().product::<usize>();
+        Ok((0..count).map(|i| i as f32 * 0.37 - name.len() as f32).collect())
+    }
+
+    #[test]
+    fn both_kinds_of_file_keep_names_shapes_and_bits() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["w.safetensors", "w.h5"] {
+            let path = directory.path().join(name);
+            write_weights(&path, &shapes(), &values).unwrap();
+            let file = WeightsFile::open(&path).unwrap();
+            assert_eq!(file.shapes(), shapes());
+            for (name, _) in shapes() {
+                assert_eq!(file.values(&name), values(&name));
+            }
+            let again = write_weights(&path, &shapes(), &values).unwrap_err();
+            assert!(again.message.contains("is there already"), "{again}");
+        }
+        let failing = |_: &str| Err(Error::internal("no values"));
+        for name in ["none.safetensors", "none.h5"] {
+            let error = write_weights(&directory.path().join(name), &shapes(), &failing).unwrap_err();
+            assert_eq!(error.message, "no values");
+        }
+        // Nothing else is left behind.
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn other_numbers_become_f32_and_other_things_are_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("w.safetensors");
+        let view = |dtype, bytes| TensorView::new(dtype, vec![1], bytes).unwrap();
+        let views = [
+            ("a", view(Dtype::BF16, &[0xc0, 0x3f])),
+            ("b", view(Dtype::F16, &[0x00, 0x3e])),
+            ("c", view(Dtype::F64, &[0, 0, 0, 0, 0, 0, 0xf8, 0x3f])),
+            ("d", view(Dtype::I64, &[1; 8])),
+        ];
+        serialize_to_file(views, None, &path).unwrap();
+        let file = WeightsFile::open(&path).unwrap();
+        let names = file.shapes().iter().map(|(name, _)| name.as_str());
+        let found: Vec<_> = names.map(|name| (name, file.values(name).unwrap()[0])).collect();
+        assert_eq!(found, [("a", 1.5), ("b", 1.5), ("c", 1.5)]);
+    }
+
+    #[test]
+    fn what_is_no_file_of_weights_is_said_to_be_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("w");
+        for (bytes, said) in
+            [(&b"PK\x03\x04 torch.save"[..], "pickle"), (b"text", "neither"), (b"", "neither")]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            let error = WeightsFile::open(&path).err().unwrap();
+            assert!(error.message.contains(said), "{error}");
+            assert_eq!(error.kind, Kind::Data);
+        }
+        assert!(
+            WeightsFile::open(&directory.path().join("none")).err().unwrap().message.contains("No such file")
+        );
+    }
+
+    proptest! {
+        /// A damaged file is an error or other numbers, never a panic, nor more memory than the file has.
+        #[test]
+        fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
+            write_weights(&path, &shapes(), &values).unwrap();
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes.truncate(keep.max(64));
+            for (at, value) in at {
+                let length = bytes.len();
+                bytes[at % length] = value;
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            if let Ok(file) = WeightsFile::open(&path) {
+                for (name, shape) in file.shapes() {
+                    if shape.iter().product::<usize>() < 4000 {
+                        let _ = file.values(name);
+                    }
+                }
+            }
+        }
+    }
+}

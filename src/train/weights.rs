@@ -1,0 +1,171 @@
+//! Weights from a file, and to one: which tensor of the file is which of the model's.
+
+use std::collections::HashMap;
+
+use super::evaluate::agree_on_statistics;
+use super::memory::Memories;
+use super::network::Network;
+use super::place;
+use crate::comm::World;
+use crate::config::Config;
+use crate::device::Device;
+use crate::device::memory::bytes_of_mut;
+use crate::error::{Error, Result};
+use crate::graph::Role;
+use crate::plan::Plan;
+use crate::record::{self, WeightsFile};
+
+/// How many lines a message about names and shapes has at most.
+const LINES: usize = 40;
+/// What PyTorch counts in each normalisation; nothing here needs it.
+const IGNORED: &str = "num_batches_tracked";
+
+/// A file of weights that fits the model.
+pub struct Start {
+    file: WeightsFile,
+    /// The model's tensors that it gives values for, with their shapes as PyTorch has them.
+    shapes: HashMap<String, Vec<usize>>,
+}
+
+impl Start {
+    /// Opens the file of `--init-from`, if there is one, and compares it with the model and with what the other ranks
+    /// read. Collective.
+    ///
+    /// # Errors
+    /// `Data` with every tensor that is missing, unknown or of another shape; `Mismatch` when ranks have unlike files.
+    pub fn agree(world: &World, config: &Config, network: &Network) -> Result<Option<Start>> {
+        let start = world.agree(Self::open(config, network))?;
+        if let Some(start) = &start {
+            let checksum = world.agree(start.file.checksum())?;
+            world.same(&[("the weights of --init-from".into(), format!("CRC-32 {checksum:08x}"))])?;
+        }
+        Ok(start)
+    }
+
+    fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
+        let Some(path) = &config.init_from else { return Ok(None) };
+        let file = WeightsFile::open(path)?;
+        let graph = network.model.build(1, network.image, network.classes);
+        // A normalisation over a single pixel wants two images.
+        let graph = graph.or_else(|_| network.model.build(2, network.image, network.classes))?;
+        let head = if config.reset_head { graph.head() } else { Vec::new() };
+        let head: Vec<&str> = head.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
+        let is_kept = |role| role == Role::Parameter || role == Role::Statistic;
+        let kept = graph.tensors.iter().filter(|tensor| is_kept(tensor.role));
+        let wanted: Vec<(&str, &[usize])> = kept
+            .map(|tensor| (tensor.name.as_str(), &tensor.spec.shape.0[..]))
+            .filter(|(name, _)| !head.contains(name))
+            .collect();
+        let wrong = differences(&wanted, file.shapes(), &head);
+        if wrong.is_empty() {
+            let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
+            return Ok(Some(Start { file, shapes }));
+        }
+        let is_of_head = |line: &String| {
+            graph.head().iter().any(|&id| line.starts_with(&format!("{}:", graph.tensor(id).name)))
+        };
+        let hint = match wrong.iter().all(is_of_head) {
+            true => "; for other classes add --reset-head, and the last layer starts anew",
+            false => "",
+        };
+        let text = format!("--init-from: does not fit {}{hint}:{}", config.model, listed(&wrong));
+        Err(Error::data(path, text))
+    }
+
+    /// The file's values for a tensor of the model; `None` where it starts as without a file.
+    ///
+    /// # Errors
+    /// `Data` when they cannot be read.
+    pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        self.shapes.contains_key(name).then(|| self.file.values(name)).transpose()
+    }
+}
+
+/// Each on a line of its own, but not more than a screen can hold.
+fn listed(lines: &[String]) -> String {
+    let mut text: String = lines.iter().take(LINES).map(|line| format!("\n  {line}")).collect();
+    if lines.len() > LINES {
+        text += &format!("\n  … and {} more", lines.len() - LINES);
+    }
+    text
+}
+
+/// One line for each tensor that is missing, of another shape, or unknown.
+fn differences(wanted: &[(&str, &[usize])], found: &[(String, Vec<usize>)], head: &[&str]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, shape) in wanted {
+        match found.iter().find(|(other, _)| other == name) {
+            None => wrong.push(format!("{name}: is not in the file")),
+            Some((_, other)) if other != shape => {
+                wrong.push(format!("{name}: is {other:?} in the file and {shape:?} in the model"))
+            }
+            Some(_) => {}
+        }
+    }
+    for (name, _) in found {
+        let is_known = wanted.iter().any(|(other, _)| other == name) || head.contains(&name.as_str());
+        if !is_known && !name.ends_with(IGNORED) {
+            wrong.push(format!("{name}: is not in the model"));
+        }
+    }
+    wrong
+}
+
+/// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and
+/// statistics agreed on by all ranks. Collective.
+pub fn save(
+    world: &World,
+    config: &Config,
+    device: &dyn Device,
+    plan: &Plan,
+    memories: &Memories,
+) -> Result<()> {
+    let Some(path) = &config.save_weights else { return Ok(()) };
+    agree_on_statistics(world, device, &memories.regions.statistics)?;
+    let parameters = memories.evaluated().parameters;
+    let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
+        Some(parameter) => memories.read(device, parameter, &parameters),
+        None => {
+            let statistic = plan.statistic(name)?;
+            let mut values = vec![0f32; statistic.spec.shape.elements()];
+            let from = memories.regions.statistics.slice(statistic.place.offset, statistic.place.bytes);
+            device.download(&from, bytes_of_mut(&mut values))?;
+            Ok(values)
+        }
+    };
+    let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
+    let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
+    let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
+    let write = || record::write_weights(path, &shapes, &values);
+    let written = if world.rank() == 0 { write() } else { Ok(()) };
+    world.agree(written)?;
+    record::say(place(world), &format!("weights: {}", path.display()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_difference_is_listed_once_and_what_nobody_needs_is_not() {
+        let wanted: [(&str, &[usize]); 3] =
+            [("a.weight", &[2, 3]), ("b.weight", &[4]), ("b.running_mean", &[4])];
+        let found = |name: &str, shape: &[usize]| (name.to_string(), shape.to_vec());
+        let file = [
+            found("a.weight", &[2, 4]),
+            found("b.num_batches_tracked", &[]),
+            found("b.weight", &[4]),
+            found("c.weight", &[1]),
+            found("fc.weight", &[10, 4]),
+        ];
+        assert_eq!(
+            differences(&wanted, &file, &["fc.weight"]),
+            [
+                "a.weight: is [2, 4] in the file and [2, 3] in the model",
+                "b.running_mean: is not in the file",
+                "c.weight: is not in the model",
+            ]
+        );
+    }
+}

@@ -17,6 +17,7 @@ use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 use hdf5::{File, Group};
 
+use crate::device::memory::bytes_of;
 use crate::error::{Error, Kind, Result};
 
 /// The schema's version. Raised when a reader of the older one would misread.
@@ -24,8 +25,8 @@ const SCHEMA: u32 = 1;
 const MAGIC: &str = "dltrain checkpoint";
 /// Bytes before the HDF5 part.
 const USER_BLOCK: usize = 512;
-/// Numbers written, and bytes summed up, at a time.
-const PIECE: usize = 1 << 18;
+/// Bytes summed up at a time.
+const PIECE: usize = 1 << 20;
 
 /// An array of f32 numbers.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -173,16 +174,11 @@ fn text(location: &hdf5::Location, name: &str, value: &str) -> hdf5::Result<()> 
 /// The numbers, then the block with the checksum, then all of it to disk.
 fn fill(path: &Path, contents: &Contents, offsets: &[u64]) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let mut bytes = Vec::with_capacity(4 * PIECE);
     let mut rest = contents.values.as_slice();
     for (array, &offset) in contents.arrays.iter().zip(offsets) {
         let (values, others) = rest.split_at(array.elements());
         rest = others;
-        for (index, piece) in values.chunks(PIECE).enumerate() {
-            bytes.clear();
-            bytes.extend(piece.iter().flat_map(|value| value.to_ne_bytes()));
-            file.write_all_at(&bytes, offset + (4 * PIECE * index) as u64)?;
-        }
+        file.write_all_at(bytes_of(values), offset)?;
     }
     let length = file.metadata()?.len();
     let sum = checksum(&file)?;
@@ -199,7 +195,7 @@ fn user_block(sum: u32, length: u64) -> Vec<u8> {
 /// The CRC-32 of everything after the user block.
 fn checksum(mut file: &fs::File) -> io::Result<u32> {
     file.seek(SeekFrom::Start(USER_BLOCK as u64))?;
-    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; 4 * PIECE]);
+    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
     loop {
         match file.read(&mut bytes)? {
             0 => return Ok(crc.sum()),

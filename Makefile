@@ -16,7 +16,7 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-hosts clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-hosts bench-collectives clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -60,6 +60,12 @@ bench-cpu: build ## measure the large models against PyTorch's best (MODELS="res
 
 bench-hosts: build ## measure the allreduces between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/hosts/run.sh $(DLTRAIN)
+
+bench-collectives: ## measure the allreduces on one host against both MPIs and gloo (installs PyTorch)
+	@.ci/deps openmpi mpich torch
+	@$(MAKE) --no-print-directory build MPI=openmpi
+	@$(MAKE) --no-print-directory build MPI=mpich
+	@benchmarks/collectives/run.sh target/openmpi/release/dltrain target/mpich/release/dltrain
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

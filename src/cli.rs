@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use dltrain::bench;
-use dltrain::config::{AllreduceKind, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
+use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
 use dltrain::error::{Error, Result};
 use dltrain::export;
 use dltrain::model::MODELS;
@@ -33,8 +33,8 @@ use dltrain::model::MODELS;
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
-finite, 8 results or checkpoints cannot be written, 75 stopped by a signal or the time limit (--resume auto goes on),
-1 a defect.")]
+finite, 8 results or checkpoints cannot be written, 9 a rank waited too long for another, 75 stopped by a signal or
+the time limit (--resume auto goes on), 1 a defect.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -130,19 +130,38 @@ pub struct TrainArgs {
     /// What gradients travel as between ranks (not with vendor; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
+    /// Send less of each gradient and the rest later: topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK].
+    #[arg(long, value_name = "SCHEME", help_heading = "Machine")]
+    compress: Option<Compression>,
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
-    /// Gradients are averaged in buckets of at least this many megabytes.
-    #[arg(long, default_value_t = 1.0, value_name = "MB", help_heading = "Machine")]
-    fusion_threshold_mb: f64,
+    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in ~/.config/dltrain].
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    tuning: Option<PathBuf>,
+    /// Gradients are averaged in buckets of at least this many megabytes [default: as their ready times suggest].
+    #[arg(long, value_name = "MB", help_heading = "Machine")]
+    fusion_threshold_mb: Option<f64>,
     /// Average gradients after the backward pass instead of during it (to compare).
     #[arg(long, help_heading = "Machine")]
     no_overlap: bool,
 
+    /// Say for which ranks a rank waits when it has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_warn: f64,
+    /// End the job when a rank has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_abort: f64,
+
     /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
     #[arg(long, value_name = "PATH", help_heading = "Results")]
     results: Option<PathBuf>,
+    /// File for a timeline of all ranks' steps, buckets and messages, to be opened in ui.perfetto.dev.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    timeline: Option<PathBuf>,
+    /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
+    #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
+    timeline_steps: Option<(u64, u64)>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
@@ -169,9 +188,17 @@ impl TrainArgs {
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
         at_least_one("threads", self.threads.unwrap_or(1))?;
-        in_range("fusion-threshold-mb", self.fusion_threshold_mb as f32, 0.0, 1e6)?;
+        in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
+        in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
+        in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
+        if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
+                self.wire
+            )));
+        }
         let synthetic = self.data.is_none();
         if synthetic && self.epochs.is_some() {
             return Err(Error::usage(
@@ -201,9 +228,15 @@ impl TrainArgs {
             threads: self.threads,
             allreduce: self.allreduce,
             wire: self.wire,
+            compress: self.compress,
             recompute: self.recompute,
-            fusion_threshold: (self.fusion_threshold_mb * 1e6) as usize,
+            tuning: self.tuning,
+            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
             overlap: !self.no_overlap,
+            stall_warn: self.stall_warn,
+            stall_abort: self.stall_abort,
+            timeline: self.timeline,
+            timeline_steps: self.timeline_steps,
             results: self.results,
             session,
             save_weights: self.save_weights,
@@ -246,6 +279,15 @@ fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String> {
             Ok(ranks) => Ok(SyncBatchNorm::Groups(ranks)),
             Err(_) => Err("a number of ranks, or nothing for all of them".into()),
         },
+    }
+}
+
+/// "100-119", or "100" for one step.
+fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err("two steps, the first not after the last: 100-119".into()),
     }
 }
 
@@ -310,6 +352,9 @@ mod tests {
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
             (vec!["--sync-bn=0"], "--sync-bn 0"),
+            (vec!["--stall-warn=-1"], "--stall-warn -1"),
+            (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
+            (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");
@@ -326,6 +371,14 @@ mod tests {
         assert_eq!(sync(&["--sync-bn", "4"]), SyncBatchNorm::Groups(4));
         assert_eq!(sync(&["--sync-bn=4"]), SyncBatchNorm::Groups(4));
         assert!(Cli::try_parse_from(["dltrain", "--sync-bn", "some"]).is_err());
+    }
+
+    #[test]
+    fn a_window_of_steps_has_a_first_and_a_last() {
+        assert_eq!((steps("100-119"), steps("7")), (Ok((100, 119)), Ok((7, 7))));
+        for wrong in ["9-8", "-3", "3-", "a", ""] {
+            assert!(steps(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,10 +2,14 @@
 //!
 //! May use: `error`. Used by: everything.
 
+mod compression;
+
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
+
+pub use compression::Compression;
 
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -42,7 +46,7 @@ impl std::fmt::Display for Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllreduceKind {
-    /// shm when all ranks share one node, hierarchical when nodes have several each, else ring.
+    /// For each bucket the one that is expected to be fastest, by what --tuning says of the machine.
     Auto,
     /// Chunked, pipelined ring over MPI messages.
     Ring,
@@ -58,6 +62,22 @@ pub enum AllreduceKind {
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+}
+
+impl AllreduceKind {
+    /// As the flag has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AllreduceKind::Auto => "auto",
+            AllreduceKind::Ring => "ring",
+            AllreduceKind::Halving => "halving",
+            AllreduceKind::Tree => "tree",
+            AllreduceKind::Torus => "torus",
+            AllreduceKind::Hierarchical => "hierarchical",
+            AllreduceKind::Shm => "shm",
+            AllreduceKind::Vendor => "vendor",
+        }
+    }
 }
 
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8 bits
@@ -227,11 +247,20 @@ pub struct Config {
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
     pub wire: Wire,
+    pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
-    /// Bytes from which a bucket is closed.
-    pub fusion_threshold: usize,
+    /// The file with what was measured for the choice of allreduces; `None`: that at the usual place.
+    pub tuning: Option<PathBuf>,
+    /// Bytes from which a bucket is closed; `None`: by ready times and costs.
+    pub fusion_threshold: Option<usize>,
     pub overlap: bool,
+    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
+    pub stall_warn: f64,
+    pub stall_abort: f64,
+    /// File for the timeline, and which steps of the run (first and last) are to be in it; `None`: the last ones.
+    pub timeline: Option<PathBuf>,
+    pub timeline_steps: Option<(u64, u64)>,
     pub results: Option<PathBuf>,
     pub session: Session,
     /// Where the trained weights go.

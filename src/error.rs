@@ -27,6 +27,8 @@ pub enum Kind {
     Diverged = 7,
     /// A results file or checkpoint cannot be written, or is there already.
     Output = 8,
+    /// A rank has waited for others longer than allowed.
+    Stalled = 9,
     /// Not a failure: stopped before the end as asked, by a signal or the time limit. The number is that of sysexits'
     /// EX_TEMPFAIL: try again later.
     Stopped = 75,
@@ -36,7 +38,7 @@ impl Kind {
     /// The kind with this exit code; `Internal` for a code that is none.
     pub fn from_code(code: u8) -> Kind {
         use Kind::*;
-        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stopped]
+        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled, Stopped]
             .into_iter()
             .find(|kind| *kind as u8 == code)
             .unwrap_or(Internal)
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {
-        for code in (1..=8).chain([75]) {
+        for code in (1..=9).chain([75]) {
             assert_eq!(Kind::from_code(code) as u8, code);
         }
         assert_eq!(Kind::from_code(99), Kind::Internal);

@@ -20,4 +20,5 @@ pub mod optim;
 pub mod plan;
 pub mod random;
 pub mod record;
+pub mod trace;
 pub mod train;

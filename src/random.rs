@@ -32,6 +32,7 @@ pub enum Purpose {
     Initialise = 2,
     Dropout = 3,
     Synthetic = 4,
+    Compress = 5,
 }
 
 /// The key of the stream that serves one purpose of one run. `which` tells apart several streams of

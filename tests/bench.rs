@@ -1,10 +1,13 @@
-//! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.)
+//! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.) `bench autotune`:
+//! its file, and what a run does with a good or a bad one; `bench fusion`: right sums in every cut.
 
 #[path = "support/job.rs"]
 mod job;
 
+use std::fs;
+
 use hdf5::types::{FixedUnicode, VarLenUnicode};
-use job::{DLTRAIN, refused, run};
+use job::{DLTRAIN, finish, refused, run};
 
 /// The first number after a text.
 fn number_after(text: &str, before: &str) -> f64 {
@@ -143,6 +146,8 @@ fn what_cannot_be_measured_is_refused() {
         (["bench", "layers", "--batch", "0"], "--batch 0"),
         (["bench", "layers", "--model", "resnet51"], "resnet51"),
         (["bench", "gemm", "--repeats", "0"], "--repeats 0"),
+        (["bench", "fusion", "--batch", "0"], "--batch"),
+        (["bench", "autotune", "--sizes", "0"], "--sizes"),
         (
             ["bench", "allreduce", "--algorithm", "butterfly"],
             "--algorithm butterfly: allreduce has auto, ring",
@@ -162,4 +167,78 @@ fn what_cannot_be_measured_is_refused() {
     let wire = |wire| ["bench", "allreduce", "--lengths", "7", "--wire", wire];
     let message = refused(&[(1, &wire("f32")), (1, &wire("bf16"))]);
     assert!(message.contains("ranks differ in --wire: f32 (rank 0 on "), "{message}");
+}
+
+/// What --dry-run says of each bucket: its collective and the predicted time.
+fn choices(printed: &str) -> Vec<(String, String)> {
+    let table = printed.lines().skip_while(|line| !line.starts_with("bucket ")).skip(1);
+    let rows = table.map(|line| line.split_whitespace().collect::<Vec<_>>()).take_while(|row| row.len() > 6);
+    rows.map(|row| (row[3].to_string(), row[4].to_string())).collect()
+}
+
+#[test]
+fn what_autotune_writes_decides_a_run_and_its_record_and_a_bad_file_is_one_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("new").join("tuning.json");
+    let tuning = file.to_str().unwrap();
+    let table = run(2, &["bench", "autotune", "--sizes", "4K,1M", "--output", tuning]);
+    for algorithm in ["ring", "halving", "tree", "torus", "vendor"] {
+        assert!(table.contains(algorithm), "{algorithm} in\n{table}");
+    }
+    assert_eq!(table.matches("written to").count(), 1, "{table}");
+
+    let flags = ["--model", "mnist_net", "--device", "reference", "--batch", "1", "--tuning", tuning];
+    let dry = || {
+        let done = finish(job::job(&[(2, &[&flags[..], &["--dry-run"]].concat())]));
+        assert!(done.success, "{}", done.stderr);
+        (choices(&done.stdout), done.stderr.matches("warn").count(), done.stderr)
+    };
+    let (measured, warnings, said) = dry();
+    assert!(measured.len() > 1 && warnings == 0, "{measured:?} {said}");
+    assert_eq!(dry().0, measured, "the same flags and file");
+
+    // The same choices and times are recorded.
+    let results = directory.path().join("run.h5");
+    let length = ["--steps", "1", "--warmup", "0", "--results", results.to_str().unwrap()];
+    run(2, &[&flags[..], &length].concat());
+    let record = hdf5::File::open(&results).unwrap();
+    let names: Vec<VarLenUnicode> = record.dataset("config/bucket_allreduce").unwrap().read_raw().unwrap();
+    let seconds: Vec<f64> = record.dataset("config/bucket_predicted").unwrap().read_raw().unwrap();
+    let recorded: Vec<(String, String)> =
+        names.iter().zip(seconds).map(|(name, s)| (name.to_string(), format!("{:.3}", s * 1e3))).collect();
+    assert_eq!(recorded, measured);
+    assert_eq!(record.dataset("steps/bucket_finish").unwrap().shape(), [1, measured.len()]);
+
+    // Damaged, from other ranks, not there: one warning that says how to measure, and the built-in figures.
+    let text = fs::read_to_string(&file).unwrap();
+    let built_in = choices(&run(2, &[&flags[..6], &["--dry-run"]].concat()));
+    for damaged in [text[..text.len() / 2].to_string(), text.replace("\"ranks\": \"2\"", "\"ranks\": \"3\"")]
+    {
+        assert_ne!(damaged, text);
+        fs::write(&file, damaged).unwrap();
+        let (choices, warnings, said) = dry();
+        assert!(warnings == 1 && said.contains(tuning) && said.contains("bench autotune"), "{said}");
+        assert_eq!(choices, built_in);
+    }
+    fs::remove_file(&file).unwrap();
+    assert_eq!(dry().1, 1);
+    fs::write(&file, text).unwrap();
+    let alone = finish(job::job(&[(1, &[&flags[..], &["--dry-run"]].concat())]));
+    assert!(alone.stderr.contains("another machine (ranks a node 2 there, 1 here)"), "{}", alone.stderr);
+
+    let message = refused(&[(1, &flags), (1, &flags[..6])]);
+    assert!(message.contains("ranks differ in tuning"), "{message}");
+}
+
+#[test]
+fn every_cut_of_a_models_gradients_sums_them_right() {
+    for allreduce in ["auto", "tree"] {
+        let flags = ["bench", "fusion", "--model", "mnist_net", "--backward-ms", "1", "--iterations", "1"];
+        let printed = run(2, &[&flags[..], &["--allreduce", allreduce]].concat());
+        for cut in ["one a tensor", "4 MB", "16 MB", "64 MB", "adaptive"] {
+            let line = printed.lines().find(|line| line.trim_start().starts_with(cut));
+            let line = line.unwrap_or_else(|| panic!("no {cut} in\n{printed}"));
+            assert!(line.ends_with(" 0") && !line.contains("NaN"), "{line}");
+        }
+    }
 }

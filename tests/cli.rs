@@ -272,6 +272,7 @@ fn help_is_grouped_and_info_answers_everything() {
         "--results",
         "--allreduce",
         "--fusion-threshold-mb",
+        "--tuning",
         "--no-overlap",
         "--dry-run",
         "--classes",

@@ -139,9 +139,9 @@ mod full {
     #[test]
     #[ignore = "128 ranks"]
     fn far_more_ranks_than_cores_still_give_the_serial_sum() {
-        super::check("allreduce", 128, "f32", &["0", "1", "1009", "20011"], &super::SUMS);
+        super::check("allreduce", 128, "f32", &["1", "1009", "20011"], &super::SUMS);
         for (bench, algorithms) in super::SIBLINGS {
-            super::check(bench, 128, "f32", &["0", "1", "1009"], algorithms);
+            super::check(bench, 128, "f32", &["1", "1009"], algorithms);
         }
     }
 }

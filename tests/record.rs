@@ -39,6 +39,8 @@ fn description(epochs: u64, steps: u64) -> Description {
         steps,
         warmup: 0,
         buckets: vec![1_605_632, 4_136],
+        choices: vec![("shm".into(), 0.0004), ("tree".into(), 2e-6)],
+        compression: None,
         attributes: vec![("model".into(), "mnist_small".into()), ("config".into(), "{\"lr\":0.1}".into())],
         started: Instant::now(),
     }
@@ -61,6 +63,7 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         compute: 0.007,
         communication: 0.0004,
         input: 0.0002,
+        encoding: 0.0,
         buckets: &BUCKETS,
     }
 }
@@ -136,6 +139,9 @@ fn a_finished_run_is_all_in_its_file() {
     assert_eq!(text(&config, "ranks"), "2");
     assert_eq!(text(&config, "hdf5_version"), dltrain::record::hdf5_version());
     assert_eq!(file.dataset("config/bucket_bytes").unwrap().read_raw::<u64>().unwrap(), [1_605_632, 4_136]);
+    let names: Vec<VarLenUnicode> = file.dataset("config/bucket_allreduce").unwrap().read_raw().unwrap();
+    assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["shm", "tree"]);
+    assert_eq!(reals(&file, "config/bucket_predicted"), [0.0004, 2e-6]);
 
     assert_eq!(file.dataset("steps/step").unwrap().read_raw::<u64>().unwrap(), [0, 1, 2, 3]);
     assert_eq!(file.dataset("steps/epoch").unwrap().read_raw::<u64>().unwrap(), [1, 1, 2, 2]);
@@ -191,7 +197,7 @@ fn steps_with_other_buckets_than_planned_leave_the_rest_unknown() {
 fn a_run_that_communicates_nothing_has_no_bucket_series() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let mut about = Description { buckets: vec![], ..description(1, 1) };
+    let mut about = Description { buckets: vec![], choices: vec![], ..description(1, 1) };
     about.attributes.push(("mpicc".into(), "what the caller says".into()));
     let mut recorder = Recorder::create(ONE, Some(&path), &about).unwrap();
     recorder.step(&StepRecord { buckets: &[], ..step(0, 1) });

@@ -1,7 +1,7 @@
 //! A job that can be stopped at any moment. What a user relies on:
 //!
 //! 1. two halves are one whole, bit for bit: every optimizer, moving average, clipping, dropout, batch normalisation,
-//!    accumulation, bf16, synthetic images; on another number of ranks to rounding;
+//!    accumulation, bf16, compression, synthetic images; on another number of ranks to rounding;
 //! 2. what cannot go on is refused, with every reason; what is damaged is passed over, and said;
 //! 3. signals and the time limit end a run within seconds, with a checkpoint and a code of their own;
 //! 4. a run whose ranks are killed at random moments comes to the same result, and its record has no gap;
@@ -137,6 +137,14 @@ fn with_batch_normalisation_accumulation_recomputation_and_shared_statistics() {
     halves_make_a_whole(2, model, 6);
     halves_make_a_whole(2, &format!("{model} --batch 12 --accumulation 2 --recompute --allreduce ring"), 6);
     halves_make_a_whole(2, &format!("{model} --batch 16 --sync-bn"), 6);
+}
+
+/// Residuals are each rank's own; factors are warm.
+#[test]
+fn with_compressed_gradients() {
+    for scheme in ["topk:0.1", "powersgd:2"] {
+        halves_make_a_whole(2, &format!("{SMALL} --model mnist_net --optimizer sgd --compress {scheme}"), 8);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The limits of links and memory, measured in the same run as what they bound, and printed before it.
 
-pub use crate::collective::limits::{Limits, measure};
+pub use crate::collective::limits::{Limits, LinkLimit, measure};
 
 /// The limits as comment lines of a table, one each.
 pub fn comment(limits: &Limits) -> String {

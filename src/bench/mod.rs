@@ -4,6 +4,8 @@
 
 mod autotune;
 mod collectives;
+mod compress;
+mod fusion;
 mod gemm;
 mod layers;
 mod limits;
@@ -31,8 +33,12 @@ enum What {
     Allgather(collectives::Args),
     /// What rank 0 has, to all ranks
     Broadcast(collectives::Args),
-    /// Measures links and memory, for the choice of allreduces
+    /// Measures what `--allreduce auto` and the cut into buckets are decided by, and keeps it in a file
     Autotune(autotune::Args),
+    /// A model's gradients in buckets of several cuts, while a backward pass is waited for
+    Fusion(fusion::Args),
+    /// Encoding and decoding of compressed gradients
+    Compress(compress::Args),
     /// What the cores can do: a product of large matrices, on all ranks at once
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
@@ -50,6 +56,8 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         What::Allgather(args) => collectives::run(Subject::Allgather, args, world),
         What::Broadcast(args) => collectives::run(Subject::Broadcast, args, world),
         What::Autotune(args) => autotune::run(args, world),
+        What::Fusion(args) => fusion::run(args, world),
+        What::Compress(args) => compress::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
     }

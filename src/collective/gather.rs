@@ -110,6 +110,11 @@ impl Gather {
         self.held == self.group.size
     }
 
+    /// The rank whose numbers are missing.
+    pub fn waiting_for(&self) -> Vec<usize> {
+        self.receive.iter().map(|_| self.group.after(self.held)).collect()
+    }
+
     /// The numbers of all ranks, in the order of ranks.
     pub fn read(&self, all: &mut [f32]) {
         let Group { index, size, .. } = self.group;

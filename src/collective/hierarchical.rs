@@ -21,6 +21,7 @@ use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Counters, Region, World};
 use crate::config::Wire;
 use crate::error::Result;
+use crate::trace::{self, Kind};
 
 /// Elements that one `poll` adds up or writes: 128 KB a rank.
 const CHUNK: usize = 32 * 1024;
@@ -97,7 +98,9 @@ impl Hierarchical {
             Stage::Adding(_) if self.arrivals(slot).load(Ordering::Acquire) < all => None,
             Stage::Adding(from) if from < segment.end => {
                 let chunk = chunk(from);
+                let begun = trace::now();
                 self.region.sum_from_node(chunk.clone());
+                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Adding(chunk.end))
             }
             Stage::Adding(_) => {
@@ -107,7 +110,9 @@ impl Hierarchical {
             Stage::Between => self.rings.is_done(ring).then_some(Stage::Writing(segment.start)),
             Stage::Writing(from) if from < segment.end => {
                 let chunk = chunk(from);
+                let begun = trace::now();
                 self.region.write_to_node(chunk.clone());
+                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Writing(chunk.end))
             }
             Stage::Writing(_) => {
@@ -168,5 +173,13 @@ impl Collective for Hierarchical {
 
     fn is_done(&self, slot: Slot) -> bool {
         self.slots[slot].stage == Stage::Idle
+    }
+
+    /// Known between nodes; the counters within one are nobody's.
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        match self.slots[slot].stage {
+            Stage::Between => self.rings.waiting_for(self.slots[slot].ring),
+            _ => Vec::new(),
+        }
     }
 }

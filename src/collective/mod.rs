@@ -8,6 +8,7 @@
 //! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
 
 mod broadcast;
+pub mod cost;
 mod gather;
 mod halving;
 mod hierarchical;
@@ -18,26 +19,31 @@ mod part;
 mod ring;
 mod schedule;
 mod scheduled;
+mod selection;
 mod shm;
 #[cfg(test)]
 mod threads;
 mod torus;
 mod tree;
+pub mod tuning;
 mod vendor;
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use self::scheduled::{Algorithm, Scheduled};
-use crate::comm::{Channel, Region, World};
+use self::cost::Nodes;
+use self::scheduled::Algorithm;
+use self::tuning::Tuning;
+use crate::comm::{Awaited, Region, Wait, World};
 use crate::config::{AllreduceKind, Wire};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub use gather::Gather;
 pub use hierarchical::Hierarchical;
 pub use operation::{Operation, Route};
 pub use part::part;
 pub use schedule::segment;
+pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use vendor::Vendor;
 
@@ -67,12 +73,18 @@ pub trait Collective {
 
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
+
+    /// The ranks whose messages a slot in flight lacks now; none where the algorithm cannot tell. For reports, so it
+    /// may take a while.
+    fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
+        Vec::new()
+    }
 }
 
 /// A sum over all ranks.
 pub use Collective as Allreduce;
 
-/// Makes the algorithm asked for. Collective.
+/// Makes the algorithm asked for, chosen where that is left open by what is built in. Collective.
 ///
 /// # Errors
 /// The same on every rank: `Usage` when what is asked for cannot be had with these ranks and nodes, `Environment` when
@@ -83,20 +95,12 @@ pub fn select(
     world: &World,
     region: &Rc<Region>,
 ) -> Result<Box<dyn Allreduce>> {
-    let layout = RankLayout::of(world, region.is_shared());
-    Ok(match world.agree(resolve(kind, wire, layout))? {
-        AllreduceKind::Shm => Box::new(Shm::new(world, region)),
-        AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
-        AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
-        kind => {
-            let (name, algorithm) = scheduled(kind);
-            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
-        }
-    })
+    let selection = Selection::new(kind, wire, &Nodes::of(world), &Tuning::built_in());
+    world.agree(selection)?.build(world, region)
 }
 
 /// The algorithms that are schedules of messages.
-fn scheduled(kind: AllreduceKind) -> (&'static str, Algorithm) {
+fn schedule_of(kind: AllreduceKind) -> (&'static str, Algorithm) {
     match kind {
         AllreduceKind::Halving => ("halving", halving::allreduce),
         AllreduceKind::Tree => ("tree", tree::allreduce),
@@ -105,118 +109,17 @@ fn scheduled(kind: AllreduceKind) -> (&'static str, Algorithm) {
     }
 }
 
-/// Whether gradients are to lie in memory that the ranks of a node share.
-pub fn wants_shared(kind: AllreduceKind, world: &World) -> bool {
-    let layout = RankLayout::of(world, true);
-    matches!(resolve(kind, Wire::F32, layout), Ok(AllreduceKind::Shm | AllreduceKind::Hierarchical))
-}
-
-/// Bytes that a rank has for the allreduce of a region of `bytes`, prepared in ranges of so many: other ranks' regions that
-/// it maps, and memory for messages to come in. An estimate: whether a shared region can be had is known once it
-/// is asked for.
-pub fn memory(kind: AllreduceKind, wire: Wire, world: &World, bytes: usize, ranges: &[usize]) -> [usize; 2] {
-    let shared = wants_shared(kind, world) && Region::fits_shared(world, bytes);
-    let mapped = (world.local_size() - 1) * bytes;
-    let messages = |algorithm, parts: usize, ranks| -> usize {
-        let of = |bytes: &usize| scheduled::memory(algorithm, wire, bytes / 4 / parts, ranks);
-        ranges.iter().map(of).sum()
-    };
-    match resolve(kind, wire, RankLayout::of(world, shared)) {
-        Ok(AllreduceKind::Shm) => [mapped, 0],
-        Ok(AllreduceKind::Hierarchical) => {
-            [mapped, messages(ring::allreduce, world.local_size(), world.nodes())]
-        }
-        Ok(AllreduceKind::Vendor) | Err(_) => [0, 0],
-        Ok(kind) => [0, messages(scheduled(kind).1, 1, world.size())],
-    }
-}
-
-/// What the choice of an algorithm depends on.
-#[derive(Debug, Clone, Copy)]
-struct RankLayout {
-    nodes: usize,
-    /// Ranks of this node.
-    local: usize,
-    /// Whether every node has as many.
-    even: bool,
-    /// Whether the ranks of a node share the region.
-    shared: bool,
-}
-
-impl RankLayout {
-    fn of(world: &World, shared: bool) -> RankLayout {
-        RankLayout { nodes: world.nodes(), local: world.local_size(), even: world.is_even(), shared }
-    }
-}
-
-/// What `kind` means for such ranks.
-fn resolve(kind: AllreduceKind, wire: Wire, layout: RankLayout) -> Result<AllreduceKind> {
-    let RankLayout { nodes, local, even, shared } = layout;
-    let no_room = |name: &str| {
-        Error::environment(format!(
-            "--allreduce {name} needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
-             --shm-size) or use auto or ring"
-        ))
-    };
-    match kind {
-        AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
-            "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
-        ))),
-        AllreduceKind::Auto if nodes == 1 && shared => Ok(AllreduceKind::Shm),
-        AllreduceKind::Auto if even && local > 1 && shared => Ok(AllreduceKind::Hierarchical),
-        AllreduceKind::Auto => Ok(AllreduceKind::Ring),
-        AllreduceKind::Shm if nodes > 1 => Err(Error::usage(format!(
-            "--allreduce shm works within one node, and the ranks are on {nodes}; use auto or ring"
-        ))),
-        AllreduceKind::Hierarchical if !even => Err(Error::usage(
-            "--allreduce hierarchical needs as many ranks on every node; use auto or ring, or another number of ranks",
-        )),
-        AllreduceKind::Shm if !shared => Err(no_room("shm")),
-        AllreduceKind::Hierarchical if !shared => Err(no_room("hierarchical")),
-        other => Ok(other),
-    }
-}
-
 /// Polls until a slot is done, and lets other processes run when there is nothing to do.
 pub fn wait(collective: &mut dyn Collective, slot: Slot) -> Result<()> {
+    let mut wait = Wait::new();
     while !collective.is_done(slot) {
-        if !collective.poll()? {
-            std::thread::yield_now();
+        match collective.poll()? {
+            true => wait.moved(),
+            false => wait.idle(|| Awaited {
+                what: format!("{} collective", collective.name()),
+                peers: collective.waiting_for(slot),
+            })?,
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Kind;
-
-    fn on(nodes: usize, local: usize, even: bool, shared: bool) -> RankLayout {
-        RankLayout { nodes, local, even, shared }
-    }
-
-    #[test]
-    fn auto_uses_shared_memory_where_ranks_have_it() {
-        let auto = |layout| resolve(AllreduceKind::Auto, Wire::F32, layout).unwrap();
-        assert_eq!(auto(on(1, 4, true, true)), AllreduceKind::Shm);
-        assert_eq!(auto(on(1, 4, true, false)), AllreduceKind::Ring);
-        assert_eq!(auto(on(2, 2, true, true)), AllreduceKind::Hierarchical);
-        assert_eq!(auto(on(2, 1, true, true)), AllreduceKind::Ring);
-        assert_eq!(auto(on(2, 2, false, true)), AllreduceKind::Ring);
-    }
-
-    #[test]
-    fn what_cannot_work_is_refused_with_a_remedy() {
-        for (kind, wire, layout, expected) in [
-            (AllreduceKind::Shm, Wire::F32, on(2, 1, true, true), Kind::Usage),
-            (AllreduceKind::Shm, Wire::Bf16, on(1, 2, true, false), Kind::Environment),
-            (AllreduceKind::Hierarchical, Wire::F32, on(2, 2, false, true), Kind::Usage),
-            (AllreduceKind::Hierarchical, Wire::F32, on(2, 2, true, false), Kind::Environment),
-            (AllreduceKind::Vendor, Wire::F16, on(2, 2, true, true), Kind::Usage),
-        ] {
-            let error = resolve(kind, wire, layout).unwrap_err();
-            assert!(error.kind == expected && error.message.contains("use a"), "{error}");
-        }
-    }
 }

@@ -9,6 +9,7 @@ use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::error::{Error, Result};
+use crate::trace::{self, Kind};
 
 /// Elements in one message, at most: 256 KB of f32. 64 KB to 1 MB measured the same within noise.
 const CHUNK: usize = 64 * 1024;
@@ -33,6 +34,8 @@ pub struct Scheduled<L: Link> {
     flying: Vec<Slot>,
     /// `f32` words that left this rank so far.
     words_sent: u64,
+    /// Tells its messages from those of others in a timeline.
+    channel: usize,
 }
 
 /// A prepared range, and how far its current run is. Messages start and end in order.
@@ -45,6 +48,9 @@ struct Progress<R> {
     longest: usize,
     receives: [Option<R>; WINDOW],
     sends: [Option<R>; WINDOW],
+    /// When they started, for the timeline.
+    receives_begun: [u64; WINDOW],
+    sends_begun: [u64; WINDOW],
     receiving: usize,
     received: usize,
     /// Whether the next message to end is here, but not yet where it belongs.
@@ -73,6 +79,7 @@ impl<L: Link> Scheduled<L> {
             slots,
             flying,
             words_sent: 0,
+            channel: trace::channel(),
         }
     }
 
@@ -106,6 +113,7 @@ impl<L: Link> Scheduled<L> {
                 break;
             }
             let message = &at.schedule.receives[at.receiving];
+            let begun = trace::now();
             let request = if in_place(message, self.wire) {
                 // What stands there must have been made, and must have left.
                 if message.receives > at.received || message.sends > at.sent {
@@ -118,6 +126,7 @@ impl<L: Link> Scheduled<L> {
                 self.link.receive(&incoming, &(start..start + words), message.peer, tag)?
             };
             at.receives[at.receiving % WINDOW] = Some(request);
+            at.receives_begun[at.receiving % WINDOW] = begun;
             at.receiving += 1;
         }
         loop {
@@ -130,6 +139,7 @@ impl<L: Link> Scheduled<L> {
                 break;
             }
             let words = self.wire.words(message.range.len());
+            let begun = trace::now();
             let request = if self.wire == Wire::F32 {
                 self.link.send(&self.region, &message.range, message.peer, tag)?
             } else {
@@ -139,6 +149,7 @@ impl<L: Link> Scheduled<L> {
             };
             self.words_sent += words as u64;
             at.sends[at.sending % WINDOW] = Some(request);
+            at.sends_begun[at.sending % WINDOW] = begun;
             at.sending += 1;
         }
         Ok(())
@@ -147,15 +158,23 @@ impl<L: Link> Scheduled<L> {
     /// Ends what has come in (one message at most) and what has left; returns whether there was any.
     fn land(&mut self, slot: Slot) -> Result<bool> {
         let (link, wire, region) = (&self.link, self.wire, &self.region);
+        let traced = |kind, begun, message: &Message| {
+            let bytes = wire.words(message.range.len()) * size_of::<f32>();
+            trace::record(kind, begun, message.peer, self.channel << 16 | slot, bytes);
+        };
         let at = &mut self.slots[slot];
         let mut moved = false;
         while at.sent < at.sending && ended(link, &mut at.sends[at.sent % WINDOW])? {
+            traced(Kind::Send, at.sends_begun[at.sent % WINDOW], &at.schedule.sends[at.sent]);
             at.sent += 1;
             moved = true;
         }
         if at.received < at.receiving {
             let message = &at.schedule.receives[at.received];
-            at.arrived = at.arrived || ended(link, &mut at.receives[at.received % WINDOW])?;
+            if !at.arrived && ended(link, &mut at.receives[at.received % WINDOW])? {
+                at.arrived = true;
+                traced(Kind::Receive, at.receives_begun[at.received % WINDOW], message);
+            }
             // What is written over must have left. The message is taken before: its sender may wait for that with what
             // this rank in turn waits for.
             if at.arrived && at.sent >= message.sends {
@@ -226,6 +245,8 @@ impl<L: Link> Collective for Scheduled<L> {
             longest,
             receives: Default::default(),
             sends: Default::default(),
+            receives_begun: [0; WINDOW],
+            sends_begun: [0; WINDOW],
             receiving: 0,
             received: 0,
             arrived: false,
@@ -267,5 +288,15 @@ impl<L: Link> Collective for Scheduled<L> {
 
     fn is_done(&self, slot: Slot) -> bool {
         !self.flying.contains(&slot)
+    }
+
+    /// Of whom the next message is to come, and who has yet to take the oldest one sent.
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let at = &self.slots[slot];
+        let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
+        let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
+        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(|message| message.peer).collect();
+        peers.dedup();
+        peers
     }
 }

@@ -19,6 +19,7 @@ use super::schedule::segment;
 use super::{Collective, Slot};
 use crate::comm::{Counters, Region, World};
 use crate::error::Result;
+use crate::trace;
 
 /// Elements of one rank in a chunk, at most: what one `poll` works through. 128 KB a rank; 64 KB to 1 MB measured the same.
 const CHUNK: usize = 32 * 1024;
@@ -186,7 +187,9 @@ impl Collective for Shm {
         let chunk = self.flying.iter().find_map(|&slot| Some((slot, self.claim(slot)?)));
         let claimed = chunk.is_some();
         if let Some((slot, (chunk, work))) = chunk {
+            let (begun, bytes) = (trace::now(), chunk.len() * size_of::<f32>());
             self.work(chunk, work);
+            trace::record(trace::Kind::Reduce, begun, slot, 0, bytes);
             // Release: what was written is seen by those who see the round over.
             self.done(slot).fetch_add(1, Ordering::Release);
         }

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use mpi::ffi;
 
+use super::stall::{Awaited, Wait};
 use crate::error::{Error, Result};
 
 unsafe extern "C" {
@@ -50,8 +51,9 @@ pub(super) fn test(request: &mut ffi::MPI_Request) -> Result<bool> {
 
 /// Polls until the operation has ended, and lets other processes run between two polls.
 pub(super) fn complete(mut request: ffi::MPI_Request) -> Result<()> {
+    let mut wait = Wait::new();
     while !test(&mut request)? {
-        std::thread::yield_now();
+        wait.idle(Awaited::default)?;
     }
     Ok(())
 }

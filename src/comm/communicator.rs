@@ -157,6 +157,33 @@ impl Communicator {
         call::complete(request)
     }
 
+    /// Sends words to one rank; returns when their memory is free again.
+    pub fn send_words(&self, words: &[u64], to: usize) -> Result<()> {
+        let count = call::count(words.len())?;
+        // SAFETY: the words are borrowed until the request has ended.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let (from, word, to) = (words.as_ptr().cast::<c_void>(), ffi::RSMPI_UINT64_T, to as c_int);
+            check("MPI_Isend", ffi::MPI_Isend(from, count, word, to, 0, self.raw, &mut request))?;
+            request
+        };
+        call::complete(request)
+    }
+
+    /// Receives as many words from one rank.
+    pub fn receive_words(&self, words: &mut [u64], from: usize) -> Result<()> {
+        let count = call::count(words.len())?;
+        // SAFETY: the words are borrowed until the request has ended.
+        let request = unsafe {
+            let mut request = ffi::RSMPI_REQUEST_NULL;
+            let (into, word, from) =
+                (words.as_mut_ptr().cast::<c_void>(), ffi::RSMPI_UINT64_T, from as c_int);
+            check("MPI_Irecv", ffi::MPI_Irecv(into, count, word, from, 0, self.raw, &mut request))?;
+            request
+        };
+        call::complete(request)
+    }
+
     /// Every rank's text, by rank, on every rank.
     pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
         let mut lengths = vec![0u64; self.size];

@@ -4,28 +4,36 @@
 //! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
 //! which the other ranks of the node map too. `Channel` moves parts of regions between ranks, `Counters` tell
 //! ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
-//! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores).
+//! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a
+//! `Wait`, which tells people when it takes too long, and for which ranks.
 //!
 //! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
 #![allow(unsafe_code)]
 
+mod board;
 mod bulk;
 mod call;
 mod channel;
+mod clock;
 mod communicator;
 mod launcher;
 mod library;
+mod news;
 mod region;
+mod stall;
 mod topology;
 mod window;
 mod wire;
 mod world;
 
+pub use board::Phase;
 pub use channel::{Channel, Request};
+pub use clock::{Offset, now};
 pub use launcher::launcher_rank;
 pub use library::{Family, Library};
 pub use region::Region;
+pub use stall::{Awaited, Wait, enter};
 pub use topology::Topology;
 pub use window::Counters;
 pub use world::World;

@@ -284,7 +284,7 @@ fn accept<T>(world: &World, attempt: Result<T>) -> Result<Option<T>> {
 }
 
 /// Free bytes of /dev/shm, 0 where there is none.
-fn free_shared_memory() -> u64 {
+pub(super) fn free_shared_memory() -> u64 {
     // SAFETY: statvfs is plain numbers, of which zeros are values; the path is a C string.
     unsafe {
         let mut status: libc::statvfs = std::mem::zeroed();

@@ -50,6 +50,11 @@ impl Topology {
         (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()
     }
 
+    /// Whether a rank is on this node.
+    pub fn same_node(&self, rank: usize) -> bool {
+        self.node_of[rank] == self.node()
+    }
+
     /// Whether every node has as many ranks as this one.
     pub fn is_even(&self) -> bool {
         (0..self.nodes).all(|node| self.ranks_of(node).len() == self.local_size())

@@ -9,10 +9,13 @@ use std::rc::Rc;
 use mpi::ffi;
 
 use super::call::check;
+use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{Library, thread_level};
+use super::news::News;
 use super::topology::Topology;
+use super::{region, stall, window};
 use crate::error::{Error, Kind, Result};
 
 /// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
@@ -71,17 +74,25 @@ impl World {
             })
             .unzip();
         let topology = Topology::new(control.rank(), &leaders, hosts);
+        let board = watch(&control, &node, &topology)?;
         let inner = Inner {
             hint: launch.hint(&library, control.size()),
             control,
             node,
             topology,
             library,
-            retired: RefCell::default(),
-            made: Cell::new(0),
+            // Freed at the end, like all windows that nobody holds.
+            retired: RefCell::new(board.into_iter().map(|window| (0, window)).collect()),
+            made: Cell::new(1),
             agreed: RefCell::default(),
         };
         Ok(World { inner: Rc::new(inner) })
+    }
+
+    /// Sets after how many seconds without progress a wait for other ranks is reported, and after how many the job ends;
+    /// 0 is never. Without this: 30 seconds, and never.
+    pub fn limit_stalls(&self, warn: f64, abort: f64) {
+        stall::limit(warn, abort);
     }
 
     pub fn library(&self) -> &Library {
@@ -116,6 +127,51 @@ impl World {
     /// Every rank's text, by rank, on every rank. Collective.
     pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
         self.inner.control.gather_text(text)
+    }
+
+    /// Hands every rank's words to rank 0, one rank after the other, so that it need not hold all of them. Collective.
+    pub fn to_first(&self, words: &[u64], mut each: impl FnMut(usize, &[u64])) -> Result<()> {
+        let control = &self.inner.control;
+        if self.rank() > 0 {
+            control.send_words(&[words.len() as u64], 0)?;
+            return control.send_words(words, 0);
+        }
+        each(0, words);
+        for rank in 1..self.size() {
+            let mut length = [0];
+            control.receive_words(&mut length, rank)?;
+            let mut words = vec![0; length[0] as usize];
+            control.receive_words(&mut words, rank)?;
+            each(rank, &words);
+        }
+        Ok(())
+    }
+
+    /// How far every rank's clock (`now`) is from rank 0's; empty on other ranks. Collective.
+    pub fn clock_offsets(&self) -> Result<Vec<Offset>> {
+        let control = &self.inner.control;
+        if self.rank() > 0 {
+            for _ in 0..clock::QUESTIONS {
+                control.receive_words(&mut [0], 0)?;
+                control.send_words(&[clock::now()], 0)?;
+            }
+            return Ok(Vec::new());
+        }
+        let mut offsets = vec![Offset { at: clock::now(), ..Offset::default() }];
+        for rank in 1..self.size() {
+            let mut best = Offset { uncertainty: u64::MAX, ..Offset::default() };
+            for _ in 0..clock::QUESTIONS {
+                let (asked, mut there) = (clock::now(), [0]);
+                control.send_words(&[0], rank)?;
+                control.receive_words(&mut there, rank)?;
+                let offset = Offset::from_answer(asked, there[0], clock::now());
+                if offset.uncertainty < best.uncertainty {
+                    best = offset;
+                }
+            }
+            offsets.push(best.of_one_clock(self.same_node(rank)));
+        }
+        Ok(offsets)
     }
 
     /// Rank 0's text on every rank; what the others pass is ignored. Collective.
@@ -203,6 +259,22 @@ impl Deref for World {
     }
 }
 
+/// Starts the watch over waits; returns the window of its board, where the nodes have room for one. Collective.
+fn watch(control: &Communicator, node: &Communicator, topology: &Topology) -> Result<Option<ffi::MPI_Win>> {
+    let bytes = stall::board_bytes(topology.size());
+    let mut room = [u64::from(region::free_shared_memory() > bytes as u64 + (1 << 20))];
+    control.reduce(&mut room, Reduction::Min)?;
+    let window = match room[0] {
+        1 => Some(window::allocate(node, if topology.is_leader() { bytes } else { 0 })?),
+        _ => None,
+    };
+    let alone = window.is_some() && topology.nodes() == 1;
+    let news = if alone || topology.size() == 1 { None } else { Some(News::new(control.duplicate()?)) };
+    let board = window.map(|window| window::part(window, 0)).transpose()?;
+    stall::start(topology.clone(), board, news);
+    Ok(window)
+}
+
 /// MPI_Init_thread; returns the thread level granted.
 fn initialize() -> Result<&'static str> {
     let (mut already, mut level): (c_int, c_int) = (0, 0);
@@ -242,6 +314,7 @@ impl Drop for Inner {
         // MPI_Win_free and MPI_Finalize spin until all are there; let them come first. Nothing can be done
         // about a failure on the way out.
         let _ = self.control.barrier();
+        stall::stop();
         let windows = self.retired.get_mut();
         windows.sort_unstable_by_key(|(number, _)| *number);
         for (_, window) in windows {

@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use crate::collective::Gather;
+use crate::comm::{Awaited, Wait};
 use crate::device::Device;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::Result;
 use crate::plan::Exchange;
+use crate::trace;
 
 /// The exchanges of a program, and what carries them.
 pub struct Exchanges {
@@ -43,18 +45,25 @@ impl Exchanges {
         let Ok(index) = self.exchanges.binary_search_by_key(&step, |exchange| exchange.step) else {
             return Ok(());
         };
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         let Exchange { own, all, .. } = &self.exchanges[index];
         let (numbers, of_all) = (&mut self.own[..own.bytes() / 4], &mut self.all[..all.bytes() / 4]);
         device.download(own, bytes_of_mut(numbers))?;
         self.gather.start(numbers)?;
+        let mut wait = Wait::new();
         while !self.gather.is_done() {
-            if !self.gather.poll()? && !meanwhile()? {
-                std::thread::yield_now();
+            match self.gather.poll()? || meanwhile()? {
+                true => wait.moved(),
+                false => wait.idle(|| Awaited {
+                    what: format!("exchange {} of {} of batch statistics", index + 1, self.exchanges.len()),
+                    peers: self.gather.waiting_for(),
+                })?,
             }
         }
+        drop(wait);
         self.gather.read(of_all);
         device.upload(bytes_of(of_all), all)?;
+        trace::record(trace::Kind::Exchange, traced, index, 0, 0);
         self.seconds += begun.elapsed().as_secs_f64();
         Ok(())
     }

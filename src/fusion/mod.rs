@@ -3,16 +3,21 @@
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). May use: `plan`, `collective`, `device`. Used by: `train`.
+//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`). May use: `plan`,
+//! `collective`, `device`, `comm`. Used by: `train`.
 
+pub mod adaptive;
+pub mod compress;
 mod exchange;
 
 use std::time::Instant;
 
 use crate::collective::Allreduce;
+use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event};
 use crate::error::Result;
 use crate::plan::Bucket;
+use crate::trace;
 
 pub use exchange::Exchanges;
 
@@ -45,6 +50,9 @@ struct InFlight {
     slot: usize,
     /// Recorded behind the step that completes the bucket: a device may still be writing.
     written: Option<Event>,
+    bytes: usize,
+    /// For the timeline.
+    begun: u64,
 }
 
 impl Fusion {
@@ -53,7 +61,8 @@ impl Fusion {
         let mut flights = Vec::with_capacity(buckets.len());
         for bucket in buckets {
             let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
-            flights.push(InFlight { after: bucket.after, slot, written: None });
+            let bytes = bucket.bytes.len();
+            flights.push(InFlight { after: bucket.after, slot, written: None, bytes, begun: 0 });
         }
         Ok(Fusion {
             allreduce,
@@ -132,7 +141,9 @@ impl Fusion {
             {
                 break;
             }
+            let begun = trace::now();
             self.allreduce.start(bucket.slot)?;
+            self.buckets[self.started].begun = begun;
             self.times[self.started].start = self.begun.elapsed().as_secs_f64();
             self.started += 1;
         }
@@ -144,9 +155,23 @@ impl Fusion {
             let now = self.begun.elapsed().as_secs_f64();
             let time = &mut self.times[self.finished];
             (time.finish, time.exposed) = (now, 0.0);
+            let bucket = &self.buckets[self.finished];
+            trace::record(trace::Kind::Bucket, bucket.begun, self.finished, bucket.slot, bucket.bytes);
             self.finished += 1;
         }
         Ok(moved)
+    }
+
+    /// What is waited for while a bucket is not done.
+    fn awaited(&self, index: usize) -> Awaited {
+        let what =
+            format!("bucket {} of {} ({} allreduce)", index + 1, self.buckets.len(), self.allreduce.name());
+        let peers = if index < self.started {
+            self.allreduce.waiting_for(self.buckets[index].slot)
+        } else {
+            Vec::new()
+        };
+        Awaited { what, peers }
     }
 
     /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
@@ -158,12 +183,16 @@ impl Fusion {
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
             if self.finished <= index {
+                let mut wait = Wait::new();
+                let begun = trace::now();
                 while self.finished <= index {
-                    // Ranks may outnumber cores: whoever has nothing to do makes room.
-                    if !self.progress(device)? {
-                        std::thread::yield_now();
+                    match self.progress(device)? {
+                        true => wait.moved(),
+                        false => wait.idle(|| self.awaited(index))?,
                     }
                 }
+                drop(wait);
+                trace::record(trace::Kind::Wait, begun, index, 0, 0);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
             averaged(index)?;

@@ -15,20 +15,37 @@ pub struct Bucket {
     pub after: usize,
 }
 
-/// Cuts gradients, given as (bytes, ready after step) in ready order, into buckets of at least `threshold` bytes
-/// (the last may be smaller). What becomes ready together stays together. The tail joins the last bucket, which waits
-/// for the last step.
-pub fn cut(gradients: &[(Range<usize>, usize)], threshold: usize, steps: usize) -> Vec<Bucket> {
-    let mut buckets: Vec<Bucket> = Vec::new();
-    for (bytes, after) in gradients {
-        match buckets.last_mut().filter(|last| last.bytes.len() < threshold || last.after == *after) {
-            Some(bucket) => {
-                bucket.bytes.end = bytes.end;
-                bucket.after = *after;
-            }
-            None => buckets.push(Bucket { bytes: bytes.clone(), after: *after }),
+/// A gradient: its bytes in the region, and the step after which it is ready.
+pub type Ready = (Range<usize>, usize);
+
+/// Cuts gradients, in ready order, into buckets of at least `threshold` bytes (the last may be smaller). What becomes
+/// ready together stays together.
+pub fn cut(gradients: &[Ready], threshold: usize, steps: usize) -> Vec<Bucket> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    for (index, (_, after)) in gradients.iter().enumerate() {
+        let stays = |group: &&mut Range<usize>| {
+            let last = group.end - 1;
+            let bytes = gradients[last].0.end - gradients[group.start].0.start;
+            bytes < threshold || gradients[last].1 == *after
+        };
+        match groups.last_mut().filter(stays) {
+            Some(group) => group.end = index + 1,
+            None => groups.push(index..index + 1),
         }
     }
+    of_groups(gradients, &groups, steps)
+}
+
+/// A bucket for each run of gradients. The runs follow each other and are all gradients. The tail joins the last bucket,
+/// which waits for the last step.
+pub fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<Bucket> {
+    let bucket = |group: &Range<usize>| {
+        let gradients = &gradients[group.clone()];
+        let after = gradients.iter().map(|(_, after)| *after).max().unwrap_or(0);
+        let start = gradients.first().map_or(0, |(bytes, _)| bytes.start);
+        Bucket { bytes: start..gradients.last().map_or(start, |(bytes, _)| bytes.end), after }
+    };
+    let mut buckets: Vec<Bucket> = groups.iter().map(bucket).collect();
     // Buckets meet without gaps, so that the alignment between two parameters belongs to one of them.
     for next in 1..buckets.len() {
         buckets[next - 1].bytes.end = buckets[next].bytes.start;

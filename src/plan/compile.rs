@@ -393,6 +393,7 @@ impl<'a> Planner<'a> {
             forward_steps,
             parameters: self.parameters,
             statistics: self.statistics,
+            gradients: self.ready,
             buckets,
             sizes,
             images,

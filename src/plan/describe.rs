@@ -37,6 +37,8 @@ pub struct Extent {
     pub messages: usize,
     /// Bytes of the copy from which a checkpoint is written, on rank 0.
     pub checkpoint: usize,
+    /// Bytes that compression of gradients keeps and sends.
+    pub compression: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
 }
@@ -58,7 +60,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 10] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 11] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -69,6 +71,7 @@ impl Sizes {
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
             ("checkpoint", extent.checkpoint),
+            ("compression", extent.compression),
             ("program", extent.program),
         ]
     }
@@ -106,8 +109,16 @@ pub fn flops(count: u64) -> String {
 
 impl Plan {
     /// The layers, memory and buckets as text; `device` says in words what the plan is for. `kept` is what the activations
-    /// would take if none were computed again, in a plan that does so.
-    pub fn describe(&self, device: &str, sizes: &Sizes, extent: Extent, kept: Option<usize>) -> String {
+    /// would take if none were computed again, in a plan that does so; `sums` says for each bucket by what it is summed and
+    /// in how many seconds.
+    pub fn describe(
+        &self,
+        device: &str,
+        sizes: &Sizes,
+        extent: Extent,
+        kept: Option<usize>,
+        sums: &[(&str, f64)],
+    ) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
         self.describe_memory(&mut text, device, sizes, extent);
@@ -116,7 +127,7 @@ impl Plan {
         }
         text.push('\n');
         self.describe_exchanges(&mut text);
-        self.describe_buckets(&mut text);
+        self.describe_buckets(&mut text, sums);
         text
     }
 
@@ -217,20 +228,31 @@ impl Plan {
         }
     }
 
-    fn describe_buckets(&self, out: &mut String) {
-        let _ = writeln!(out, "bucket      bytes  starts after step (of {})", self.steps.len());
-        for (index, bucket) in self.buckets.iter().enumerate() {
+    fn describe_buckets(&self, out: &mut String, sums: &[(&str, f64)]) {
+        let _ = writeln!(
+            out,
+            "bucket      bytes     allreduce  predicted  starts after step (of {}); {} predicted in all",
+            self.steps.len(),
+            milliseconds(sums.iter().map(|(_, seconds)| seconds).sum()),
+        );
+        for (index, (bucket, (name, seconds))) in self.buckets.iter().zip(sums).enumerate() {
             let step = &self.steps[bucket.after];
             let _ = writeln!(
                 out,
-                "{index:>6} {:>10}  {} {}",
+                "{index:>6} {:>10}  {name:>12} {:>10}  {} {}",
                 bytes(bucket.bytes.len()),
+                milliseconds(*seconds),
                 bucket.after + 1,
                 step.label
             );
         }
         let _ = writeln!(out, "plan hash {:016x}", self.hash());
     }
+}
+
+/// "0.012 ms"; what is not known has no number.
+fn milliseconds(seconds: f64) -> String {
+    if seconds.is_nan() { "unknown ms".into() } else { format!("{:.3} ms", seconds * 1e3) }
 }
 
 /// "402,442".

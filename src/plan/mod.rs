@@ -15,7 +15,7 @@ use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
-pub use bucket::{Bucket, TAIL};
+pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
 pub use program::{Exchange, Program, Regions, has_not_finite};
@@ -94,7 +94,9 @@ pub struct Plan {
     pub parameters: Vec<Parameter>,
     /// What the forward pass of a training plan changes and that of an evaluation plan reads.
     pub statistics: Vec<Statistic>,
-    /// In the order in which they become ready; empty for an evaluation plan.
+    /// In the order in which they become ready, which is that of their offsets; empty for an evaluation plan.
+    pub gradients: Vec<Ready>,
+    /// In the same order.
     pub buckets: Vec<Bucket>,
     pub sizes: Sizes,
     /// Where the host puts images and labels and finds losses and hits.
@@ -107,6 +109,29 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Bytes of each bucket.
+    pub fn bucket_bytes(&self) -> Vec<usize> {
+        self.buckets.iter().map(|bucket| bucket.bytes.len()).collect()
+    }
+
+    /// Cuts the gradients into buckets of at least so many bytes.
+    pub fn cut_at(&mut self, threshold: usize) {
+        self.buckets = bucket::cut(&self.gradients, threshold, self.steps.len());
+    }
+
+    /// Cuts the gradients into other buckets, each a run of them. Nothing else of a plan depends on buckets.
+    ///
+    /// # Panics
+    /// Unless the runs follow each other and are all gradients.
+    pub fn cut(&mut self, runs: &[std::ops::Range<usize>]) {
+        let ends = runs.iter().fold(0, |end, run| {
+            assert!(run.start == end && run.end > end, "runs of gradients {runs:?}");
+            run.end
+        });
+        assert_eq!(ends, self.gradients.len(), "gradients without a bucket");
+        self.buckets = bucket::of_groups(&self.gradients, runs, self.steps.len());
+    }
+
     /// What enters the hash: every step with its operands' layouts and places, and the buckets.
     fn canonical(&self) -> String {
         let mut text = String::new();

@@ -45,6 +45,11 @@ const STEP_VALUES: &Columns = &[
     ("compute", "s", "time in which the device worked"),
     ("communication", "s", "exposed communication: time in which only messages were waited for"),
     ("input", "s", "time in which the next batch was waited for"),
+    (
+        "encoding",
+        "s",
+        "time in which gradients were encoded and decoded, within the others; 0 without compression",
+    ),
 ];
 const BUCKET_TIMES: &Columns = &[
     ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
@@ -72,6 +77,8 @@ const EPOCH_VALUES: &Columns = &[
 const SUMMARY_COUNTS: &Columns = &[
     ("steps", "1", "steps that count (warm-up left out)"),
     ("images", "1", "images of all ranks in these steps"),
+    ("sent", "B", "what a rank sent of compressed gradients in these steps, by rings; 0 without compression"),
+    ("sent_uncompressed", "B", "what it would have sent without compression"),
     ("planned_memory", "B", "peak memory of a rank as planned, the largest of all ranks"),
     ("peak_memory", "B", "peak memory of a rank as measured (resident set), the largest of all ranks"),
 ];
@@ -180,6 +187,13 @@ impl ResultsFile {
         }
         let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
         describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
+        let (names, seconds): (Vec<_>, Vec<f64>) =
+            about.choices.iter().map(|(name, seconds)| (unicode(name), *seconds)).unzip();
+        let names = names.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
+        let names = config.new_dataset_builder().with_data(&names).create("bucket_allreduce")?;
+        describe(&names, "", "the collective that sums each bucket")?;
+        let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
+        describe(&seconds, "s", "what each bucket's sum is expected to take")?;
 
         let group = file.create_group("steps")?;
         let mut steps = Rows {
@@ -217,7 +231,16 @@ impl ResultsFile {
     pub fn step(&mut self, r: &StepRecord) {
         self.steps.push(
             &[r.step, r.epoch, r.images],
-            &[r.loss, r.accuracy, r.learning_rate, r.seconds, r.compute, r.communication, r.input],
+            &[
+                r.loss,
+                r.accuracy,
+                r.learning_rate,
+                r.seconds,
+                r.compute,
+                r.communication,
+                r.input,
+                r.encoding,
+            ],
         );
         // A step that reports other than the planned buckets leaves the rest unknown.
         for (series, of) in self.steps.buckets.iter_mut().zip([
@@ -274,7 +297,8 @@ impl ResultsFile {
     fn close(&self, closing: &Closing, status: &str) -> Outcome {
         let c = closing;
         let memory = |of: fn(&super::Memory) -> usize| c.memory.as_ref().map_or(0, of) as u64;
-        let counts = [c.steps, c.images, memory(|m| m.planned), memory(|m| m.measured)];
+        let [sent, uncompressed] = c.sent;
+        let counts = [c.steps, c.images, sent, uncompressed, memory(|m| m.planned), memory(|m| m.measured)];
         for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }
@@ -440,10 +464,12 @@ fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
 }
 
 pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
-    // HDF5's texts end at a zero byte.
-    let value =
-        VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;
-    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
+    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&unicode(value)?)
+}
+
+/// HDF5's texts end at a zero byte.
+fn unicode(text: &str) -> hdf5::Result<VarLenUnicode> {
+    VarLenUnicode::from_str(&text.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))
 }
 
 /// As much of a text as the data set `status` holds.

@@ -14,6 +14,7 @@ mod path;
 mod rows;
 mod table;
 mod terminal;
+mod timeline;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ pub use keeper::{Checkpoints, find_checkpoint};
 pub use logging::start_logging;
 pub use path::{results_path, resumed_path};
 pub use rows::write_table;
+pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::error::{Error, Kind, Result};
@@ -64,11 +66,23 @@ pub struct Description {
     pub warmup: u64,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
     pub buckets: Vec<u64>,
+    /// For each of these the collective that sums it, and the seconds that it is expected to take.
+    pub choices: Vec<(String, f64)>,
+    /// Where gradients are compressed.
+    pub compression: Option<Compression>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,
     /// When the program started.
     pub started: Instant,
+}
+
+/// How gradients are compressed, and bytes that a rank sends in a step by rings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compression {
+    pub scheme: String,
+    pub sent: u64,
+    pub uncompressed: u64,
 }
 
 /// One step. Times in seconds; `seconds` is the whole step and what the three parts leave is "other".
@@ -90,6 +104,8 @@ pub struct StepRecord<'a> {
     /// The exposed part: what no computation hid.
     pub communication: f64,
     pub input: f64,
+    /// What of it all went into encoding and decoding compressed gradients.
+    pub encoding: f64,
     /// One entry for each of the description's buckets.
     pub buckets: &'a [BucketTime],
 }
@@ -157,6 +173,9 @@ struct Closing {
     compute: f64,
     communication: f64,
     input: f64,
+    encoding: f64,
+    /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
+    sent: [u64; 2],
     setup_seconds: f64,
     seconds: f64,
     epochs: u64,
@@ -177,6 +196,8 @@ impl Closing {
             compute: 0.0,
             communication: 0.0,
             input: 0.0,
+            encoding: 0.0,
+            sent: [0; 2],
             setup_seconds: f64::NAN,
             seconds: f64::NAN,
             epochs: 0,
@@ -242,6 +263,7 @@ impl Closing {
         self.compute += r.compute;
         self.communication += r.communication;
         self.input += r.input;
+        self.encoding += r.encoding;
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
@@ -392,6 +414,10 @@ impl Writer {
         let counts = r.step >= self.about.warmup;
         if counts {
             self.closing.step(r);
+            if let Some(compression) = &self.about.compression {
+                self.closing.sent[0] += compression.sent;
+                self.closing.sent[1] += compression.uncompressed;
+            }
         }
         if let Some(file) = &mut self.file {
             file.step(r);

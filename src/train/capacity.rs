@@ -1,5 +1,6 @@
 //! How large a batch fits: the answer to `--max-batch`, and the check that a run fits its machine.
 
+use super::averaging::Averaging;
 use super::network::Network;
 use super::setup::Plans;
 use crate::comm::World;
@@ -28,13 +29,15 @@ pub fn answer(
     network: &Network,
     config: &Config,
     device: &dyn Device,
+    averaging: &Averaging,
     limit: usize,
 ) -> Result<String> {
     // Each plan adds its compiled kernels to the process; a run has those of one.
-    let one = planned(world, network, config, device, 1);
-    let program = one.or_else(|e| planned(world, network, config, device, 2).map_err(|_| e))?.extent.program;
+    let one = planned(world, network, config, device, averaging, 1);
+    let program =
+        one.or_else(|e| planned(world, network, config, device, averaging, 2).map_err(|_| e))?.extent.program;
     let total = |batch| {
-        let plans = planned(world, network, config, device, batch)?;
+        let plans = planned(world, network, config, device, averaging, batch)?;
         Ok(plans.sizes.total(Extent { program, ..plans.extent }))
     };
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
@@ -64,6 +67,7 @@ pub fn check(
     network: &Network,
     config: &Config,
     device: &dyn Device,
+    averaging: &Averaging,
     plans: &Plans,
 ) -> Result<()> {
     let Some(available) = available() else { return Ok(()) };
@@ -72,7 +76,7 @@ pub fn check(
     if needed <= share {
         return Ok(());
     }
-    let to_come = |batch| Ok(planned(world, network, config, device, batch)?.to_come());
+    let to_come = |batch| Ok(planned(world, network, config, device, averaging, batch)?.to_come());
     let fit = largest(share, to_come)?;
     let remedy = match fit.batch {
         0 => format!("not even the smallest fits (it needs {})", bytes(fit.next)),
@@ -94,10 +98,11 @@ fn planned(
     network: &Network,
     config: &Config,
     device: &dyn Device,
+    averaging: &Averaging,
     batch: usize,
 ) -> Result<Plans> {
     let config = Config { batch, ..config.clone() };
-    Plans::new(world, &config, network, device, config.data.is_some())
+    Plans::new(world, &config, network, device, averaging, config.data.is_some())
 }
 
 /// Bytes that this machine can still give.

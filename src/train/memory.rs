@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use super::weights::Start;
-use crate::collective;
 use crate::comm::{Region, World};
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -28,15 +27,15 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// Allocates everything. Collective.
+    /// Allocates everything; gradients where the ranks of a node share them, if `shared` and there is room. Collective.
     pub fn new(
         world: &World,
         device: &dyn Device,
         sizes: &Sizes,
         states: usize,
         config: &Config,
+        shared: bool,
     ) -> Result<Memories> {
-        let shared = collective::wants_shared(config.allreduce, world);
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let averaged = as_memory(&gradients);
         // With accumulation a micro-step's own gradients are apart from their sum.

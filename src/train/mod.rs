@@ -1,10 +1,11 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together, `step` is one training step,
-//! `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop` hears signals, `capacity` says how
-//! large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
-//! business. May use: every room below. Used by: `main`.
+//! `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
+//! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
+mod averaging;
 mod capacity;
 mod checkpoint;
 mod evaluate;
@@ -16,14 +17,16 @@ mod setup;
 mod state;
 mod step;
 mod stop;
+mod timeline;
 mod weights;
 
 use std::time::Instant;
 
-use crate::comm::World;
+use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
+use crate::trace;
 
 use checkpoint::{Position, Standing};
 use setup::Job;
@@ -31,6 +34,7 @@ pub(crate) use setup::threads;
 use state::State;
 use step::StepResult;
 use stop::Watch;
+use timeline::Timeline;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///
@@ -39,7 +43,9 @@ use stop::Watch;
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
+    world.limit_stalls(config.stall_warn, config.stall_abort);
     let watch = world.agree(Watch::start(&config.session, started))?;
+    let timeline = Timeline::start(world, &config)?;
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
         return Ok(());
     };
@@ -49,9 +55,15 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
-    kept?;
+    let outcome = kept.and(outcome);
+    let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
+    let drawn = match &outcome {
+        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
+        _ => timeline.finish(world, labels()),
+    };
     outcome?;
-    world.agree(closed)
+    world.agree(closed)?;
+    drawn
 }
 
 /// Epoch after epoch, from where the run stands to the configured end.
@@ -72,6 +84,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         }
     }
     take_checkpoint(world, job, recorder)?;
+    comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
@@ -81,9 +94,12 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
 fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) -> Result<()> {
     let Some(evaluator) = &mut job.evaluator else { return Ok(()) };
     let saver = &job.saver;
+    let traced = (trace::now(), job.standing.at.epoch + 1);
+    comm::enter(Phase::Evaluation, traced.1 as u64);
     let Some(test) = evaluator.run(world, &*job.device, || saver.flags().stop)? else {
         return stopped(world, job, recorder);
     };
+    trace::record(trace::Kind::Evaluation, traced.0, traced.1, 0, 0);
     let Standing { at, totals, best } = &mut job.standing;
     recorder.epoch(&totals.record(world, at.epoch, test)?);
     let better = best.is_none_or(|(accuracy, _)| test.accuracy > accuracy);
@@ -106,6 +122,8 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
     let steps = job.source.steps_after(seen);
     for step in 0..steps.min(job.total_steps.saturating_sub(done)) {
         let done = job.standing.at.done;
+        comm::enter(Phase::Step, done as u64);
+        trace::step(done as u64);
         let rate = job.schedule.rate(done);
         job.trainer.flags = job.saver.flags();
         let result = job.trainer.step(&*job.device, &job.source, step, done, rate)?;
@@ -120,6 +138,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             compute: result.compute,
             communication: result.communication,
             input: result.input,
+            encoding: result.encoding,
             buckets: job.trainer.bucket_times(),
         });
         if result.diverged {
@@ -146,7 +165,7 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     if job.saver.active {
         all_finite(world, job)?;
     }
-    let state = State::new(&job.plan, &job.memories, job.states);
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::averaging::{Averaging, Expected};
 use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
@@ -18,14 +19,15 @@ use super::step::{Accumulation, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{self, Gather};
-use crate::comm::World;
+use crate::collective::{Allreduce, Gather};
+use crate::comm::{self, Phase, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
+use crate::fusion::compress::{self, Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
@@ -126,36 +128,41 @@ pub fn prepare(
 ) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads(world, config.threads)?)?;
+        let threads = threads(world, config.threads)?;
+        let device = open_device(world, config, threads)?;
+        let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let open = |directory: &PathBuf| data::open(directory, network.image, network.classes);
         let _sets = world.agree(config.data.as_ref().map(open).transpose())?;
-        let answer = world.agree(capacity::answer(world, &network, config, &*device, limit))?;
+        let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
     let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
+    comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     // A run that goes on has its weights.
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let (source, test) = open_data(world, config, &network)?;
+    comm::enter(Phase::Plan, 0);
     let threads = threads(world, config.threads)?;
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, test.is_some()))?;
+    let averaging = Averaging::new(world, config, threads)?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device));
+        record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);
     }
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
         world.agree(resumed.check(world, config, &identity))?;
     }
-    world.agree(capacity::check(world, &network, config, &*device, &plans))?;
+    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
     let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
     let length = Length::new(
         config,
@@ -172,6 +179,7 @@ pub fn prepare(
         world,
         config,
         plans,
+        &averaging,
         device,
         &rule,
         source,
@@ -182,9 +190,8 @@ pub fn prepare(
         standing,
         saver,
     )?;
-    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
     let progress = resumed.as_ref().map(Resumed::progress);
-    let state = State::new(&job.plan, &job.memories, job.states);
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
         world.agree(state.restore(world, &*job.device, &resumed.contents))?;
     } else if config.session.resume.is_some() {
@@ -199,6 +206,15 @@ pub fn prepare(
         }
         return Ok(None);
     }
+    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.attributes.push(("allreduce_costs".into(), averaging.source()));
+    let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
+    description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
+    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+        scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
+        sent: account.sent,
+        uncompressed: account.uncompressed,
+    });
     let recorder = match &progress {
         None => Recorder::create(place(world), path.as_deref(), &description),
         Some(progress) => Recorder::resume(place(world), path.as_deref(), &description, progress),
@@ -307,9 +323,11 @@ impl Plans {
         config: &Config,
         network: &Network,
         device: &dyn Device,
+        averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let options = Options { fusion_threshold: config.fusion_threshold, training: None };
+        let options =
+            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -321,7 +339,8 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let training = plan::plan(graph, device, &options)?;
+        let mut training = plan::plan(graph, device, &options)?;
+        averaging.cut(&mut training);
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -329,7 +348,7 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, &training, evaluation.is_some());
+        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
@@ -349,8 +368,11 @@ impl Plans {
         self.sizes.to_come(self.extent)
     }
 
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device) -> String {
+    fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
         let ranks = world.size();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let note = |choice: &Expected| (choice.name, choice.seconds);
+        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
@@ -358,17 +380,25 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept)
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
         )
     }
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent {
-    let buckets: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.bytes.len()).collect();
-    let [mapped, messages] =
-        collective::memory(config.allreduce, config.wire, world, plan.sizes.gradients, &buckets);
+fn extent(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    evaluate: bool,
+) -> Extent {
+    let [[mapped, messages], compression] = match config.compress {
+        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
+        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
+    };
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
@@ -376,6 +406,7 @@ fn extent(world: &World, config: &Config, plan: &Plan, evaluate: bool) -> Extent
         mapped,
         messages,
         checkpoint: checkpoint_bytes(world, config, plan),
+        compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
     }
 }
@@ -386,7 +417,8 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
         return 0;
     }
     let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
-    copies * plan.sizes.parameters + world.size() * plan.sizes.statistics
+    let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
+    copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -394,6 +426,7 @@ fn assemble(
     world: &World,
     config: &Config,
     plans: Plans,
+    averaging: &Averaging,
     device: Box<dyn Device>,
     rule: &Rule,
     source: Source,
@@ -404,17 +437,21 @@ fn assemble(
     standing: Standing,
     saver: Saver,
 ) -> Result<Job> {
+    comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
-    let memories = world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config))?;
     let training = &plans.training;
+    // What is compressed is summed elsewhere.
+    let shared = config.compress.is_none() && averaging.selection.wants_shared(&training.bucket_bytes());
+    let memories =
+        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config, shared))?;
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
-    let reduce = collective::select(config.allreduce, config.wire, world, &memories.gradients);
-    let fusion =
-        world.agree(reduce.and_then(|reduce| Fusion::new(reduce, &training.buckets, config.overlap)))?;
+    let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
+    let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
+    let trainer = Trainer { compression, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -445,6 +482,30 @@ fn assemble(
         plan,
         memories,
     })
+}
+
+/// What sums gradients over ranks, and what compression keeps account of where there is any. Collective.
+fn reduction(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    memories: &Memories,
+) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+    match config.compress {
+        None => {
+            let reduce = averaging.selection.build(world, &memories.gradients);
+            Ok((world.agree(reduce)?, None))
+        }
+        Some(scheme) => {
+            let gradients = &memories.averaged;
+            let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
+            let compressed = world.agree(made)?;
+            let account = compressed.account();
+            Ok((Box::new(compressed), Some(account)))
+        }
+    }
 }
 
 /// What the program exchanges between its steps, if anything. Collective.
@@ -495,6 +556,7 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
+        compression: None,
         updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
         average,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
@@ -570,7 +632,9 @@ fn describe(
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
-        buckets: plans.training.buckets.iter().map(|bucket| bucket.bytes.len() as u64).collect(),
+        buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
+        choices: Vec::new(),
+        compression: None,
         attributes,
         started,
     }

@@ -1,5 +1,5 @@
 //! What training carries from step to step, array by array: parameters, optimizer state, moving average, running
-//! statistics. `checkpoint` keeps it and brings it back; in a file everything lies in plain order, so that another
+//! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies in plain order, so that another
 //! device, thread count or layout reads it.
 
 use super::memory::Memories;
@@ -7,7 +7,7 @@ use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Kind, Result};
-use crate::plan::{Parameter, Plan, Statistic};
+use crate::plan::{Parameter, Plan};
 use crate::record::{Array, Contents};
 
 /// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of which
@@ -17,16 +17,47 @@ pub struct State<'a> {
     memories: &'a Memories,
     /// Regions with the parameters' offsets, and what a file calls them.
     regions: Vec<(String, &'a Memory)>,
+    /// What each rank has of its own, in plain order.
+    own: Vec<Own>,
+}
+
+struct Own {
+    path: String,
+    shape: Vec<usize>,
+    memory: Memory,
+    /// Its mean over ranks serves any number of them; else it starts anew where their number has changed.
+    has_mean: bool,
 }
 
 impl State<'_> {
-    /// `states` are the names of the optimizer's.
-    pub fn new<'a>(plan: &'a Plan, memories: &'a Memories, states: &[&str]) -> State<'a> {
+    /// `states` are the names of the optimizer's, `compression` what compression of gradients keeps.
+    pub fn new<'a>(
+        plan: &'a Plan,
+        memories: &'a Memories,
+        states: &[&str],
+        compression: &[(&str, Memory)],
+    ) -> State<'a> {
         let mut regions = vec![("parameters".to_string(), &memories.regions.parameters)];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
         regions.extend(states.zip(&memories.state));
         regions.extend(memories.average.as_ref().map(|region| ("average".to_string(), region)));
-        State { plan, memories, regions }
+        let statistics = plan.statistics.iter().map(|statistic| {
+            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
+            Own {
+                path: format!("statistics/{}", statistic.name),
+                shape: statistic.spec.shape.0.clone(),
+                memory: memories.regions.statistics.slice(offset, bytes),
+                has_mean: true,
+            }
+        });
+        let compression =
+            compression.iter().filter(|(_, memory)| memory.bytes() > 0).map(|(name, memory)| Own {
+                path: format!("compression/{name}"),
+                shape: vec![memory.bytes() / 4],
+                memory: memory.clone(),
+                has_mean: false,
+            });
+        State { plan, memories, regions, own: statistics.chain(compression).collect() }
     }
 
     /// What is the same on all ranks: (path, parameter, region).
@@ -37,23 +68,14 @@ impl State<'_> {
         })
     }
 
-    /// What each rank has of its own: (path, statistic, memory).
-    fn own(&self) -> impl Iterator<Item = (String, &Statistic, Memory)> {
-        self.plan.statistics.iter().map(|statistic| {
-            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
-            let memory = self.memories.regions.statistics.slice(offset, bytes);
-            (format!("statistics/{}", statistic.name), statistic, memory)
-        })
-    }
-
     /// The arrays as a checkpoint of so many ranks has them.
     pub fn arrays(&self, ranks: usize) -> Vec<Array> {
         let shared =
             self.shared().map(|(path, parameter, _)| Array { path, shape: parameter.spec.shape.0.clone() });
-        let own = self.own().map(|(path, statistic, _)| Array {
-            path,
-            shape: [&[ranks], statistic.spec.shape.0.as_slice()].concat(),
-        });
+        let own = self
+            .own
+            .iter()
+            .map(|own| Array { path: own.path.clone(), shape: [&[ranks], own.shape.as_slice()].concat() });
         shared.chain(own).collect()
     }
 
@@ -67,9 +89,9 @@ impl State<'_> {
                 self.memories.read_into(device, parameter, region, &mut to[start..])?;
             }
         }
-        for (_, statistic, memory) in self.own() {
-            let mut values = vec![0f32; statistic.spec.shape.elements()];
-            device.download(&memory, bytes_of_mut(&mut values))?;
+        for own in &self.own {
+            let mut values = vec![0f32; own.shape.iter().product()];
+            device.download(&own.memory, bytes_of_mut(&mut values))?;
             let room = to.as_deref_mut().map(|to| {
                 let start = to.len();
                 to.resize(start + world.size() * values.len(), 0.0);
@@ -81,7 +103,7 @@ impl State<'_> {
     }
 
     /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the mean
-    /// of what ranks had of their own. Collective.
+    /// of what ranks had of their own, or starts anew. Collective.
     pub fn restore(&self, world: &World, device: &dyn Device, from: &Contents) -> Result<()> {
         self.check(from)?;
         for (path, parameter, region) in self.shared() {
@@ -92,37 +114,36 @@ impl State<'_> {
             world.broadcast_f32(&mut values)?;
             self.memories.write(device, parameter, region, &values)?;
         }
-        for (path, statistic, memory) in self.own() {
-            let mut values = vec![0f32; statistic.spec.shape.elements()];
-            let there = from.arrays.iter().find(|kept| kept.path == path);
-            let rows = from.array(&path).map(|(_, rows)| rows);
-            if there.is_some_and(|there| there.shape[0] == world.size()) {
+        for own in &self.own {
+            let mut values = vec![0f32; own.shape.iter().product()];
+            let kept = from.arrays.iter().find(|kept| kept.path == own.path);
+            let rows = from.array(&own.path).map(|(_, rows)| rows);
+            if kept.is_some_and(|kept| kept.shape[0] == world.size() && kept.shape[1..] == own.shape) {
                 world.scatter_f32(rows, &mut values)?;
-            } else {
+            } else if own.has_mean {
                 rows.into_iter().for_each(|rows| mean(rows, &mut values));
                 world.broadcast_f32(&mut values)?;
+            } else {
+                continue;
             }
-            device.upload(bytes_of(&values), &memory)?;
+            device.upload(bytes_of(&values), &own.memory)?;
         }
         Ok(())
     }
 
     /// That the checkpoint has what this run needs; every rank finds the same.
     fn check(&self, from: &Contents) -> Result<()> {
-        // Of what ranks have of their own there may be any number of rows, but not none.
-        let rows = |path: &str| {
-            let kept = from.arrays.iter().find(|kept| kept.path == path && path.starts_with("statistics/"));
-            kept.and_then(|kept| kept.shape.first().copied()).unwrap_or(1).max(1)
-        };
-        let fits = |array: &Array| {
-            let shape = match array.path.starts_with("statistics/") {
-                true => [&[rows(&array.path)], &array.shape[1..]].concat(),
-                false => array.shape.clone(),
-            };
-            from.arrays.contains(&Array { path: array.path.clone(), shape })
-        };
+        let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
+        let shared = self.shared().filter(|(path, parameter, _)| {
+            there(path).is_none_or(|kept| kept.shape != parameter.spec.shape.0)
+        });
+        // Of as many ranks as there were, but not of none.
+        let own = self.own.iter().filter(|own| {
+            let fits = |kept: &Array| kept.shape.first() > Some(&0) && kept.shape[1..] == own.shape;
+            own.has_mean && !there(&own.path).is_some_and(fits)
+        });
         let lacking: Vec<String> =
-            self.arrays(1).into_iter().filter(|array| !fits(array)).map(|array| array.path).collect();
+            shared.map(|(path, ..)| path).chain(own.map(|own| own.path.clone())).collect();
         if lacking.is_empty() {
             return Ok(());
         }

@@ -8,9 +8,11 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::fusion::Fusion;
+use crate::fusion::compress::Account;
 use crate::graph::DType;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
+use crate::trace;
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
 /// many ranks want to stop, how many want a checkpoint.
@@ -40,12 +42,16 @@ pub struct StepResult {
     pub compute: f64,
     pub communication: f64,
     pub input: f64,
+    /// Of these, encoding and decoding compressed gradients.
+    pub encoding: f64,
 }
 
 /// Everything a step needs, made once.
 pub struct Trainer {
     pub program: Program,
     pub fusion: Fusion,
+    /// Where gradients are compressed: what that comes to, and its state.
+    pub compression: Option<Account>,
     /// Scales the gradients of all buckets where their norm is too large.
     pub clip: Option<Box<dyn Step>>,
     /// The update of each bucket's parameters.
@@ -88,7 +94,7 @@ impl Trainer {
         done: usize,
         learning_rate: f32,
     ) -> Result<StepResult> {
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         self.fusion.begin(begun);
         let mut scalars = Scalars {
             seed: self.seed,
@@ -108,19 +114,30 @@ impl Trainer {
         }
         self.communicate_and_update(device, &scalars, &mut result)?;
         self.read_tail(device, &mut result)?;
+        result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.seconds = begun.elapsed().as_secs_f64();
+        trace::record(trace::Kind::Step, traced, 0, 0, 0);
         result.compute = result.seconds - result.communication - result.input;
         Ok(result)
     }
 
     /// Fills the batch; returns the seconds that took.
     fn read(&mut self, device: &dyn Device, source: &Source, step: usize, micro: usize) -> Result<f64> {
-        let begun = Instant::now();
+        let (begun, traced) = (Instant::now(), trace::now());
         if source.fill(step, micro, &mut self.images, &mut self.labels) {
             device.upload(bytes_of(&self.images), &self.program.images)?;
             device.upload(bytes_of(&self.labels), &self.program.labels)?;
         }
+        trace::record(trace::Kind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// One step of the plan.
+    fn run_step(&mut self, index: usize, scalars: &Scalars) -> Result<()> {
+        let begun = trace::now();
+        self.program.steps[index].run(scalars)?;
+        trace::record(trace::Kind::Layer, begun, index, 0, 0);
+        Ok(())
     }
 
     fn forward_and_backward(
@@ -132,15 +149,18 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let forward = self.program.forward_steps;
+        let begun = trace::now();
         for index in 0..forward {
-            self.program.steps[index].run(scalars)?;
+            self.run_step(index, scalars)?;
             self.fusion.exchange(index, device)?;
         }
         self.read_metrics(device, scalars, tail, result)?;
+        trace::record(trace::Kind::Forward, begun, 0, 0, 0);
+        let begun = trace::now();
         let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
         let end = self.program.steps.len();
         for index in forward..end {
-            self.program.steps[index].run(scalars)?;
+            self.run_step(index, scalars)?;
             self.fusion.exchange(index, device)?;
             if index + 1 == end {
                 self.end_micro_step(device, scalars, micro, tail)?;
@@ -150,6 +170,7 @@ impl Trainer {
                 self.fusion.after_step(index, device)?;
             }
         }
+        trace::record(trace::Kind::Backward, begun, 0, 0, 0);
         Ok(())
     }
 
@@ -209,12 +230,19 @@ impl Trainer {
         result: &mut StepResult,
     ) -> Result<()> {
         let updates = &mut self.updates;
+        let mut update = |bucket: usize| {
+            let begun = trace::now();
+            updates[bucket].run(scalars)?;
+            trace::record(trace::Kind::Update, begun, bucket, 0, 0);
+            Ok(())
+        };
+        let buckets = self.bucket_times.len();
         match &mut self.clip {
-            None => self.fusion.finish(device, |bucket| updates[bucket].run(scalars))?,
+            None => self.fusion.finish(device, &mut update)?,
             Some(clip) => {
                 self.fusion.finish(device, |_| Ok(()))?;
                 clip.run(scalars)?;
-                updates.iter_mut().try_for_each(|update| update.run(scalars))?;
+                (0..buckets).try_for_each(update)?;
             }
         }
         if let Some(average) = &mut self.average {
@@ -249,6 +277,11 @@ impl Trainer {
             }
         }
         Ok(None)
+    }
+
+    /// What compression has to go on with, by name.
+    pub fn compressed_state(&self) -> &[(&'static str, Memory)] {
+        self.compression.as_ref().map_or(&[], |account| account.state.as_slice())
     }
 
     pub fn bucket_times(&self) -> &[BucketTime] {

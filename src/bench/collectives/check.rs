@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::subject::{Contender, Expected, Origin, Subject};
-use crate::collective::{Slot, part, wait};
+use crate::collective::{Slot, segment};
 use crate::comm::{Region, World};
 use crate::config::Wire;
 use crate::error::Result;
@@ -34,35 +34,25 @@ impl Checker<'_> {
         Checker { subject, world, region: region.clone(), buffer: vec![0.0; 64 * 1024] }
     }
 
-    /// Runs one slot whole, then (ours) its range as three slots in flight together, and counts the elements that are
-    /// not what they must be, on all ranks. Collective.
-    pub fn check(&mut self, contender: &mut Contender, slot: Slot, length: usize) -> Result<usize> {
-        let whole = GUARD..GUARD + length;
-        let thirds: Vec<_> =
-            (0..3).map(|i| part(length, 3, i)).map(|r| GUARD + r.start..GUARD + r.end).collect();
-        let mut slots = Vec::new();
-        if !contender.is_yardstick {
-            for range in &thirds {
-                slots.push(contender.collective.prepare(range.clone())?);
-            }
-        }
+    /// Runs slots, then (ours) their elements as three other slots in flight together, and counts the elements that are
+    /// not what they must be, on all ranks. `ranges` are those of the slots, one after the other from `GUARD` on.
+    /// Collective.
+    pub fn check(
+        &mut self,
+        contender: &mut Contender,
+        slots: &[Slot],
+        ranges: &[Range<usize>],
+    ) -> Result<usize> {
+        let whole = GUARD..ranges.last().map_or(GUARD, |range| range.end);
+        let thirds: Vec<_> = (0..3).map(|i| segment(&whole, 3, i)).collect();
+        let others = if contender.is_yardstick { Vec::new() } else { contender.prepare(&thirds)? };
         let mut wrong = 0;
         for round in 0..4 {
             let values = if round % 2 == 0 { Values::Exact } else { Values::Rough };
             self.fill(&whole, values, round);
-            let mut ranges = std::slice::from_ref(&whole);
-            if round < 2 || slots.is_empty() {
-                contender.run(slot)?;
-            } else {
-                ranges = &thirds;
-                let collective = &mut *contender.collective;
-                for &slot in &slots {
-                    collective.start(slot)?;
-                }
-                for &slot in slots.iter().rev() {
-                    wait(collective, slot)?;
-                }
-            }
+            let (slots, ranges) =
+                if round < 2 || others.is_empty() { (slots, ranges) } else { (&others[..], &thirds[..]) };
+            contender.run(slots)?;
             wrong += self.wrong(&whole, ranges, contender, values, round)?;
         }
         let mut sum = [wrong as f64];

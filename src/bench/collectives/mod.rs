@@ -11,17 +11,20 @@ mod table;
 mod time;
 mod yardstick;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
 use self::check::{Checker, GUARD};
 use self::subject::Contender;
-use self::table::Row;
+use self::table::{Row, Size};
 use super::limits;
 use super::sizes::Sizes;
 use crate::comm::{Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Kind, Result};
+use crate::graph::Role;
+use crate::model;
 use crate::record::{self, Place};
 
 pub use subject::Subject;
@@ -34,6 +37,10 @@ pub struct Args {
     /// Lengths in elements (4 bytes each), in place of --sizes
     #[arg(long, value_delimiter = ',', conflicts_with = "sizes")]
     lengths: Vec<usize>,
+    /// The gradients of a model in the order of readiness, in place of --sizes: each by itself, all in flight at one time;
+    /// in buckets of 25 MB; and as one range
+    #[arg(long, conflicts_with_all = ["sizes", "lengths"])]
+    model: Option<String>,
     /// Algorithms to run, by their names in the table [default: all that can run here]
     #[arg(long, value_delimiter = ',')]
     algorithm: Vec<String>,
@@ -52,25 +59,29 @@ pub struct Args {
 }
 
 impl Args {
-    /// The lengths asked for, in elements.
-    fn lengths(&self) -> Result<Vec<usize>> {
+    /// What is asked for: ranges that are in flight together, by their lengths in elements.
+    fn cases(&self) -> Result<Vec<Vec<usize>>> {
         if self.iterations == Some(0) {
             return Err(Error::usage("--iterations 0 measures nothing; use at least 1, or --check-only"));
         }
+        if let Some(model) = &self.model {
+            let each = gradients(model)?;
+            return Ok(vec![each.clone(), bucketed(&each), vec![each.iter().sum()]]);
+        }
         if !self.lengths.is_empty() {
-            return Ok(self.lengths.clone());
+            return Ok(self.lengths.iter().map(|&length| vec![length]).collect());
         }
         let elements = |bytes: usize| match bytes % size_of::<f32>() {
-            0 => Ok(bytes / size_of::<f32>()),
+            0 => Ok(vec![bytes / size_of::<f32>()]),
             _ => Err(Error::usage(format!("--sizes {bytes}: elements are f32, of 4 bytes each"))),
         };
         self.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| elements(bytes)).collect()
     }
 
     /// What all ranks must have been given alike.
-    fn shared_items(&self, lengths: &[usize]) -> Vec<(String, String)> {
+    fn shared_items(&self, cases: &[Vec<usize>]) -> Vec<(String, String)> {
         let items = [
-            ("sizes", format!("{lengths:?} elements")),
+            ("sizes", format!("{cases:?} elements")),
             ("algorithm", format!("{:?}", self.algorithm)),
             ("wire", self.wire.to_string()),
             ("iterations", format!("{:?}", self.iterations)),
@@ -86,14 +97,14 @@ impl Args {
 /// Agreed by all ranks. `Usage` for what cannot run here, `Output` when the results file cannot be written, `Internal` when
 /// an answer is wrong.
 pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
-    let lengths = world.agree(args.lengths())?;
-    world.same(&args.shared_items(&lengths))?;
+    let cases = world.agree(args.cases())?;
+    world.same(&args.shared_items(&cases))?;
     let place = Place { rank: world.rank(), size: world.size() };
     let path = match &args.results {
         Some(path) => world.agree(record::results_path(place, Some(path), &format!("bench-{subject}")))?,
         None => None,
     };
-    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let longest = cases.iter().map(|case| case.iter().sum()).max().unwrap_or(0usize);
     let bytes = longest.checked_add(2 * GUARD).and_then(|n| n.checked_mul(size_of::<f32>()));
     let bytes = bytes.ok_or_else(|| Error::usage(format!("a length of {longest} is too large")));
     let region = Region::allocate(world, world.agree(bytes)?, true)?;
@@ -102,8 +113,8 @@ pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let limits = if args.check_only { None } else { Some(limits::measure(world)?) };
     table::print_header(subject, args, world, &region, limits.as_ref());
     let mut rows = Vec::new();
-    for length in lengths {
-        rows.extend(measure(subject, args, world, &region, length, &mut contenders)?);
+    for case in cases {
+        rows.extend(measure(subject, args, world, &region, &case, &mut contenders)?);
     }
     let about = results::About { subject, args, world, region: &region, limits: limits.as_ref() };
     let written = path.map_or(Ok(()), |path| results::write(&path, &about, &rows));
@@ -114,37 +125,70 @@ pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     }
 }
 
-/// The rows of one length. An algorithm that gives wrong answers is not timed.
+/// Elements of each gradient of a model, in the order in which the backward pass makes them.
+fn gradients(model: &str) -> Result<Vec<usize>> {
+    let model = model::find(model)?;
+    let graph = model.build(2, model.image, model.classes)?;
+    let mut lengths: Vec<usize> =
+        graph.with_role(Role::Parameter).map(|(_, tensor)| tensor.spec.shape.elements()).collect();
+    lengths.reverse();
+    Ok(lengths)
+}
+
+/// Lengths added up in order; a bucket is closed once it has 25 MB.
+fn bucketed(lengths: &[usize]) -> Vec<usize> {
+    const BUCKET: usize = (25 << 20) / size_of::<f32>();
+    let mut buckets = vec![0];
+    for length in lengths {
+        match buckets.last_mut() {
+            Some(last) if *last < BUCKET => *last += length,
+            _ => buckets.push(*length),
+        }
+    }
+    buckets
+}
+
+/// The rows of ranges that are in flight together, one after the other in memory. An algorithm that gives wrong answers is
+/// not timed.
 fn measure(
     subject: Subject,
     args: &Args,
     world: &World,
     region: &Rc<Region>,
-    length: usize,
+    case: &[usize],
     contenders: &mut [Contender],
 ) -> Result<Vec<Row>> {
+    let next = |start: &mut usize, length: &usize| {
+        let range = *start..*start + length;
+        *start = range.end;
+        Some(range)
+    };
+    let ranges: Vec<Range<usize>> = case.iter().scan(GUARD, next).collect();
+    let length = case.iter().sum();
+    let size = Size { elements: length, ranges: case.len() };
     let mut checker = Checker::new(subject, world, region);
     let mut rows: Vec<Row> = Vec::new();
     for contender in contenders {
-        let slot = contender.collective.prepare(GUARD..GUARD + length)?;
-        let wrong = checker.check(contender, slot, length)?;
+        let slots = contender.prepare(&ranges)?;
+        let wrong = checker.check(contender, &slots, &ranges)?;
         let times = if args.check_only || wrong > 0 {
             None
         } else {
             checker.zero(length);
-            Some(time::time(world, args.iterations, || contender.run(slot))?)
+            Some(time::time(world, args.iterations, || contender.run(&slots))?)
         };
         // The first one is the MPI library's.
         let yardstick = rows.first().and_then(|row| row.times).or(times);
         let name = contender.collective.name();
-        let row = Row::new(subject, world.size(), name, contender.wire, length, wrong, times, yardstick);
+        let row =
+            Row::new(name, contender.wire, size, wrong, times, yardstick, subject.bus_factor(world.size()));
         table::print_row(world, &row);
         rows.push(row);
     }
     if subject == Subject::Allreduce && world.nodes() == 1 && !args.check_only {
-        let times = time::time(world, args.iterations, || pass(region, length))?;
-        let yardstick = rows.first().and_then(|row| row.times);
-        let row = Row::new(subject, world.size(), "(memory)", Wire::F32, length, 0, Some(times), yardstick);
+        let times = Some(time::time(world, args.iterations, || pass(region, length))?);
+        let (yardstick, factor) = (rows.first().and_then(|row| row.times), subject.bus_factor(world.size()));
+        let row = Row::new("(memory)", Wire::F32, size, 0, times, yardstick, factor);
         table::print_row(world, &row);
         rows.push(row);
     }
@@ -163,4 +207,20 @@ fn pass(region: &Region, length: usize) -> Result<()> {
         region.write(start, std::hint::black_box(block));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_models_gradients_are_all_there_and_buckets_hold_them() {
+        let each = gradients("resnet50").unwrap();
+        assert_eq!((each.len(), each.iter().sum()), (161, 25_557_032));
+        // The last layer's bias comes first.
+        assert_eq!(each[0], 1000);
+        let buckets = bucketed(&each);
+        assert_eq!((buckets.len(), buckets.iter().sum()), (4, 25_557_032));
+        assert!(buckets[..3].iter().all(|&bucket| bucket >= 25 << 18));
+    }
 }

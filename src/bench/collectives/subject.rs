@@ -43,10 +43,14 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// One run of a slot.
-    pub fn run(&mut self, slot: Slot) -> Result<()> {
-        self.collective.start(slot)?;
-        wait(&mut *self.collective, slot)
+    pub fn prepare(&mut self, ranges: &[Range<usize>]) -> Result<Vec<Slot>> {
+        ranges.iter().map(|range| self.collective.prepare(range.clone())).collect()
+    }
+
+    /// One run of slots that are in flight together.
+    pub fn run(&mut self, slots: &[Slot]) -> Result<()> {
+        slots.iter().try_for_each(|&slot| self.collective.start(slot))?;
+        slots.iter().try_for_each(|&slot| wait(&mut *self.collective, slot))
     }
 }
 

@@ -15,6 +15,8 @@ pub struct Row {
     pub wire: Wire,
     pub bytes: usize,
     pub elements: usize,
+    /// Ranges in flight together that these are.
+    pub ranges: usize,
     /// `None` where nothing was timed.
     pub times: Option<Times>,
     /// Bytes a second: size / median.
@@ -26,30 +28,38 @@ pub struct Row {
     pub wrong: usize,
 }
 
+/// How much is in flight together.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
+    pub elements: usize,
+    /// As how many ranges.
+    pub ranges: usize,
+}
+
 impl Row {
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
-        subject: Subject,
-        ranks: usize,
         algorithm: &'static str,
         wire: Wire,
-        elements: usize,
+        Size { elements, ranges }: Size,
         wrong: usize,
         times: Option<Times>,
         yardstick: Option<Times>,
+        bus_factor: f64,
     ) -> Row {
         let bytes = elements * size_of::<f32>();
         let median = |times: Option<Times>| times.map_or(f64::NAN, |times| times.median);
         let algbw = bytes as f64 / median(times);
+        let ratio = median(yardstick) / median(times);
         Row {
             algorithm,
             wire,
             bytes,
             elements,
+            ranges,
             times,
             algbw,
-            busbw: algbw * subject.bus_factor(ranks),
-            ratio: median(yardstick) / median(times),
+            busbw: algbw * bus_factor,
+            ratio,
             wrong,
         }
     }
@@ -79,9 +89,10 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
         );
     }
     println!(
-        "#{:>9} {:>11} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
+        "#{:>9} {:>11} {:>6} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
         "size",
         "elements",
+        "ranges",
         "algorithm",
         "wire",
         "min us",
@@ -99,14 +110,14 @@ pub fn print_row(world: &World, row: &Row) {
     if world.rank() > 0 {
         return;
     }
-    let Row { algorithm, wire, bytes, elements, algbw, busbw, ratio, wrong, .. } = row;
+    let Row { algorithm, wire, bytes, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
     let Some(times) = row.times else {
         println!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes));
         return;
     };
     let us = |seconds: f64| seconds * 1e6;
     println!(
-        "{:>10} {elements:>11} {algorithm:>18} {wire:>5} {:>11.2} {:>11.2} {:>11.2} {:>11.3} {:>11.3} {ratio:>6.2} {wrong:>8}",
+        "{:>10} {elements:>11} {ranges:>6} {algorithm:>18} {wire:>5} {:>11.2} {:>11.2} {:>11.2} {:>11.3} {:>11.3} {ratio:>6.2} {wrong:>8}",
         show(*bytes),
         us(times.min),
         us(times.median),

@@ -1,0 +1,192 @@
+//! `dltrain bench fusion`: a model's real gradients, ready when they are in a backward pass, summed in buckets of several
+//! cuts. Each rank spins for as long as a step would compute, and between two steps does what training does.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::sizes::show;
+use crate::collective::Selection;
+use crate::collective::cost::Nodes;
+use crate::collective::tuning::Tuning;
+use crate::comm::{Region, World};
+use crate::config::{AllreduceKind, Wire};
+use crate::device::reference::Reference;
+use crate::error::{Error, Kind, Result};
+use crate::fusion::{Fusion, adaptive};
+use crate::model;
+use crate::plan::{self, Options, Plan, TAIL};
+use crate::train;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Model whose gradients are summed
+    #[arg(long, default_value = "resnet50")]
+    model: String,
+    /// Images a rank: what the steps take grows with it
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Milliseconds of the backward pass [default: estimated from its arithmetic and bytes]
+    #[arg(long, value_name = "MS")]
+    backward_ms: Option<f64>,
+    /// How gradients are added up over ranks
+    #[arg(long, value_enum, default_value_t = AllreduceKind::Auto)]
+    allreduce: AllreduceKind,
+    /// What gradients travel as between ranks
+    #[arg(long, value_enum, default_value_t = Wire::F32)]
+    wire: Wire,
+    /// What `dltrain bench autotune` measured [default: as in training]
+    #[arg(long, value_name = "FILE")]
+    tuning: Option<std::path::PathBuf>,
+    /// Backward passes to time; the median counts
+    #[arg(long, default_value_t = 9)]
+    iterations: usize,
+}
+
+/// A backward pass that is only waited for.
+struct Replay<'a> {
+    world: &'a World,
+    plan: Plan,
+    /// Of each backward step.
+    steps: Vec<Duration>,
+    selection: Selection,
+    region: Rc<Region>,
+}
+
+pub fn run(args: &Args, world: &World) -> Result<()> {
+    if args.iterations == 0 || args.batch == 0 {
+        return world.agree(Err(Error::usage("--iterations and --batch must be at least 1")));
+    }
+    let tuning = Tuning::load(world, args.tuning.as_deref())?;
+    let selection = Selection::new(args.allreduce, args.wire, &Nodes::of(world), &tuning);
+    let selection = world.agree(selection)?;
+    let mut plan = world.agree(planned(args))?;
+    let mut threads = [train::threads(world, None)? as f64];
+    world.min_f64(&mut threads)?;
+    let threads = threads[0] as usize;
+    let backward = plan.forward_steps..plan.steps.len();
+    let seconds = &adaptive::step_seconds(&plan, &tuning.parameters, threads)[backward];
+    let scale = args.backward_ms.map_or(1.0, |ms| ms / 1e3 / seconds.iter().sum::<f64>());
+    let steps = seconds.iter().map(|seconds| Duration::from_secs_f64(seconds * scale)).collect();
+    let predicted = |bytes| selection.choose(bytes, true).seconds;
+    adaptive::cut(&mut plan, &tuning.parameters, threads, predicted);
+    let adapted = plan.buckets.clone();
+    let region = Region::allocate(world, plan.sizes.gradients, selection.wants_shared(&plan.bucket_bytes()))?;
+    let mut replay = Replay { world, plan, steps, selection, region };
+    replay.print_header(args);
+    let mut wrong_in_all = 0;
+    let thresholds = [("one a tensor", 0), ("4 MB", 4 << 20), ("16 MB", 16 << 20), ("64 MB", 64 << 20)];
+    for (name, threshold) in thresholds {
+        replay.plan.cut_at(threshold);
+        wrong_in_all += replay.measure(name, args.iterations)?;
+    }
+    replay.plan.buckets = adapted;
+    wrong_in_all += replay.measure("adaptive", args.iterations)?;
+    if wrong_in_all > 0 {
+        let text = format!("fusion: {wrong_in_all} wrong elements");
+        return world.agree(Err(Error::new(Kind::Internal, text)));
+    }
+    Ok(())
+}
+
+fn planned(args: &Args) -> Result<Plan> {
+    let model = model::find(&args.model)?;
+    let graph = model.build(args.batch, model.image, model.classes)?.simplify().differentiate();
+    plan::plan(graph, &Reference, &Options { fusion_threshold: 0, training: None })
+}
+
+impl Replay<'_> {
+    /// Checks the sums, then times and prints a line. Returns the number of wrong elements. Collective.
+    fn measure(&mut self, name: &str, iterations: usize) -> Result<usize> {
+        let sums = self.selection.build(self.world, &self.region)?;
+        let mut fusion = self.world.agree(Fusion::new(sums, &self.plan.buckets, true))?;
+        let wrong = self.check(&mut fusion)?;
+        let (mut totals, mut exposed) = (Vec::new(), Vec::new());
+        for _ in 0..if wrong > 0 { 0 } else { iterations } {
+            let mut seconds = self.pass(&mut fusion, true)?;
+            self.world.max_f64(&mut seconds)?;
+            totals.push(seconds[0]);
+            exposed.push(seconds[1]);
+        }
+        if self.world.rank() == 0 {
+            let bytes = self.plan.bucket_bytes();
+            let ms = |mut seconds: Vec<f64>| {
+                seconds.sort_by(f64::total_cmp);
+                seconds.get(seconds.len() / 2).map_or(f64::NAN, |seconds| seconds * 1e3)
+            };
+            println!(
+                "{name:>14} {:>8} {:>10.3} {:>10.3} {:>10.3} {:>12.3} {:>12.3} {wrong:>8}",
+                bytes.len(),
+                bytes[0] as f64 / 1e6,
+                bytes.iter().copied().max().unwrap_or(0) as f64 / 1e6,
+                bytes[bytes.len() - 1] as f64 / 1e6,
+                ms(totals),
+                ms(exposed),
+            );
+        }
+        Ok(wrong)
+    }
+
+    /// One backward pass: its seconds, and those in which nothing was computed. Collective.
+    fn pass(&self, fusion: &mut Fusion, compute: bool) -> Result<[f64; 2]> {
+        self.world.barrier()?;
+        let begun = Instant::now();
+        fusion.begin(begun);
+        for (index, time) in self.steps.iter().enumerate() {
+            let step = Instant::now();
+            while compute && step.elapsed() < *time {
+                std::hint::spin_loop();
+            }
+            fusion.after_step(self.plan.forward_steps + index, &Reference)?;
+        }
+        fusion.finish(&Reference, |_| Ok(()))?;
+        let exposed = fusion.times().iter().map(|time| time.exposed).sum();
+        Ok([begun.elapsed().as_secs_f64(), exposed])
+    }
+
+    /// Elements of all ranks that are not the sum of all. Leaves zeros, which stay zeros. Collective.
+    fn check(&self, fusion: &mut Fusion) -> Result<usize> {
+        /// Integers so small that their sums are exact, in halves too while ranks are few.
+        fn value(rank: usize, index: usize) -> f32 {
+            ((index.wrapping_mul(2_654_435_761) >> 7) % 4 + rank % 2) as f32
+        }
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let count = self.region.elements();
+        let mut buffer = vec![0.0; count];
+        buffer.iter_mut().enumerate().for_each(|(index, to)| *to = value(rank, index));
+        self.region.write(0, &buffer);
+        self.pass(fusion, false)?;
+        self.region.read(0, &mut buffer);
+        let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<f32>();
+        let wrong = buffer.iter().enumerate().filter(|(index, got)| **got != sum(*index)).count();
+        self.region.write(0, &vec![0.0; count]);
+        let mut all = [wrong as f64];
+        self.world.sum_f64(&mut all)?;
+        Ok(all[0] as usize)
+    }
+
+    fn print_header(&self, args: &Args) {
+        if self.world.rank() > 0 {
+            return;
+        }
+        let gradients = self.plan.gradients.len();
+        println!(
+            "# fusion: {gradients} gradients of {} ({}), {} ranks on {} node(s), {}, --allreduce {}, {} between ranks",
+            args.model,
+            show(self.region.bytes() - TAIL),
+            self.world.size(),
+            self.world.nodes(),
+            self.world.library(),
+            args.allreduce.name(),
+            args.wire,
+        );
+        println!(
+            "# the backward pass alone: {} steps, {:.3} ms; times are medians of the slowest rank",
+            self.steps.len(),
+            self.steps.iter().sum::<Duration>().as_secs_f64() * 1e3
+        );
+        println!(
+            "#{:>13} {:>8} {:>10} {:>10} {:>10} {:>12} {:>12} {:>8}",
+            "cut", "buckets", "first MB", "most MB", "last MB", "total ms", "exposed ms", "wrong"
+        );
+    }
+}

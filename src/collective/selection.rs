@@ -1,0 +1,237 @@
+//! Which algorithm sums which range: the one asked for, or for each range the one that the cost model finds fastest.
+//!
+//! A choice depends on the bytes of the range, on where ranks are, on what travels and on the tuning, all of which are equal
+//! on all ranks and in a repeat. So are the choices.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::cost::{Cost, Nodes};
+use super::scheduled::{self, Scheduled};
+use super::tuning::Tuning;
+use super::{Allreduce, Hierarchical, Shm, Slot, Vendor, ring, schedule_of};
+use crate::comm::{Channel, Region, World};
+use crate::config::{AllreduceKind, Wire};
+use crate::error::{Error, Result};
+
+/// The algorithm of a range and the seconds that it is expected to take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    pub kind: AllreduceKind,
+    pub seconds: f64,
+}
+
+/// How ranges are summed in a run.
+#[derive(Debug, Clone)]
+pub struct Selection {
+    kind: AllreduceKind,
+    wire: Wire,
+    cost: Cost,
+}
+
+impl Selection {
+    /// # Errors
+    /// `Usage`, the same on every rank, when what is asked for cannot run on these ranks and nodes.
+    pub fn new(kind: AllreduceKind, wire: Wire, nodes: &Nodes, tuning: &Tuning) -> Result<Selection> {
+        match kind {
+            AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
+                "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
+            ))),
+            AllreduceKind::Shm if nodes.0.len() > 1 => Err(Error::usage(format!(
+                "--allreduce shm works within one node, and the ranks are on {}; use auto or ring",
+                nodes.0.len()
+            ))),
+            AllreduceKind::Hierarchical if !nodes.is_even() => Err(Error::usage(
+                "--allreduce hierarchical needs as many ranks on every node; use auto or ring, or another number of \
+                 ranks",
+            )),
+            _ => {
+                let cost = Cost::new(nodes, wire, tuning);
+                Ok(Selection { kind, wire, cost })
+            }
+        }
+    }
+
+    /// For a range of so many bytes, in a region that the ranks of a node share or that they do not.
+    pub fn choose(&self, bytes: usize, shared: bool) -> Choice {
+        let (kind, seconds) = match self.kind {
+            AllreduceKind::Auto => self.cost.best(bytes, shared),
+            kind => (kind, self.cost.seconds(kind, bytes).unwrap_or(f64::NAN)),
+        };
+        Choice { kind, seconds }
+    }
+
+    /// Whether gradients are to lie in memory that the ranks of a node share, with buckets of so many bytes.
+    pub fn wants_shared(&self, buckets: &[usize]) -> bool {
+        let in_memory = |bytes: &usize| {
+            matches!(self.choose(*bytes, true).kind, AllreduceKind::Shm | AllreduceKind::Hierarchical)
+        };
+        buckets.iter().any(in_memory)
+    }
+
+    /// Whether the region of these buckets is expected to be shared. An estimate: whether there is room on every node is
+    /// known once it is asked for.
+    pub fn expects_shared(&self, world: &World, buckets: &[usize]) -> bool {
+        self.wants_shared(buckets) && Region::fits_shared(world, buckets.iter().sum())
+    }
+
+    /// Bytes that a rank has for the sums of a region prepared in such buckets: other ranks' regions that it maps, and
+    /// memory for messages to come in.
+    pub fn memory(&self, world: &World, buckets: &[usize]) -> [usize; 2] {
+        let shared = self.expects_shared(world, buckets);
+        let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
+        let local = world.local_size();
+        let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
+            AllreduceKind::Shm | AllreduceKind::Vendor => 0,
+            AllreduceKind::Hierarchical => {
+                scheduled::memory(ring::allreduce, self.wire, bytes / 4 / local, world.nodes())
+            }
+            kind => scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
+        };
+        [mapped, buckets.iter().map(messages).sum()]
+    }
+
+    /// Makes what sums ranges of a region. Collective.
+    ///
+    /// # Errors
+    /// `Environment`, the same on every rank, when what is asked for needs a shared region and this one is not.
+    pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+        let kind = match self.kind {
+            AllreduceKind::Auto => return Ok(Box::new(PerRange::new(self.clone(), world, region))),
+            kind => kind,
+        };
+        world.agree(can_work_in(kind, region.is_shared()))?;
+        make(kind, self.wire, world, region)
+    }
+}
+
+/// Fails where an algorithm needs memory that is shared and this is not.
+fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
+    match kind {
+        AllreduceKind::Shm | AllreduceKind::Hierarchical if !shared => Err(Error::environment(format!(
+            "--allreduce {} needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
+             --shm-size) or use auto or ring",
+            kind.name()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// One algorithm. Collective.
+fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+    Ok(match kind {
+        AllreduceKind::Shm => Box::new(Shm::new(world, region)),
+        AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
+        AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
+        kind => {
+            let (name, algorithm) = schedule_of(kind);
+            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
+        }
+    })
+}
+
+/// `--allreduce auto`: an algorithm for each range. Those that no range needs are not made.
+struct PerRange {
+    selection: Selection,
+    world: World,
+    region: Rc<Region>,
+    made: Vec<(AllreduceKind, Box<dyn Allreduce>)>,
+    /// Which of `made` has a slot, and as which of its own.
+    slots: Vec<(usize, Slot)>,
+}
+
+impl PerRange {
+    fn new(selection: Selection, world: &World, region: &Rc<Region>) -> PerRange {
+        let (made, slots) = (Vec::new(), Vec::new());
+        PerRange { selection, world: world.clone(), region: region.clone(), made, slots }
+    }
+}
+
+impl Allreduce for PerRange {
+    fn name(&self) -> &'static str {
+        match &self.made[..] {
+            [(_, only)] => only.name(),
+            _ => "auto",
+        }
+    }
+
+    fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        let kind = self.selection.choose(range.len() * size_of::<f32>(), self.region.is_shared()).kind;
+        let index = match self.made.iter().position(|(other, _)| *other == kind) {
+            Some(index) => index,
+            None => {
+                self.made.push((kind, make(kind, self.selection.wire, &self.world, &self.region)?));
+                self.made.len() - 1
+            }
+        };
+        self.slots.push((index, self.made[index].1.prepare(range)?));
+        Ok(self.slots.len() - 1)
+    }
+
+    fn start(&mut self, slot: Slot) -> Result<()> {
+        let (index, slot) = self.slots[slot];
+        self.made[index].1.start(slot)
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        let mut moved = false;
+        for (_, algorithm) in &mut self.made {
+            moved |= algorithm.poll()?;
+        }
+        Ok(moved)
+    }
+
+    fn is_done(&self, slot: Slot) -> bool {
+        let (index, slot) = self.slots[slot];
+        self.made[index].1.is_done(slot)
+    }
+
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let (index, slot) = self.slots[slot];
+        self.made[index].1.waiting_for(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cost::tests::nodes;
+    use super::*;
+    use crate::error::Kind;
+
+    fn selection(kind: AllreduceKind, nodes: &Nodes) -> Selection {
+        Selection::new(kind, Wire::F32, nodes, &Tuning::built_in()).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_a_remedy() {
+        let uneven = Nodes(vec![vec![0, 1], vec![2]]);
+        for (kind, wire, nodes) in [
+            (AllreduceKind::Shm, Wire::F32, nodes(2, 1)),
+            (AllreduceKind::Hierarchical, Wire::F32, uneven),
+            (AllreduceKind::Vendor, Wire::F16, nodes(2, 2)),
+        ] {
+            let error = Selection::new(kind, wire, &nodes, &Tuning::built_in()).unwrap_err();
+            assert!(error.kind == Kind::Usage && error.message.contains("use a"), "{error}");
+        }
+        for kind in [AllreduceKind::Shm, AllreduceKind::Hierarchical] {
+            let error = can_work_in(kind, false).unwrap_err();
+            assert!(error.kind == Kind::Environment && error.message.contains("use a"), "{error}");
+            assert!(can_work_in(kind, true).is_ok());
+        }
+    }
+
+    #[test]
+    fn gradients_are_shared_only_for_those_who_use_that() {
+        let wants = |kind, nodes: &Nodes| selection(kind, nodes).wants_shared(&[64, 64 << 20]);
+        assert!(wants(AllreduceKind::Auto, &nodes(1, 2)) && wants(AllreduceKind::Auto, &nodes(2, 2)));
+        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Ring, &nodes(1, 2)));
+        assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::Hierarchical, &nodes(2, 2)));
+    }
+
+    #[test]
+    fn an_algorithm_asked_for_is_used_for_every_range_and_predicted_too() {
+        let choice = selection(AllreduceKind::Torus, &nodes(1, 6)).choose(64, true);
+        assert_eq!(choice.kind, AllreduceKind::Torus);
+        assert!(choice.seconds > 0.0);
+    }
+}

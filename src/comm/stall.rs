@@ -1,0 +1,305 @@
+//! Waiting for other ranks, and telling people when it takes too long.
+//!
+//! Every loop that polls for other ranks holds a `Wait`. One that has been in vain for a while says so on the board of its
+//! node, and goes on saying so; who does neither is the one that is waited for, wherever the chain of ranks that wait for
+//! each other begins. So a rank that computes, reads or is stopped is named, and not its neighbours. Between nodes the
+//! boards are sent to and fro, but only once a wait has lasted for half the time that is allowed (`news`). Of all ranks that wait the
+//! lowest speaks.
+//!
+//! The watch belongs to the process, as MPI does: it is not handed from hand to hand.
+
+use std::cell::{Cell, OnceCell, RefCell};
+
+use super::board::{self, Line, Phase, Place, Process, Status};
+use super::clock;
+use super::news::News;
+use super::topology::Topology;
+use crate::error::{Error, Kind, Result};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A wait is told to others when it has lasted this long, and again and again so often.
+const SAY_AFTER: u64 = 10_000_000;
+const SAY_EVERY: u64 = 50_000_000;
+
+/// How much longer than the speaker the others wait until they end the job themselves.
+const GRACE: u64 = 10 * SECOND;
+
+/// Nanoseconds of waiting without any progress until something is done about it; 0 is never.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    warn: u64,
+    abort: u64,
+}
+
+/// This process's watch.
+struct Watch {
+    limits: Cell<Limits>,
+    place: Cell<Place>,
+    /// A wait has ended the job: no other is to begin.
+    over: Cell<bool>,
+    job: OnceCell<Job>,
+}
+
+/// The ranks, once they are known.
+struct Job {
+    topology: Topology,
+    board: Board,
+    /// `None` where all ranks share the board.
+    news: Option<RefCell<News>>,
+}
+
+/// A line for every rank of the job.
+enum Board {
+    /// In a window of the node that lives until MPI ends.
+    Shared(*const Line),
+    Private(Box<[Line]>),
+}
+
+thread_local! {
+    static WATCH: Watch = const {
+        Watch {
+            limits: Cell::new(Limits { warn: 30 * SECOND, abort: 0 }),
+            place: Cell::new(Place { phase: Phase::Start, number: 0 }),
+            over: Cell::new(false),
+            job: OnceCell::new(),
+        }
+    };
+}
+
+/// Bytes of a board.
+pub(super) fn board_bytes(ranks: usize) -> usize {
+    ranks * size_of::<Line>()
+}
+
+/// Starts the watch of this process. `shared` points at `board_bytes`, zeroed, at a page's start, mapped until `stop`;
+/// `None` where ranks of a node share no memory.
+pub(super) fn start(topology: Topology, shared: Option<*mut u8>, news: Option<News>) {
+    let board = match shared {
+        Some(address) => Board::Shared(address.cast_const().cast()),
+        None => Board::Private((0..topology.size()).map(|_| Line::default()).collect()),
+    };
+    WATCH.with(|watch| {
+        let job = Job { topology, board, news: news.map(RefCell::new) };
+        let own = &job.lines()[job.topology.rank()];
+        own.set_pid();
+        own.write(&board::status(watch.place.get(), None));
+        // MPI starts once in a process, and so does this.
+        let _ = watch.job.set(job);
+    });
+}
+
+/// Ends it: the board is about to go.
+pub(super) fn stop() {
+    WATCH.with(|watch| watch.limits.set(Limits { warn: 0, abort: 0 }));
+    WATCH.with(|watch| watch.over.set(true));
+}
+
+/// Sets after how many seconds without progress a wait is reported, and after how many the job ends; 0 is never.
+pub(super) fn limit(warn: f64, abort: f64) {
+    let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
+    WATCH.with(|watch| watch.limits.set(Limits { warn: nanoseconds(warn), abort: nanoseconds(abort) }));
+}
+
+/// Says what this rank is busy with from now on.
+pub fn enter(phase: Phase, number: u64) {
+    WATCH.with(|watch| {
+        watch.place.set(Place { phase, number });
+        watch.say(None);
+    });
+}
+
+/// What a rank waits for.
+#[derive(Debug, Default)]
+pub struct Awaited {
+    /// "bucket 1 of 2, shm allreduce"; empty for the small talk of the control path.
+    pub what: String,
+    /// The ranks whose messages are missing here, where that is known.
+    pub peers: Vec<usize>,
+}
+
+/// One wait for other ranks.
+#[derive(Default)]
+pub struct Wait {
+    /// When there was last something to do; 0 where nobody has looked at the clock yet.
+    since: u64,
+    /// When there is something to say next.
+    next: u64,
+    /// Whether the others know of it.
+    said: bool,
+    /// How long it must have lasted for the next warning, and what the last one said.
+    warn_at: u64,
+    warned: Option<String>,
+}
+
+impl Wait {
+    pub fn new() -> Wait {
+        Wait::default()
+    }
+
+    /// There was nothing to do: lets other processes run, and looks whether this takes too long.
+    ///
+    /// # Errors
+    /// `Stalled` where the job is to end for it.
+    pub fn idle(&mut self, awaited: impl Fn() -> Awaited) -> Result<()> {
+        std::thread::yield_now();
+        let now = clock::now();
+        if self.since == 0 {
+            (self.since, self.next) = (now, now + SAY_AFTER);
+        }
+        if now < self.next {
+            return Ok(());
+        }
+        self.next = now + SAY_EVERY;
+        WATCH.with(|watch| watch.waits(self, now, &awaited))
+    }
+
+    /// There was something to do: the wait begins anew.
+    pub fn moved(&mut self) {
+        if self.since != 0 {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if self.said {
+            WATCH.with(|watch| watch.say(None));
+        }
+        if let Some(what) = self.warned.take() {
+            let waited = board::seconds(clock::now().saturating_sub(self.since));
+            log::warn!("{what}: goes on after {waited} s");
+        }
+        (self.since, self.said, self.warn_at) = (0, false, 0);
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.moved();
+    }
+}
+
+impl Watch {
+    /// Says on the board where this rank is, and since when it waits.
+    fn say(&self, waiting: Option<u64>) {
+        if let Some(job) = self.job.get()
+            && !self.over.get()
+        {
+            job.lines()[job.topology.rank()].write(&board::status(self.place.get(), waiting));
+        }
+    }
+
+    /// A wait goes on.
+    fn waits(&self, wait: &mut Wait, now: u64, awaited: &dyn Fn() -> Awaited) -> Result<()> {
+        if self.over.get() {
+            return Err(Error::new(Kind::Stalled, "the job ends"));
+        }
+        let (Some(job), Limits { warn, abort }) = (self.job.get(), self.limits.get()) else { return Ok(()) };
+        self.say(Some(wait.since));
+        wait.said = true;
+        let waited = now - wait.since;
+        let Some(first) = [warn, abort].into_iter().filter(|&limit| limit > 0).min() else { return Ok(()) };
+        if let Some(news) = &job.news
+            && waited >= first / 2
+        {
+            news.borrow_mut().exchange(job.lines(), &job.topology, job.own_group(), now, job.beat(first))?;
+        }
+        if abort > 0 && waited >= abort && (job.speaks(now, abort) || waited >= abort + GRACE) {
+            self.over.set(true);
+            let what = self.report(job, waited, now, awaited(), first);
+            wait.warned = None;
+            return Err(Error::new(Kind::Stalled, format!("{what}; --stall-abort ends the job")));
+        }
+        if warn > 0 && waited >= warn.max(wait.warn_at) {
+            wait.warn_at = 2 * waited;
+            if job.speaks(now, warn) {
+                let awaited = awaited();
+                wait.warned = Some(self.place_of(&awaited));
+                log::warn!("{}", self.report(job, waited, now, awaited, first));
+            }
+        }
+        Ok(())
+    }
+
+    fn place_of(&self, awaited: &Awaited) -> String {
+        let place = self.place.get();
+        if awaited.what.is_empty() { place.to_string() } else { format!("{place}, {}", awaited.what) }
+    }
+
+    /// "step 12, bucket 1 of 2, shm allreduce: waiting for 30 s for rank 1 on n0 (stopped by a signal, in step 12)".
+    fn report(&self, job: &Job, waited: u64, now: u64, awaited: Awaited, limit: u64) -> String {
+        let board = job.statuses();
+        let ranks = board::awaited(&board, now, |rank| job.fresh(rank, limit));
+        let host_of = |rank| job.topology.host_of(rank);
+        let (place, waited) = (self.place_of(&awaited), board::seconds(waited));
+        if !ranks.is_empty() {
+            let ranks = board::describe(&ranks, &board, now, host_of);
+            return format!("{place}: waiting for {waited} s for {ranks}");
+        }
+        let peers = match board::named(&awaited.peers, host_of) {
+            peers if peers.is_empty() => String::new(),
+            peers => format!("; this one for a message of {peers}"),
+        };
+        format!("{place}: waiting for {waited} s, as all ranks are{peers}: is the network between them up?")
+    }
+}
+
+impl Job {
+    fn lines(&self) -> &[Line] {
+        match &self.board {
+            // SAFETY: `start` was given as many zeroed lines; they are atomics, and mapped until `stop`, after which
+            // `say` and `waits` come here no more.
+            Board::Shared(address) => unsafe { std::slice::from_raw_parts(*address, self.topology.size()) },
+            Board::Private(lines) => lines,
+        }
+    }
+
+    /// The ranks that write to this board.
+    fn own_group(&self) -> Vec<usize> {
+        match self.board {
+            Board::Shared(_) => self.topology.ranks_of(self.topology.node()),
+            Board::Private(_) => vec![self.topology.rank()],
+        }
+    }
+
+    /// The whole board; of ranks that are here, how their processes look.
+    fn statuses(&self) -> Vec<Status> {
+        let mut all: Vec<Status> = self.lines().iter().map(Line::read).collect();
+        for rank in self.own_group() {
+            all[rank] = self.lines()[rank].look();
+        }
+        all
+    }
+
+    /// How often boards are sent.
+    fn beat(&self, limit: u64) -> u64 {
+        (limit / 16).clamp(SECOND / 10, 2 * SECOND)
+    }
+
+    /// How long a rank that waits may be silent: until the system lets it run again, or its news comes.
+    fn fresh(&self, rank: usize, limit: u64) -> u64 {
+        let here = (limit / 4).clamp(SECOND / 4, 5 * SECOND);
+        let shared = matches!(self.board, Board::Shared(_));
+        let near = rank == self.topology.rank() || shared && self.topology.same_node(rank);
+        if near { here } else { here + 4 * self.beat(limit) }
+    }
+
+    /// Whether this rank speaks for the job: of those that have waited for about as long it is the lowest.
+    fn speaks(&self, now: u64, limit: u64) -> bool {
+        let long =
+            |status: &Status| status.waiting.is_some_and(|since| now.saturating_sub(since) >= limit / 2);
+        let lower = self.lines()[..self.topology.rank()].iter().map(Line::read).enumerate();
+        let mut waiting = lower.filter(|(rank, status)| {
+            long(status) && now.saturating_sub(status.said) <= self.fresh(*rank, limit)
+        });
+        waiting.next().is_none()
+    }
+}
+
+/// How the process of a rank looks, to be told to other nodes.
+pub(super) fn looked(line: &Line) -> Status {
+    let status = line.look();
+    // What a rank that waits is doing is clear, and changes from moment to moment.
+    let awake = matches!(status.process, Process::Running | Process::Asleep);
+    if status.waiting.is_some() && awake { Status { process: Process::Unknown, ..status } } else { status }
+}

@@ -1,0 +1,273 @@
+//! Gradient compression with error feedback (`--compress`): of every gradient a part is sent, and what is not sent is kept
+//! and added to the next one.
+//!
+//! `Compressed` takes the place of an allreduce, so that buckets leave, overlap and end as they always do. Two kinds of
+//! schemes: messages of all ranks are gathered and decoded on every rank in the order of ranks (`codec`: `top_k`,
+//! `one_bit`, `two_bit`), or factors are summed (`powersgd`). Either way all ranks end with the same bits. What is no matrix
+//! (biases, normalisations) and the tail of the last bucket (the step's loss) is summed as it is. `split` decides from the
+//! plan what lies where, `tensor` brings gradients into plain order, `work` is what is done to them.
+//!
+//! docs/algorithms.md has steps and bytes.
+
+pub(crate) mod codec;
+mod one_bit;
+pub(crate) mod powersgd;
+mod split;
+mod tensor;
+mod top_k;
+mod two_bit;
+mod work;
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Instant;
+
+use crate::collective::{Allreduce, Operation, Route, Selection, Slot};
+use crate::comm::{Region, World};
+use crate::config::{Compression, Wire};
+use crate::device::{Device, Memory};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+use split::Split;
+use work::Worker;
+
+/// Elements that one poll works on, at least: some 1 MB, about a millisecond.
+const WORK: usize = 4 * codec::PIECE;
+
+/// Two regions, and what carries them between ranks.
+pub struct Carriers {
+    /// What is summed over ranks, and its sum.
+    pub summed: (Rc<Region>, Box<dyn Allreduce>),
+    /// What is gathered; with PowerSGD the second sum.
+    pub second: (Rc<Region>, Box<dyn Allreduce>),
+}
+
+/// The sum over ranks of compressed gradients.
+pub struct Compressed {
+    name: &'static str,
+    split: Split,
+    worker: Worker,
+    carriers: Carriers,
+    /// The slots of each bucket in the two carriers.
+    slots: Vec<[Slot; 2]>,
+    /// Buckets in flight, the oldest first.
+    flying: Vec<Flight>,
+    account: Account,
+}
+
+/// How far a bucket is.
+struct Flight {
+    bucket: usize,
+    phase: usize,
+    /// Units of the phase that are done.
+    done: usize,
+    /// Whether the messages after the phase are under way.
+    travelling: bool,
+}
+
+/// What compression comes to, for the record, and its state, which a run that goes on needs again.
+#[derive(Clone)]
+pub struct Account {
+    /// The residuals, and the right factors of PowerSGD, by name.
+    pub state: Vec<(&'static str, Memory)>,
+    /// Bytes that a rank sends in a step by rings.
+    pub sent: u64,
+    /// The same without compression.
+    pub uncompressed: u64,
+    seconds: Rc<Cell<f64>>,
+}
+
+impl Account {
+    /// Seconds spent on encoding and decoding since the last call.
+    pub fn take_seconds(&self) -> f64 {
+        self.seconds.take()
+    }
+}
+
+/// Bytes that a rank has for compression: other ranks' memory that it maps, and its own.
+pub fn memory(
+    scheme: Compression,
+    selection: &Selection,
+    plan: &Plan,
+    device: &dyn Device,
+    world: &World,
+) -> [usize; 2] {
+    let split = Split::new(scheme, plan, device, world.size());
+    let sum = |of| selection.memory(world, &split.bytes_of(of));
+    let mut all = sum(|bucket| bucket.summed.clone());
+    if let Compression::PowerSgd { .. } = scheme {
+        let second = sum(|bucket| bucket.second.clone());
+        (all[0], all[1]) = (all[0] + second[0], all[1] + second[1]);
+    }
+    [all[0], all[1] + split.bytes()]
+}
+
+impl Carriers {
+    /// `selection` is how sums are made; messages go round a ring. Collective.
+    fn new(scheme: Compression, selection: &Selection, world: &World, split: &Split) -> Result<Carriers> {
+        let summed = |words: usize, of| -> Result<(Rc<Region>, Box<dyn Allreduce>)> {
+            let shared = selection.wants_shared(&split.bytes_of(of));
+            let region = Region::allocate(world, 4 * words, shared)?;
+            let sum = selection.build(world, &region)?;
+            Ok((region, sum))
+        };
+        let second = match scheme {
+            Compression::PowerSgd { .. } => summed(split.second, |bucket| bucket.second.clone())?,
+            _ => {
+                let region = Region::allocate(world, 4 * split.second, false)?;
+                let gather = Operation::Allgather.make(Route::Ring, Wire::F32, world, &region)?;
+                (region, gather)
+            }
+        };
+        Ok(Carriers { summed: summed(split.summed, |bucket| bucket.summed.clone())?, second })
+    }
+}
+
+impl Compressed {
+    /// For the buckets of a plan, whose gradients lie in `gradients`; `selection` sums what is summed. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank.
+    pub fn new(
+        scheme: Compression,
+        selection: &Selection,
+        world: &World,
+        plan: &Plan,
+        device: &dyn Device,
+        gradients: &Memory,
+    ) -> Result<Compressed> {
+        let split = Split::new(scheme, plan, device, world.size());
+        let carriers = Carriers::new(scheme, selection, world, &split)?;
+        let place = [world.rank(), world.size()];
+        world.agree(Compressed::over(scheme, split, carriers, place, plan, device, gradients))
+    }
+
+    /// The same over given carriers, for one rank of so many.
+    fn over(
+        scheme: Compression,
+        split: Split,
+        carriers: Carriers,
+        [rank, ranks]: [usize; 2],
+        plan: &Plan,
+        device: &dyn Device,
+        gradients: &Memory,
+    ) -> Result<Compressed> {
+        let regions = [carriers.summed.0.clone(), carriers.second.0.clone()];
+        let worker = Worker::new(scheme, &split, regions, [rank, ranks], plan, device, gradients)?;
+        let [sent, uncompressed] = split.sent(scheme, ranks);
+        let account = Account { state: worker.state(), sent, uncompressed, seconds: Rc::default() };
+        let name = match scheme {
+            Compression::TopK { .. } => "topk",
+            Compression::OneBit => "1bit",
+            Compression::TwoBit { .. } => "2bit",
+            Compression::PowerSgd { .. } => "powersgd",
+        };
+        Ok(Compressed { name, split, worker, carriers, slots: Vec::new(), flying: Vec::new(), account })
+    }
+
+    /// For whoever keeps the record and the state.
+    pub fn account(&self) -> Account {
+        self.account.clone()
+    }
+
+    /// Moves bucket `index` of those in flight along, if its messages are here and the bucket before it is ahead: so that
+    /// all ranks start the messages of a phase in the same order. Returns the elements worked on, and whether anything moved.
+    fn advance(&mut self, index: usize, most: usize) -> Result<(usize, bool)> {
+        let [mut worked, mut moved] = [0, 0];
+        let ahead = index.checked_sub(1).map(|before| {
+            let before = &self.flying[before];
+            (before.phase, before.travelling)
+        });
+        let at = &mut self.flying[index];
+        let (bucket, slots) = (&self.split.buckets[at.bucket], self.slots[at.bucket]);
+        if at.travelling && arrived(&self.carriers, slots) {
+            (at.travelling, at.done, at.phase) = (false, 0, at.phase + 1);
+            moved += 1;
+        }
+        if at.travelling || ahead.is_some_and(|ahead| ahead < (at.phase, true)) {
+            return Ok((0, moved > 0));
+        }
+        let begun = Instant::now();
+        let Some(units) = bucket.phases.get(at.phase) else { return Ok((0, moved > 0)) };
+        while at.done < units.len() && worked < most {
+            worked += self.worker.run(bucket, at.bucket, &units[at.done])?;
+            at.done += 1;
+            moved += 1;
+        }
+        self.account.seconds.set(self.account.seconds.get() + begun.elapsed().as_secs_f64());
+        if at.done == units.len() {
+            moved += 1;
+            match at.phase + 1 == bucket.phases.len() {
+                true => at.phase += 1,
+                false => {
+                    at.travelling = true;
+                    let Carriers { summed, second } = &mut self.carriers;
+                    let factors = bucket.message == 0;
+                    if at.phase == 0 {
+                        summed.1.start(slots[0])?;
+                    }
+                    // Messages go with the first sum, right factors after it.
+                    if at.phase == 1 || !factors {
+                        second.1.start(slots[1])?;
+                    }
+                }
+            }
+        }
+        Ok((worked, moved > 0))
+    }
+}
+
+fn arrived(carriers: &Carriers, slots: [Slot; 2]) -> bool {
+    carriers.summed.1.is_done(slots[0]) && carriers.second.1.is_done(slots[1])
+}
+
+impl Allreduce for Compressed {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        let slot = self.slots.len();
+        let bucket = self.split.buckets.get(slot).filter(|bucket| bucket.range == range);
+        let bucket = bucket.ok_or_else(|| Error::internal(format!("{range:?} is not bucket {slot}")))?;
+        let first = self.carriers.summed.1.prepare(bucket.summed.clone())?;
+        let second = self.carriers.second.1.prepare(bucket.second.clone())?;
+        self.slots.push([first, second]);
+        Ok(slot)
+    }
+
+    fn start(&mut self, slot: Slot) -> Result<()> {
+        debug_assert!(self.is_done(slot), "slot {slot} is in flight");
+        self.flying.push(Flight { bucket: slot, phase: 0, done: 0, travelling: false });
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        let mut moved = self.carriers.summed.1.poll()?;
+        moved |= self.carriers.second.1.poll()?;
+        let mut left = WORK;
+        for index in 0..self.flying.len() {
+            let (worked, any) = self.advance(index, left)?;
+            left = left.saturating_sub(worked);
+            moved |= any;
+        }
+        let phases = |bucket: usize| self.split.buckets[bucket].phases.len();
+        self.flying.retain(|flight| flight.phase < phases(flight.bucket));
+        Ok(moved)
+    }
+
+    fn is_done(&self, slot: Slot) -> bool {
+        self.flying.iter().all(|flight| flight.bucket != slot)
+    }
+
+    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
+        let [first, second] = self.slots[slot];
+        let (summed, gathered) = (&self.carriers.summed.1, &self.carriers.second.1);
+        if summed.is_done(first) { gathered.waiting_for(second) } else { summed.waiting_for(first) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

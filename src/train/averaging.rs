@@ -1,0 +1,80 @@
+//! How gradients are averaged in a run: what is decided of it before anything is planned.
+
+use crate::collective::Selection;
+use crate::collective::cost::Nodes;
+use crate::collective::tuning::Tuning;
+use crate::comm::World;
+use crate::config::{Compression, Config};
+use crate::error::Result;
+use crate::fusion::adaptive;
+use crate::plan::Plan;
+
+/// The same on every rank.
+pub struct Averaging {
+    pub selection: Selection,
+    tuning: Tuning,
+    /// Of the rank that has fewest.
+    threads: usize,
+    /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
+    threshold: Option<usize>,
+    compress: Option<Compression>,
+}
+
+/// What is known beforehand of a bucket's sum.
+pub struct Expected {
+    /// The collective, or that gradients are compressed.
+    pub name: &'static str,
+    /// NaN with compression, of which the costs say nothing.
+    pub seconds: f64,
+}
+
+impl Averaging {
+    /// Collective.
+    ///
+    /// # Errors
+    /// `Usage`, the same on every rank, where the collective asked for cannot run.
+    pub fn new(world: &World, config: &Config, threads: usize) -> Result<Averaging> {
+        let tuning = Tuning::load(world, config.tuning.as_deref())?;
+        let nodes = Nodes::of(world);
+        let selection = world.agree(Selection::new(config.allreduce, config.wire, &nodes, &tuning))?;
+        let mut least = [threads as f64];
+        world.min_f64(&mut least)?;
+        let threads = least[0] as usize;
+        Ok(Averaging {
+            selection,
+            tuning,
+            threads,
+            threshold: config.fusion_threshold,
+            compress: config.compress,
+        })
+    }
+
+    /// Cuts the gradients of a training plan into buckets, unless a threshold has.
+    pub fn cut(&self, plan: &mut Plan) {
+        if self.threshold.is_none() {
+            // Whether there is room for shared memory may differ from node to node; buckets must not.
+            let seconds = |bytes| self.selection.choose(bytes, true).seconds;
+            adaptive::cut(plan, &self.tuning.parameters, self.threads, seconds);
+        }
+    }
+
+    /// What each bucket's sum is expected to be.
+    pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
+        let of = |bytes: &usize| match self.compress {
+            Some(_) => Expected { name: "compressed", seconds: f64::NAN },
+            None => {
+                let choice = self.selection.choose(*bytes, shared);
+                Expected { name: choice.kind.name(), seconds: choice.seconds }
+            }
+        };
+        plan.bucket_bytes().iter().map(of).collect()
+    }
+
+    /// Where the figures come from, in words.
+    pub fn source(&self) -> String {
+        match self.tuning.is_built_in() {
+            true => "built in".into(),
+            false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),
+        }
+    }
+}

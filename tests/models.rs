@@ -194,7 +194,7 @@ fn without_dropout(mut graph: Graph) -> Graph {
 fn updates(run: &Bound) -> Vec<Box<dyn Step>> {
     let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
     let (parameters, gradients) = (&run.regions.parameters, &run.regions.gradients);
-    let spans = run.plan.buckets.iter().map(|bucket| run.plan.spans(bucket, &rule));
+    let spans = run.plan.buckets.iter().map(|bucket| run.plan.spans(&bucket.bytes, &rule));
     spans.map(|spans| run.device.update(&rule, &spans, parameters, gradients, &[]).unwrap()).collect()
 }
 

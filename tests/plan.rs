@@ -399,7 +399,7 @@ fn updates_are_given_single_parameters_or_runs_of_them() {
     let bucket = &plan.buckets[0];
     let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
     let sgd = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-    let (single, runs) = (plan.spans(bucket, &lars), plan.spans(bucket, &sgd));
+    let (single, runs) = (plan.spans(&bucket.bytes, &lars), plan.spans(&bucket.bytes, &sgd));
     let parameters: Vec<_> =
         plan.parameters.iter().map(|p| (p.offset / 4, p.layout.bytes() / 4, p.decay)).collect();
     let spans: Vec<_> = single.iter().map(|span| (span.start, span.length, span.decay)).collect();
@@ -413,6 +413,45 @@ fn updates_are_given_single_parameters_or_runs_of_them() {
                 && span.start + span.length <= run.start + run.length
         };
         assert_eq!(runs.iter().filter(|run| is_there(run)).count(), 1, "{span:?}");
+    }
+}
+
+/// However many ranks divide a bucket's parameters, each belongs to one of them, and to one alone where its norm is
+/// needed. Shares do not part cache lines: ranks write to them at the same time.
+#[test]
+fn shares_of_an_update_cover_every_parameter_once() {
+    let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
+    let sgd = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+    for threshold in [0, 3000, usize::MAX] {
+        let options = Options { fusion_threshold: threshold, training: None };
+        let plan = plan(residual_net().unwrap().simplify().differentiate(), &Reference, &options).unwrap();
+        for (rule, ranks) in [lars, sgd].into_iter().flat_map(|rule| (1..20).map(move |ranks| (rule, ranks)))
+        {
+            let mut end = 0;
+            let mut spans = Vec::new();
+            for (bucket, rank) in plan.buckets.iter().flat_map(|b| (0..ranks).map(move |rank| (b, rank))) {
+                let share = plan.share(bucket, &rule, rank, ranks);
+                assert!(
+                    share.start == end && share.end >= end && share.start.is_multiple_of(64),
+                    "{share:?}"
+                );
+                spans.extend(plan.spans(&share, &rule));
+                end = share.end;
+            }
+            assert_eq!(end, plan.sizes.parameters);
+            let covered = |place: usize| {
+                spans.iter().filter(|s| (s.start..s.start + s.length).contains(&place)).count()
+            };
+            for parameter in &plan.parameters {
+                let (start, elements) = (parameter.offset / 4, parameter.layout.bytes() / 4);
+                assert!((start..start + elements).all(|place| covered(place) == 1), "{}", parameter.name);
+                let whole = spans.iter().any(|span| (span.start, span.length) == (start, elements));
+                assert!(whole || !rule.has_trust(), "{} is parted", parameter.name);
+            }
+        }
+        let largest =
+            |ranks| (0..ranks).map(|r| plan.share(&plan.buckets[0], &sgd, r, ranks).len()).max().unwrap();
+        assert!(largest(2) <= plan.buckets[0].bytes.len() / 2 + 64, "not even");
     }
 }
 

@@ -63,7 +63,7 @@ fn all_ranks_are_on_one_clock() {
     let directory = tempfile::tempdir().unwrap();
     let (path, results) = (directory.path().join("run.json"), directory.path().join("run.h5"));
     let mut flags = flags(path.to_str().unwrap(), results.to_str().unwrap());
-    flags.extend(["--epochs", "1", "--steps", "12", "--allreduce", "ring"]);
+    flags.extend(["--epochs", "1", "--steps", "12", "--allreduce", "ring", "--fusion-threshold-mb", "1"]);
     job::run(3, &flags);
     let timeline = Timeline::read(&path);
 
@@ -93,7 +93,7 @@ fn all_ranks_are_on_one_clock() {
             buckets += usize::from(category == "buckets");
         }
     }
-    assert_eq!(buckets, 3 * 12 * 2, "mnist_small has two buckets");
+    assert_eq!(buckets, 3 * 12 * 2, "mnist_small has two buckets of a megabyte");
     messages(&timeline);
     let files = fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(files, 2, "the results and one timeline");

@@ -37,7 +37,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let limits = limits::measure(world)?;
     if world.rank() == 0 {
         println!(
-            "# {} ranks ({} on each node), {}, {}",
+            "# {} ranks (on the nodes: {}), {}, {}",
             world.size(),
             machine.ranks,
             machine.cpu,

@@ -138,7 +138,7 @@ impl Replay<'_> {
             }
             fusion.after_step(self.plan.forward_steps + index, &Reference)?;
         }
-        fusion.finish(&Reference, |_| Ok(()))?;
+        fusion.finish(&Reference, Vec::new, |_| Ok(()))?;
         let exposed = fusion.times().iter().map(|time| time.exposed).sum();
         Ok([begun.elapsed().as_secs_f64(), exposed])
     }

@@ -104,7 +104,12 @@ impl Subject {
         let options = Options { fusion_threshold: 1 << 20, training: None };
         let plan = plan::plan(graph.differentiate(), &device, &options)?;
         let allocate = |bytes| device.allocate(bytes);
-        let regions = Regions::new(&plan.sizes, allocate(plan.sizes.gradients)?, allocate)?;
+        let regions = Regions::new(
+            &plan.sizes,
+            allocate(plan.sizes.parameters)?,
+            allocate(plan.sizes.gradients)?,
+            allocate,
+        )?;
         fill(&plan, &regions);
         let program = plan.bind(&regions)?;
         program.images.write(bytes_of(&numbers(program.images.bytes() / 4, 0, 1.0)));
@@ -192,7 +197,7 @@ fn updates(device: &Cpu, plan: &Plan, regions: &Regions) -> Result<Vec<Box<dyn S
     let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
     let state: Vec<Memory> =
         (0..rule.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
-    let spans = plan.buckets.iter().map(|bucket| plan.spans(bucket, &rule));
+    let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, &rule));
     spans.map(|spans| device.update(&rule, &spans, &regions.parameters, &regions.gradients, &state)).collect()
 }
 

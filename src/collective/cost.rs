@@ -168,7 +168,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
                 per_byte: between.per_byte + if local > 1 { within.per_byte } else { 0.0 },
             })
         }
-        // Libraries double recursively for short ranges and halve for long ones (Thakur et al.); no line is below both.
+        // Libraries double recursively for short ranges and halve for long ones (Thakur et al.).
         AllreduceKind::Vendor => {
             let (tree, halving) = (
                 line(AllreduceKind::Tree, nodes, Wire::F32, parameters)?,

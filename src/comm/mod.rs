@@ -2,10 +2,11 @@
 //!
 //! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
 //! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
-//! which the other ranks of the node map too. `Channel` moves parts of regions between ranks, `Counters` tell
-//! ranks of a node how far the others are. Nothing here blocks inside MPI: everything is polled, and the
-//! processor is yielded between two polls (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a
-//! `Wait`, which tells people when it takes too long, and for which ranks.
+//! which the other ranks of the node map too, `Common` memory that is there once for all of them. `Channel` moves
+//! parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far the others are. Nothing here
+//! blocks inside MPI: everything is polled, and the processor is yielded between two polls (MPICH 4 spins, and ranks
+//! may outnumber cores). A loop that polls holds a `Wait`, which tells people when it takes too long, and for which
+//! ranks.
 //!
 //! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
@@ -16,6 +17,7 @@ mod bulk;
 mod call;
 mod channel;
 mod clock;
+mod common;
 mod communicator;
 mod launcher;
 mod library;
@@ -30,6 +32,7 @@ mod world;
 pub use board::Phase;
 pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
+pub use common::{Barrier, Common};
 pub use launcher::launcher_rank;
 pub use library::{Family, Library};
 pub use region::Region;

@@ -49,7 +49,7 @@ impl Region {
     pub fn allocate(world: &World, bytes: usize, shared: bool) -> Result<Rc<Region>> {
         if shared && has_room(world, bytes)? {
             let attempt = Region::in_window(world, bytes);
-            if let Some(region) = accept(world, attempt)? {
+            if let Some(region) = accept(world, "gradients", attempt)? {
                 return Ok(Rc::new(region));
             }
         }
@@ -74,7 +74,7 @@ impl Region {
     }
 
     fn in_window(world: &World, bytes: usize) -> Result<Region> {
-        let window = Window::allocate(world, bytes.max(1))?;
+        let window = Window::allocate(world, bytes.max(1), true)?;
         let peers = (0..world.local_size())
             .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
             .collect::<Result<Vec<_>>>()?;
@@ -85,7 +85,7 @@ impl Region {
 
     /// Whether this rank's node has room for a window to which each of its ranks brings `bytes`.
     pub fn fits_shared(world: &World, bytes: usize) -> bool {
-        room(world, bytes).is_ok()
+        room(bytes.saturating_mul(world.local_size())).is_ok()
     }
 
     pub fn address(&self) -> *mut u8 {
@@ -243,13 +243,13 @@ impl Drop for Region {
 /// Whether every node has room for a window to which each of its ranks brings `bytes`. Collective; the lowest
 /// rank without room says so.
 fn has_room(world: &World, bytes: usize) -> Result<bool> {
-    Ok(accept(world, room(world, bytes))?.is_some())
+    let room = room(bytes.saturating_mul(world.local_size()));
+    Ok(accept(world, "gradients", room)?.is_some())
 }
 
-/// Fails where the node of this rank has no room.
-fn room(world: &World, bytes: usize) -> Result<()> {
-    let needed = (bytes as u64).saturating_mul(world.local_size() as u64);
-    let free = free_shared_memory();
+/// Fails where the node of this rank has no room for windows of so many bytes in all.
+pub(super) fn room(bytes: usize) -> Result<()> {
+    let (needed, free) = (bytes as u64, free_shared_memory());
     if free >= needed.saturating_add(HEADROOM) {
         return Ok(());
     }
@@ -266,8 +266,9 @@ fn touch(part: *const u8, bytes: usize) {
     }
 }
 
-/// A result that all ranks must have for one of them to use it; the lowest rank without it warns. Collective.
-fn accept<T>(world: &World, attempt: Result<T>) -> Result<Option<T>> {
+/// A result that all ranks must have for one of them to use it; the lowest rank without it warns that
+/// `what` lies elsewhere. Collective.
+pub(super) fn accept<T>(world: &World, what: &str, attempt: Result<T>) -> Result<Option<T>> {
     let mut lowest = [if attempt.is_ok() { u64::MAX } else { world.rank() as u64 }];
     world.control().reduce(&mut lowest, Reduction::Min)?;
     if lowest[0] == u64::MAX {
@@ -275,7 +276,7 @@ fn accept<T>(world: &World, attempt: Result<T>) -> Result<Option<T>> {
     }
     if let (Err(error), true) = (&attempt, lowest[0] == world.rank() as u64) {
         log::warn!(
-            "gradients are not shared within a node, which is slower: {error} on {}. Enlarge /dev/shm there (for a \
+            "{what} are not shared within a node, which is slower: {error} on {}. Enlarge /dev/shm there (for a \
              container: --shm-size)",
             world.host()
         );

@@ -21,11 +21,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A zeroed window to which this rank brings `bytes`. Collective. Each part starts at a page, and its
-    /// pages lie near the rank that brought them, which is the first to touch them.
-    pub fn allocate(world: &World, bytes: usize) -> Result<Window> {
+    /// A window to which this rank brings `bytes`. Collective. Each part starts at a page. With `zeroed` its pages lie
+    /// near the rank that brought them, which is the first to touch them; without, nobody has touched it.
+    pub fn allocate(world: &World, bytes: usize, zeroed: bool) -> Result<Window> {
         let number = world.next_window();
-        Ok(Window { world: world.clone(), number, raw: allocate(world.node_communicator(), bytes)? })
+        let raw = allocate(world.node_communicator(), bytes, zeroed)?;
+        Ok(Window { world: world.clone(), number, raw })
     }
 
     /// Where this process sees the part of a rank of this node.
@@ -40,8 +41,8 @@ impl Drop for Window {
     }
 }
 
-/// A zeroed window over the ranks of a node, as it is made: it must be freed. Collective over them.
-pub(super) fn allocate(node: &Communicator, bytes: usize) -> Result<ffi::MPI_Win> {
+/// A window over the ranks of a node, as it is made: it must be freed. Collective over them. See `Window::allocate`.
+pub(super) fn allocate(node: &Communicator, bytes: usize, zeroed: bool) -> Result<ffi::MPI_Win> {
     // The call spins until all are there; let them come first.
     node.barrier()?;
     // Open MPI 4 starts a part 264 bytes into a page; one page more leaves room to begin at the next.
@@ -57,7 +58,7 @@ pub(super) fn allocate(node: &Communicator, bytes: usize) -> Result<ffi::MPI_Win
         check("MPI_Win_allocate_shared", code)?;
         check("MPI_Win_set_errhandler", ffi::MPI_Win_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
         check("MPI_Win_lock_all", ffi::MPI_Win_lock_all(0, raw))?;
-        if room > 0 {
+        if room > 0 && zeroed {
             ptr::write_bytes(base.cast::<u8>(), 0, room);
         }
         raw
@@ -99,7 +100,7 @@ impl Counters {
     /// `Foreign` when the window cannot be made.
     pub fn allocate(world: &World, count: usize) -> Result<Counters> {
         let bytes = if world.is_leader() { count * size_of::<Line>() } else { 0 };
-        let window = Window::allocate(world, bytes)?;
+        let window = Window::allocate(world, bytes, true)?;
         let lines = window.part(0)?.cast_const().cast::<Line>();
         Ok(Counters { lines, count, _window: window })
     }

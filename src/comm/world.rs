@@ -265,7 +265,7 @@ fn watch(control: &Communicator, node: &Communicator, topology: &Topology) -> Re
     let mut room = [u64::from(region::free_shared_memory() > bytes as u64 + (1 << 20))];
     control.reduce(&mut room, Reduction::Min)?;
     let window = match room[0] {
-        1 => Some(window::allocate(node, if topology.is_leader() { bytes } else { 0 })?),
+        1 => Some(window::allocate(node, if topology.is_leader() { bytes } else { 0 }, true)?),
         _ => None,
     };
     let alone = window.is_some() && topology.nodes() == 1;

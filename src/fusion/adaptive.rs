@@ -228,6 +228,13 @@ mod tests {
     }
 
     #[test]
+    fn the_first_leaves_early_even_where_each_sum_has_a_high_price() {
+        let gradients = evenly(200, 100_000, 1e-3);
+        let found = runs(&gradients, 0.2, |bytes| 2e-3 + seconds(bytes));
+        assert!(found[0].len() <= FIRST / 100_000 && found[1].len() > FIRST / 100_000, "{found:?}");
+    }
+
+    #[test]
     fn a_slow_network_is_kept_busy() {
         // All is ready long before it can be sent: the price of each sum counts.
         let gradients = evenly(300, 10_000, 1e-6);

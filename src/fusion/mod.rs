@@ -174,21 +174,27 @@ impl Fusion {
         Awaited { what, peers }
     }
 
-    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done.
+    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done; but not before
+    /// `readers`, the other ranks that still read the parameters that it will write, are none.
     pub fn finish(
         &mut self,
         device: &dyn Device,
+        readers: impl Fn() -> Vec<usize>,
         mut averaged: impl FnMut(usize) -> Result<()>,
     ) -> Result<()> {
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
-            if self.finished <= index {
+            if self.finished <= index || !readers().is_empty() {
                 let mut wait = Wait::new();
                 let begun = trace::now();
-                while self.finished <= index {
+                while self.finished <= index || !readers().is_empty() {
                     match self.progress(device)? {
                         true => wait.moved(),
-                        false => wait.idle(|| self.awaited(index))?,
+                        false if self.finished <= index => wait.idle(|| self.awaited(index))?,
+                        false => wait.idle(|| Awaited {
+                            what: "the end of the backward pass".into(),
+                            peers: readers(),
+                        })?,
                     }
                 }
                 drop(wait);
@@ -247,7 +253,7 @@ mod tests {
         }
         let heard = said.clone();
         fusion
-            .finish(&Reference, |bucket| {
+            .finish(&Reference, Vec::new, |bucket| {
                 heard.borrow_mut().push(format!("averaged {bucket}"));
                 Ok(())
             })

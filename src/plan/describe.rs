@@ -26,8 +26,10 @@ pub struct Sizes {
 pub struct Extent {
     /// Copies of the gradients: two with accumulation, a micro-step's own and their sum.
     pub gradients: usize,
-    /// Regions of state, as large as the parameters, that the optimizer keeps.
-    pub states: usize,
+    /// Ranks of a node for which there is one copy of the parameters, of which each updates a share.
+    pub sharers: usize,
+    /// Bytes of optimizer state, and of averaged parameters, that the rank works on.
+    pub optimizer: usize,
     /// Copies of a batch: the device's, and those that the host fills.
     pub batches: usize,
     /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps them,
@@ -65,7 +67,7 @@ impl Sizes {
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
             ("parameters", self.parameters),
-            ("optimizer", extent.states * self.parameters),
+            ("optimizer", extent.optimizer),
             ("statistics", self.statistics),
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
@@ -84,7 +86,9 @@ impl Sizes {
     /// Of these, what its machine must still give once the plan is there: neither what other ranks bring nor what the
     /// process has already.
     pub fn to_come(&self, extent: Extent) -> usize {
-        self.total(extent) - extent.mapped - extent.program
+        // Of parameters that it shares the rank brings its part.
+        let brought = self.parameters - self.parameters / extent.sharers;
+        self.total(extent) - brought - extent.mapped - extent.program
     }
 }
 
@@ -206,6 +210,13 @@ impl Plan {
         }
         let total = sizes.total(extent);
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
+        if extent.sharers > 1 {
+            let _ = writeln!(
+                out,
+                "  parameters are there once for {} ranks of a node, of which each updates its share",
+                extent.sharers
+            );
+        }
         let _ = writeln!(
             out,
             "  sharing by lifetime saves {} of activations",

@@ -11,6 +11,9 @@ mod compile;
 mod describe;
 mod program;
 
+use std::ops::Range;
+
+use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
@@ -150,22 +153,41 @@ impl Plan {
         })
     }
 
-    /// The parameters of a bucket as runs that the optimizer updates alike: long ones, or one a parameter where the
-    /// rule needs norms.
-    pub fn spans(&self, bucket: &Bucket, rule: &Rule) -> Vec<Span> {
+    /// The parameters within these bytes as runs that the optimizer updates alike: long ones, or one a parameter where
+    /// the rule needs norms.
+    pub fn spans(&self, bytes: &Range<usize>, rule: &Rule) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
-        let learned = self.parameters.iter().filter(|p| !p.frozen);
-        for parameter in learned.filter(|p| bucket.bytes.contains(&p.offset)) {
-            let (start, length) = (parameter.offset / 4, parameter.layout.bytes() / 4);
+        for parameter in self.parameters.iter().filter(|p| !p.frozen) {
+            let end = bytes.end.min(parameter.offset + parameter.layout.bytes()) / 4;
+            let start = bytes.start.max(parameter.offset) / 4;
             match spans.last_mut() {
+                _ if start >= end => {}
                 // The gap between two parameters is alignment: zeros, which every rule leaves zero.
                 Some(last) if !rule.has_trust() && last.decay == parameter.decay => {
-                    last.length = start + length - last.start
+                    last.length = end - last.start
                 }
-                _ => spans.push(Span { start, length, decay: parameter.decay }),
+                _ => spans.push(Span { start, length: end - start, decay: parameter.decay }),
             }
         }
         spans
+    }
+
+    /// The bytes of a bucket's parameters that rank `rank` of `ranks` updates where they divide the work: as many for
+    /// each, in whole cache lines, or in whole parameters where the rule needs their norms.
+    pub fn share(&self, bucket: &Bucket, rule: &Rule, rank: usize, ranks: usize) -> Range<usize> {
+        let (start, end) = (bucket.bytes.start, bucket.bytes.end.min(self.sizes.gradients - TAIL));
+        let cut = |index: usize| {
+            let even = start + (end - start) * index / ranks;
+            if index == ranks {
+                end
+            } else if rule.has_trust() {
+                let behind = |p: &&Parameter| p.offset >= start && p.offset + p.layout.bytes() / 2 >= even;
+                self.parameters.iter().find(behind).map_or(end, |parameter| parameter.offset.min(end))
+            } else {
+                even / ALIGNMENT * ALIGNMENT
+            }
+        };
+        cut(rank)..cut(rank + 1)
     }
 
     /// Over how many ranks a step exchanges statistics, if it does.

@@ -20,9 +20,10 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Memory of these sizes for everything but the gradients, whose memory may be one that other ranks see.
+    /// Memory of these sizes for everything but parameters and gradients, whose memory may be one that other ranks see.
     pub fn new(
         sizes: &Sizes,
+        parameters: Memory,
         gradients: Memory,
         allocate: impl Fn(usize) -> Result<Memory>,
     ) -> Result<Regions> {
@@ -31,7 +32,7 @@ impl Regions {
             workspace: allocate(sizes.workspace)?,
             inputs: allocate(sizes.inputs)?,
             metrics: allocate(sizes.metrics)?,
-            parameters: allocate(sizes.parameters)?,
+            parameters,
             statistics: allocate(sizes.statistics)?,
             gradients,
         })

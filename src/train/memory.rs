@@ -1,15 +1,16 @@
 //! The memory of a run: one region of each kind, and the first values of the parameters.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::weights::Start;
-use crate::comm::{Region, World};
+use crate::comm::{Common, Region, World};
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Layout, Memory, Scalars};
+use crate::device::{Device, Layout, Memory, Rule, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::{Init, Spec};
-use crate::plan::{Parameter, Plan, Regions, Sizes};
+use crate::plan::{Bucket, Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
 
 /// Every region of a rank.
@@ -18,6 +19,10 @@ pub struct Memories {
     pub regions: Regions,
     /// Optimizer state, each as large as the parameters.
     pub state: Vec<Memory>,
+    /// Whose parameters, state and average these are.
+    pub sharing: Sharing,
+    /// What of each bucket's parameters this rank updates, in bytes.
+    pub parts: Vec<Range<usize>>,
     /// The moving average of the parameters, where one is asked for.
     pub average: Option<Memory>,
     /// Where gradients are averaged: memory that `comm` gave, in a shared window where that serves.
@@ -26,13 +31,68 @@ pub struct Memories {
     pub averaged: Memory,
 }
 
+/// Parameters, optimizer state and moving average are there once for all ranks of a node where its shared memory has
+/// room: every rank reads all of them, and updates its share. Outside the update, between two steps, nobody writes to
+/// them, and every rank may read all. Else they are private, and a rank's share is everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharing {
+    /// Among those that share.
+    rank: usize,
+    pub ranks: usize,
+}
+
+impl Sharing {
+    const ALONE: Sharing = Sharing { rank: 0, ranks: 1 };
+
+    fn of_node(world: &World) -> Sharing {
+        Sharing { rank: world.local_rank(), ranks: world.local_size() }
+    }
+
+    /// Whether this rank is the one to write what stands at some place of a list that all ranks have.
+    pub fn writes(&self, index: usize) -> bool {
+        index % self.ranks == self.rank
+    }
+
+    /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
+    pub fn expected(world: &World, bytes: usize) -> Sharing {
+        let fits = some_share(world) && Common::fits(bytes);
+        if fits { Sharing::of_node(world) } else { Sharing::ALONE }
+    }
+
+    fn part(&self, plan: &Plan, bucket: &Bucket, rule: &Rule) -> Range<usize> {
+        plan.share(bucket, rule, self.rank, self.ranks)
+    }
+
+    /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the first
+    /// to touch its parts, so that they lie near it.
+    fn clear(&self, device: &dyn Device, parts: &[Range<usize>], memory: &Memory) -> Result<()> {
+        if self.ranks == 1 {
+            return Ok(());
+        }
+        parts.iter().try_for_each(|part| device.zero(&memory.slice(part.start, part.len())))
+    }
+
+    /// The most bytes of parameters that a rank updates.
+    pub fn largest(&self, plan: &Plan, rule: &Rule) -> usize {
+        let of = |rank| plan.buckets.iter().map(|b| plan.share(b, rule, rank, self.ranks).len()).sum();
+        (0..self.ranks).map(of).max().unwrap_or(0)
+    }
+}
+
+/// Whether any node has several ranks.
+fn some_share(world: &World) -> bool {
+    world.size() > world.nodes()
+}
+
 impl Memories {
-    /// Allocates everything; gradients where the ranks of a node share them, if `shared` and there is room. Collective.
+    /// Allocates everything; gradients where the ranks of a node share them, if `shared` and there is room. Collective;
+    /// `initialise` may be called when all ranks are through.
     pub fn new(
         world: &World,
         device: &dyn Device,
+        plan: &Plan,
         sizes: &Sizes,
-        states: usize,
+        rule: &Rule,
         config: &Config,
         shared: bool,
     ) -> Result<Memories> {
@@ -43,10 +103,14 @@ impl Memories {
             1 => averaged.clone(),
             _ => device.allocate(sizes.gradients)?,
         };
-        let regions = Regions::new(sizes, written, |bytes| device.allocate(bytes))?;
-        let state = (0..states).map(|_| device.allocate(sizes.parameters)).collect::<Result<_>>()?;
-        let average = config.optimizer.ema.map(|_| device.allocate(sizes.parameters)).transpose()?;
-        Ok(Memories { regions, state, average, gradients, averaged })
+        let copies = 1 + rule.states() + usize::from(config.optimizer.ema.is_some());
+        let (sharing, mut copies) = like_parameters(world, device, sizes, copies)?;
+        let parts: Vec<_> = plan.buckets.iter().map(|bucket| sharing.part(plan, bucket, rule)).collect();
+        let parameters = copies.remove(0);
+        sharing.clear(device, &parts, &parameters)?;
+        let average = config.optimizer.ema.and_then(|_| copies.pop());
+        let regions = Regions::new(sizes, parameters, written, |bytes| device.allocate(bytes))?;
+        Ok(Memories { regions, state: copies, sharing, parts, average, gradients, averaged })
     }
 
     /// What the evaluation plan is bound to: the averaged parameters where there are such.
@@ -55,9 +119,10 @@ impl Memories {
         Regions { parameters, ..self.regions.clone() }
     }
 
-    /// Writes the first value of every parameter and statistic: that of a file, where there is one that has it, else a
-    /// function of the seed and the parameter's place in the model, so that all ranks start alike without a message, on any
-    /// device and with any number of threads.
+    /// Writes the first value of every parameter and statistic, and zeros to the optimizer's state. A first value is that of
+    /// a file, where there is one that has it, else a function of the seed and the parameter's place in the model, so that
+    /// all ranks start alike without a message, on any device and with any number of threads. Ranks that share parameters
+    /// write some each: none may be read before all ranks are through.
     pub fn initialise(
         &self,
         device: &dyn Device,
@@ -67,7 +132,8 @@ impl Memories {
         threads: usize,
     ) -> Result<()> {
         let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
-        for parameter in &plan.parameters {
+        let Sharing { rank, ranks } = self.sharing;
+        for parameter in plan.parameters.iter().skip(rank).step_by(ranks) {
             let spec = &parameter.spec;
             let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
@@ -76,7 +142,14 @@ impl Memories {
                 None => first_values(parameter.init, spec, seed, index as u32, threads),
             };
             self.write(device, parameter, &self.regions.parameters, &values)?;
+            // No update will take it over.
+            if let Some(average) = self.average.as_ref().filter(|_| parameter.frozen) {
+                self.write(device, parameter, average, &values)?;
+            }
         }
+        // Now that no parameter's values are held beside it: state then adds nothing to the peak.
+        let mut others = self.state.iter().chain(&self.average);
+        others.try_for_each(|memory| self.sharing.clear(device, &self.parts, memory))?;
         for statistic in &plan.statistics {
             let values = match given(&statistic.name)? {
                 Some(values) => values,
@@ -152,6 +225,32 @@ fn reorder(
     let workspace = device.allocate(kernel.workspace())?;
     kernel.bind(&[from], &[to], &workspace)?.run(&Scalars::default())?;
     device.synchronize()
+}
+
+/// Memory for the parameters and what else is as large, in common with the other ranks of the node if there is room.
+/// Collective.
+fn like_parameters(
+    world: &World,
+    device: &dyn Device,
+    sizes: &Sizes,
+    copies: usize,
+) -> Result<(Sharing, Vec<Memory>)> {
+    let bytes = sizes.parameters;
+    let common = if some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
+    let Some(common) = common else {
+        let memories = (0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?;
+        return Ok((Sharing::ALONE, memories));
+    };
+    let all = common_memory(&common);
+    Ok((Sharing::of_node(world), (0..copies).map(|copy| all.slice(copy * bytes, bytes)).collect()))
+}
+
+/// Memory of all ranks of a node as that of a host device.
+#[allow(unsafe_code)]
+fn common_memory(common: &Rc<Common>) -> Memory {
+    // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone, while
+    // no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
+    unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }
 }
 
 /// Each block of the generator gives four elements, whoever computes it.

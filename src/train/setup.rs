@@ -2,6 +2,7 @@
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
 use super::length::Length;
-use super::memory::Memories;
+use super::memory::{Memories, Sharing};
 use super::network::Network;
 use super::resident;
 use super::state::State;
@@ -20,12 +21,12 @@ use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
-use crate::comm::{self, Phase, World};
+use crate::comm::{self, Barrier, Phase, World};
 use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
 use crate::data::{self, Dataset, Sharding, TestLoader, TrainingLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
-use crate::device::{Device, Rule};
+use crate::device::{Device, Memory, Rule};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
@@ -399,9 +400,20 @@ fn extent(
         None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
         Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
     };
+    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
+    let of_gradients = match shares_gradients(config, averaging, plan) {
+        true => world.local_size() * plan.sizes.gradients,
+        false => 0,
+    };
+    let copies = 1 + rule.states() + averages;
+    let sharing = Sharing::expected(world, copies * plan.sizes.parameters + of_gradients);
+    // An evaluation reads all averages; else each rank touches its share.
+    let share = sharing.largest(plan, &rule);
+    let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
     Extent {
         gradients: if config.accumulation > 1 { 2 } else { 1 },
-        states: optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some()),
+        sharers: sharing.ranks,
+        optimizer,
         batches: if evaluate { 3 } else { 2 },
         mapped,
         messages,
@@ -419,6 +431,11 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
     let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
     copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
+}
+
+/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
+fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
+    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -440,10 +457,9 @@ fn assemble(
     comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
     let training = &plans.training;
-    // What is compressed is summed elsewhere.
-    let shared = config.compress.is_none() && averaging.selection.wants_shared(&training.bucket_bytes());
+    let shared = shares_gradients(config, averaging, training);
     let memories =
-        world.agree(Memories::new(world, &*device, &plans.sizes, rule.states(), config, shared))?;
+        world.agree(Memories::new(world, &*device, training, &plans.sizes, rule, config, shared))?;
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
@@ -451,7 +467,8 @@ fn assemble(
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
-    let trainer = Trainer { compression, ..trainer };
+    let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
+    let trainer = Trainer { compression, barrier: world.agree(barrier.transpose())?, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(set)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -528,20 +545,20 @@ fn trainer(
     fusion: Fusion,
 ) -> Result<Trainer> {
     let averaged = &memories.averaged;
-    let update = |bucket| {
-        device.update(
-            rule,
-            &plan.spans(bucket, rule),
-            &memories.regions.parameters,
-            averaged,
-            &memories.state,
-        )
+    let parts = &memories.parts;
+    let update = |part| {
+        device.update(rule, &plan.spans(part, rule), &memories.regions.parameters, averaged, &memories.state)
     };
     let gradients = averaged.slice(0, averaged.bytes() - TAIL);
     let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
-    let average = match (config.optimizer.ema, &memories.average) {
-        (Some(decay), Some(into)) => Some(device.average(decay, &memories.regions.parameters, into)?),
-        _ => None,
+    let averages = match (config.optimizer.ema, &memories.average) {
+        (Some(decay), Some(into)) => {
+            let slice = |memory: &Memory, part: &Range<usize>| memory.slice(part.start, part.len());
+            let of =
+                |part| device.average(decay, &slice(&memories.regions.parameters, part), &slice(into, part));
+            parts.iter().map(of).collect::<Result<_>>()?
+        }
+        _ => Vec::new(),
     };
     let accumulate = if config.accumulation > 1 {
         let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
@@ -557,8 +574,9 @@ fn trainer(
         fusion,
         clip,
         compression: None,
-        updates: plan.buckets.iter().map(update).collect::<Result<_>>()?,
-        average,
+        updates: parts.iter().map(update).collect::<Result<_>>()?,
+        averages,
+        barrier: None,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         flags: Flags::default(),

@@ -103,16 +103,19 @@ impl State<'_> {
     }
 
     /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the mean
-    /// of what ranks had of their own, or starts anew. Collective.
+    /// of what ranks had of their own, or starts anew. Ranks that share memory write some
+    /// arrays each: none may be read before all are through. Collective.
     pub fn restore(&self, world: &World, device: &dyn Device, from: &Contents) -> Result<()> {
         self.check(from)?;
-        for (path, parameter, region) in self.shared() {
+        for (index, (path, parameter, region)) in self.shared().enumerate() {
             let mut values = vec![0f32; parameter.spec.shape.elements()];
             if let Some((_, kept)) = from.array(&path) {
                 values.copy_from_slice(kept);
             }
             world.broadcast_f32(&mut values)?;
-            self.memories.write(device, parameter, region, &values)?;
+            if self.memories.sharing.writes(index) {
+                self.memories.write(device, parameter, region, &values)?;
+            }
         }
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];

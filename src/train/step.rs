@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::setup::Source;
 use super::stop::Flags;
+use crate::comm::{Awaited, Barrier, Wait};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -54,10 +55,12 @@ pub struct Trainer {
     pub compression: Option<Account>,
     /// Scales the gradients of all buckets where their norm is too large.
     pub clip: Option<Box<dyn Step>>,
-    /// The update of each bucket's parameters.
+    /// The update of each bucket's parameters, or of this rank's share of them.
     pub updates: Vec<Box<dyn Step>>,
-    /// Takes the new parameters into their moving average.
-    pub average: Option<Box<dyn Step>>,
+    /// Takes each bucket's new parameters into their moving average; empty where there is none.
+    pub averages: Vec<Box<dyn Step>>,
+    /// Where the ranks of a node share parameters: passed when all have read the old ones, and again when all are new.
+    pub barrier: Option<Barrier>,
     /// The end of the gradient region.
     pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
@@ -222,39 +225,55 @@ impl Trainer {
     }
 
     /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
-    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm.
+    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm. A rank with
+    /// parameters in common updates its share, when no rank of its node reads them any more.
     fn communicate_and_update(
         &mut self,
         device: &dyn Device,
         scalars: &Scalars,
         result: &mut StepResult,
     ) -> Result<()> {
-        let updates = &mut self.updates;
+        let (updates, averages) = (&mut self.updates, &mut self.averages);
         let mut update = |bucket: usize| {
             let begun = trace::now();
             updates[bucket].run(scalars)?;
+            averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))?;
             trace::record(trace::Kind::Update, begun, bucket, 0, 0);
             Ok(())
         };
+        if let Some(barrier) = &mut self.barrier {
+            barrier.arrive();
+        }
+        let readers = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
         let buckets = self.bucket_times.len();
         match &mut self.clip {
-            None => self.fusion.finish(device, &mut update)?,
+            None => self.fusion.finish(device, readers, &mut update)?,
             Some(clip) => {
-                self.fusion.finish(device, |_| Ok(()))?;
+                self.fusion.finish(device, readers, |_| Ok(()))?;
                 clip.run(scalars)?;
                 (0..buckets).try_for_each(update)?;
             }
         }
-        if let Some(average) = &mut self.average {
-            average.run(scalars)?;
-        }
         device.synchronize()?;
-        result.communication = self.fusion.exchange_seconds();
+        result.communication = self.fusion.exchange_seconds() + self.await_new_parameters()?;
         for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
             *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
             result.communication += time.exposed;
         }
         Ok(())
+    }
+
+    /// Waits until the other ranks of the node have updated their shares; returns the seconds that took.
+    fn await_new_parameters(&mut self) -> Result<f64> {
+        let begun = Instant::now();
+        if let Some(barrier) = &mut self.barrier {
+            barrier.arrive();
+            let mut wait = Wait::new();
+            while !barrier.missing().is_empty() {
+                wait.idle(|| Awaited { what: "new parameters".into(), peers: barrier.missing() })?;
+            }
+        }
+        Ok(begun.elapsed().as_secs_f64())
     }
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {

@@ -26,8 +26,8 @@ impl Bound<'_> {
             device.upload(&vec![0xff; bytes], &memory).unwrap();
             memory
         };
-        let gradients = memory(plan.sizes.gradients);
-        let regions = Regions::new(&plan.sizes, gradients, |bytes| Ok(memory(bytes))).unwrap();
+        let [parameters, gradients] = [plan.sizes.parameters, plan.sizes.gradients].map(memory);
+        let regions = Regions::new(&plan.sizes, parameters, gradients, |bytes| Ok(memory(bytes))).unwrap();
         let program = plan.bind(&regions).unwrap();
         let bound = Bound { device, plan, program, regions };
         for statistic in &bound.plan.statistics {

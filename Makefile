@@ -39,8 +39,8 @@ test: ## run every test, under Open MPI and under MPICH
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
-test-full: build ## every model at its full size against PyTorch's numbers, and 128 ranks (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives full:: -- --ignored
+test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks, 20 killed jobs (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart full:: -- --ignored
 
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch

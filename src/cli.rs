@@ -2,6 +2,7 @@
 
 mod data;
 mod optimizer;
+mod session;
 
 use std::path::PathBuf;
 
@@ -34,7 +35,8 @@ use dltrain::pack;
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
-finite, 8 results cannot be written, 9 a rank waited too long for another, 1 a defect.")]
+finite, 8 results or checkpoints cannot be written, 9 a rank waited too long for another, 75 stopped by a signal or
+the time limit (--resume auto goes on), 1 a defect.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -69,7 +71,7 @@ pub struct TrainArgs {
     /// Share of each target that is spread evenly over all classes.
     #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
     label_smoothing: f32,
-    /// File of weights to start from: safetensors or HDF5, with PyTorch's names and shapes.
+    /// File of weights to start from: safetensors or HDF5 with PyTorch's names and shapes, or a checkpoint.
     #[arg(long, value_name = "FILE", help_heading = "Model and data")]
     init_from: Option<PathBuf>,
     /// Start the last layer anew in spite of --init-from: for other --classes than the file's.
@@ -166,6 +168,9 @@ pub struct TrainArgs {
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
+
+    #[command(flatten)]
+    session: session::Args,
 }
 
 impl TrainArgs {
@@ -190,6 +195,7 @@ impl TrainArgs {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         let (optimizer, rate) = self.optimizer.validate()?;
+        let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
                 "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
@@ -237,6 +243,7 @@ impl TrainArgs {
             timeline: self.timeline,
             timeline_steps: self.timeline_steps,
             results: self.results,
+            session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,
             evaluate: self.evaluate,

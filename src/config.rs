@@ -182,6 +182,37 @@ pub struct Rate {
     pub power: f32,
 }
 
+/// How often a checkpoint is written.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interval {
+    Steps(usize),
+    Seconds(f64),
+    Epochs(usize),
+}
+
+/// Where a run goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// At the newest whole checkpoint of the directory, or at the beginning where there is none.
+    Auto,
+    File(PathBuf),
+}
+
+/// How a run is stopped and goes on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Session {
+    /// Directory of the checkpoints; `None`: none are written.
+    pub checkpoint: Option<PathBuf>,
+    pub every: Interval,
+    /// How many of the newest are kept.
+    pub keep: usize,
+    pub resume: Option<Resume>,
+    /// Seconds from the program's start after which it should have stopped.
+    pub time_limit: Option<f64>,
+}
+
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -235,6 +266,7 @@ pub struct Config {
     pub timeline: Option<PathBuf>,
     pub timeline_steps: Option<(u64, u64)>,
     pub results: Option<PathBuf>,
+    pub session: Session,
     /// Where the trained weights go.
     pub save_weights: Option<PathBuf>,
     pub dry_run: bool,
@@ -258,6 +290,43 @@ impl Config {
         items.retain(|(name, _)| !own.contains(&name.as_str()));
         items.insert(0, ("images".into(), images.into()));
         items
+    }
+
+    /// What has changed since a configuration given as JSON, in words, but for what only this job is about (how long it
+    /// runs, where it writes, what a rank has at hand).
+    pub fn changes_since(&self, json: &str) -> Vec<String> {
+        let items = |value: serde_json::Result<serde_json::Value>| match value {
+            Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
+            _ => Vec::new(),
+        };
+        let passing = [
+            "epochs",
+            "steps",
+            "warmup",
+            "data",
+            "results",
+            "threads",
+            "init_from",
+            "reset_head",
+            "save_weights",
+            "dry_run",
+            "evaluate",
+            "max_batch",
+        ];
+        let then = items(serde_json::from_str(json));
+        // Through a text, as then: 0.1 as f32 is another number as f64.
+        let now = items(serde_json::from_str(&self.json()));
+        let mut changes = Vec::new();
+        for (name, now) in now {
+            let before = then.iter().find(|(old, _)| *old == name).map(|(_, value)| value);
+            if before.is_some_and(|before| *before != now)
+                && !passing.contains(&name.as_str())
+                && !name.starts_with("session.")
+            {
+                changes.push(format!("{name} {} then, {now} now", before.map_or("", String::as_str)));
+            }
+        }
+        changes
     }
 
     /// The whole configuration as JSON.

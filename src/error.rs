@@ -25,17 +25,20 @@ pub enum Kind {
     Mismatch = 6,
     /// The loss is no longer a finite number.
     Diverged = 7,
-    /// A results file cannot be written, or is there already.
+    /// A results file or checkpoint cannot be written, or is there already.
     Output = 8,
     /// A rank has waited for others longer than allowed.
     Stalled = 9,
+    /// Not a failure: stopped before the end as asked, by a signal or the time limit. The number is that of sysexits'
+    /// EX_TEMPFAIL: try again later.
+    Stopped = 75,
 }
 
 impl Kind {
     /// The kind with this exit code; `Internal` for a code that is none.
     pub fn from_code(code: u8) -> Kind {
         use Kind::*;
-        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled]
+        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled, Stopped]
             .into_iter()
             .find(|kind| *kind as u8 == code)
             .unwrap_or(Internal)
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {
-        for code in 1..=9 {
+        for code in (1..=9).chain([75]) {
             assert_eq!(Kind::from_code(code) as u8, code);
         }
         assert_eq!(Kind::from_code(99), Kind::Internal);

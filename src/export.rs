@@ -10,7 +10,7 @@ use crate::record::{self, WeightsFile, write_weights};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// File of weights: safetensors or HDF5.
+    /// File of weights: a checkpoint, safetensors or HDF5.
     from: PathBuf,
     /// File to write: safetensors, or HDF5 where the name ends in .h5.
     to: PathBuf,

@@ -71,7 +71,9 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
 }
 
 fn report(error: &Error, speak: bool) -> ExitCode {
-    if speak {
+    if speak && error.kind == Kind::Stopped {
+        eprintln!("dltrain: {error}");
+    } else if speak {
         eprintln!("dltrain: error: {error}");
     }
     ExitCode::from(error.exit_code() as u8)

@@ -10,10 +10,12 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 
 use dltrain::config::Input;
 use dltrain::data::{
-    self, Reading, Samples, Scratch, Sets, Sharding, TestLoader, TrainingLoader, Wanted, epoch_order,
+    self, Colours, Dataset, Frame, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
+    TrainingLoader, Wanted, epoch_order,
 };
 use dltrain::error::{Error, Kind};
 use flate2::{Compression, write::GzEncoder};
@@ -329,6 +331,108 @@ fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
             assert_eq!(half_images, images[rank * 32 * 784..][..32 * 784]);
         }
         assert!(epochs.insert(labels.clone()), "every epoch has its own order");
+    }
+}
+
+/// Labels that are the images' own numbers, to count them by; in blocks of so many, or in none.
+struct Numbered(usize, Option<usize>);
+
+impl Dataset for Numbered {
+    fn len(&self) -> usize {
+        self.0
+    }
+    fn class_names(&self) -> &[String] {
+        &[]
+    }
+    fn read(&self, _: usize, picture: &mut Picture) -> Result<(), Error> {
+        *picture = Picture { pixels: vec![0], height: 1, width: 1, channels: 1 };
+        Ok(())
+    }
+    fn label(&self, index: usize) -> i32 {
+        index as i32
+    }
+    fn name(&self, index: usize) -> String {
+        index.to_string()
+    }
+    fn fingerprint(&self) -> String {
+        "numbered".into()
+    }
+    fn colours(&self) -> Colours {
+        Colours::imagenet()
+    }
+    fn frame(&self) -> Frame {
+        Frame::Whole
+    }
+    fn in_memory(&self) -> bool {
+        true
+    }
+    fn blocks(&self) -> Vec<u32> {
+        self.1.map_or(Vec::new(), |block| (0..self.0 as u32).step_by(block).collect())
+    }
+}
+
+proptest! {
+    /// An epoch begun by so many ranks and ended by others, with other batches: every image of its order once, but those
+    /// that do not fill a last step; and the epoch after it whole. Read ahead or not.
+    #[test]
+    fn an_epoch_taken_up_by_other_ranks_loses_and_repeats_no_image(
+        images in 100usize..300,
+        block in prop::option::of(1usize..40),
+        first in (1usize..5, 1usize..9, 1usize..3),
+        then in (1usize..5, 1usize..9, 1usize..3),
+        share in 0.0f64..1.0,
+        threads in 0usize..2,
+    ) {
+        let set = Arc::new(Numbered(images, block));
+        let samples = Samples::new(set.clone(), [1, 1, 1], &*set);
+        let reading = Reading::new(threads, true).unwrap();
+        let shuffled_for = first.0 * first.1 * first.2;
+        // The images of these ranks in part of the fourth epoch, and perhaps of the one after it.
+        let train = |(ranks, batch, accumulation): (usize, usize, usize), share: f64, behind: usize, on: bool| {
+            let sharding = |rank| Sharding { ranks, rank, batch, accumulation };
+            let loader = |rank| TrainingLoader::new(samples.clone(), sharding(rank), 1, reading.clone()).unwrap();
+            let mut loaders: Vec<TrainingLoader> = (0..ranks).map(loader).collect();
+            let steps = (share * loaders[0].steps_after(behind) as f64) as usize;
+            let (mut pixels, mut labels) = (vec![0.0; batch], vec![0; batch]);
+            let mut run = |loaders: &mut Vec<TrainingLoader>, steps: usize| {
+                let mut seen = Vec::new();
+                for (step, rank, micro) in
+                    (0..steps).flat_map(|s| (0..ranks).flat_map(move |r| (0..accumulation).map(move |m| (s, r, m))))
+                {
+                    loaders[rank].fill(step, micro, &mut pixels, &mut labels).unwrap();
+                    seen.extend_from_slice(&labels);
+                }
+                seen
+            };
+            for loader in &mut loaders {
+                match behind {
+                    0 => loader.start_epoch(3),
+                    _ => loader.go_on(3, behind, shuffled_for),
+                }
+            }
+            let seen = run(&mut loaders, steps);
+            loaders.iter_mut().for_each(|loader| loader.start_epoch(4));
+            let next = if on { loaders[0].steps_after(0) } else { 0 };
+            (seen, run(&mut loaders, next))
+        };
+        let whole = train(first, 1.0, 0, false).0;
+        let mut seen = train(first, share, 0, false).0;
+        let behind = seen.len();
+        prop_assert_eq!(&seen[..], &whole[..behind]);
+        let (rest, next) = train(then, 1.0, behind, true);
+        seen.extend(rest);
+        let all: HashSet<i32> = seen.iter().copied().collect();
+        prop_assert_eq!(all.len(), seen.len(), "no image twice");
+        prop_assert!(images - seen.len() < then.0 * then.1 * then.2, "{} of {}", seen.len(), images);
+        prop_assert_eq!(next.iter().collect::<HashSet<_>>().len(), next.len());
+        prop_assert!(images - next.len() < then.0 * then.1 * then.2 && next != seen);
+        if block.is_none() {
+            let order = epoch_order(1, 3, images);
+            // Ranks take turns within a global batch as its order has them.
+            let sorted = |part: &[u32]| { let mut part = part.to_vec(); part.sort(); part };
+            let labels: Vec<u32> = seen.iter().map(|&label| label as u32).collect();
+            prop_assert_eq!(sorted(&labels), sorted(&order[..seen.len()]));
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! relies on.
 //!
 //! - what was saved, averaged weights too, is what was tested: it gives the same losses when it is read again;
-//! - safetensors and HDF5 hold the same, and `export` makes one of the other;
+//! - safetensors and HDF5 hold the same, and `export` makes one of the other, or of a checkpoint;
 //! - frozen layers keep every bit, the others learn;
 //! - a file that does not fit is refused with every difference in one message, a new head is a flag away;
 //! - nothing is overwritten, and ranks that read unlike files are found.
@@ -65,12 +65,17 @@ fn read(path: &Path) -> BTreeMap<String, Vec<u32>> {
 #[test]
 fn what_was_saved_is_what_was_tested() {
     let place = Place::new();
-    let trained = place.train(2, "a.h5", "--steps 3 --lr 0.05 --ema 0.5 --save-weights @w.safetensors");
+    let flags = "--steps 3 --lr 0.05 --ema 0.5 --save-weights @w.safetensors --checkpoint @kept";
+    let trained = place.train(2, "a.h5", flags);
     let resnet = place.flags("b.h5", "--evaluate --init-from @w.safetensors");
     let said = run(2, &resnet.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{said}, not {trained:?}");
     run(1, &["export", place.path("w.safetensors").to_str().unwrap(), place.path("w.h5").to_str().unwrap()]);
     assert_eq!(read(&place.path("w.h5")), read(&place.path("w.safetensors")));
+    // The checkpoint at the end has the same, and the statistics of every rank, of which these are the means.
+    let checkpoint = place.path("kept").join("step-00000003.h5");
+    run(1, &["export", checkpoint.to_str().unwrap(), place.path("k.safetensors").to_str().unwrap()]);
+    assert_eq!(read(&place.path("k.safetensors")), read(&place.path("w.safetensors")));
     let lenet =
         |name: &str, flags: &str| place.train(2, name, &format!("--model lenet5 --image-size 28 {flags}"));
     let trained = lenet("c.h5", "--steps 20 --ema 0.9 --save-weights @l.safetensors");

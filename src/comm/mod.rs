@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod board;
+mod bulk;
 mod call;
 mod channel;
 mod clock;

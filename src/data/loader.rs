@@ -11,11 +11,12 @@ use crate::error::Result;
 /// This rank's training batches.
 pub struct TrainingLoader {
     reader: Reader<TrainingOrder>,
-    sharding: Sharding,
+    order: TrainingOrder,
     steps: usize,
     epoch: usize,
     skipped: usize,
     kept: usize,
+    fingerprint: String,
 }
 
 impl TrainingLoader {
@@ -30,17 +31,28 @@ impl TrainingLoader {
             seed,
             images: samples.len(),
             blocks: samples.blocks(),
-            steps,
+            start: Start { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
             shuffled: None,
         };
         let kept = samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
-        let reader = Reader::new(samples, order, reading);
-        Ok(TrainingLoader { reader, sharding, steps, epoch: 0, skipped: 0, kept })
+        let fingerprint = samples.fingerprint();
+        let reader = Reader::new(samples, order.clone(), reading);
+        Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
     }
 
     /// Updates an epoch has.
     pub fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// Updates an epoch has left after so many images.
+    pub fn steps_after(&self, seen: usize) -> usize {
+        self.order.steps_after(seen)
+    }
+
+    /// What the set holds: see `Samples::fingerprint`.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// Bytes of files that are kept in memory.
@@ -51,6 +63,15 @@ impl TrainingLoader {
     /// Shuffles anew; epochs count from 0.
     pub fn start_epoch(&mut self, epoch: usize) {
         (self.epoch, self.skipped) = (epoch, 0);
+    }
+
+    /// The same in an epoch of which the first `seen` images were trained on before, in the order of a run whose global
+    /// batch was `shuffled_for`: step 0 begins after them, whatever ranks and batches they were cut into.
+    pub fn go_on(&mut self, epoch: usize, seen: usize, shuffled_for: usize) {
+        self.order.start = Start { epoch, seen, shuffled_for };
+        self.order.shuffled = None;
+        self.reader.reorder(self.order.clone());
+        self.start_epoch(epoch);
     }
 
     /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch: images
@@ -66,8 +87,7 @@ impl TrainingLoader {
         images: &mut Vec<f32>,
         labels: &mut Vec<i32>,
     ) -> Result<()> {
-        let update = self.epoch as u64 * self.steps as u64 + step as u64;
-        let number = update * self.sharding.accumulation as u64 + micro as u64;
+        let number = self.order.number(self.epoch, step, micro);
         let (_, unread) = self.reader.fill(number, images, labels)?;
         self.skipped += unread;
         Ok(())
@@ -79,6 +99,16 @@ impl TrainingLoader {
     }
 }
 
+/// Where the numbers of batches begin.
+#[derive(Clone, Copy)]
+struct Start {
+    epoch: usize,
+    /// Images of that epoch which are behind.
+    seen: usize,
+    /// The global batch by which that epoch is shuffled.
+    shuffled_for: usize,
+}
+
 /// Batches are numbered through all epochs.
 #[derive(Clone)]
 struct TrainingOrder {
@@ -87,7 +117,7 @@ struct TrainingOrder {
     images: usize,
     /// Where blocks begin; none where images are shuffled one by one.
     blocks: Arc<Vec<u32>>,
-    steps: usize,
+    start: Start,
     /// The epoch in hand and its order.
     shuffled: Option<(usize, Vec<u32>)>,
 }
@@ -97,21 +127,50 @@ impl TrainingOrder {
         if self.blocks.is_empty() {
             return epoch_order(self.seed, epoch, self.images);
         }
-        let global = self.sharding.global_batch();
+        let global = match epoch == self.start.epoch {
+            true => self.start.shuffled_for,
+            false => self.sharding.global_batch(),
+        };
         block_order(self.seed, epoch, self.images, &self.blocks, global, WINDOW * global)
+    }
+
+    fn steps_after(&self, seen: usize) -> usize {
+        self.images.saturating_sub(seen) / self.sharding.global_batch()
+    }
+
+    /// The number of a batch.
+    fn number(&self, epoch: usize, step: usize, micro: usize) -> u64 {
+        let before = match epoch.checked_sub(self.start.epoch + 1) {
+            Some(whole) => self.steps_after(self.start.seen) + whole * self.steps_after(0),
+            None => 0,
+        };
+        ((before + step) * self.sharding.accumulation + micro) as u64
+    }
+
+    /// Epoch, step and micro-step of a batch.
+    fn place(&self, number: u64) -> (usize, usize, usize) {
+        let (update, micro) =
+            (number as usize / self.sharding.accumulation, number as usize % self.sharding.accumulation);
+        let first = self.steps_after(self.start.seen);
+        match update.checked_sub(first) {
+            None => (self.start.epoch, update, micro),
+            Some(later) => {
+                let steps = self.steps_after(0);
+                (self.start.epoch + 1 + later / steps, later % steps, micro)
+            }
+        }
     }
 }
 
 impl Order for TrainingOrder {
     fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)> {
-        let (accumulation, steps) = (self.sharding.accumulation as u64, self.steps as u64);
-        let (update, micro) = (batch / accumulation, (batch % accumulation) as usize);
-        let (epoch, step) = ((update / steps) as usize, (update % steps) as usize);
+        let (epoch, step, micro) = self.place(batch);
+        let seen = if epoch == self.start.epoch { self.start.seen } else { 0 };
         let (_, order) = match self.shuffled.take() {
             Some(shuffled) if shuffled.0 == epoch => self.shuffled.insert(shuffled),
             _ => self.shuffled.insert((epoch, self.shuffle(epoch))),
         };
-        Some((epoch, order[self.sharding.training(step, micro)].to_vec()))
+        Some((epoch, order[seen..][self.sharding.training(step, micro)].to_vec()))
     }
 }
 

@@ -121,6 +121,12 @@ impl<O: Order> Reader<O> {
         Ok((count, unread))
     }
 
+    /// Goes by another order from now on.
+    pub fn reorder(&mut self, order: O) {
+        self.rest();
+        self.order = order;
+    }
+
     /// Lets go of what was read ahead.
     pub fn rest(&mut self) {
         self.ahead = None;

@@ -22,6 +22,16 @@ pub fn rule(settings: &Optimizer) -> Rule {
     }
 }
 
+/// The names of a rule's states, in its order: what a checkpoint calls them.
+pub fn state_names(rule: &Rule) -> &'static [&'static str] {
+    let names: &[&str] = match rule {
+        Rule::Sgd { .. } | Rule::Lars { .. } => &["momentum"],
+        Rule::RmsProp { .. } => &["mean_square", "momentum"],
+        Rule::Adam { .. } | Rule::Lamb { .. } => &["first_moment", "second_moment"],
+    };
+    &names[..rule.states()]
+}
+
 /// The learning rate as a function of the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
@@ -31,6 +41,8 @@ pub struct Schedule {
     peak: f64,
     steps_per_epoch: usize,
     total_steps: usize,
+    /// What a step counts for beyond its number: see `resumed`.
+    ahead: isize,
 }
 
 impl Schedule {
@@ -42,11 +54,20 @@ impl Schedule {
             peak: f64::from(settings.base) * scale,
             steps_per_epoch: steps_per_epoch.max(1),
             total_steps,
+            ahead: 0,
         }
+    }
+
+    /// The schedule of a run that goes on after `done` steps, at a place which a run of this global batch would have
+    /// reached after `place` steps. Both are the same unless the global batch has changed.
+    pub fn resumed(self, done: usize, place: usize) -> Schedule {
+        let ahead = place as isize - done as isize;
+        Schedule { total_steps: self.total_steps.saturating_add_signed(ahead), ahead, ..self }
     }
 
     /// The rate of a step, counted from 0.
     pub fn rate(&self, step: usize) -> f32 {
+        let step = step.saturating_add_signed(self.ahead);
         let warmup = f64::from(self.settings.warmup_epochs) * self.steps_per_epoch as f64;
         let done = step as f64 + 1.0;
         if done < warmup {
@@ -95,6 +116,17 @@ mod tests {
         close(rates.rate(9), 0.2);
         close(rates.rate(19), 0.4);
         close(rates.rate(99), 0.4);
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_where_its_images_have_brought_it() {
+        let rates = schedule(ScheduleKind::Cosine, 2.0);
+        assert_eq!(rates.clone().resumed(50, 50), rates);
+        // Half the global batch before: twice the steps for as many images, 150 in all.
+        let resumed = Schedule { total_steps: 150, ..rates.clone() }.resumed(100, 50);
+        for step in 50..100 {
+            assert_eq!(resumed.rate(step + 50), rates.rate(step));
+        }
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Extent {
     pub mapped: usize,
     /// Bytes in which messages come in.
     pub messages: usize,
+    /// Bytes of the copy from which a checkpoint is written, on rank 0.
+    pub checkpoint: usize,
     /// Bytes that compression of gradients keeps and sends.
     pub compression: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
@@ -60,7 +62,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 10] {
+    fn rows(&self, extent: Extent) -> [(&'static str, usize); 11] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -70,6 +72,7 @@ impl Sizes {
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
+            ("checkpoint", extent.checkpoint),
             ("compression", extent.compression),
             ("program", extent.program),
         ]

@@ -12,6 +12,7 @@ use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{Dataset, File, Group, H5Type, Hyperslab};
 use ndarray::ArrayView;
 
+use super::earlier::Earlier;
 use super::{Closing, Description, EpochRecord, Spread, StepRecord};
 use crate::error::{Error, Result};
 
@@ -20,6 +21,8 @@ const SCHEMA: u32 = 1;
 /// Rows in one chunk: 8 KB of a series.
 const STEP_CHUNK: usize = 1024;
 const EPOCH_CHUNK: usize = 64;
+/// Rows copied at a time from the file of an interrupted run.
+const COPIED: usize = 16 * STEP_CHUNK;
 /// Bytes of the data set `summary/status`.
 const STATUS_BYTES: usize = 512;
 
@@ -106,7 +109,7 @@ impl ResultsFile {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));
         }
-        Self::build(path, about, added).map_err(|error| {
+        Self::build(path, about, added, None).map_err(|error| {
             let text = error.to_string();
             let hint = match text.contains("unable to lock file") {
                 true => "; this file system knows no locks: set HDF5_USE_FILE_LOCKING=FALSE",
@@ -116,12 +119,53 @@ impl ResultsFile {
         })
     }
 
-    fn build(path: &Path, about: &Description, added: &[(&str, String)]) -> hdf5::Result<ResultsFile> {
+    /// Goes on in the file of a run that was interrupted: in a copy of its rows up to the step and epoch at which the
+    /// run goes on, which then takes its name. A reader who has the old one open keeps that.
+    ///
+    /// # Errors
+    /// Where the file is not that of this run: it is not touched then.
+    pub fn resume(
+        path: &Path,
+        about: &Description,
+        added: &[(&str, String)],
+        at: &super::Reached,
+    ) -> Result<ResultsFile> {
+        let earlier = Earlier::open(path, about, at)?;
+        let mut added = added.to_vec();
+        for (name, value) in &mut added {
+            match *name {
+                "started" => *value = earlier.text("started").unwrap_or_else(|| value.clone()),
+                "resumed" => {
+                    *value = earlier
+                        .text("resumed")
+                        .into_iter()
+                        .chain([value.clone()])
+                        .collect::<Vec<_>>()
+                        .join("; ")
+                }
+                _ => {}
+            }
+        }
+        let temporary = path.with_extension("h5.tmp");
+        let _ = std::fs::remove_file(&temporary);
+        let file = Self::build(&temporary, about, &added, Some(&earlier))
+            .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))?;
+        std::fs::rename(&temporary, path)
+            .map_err(|error| Error::output(path, format!("cannot be replaced: {error}")))?;
+        Ok(ResultsFile { path: path.to_path_buf(), ..file })
+    }
+
+    fn build(
+        path: &Path,
+        about: &Description,
+        added: &[(&str, String)],
+        earlier: Option<&Earlier>,
+    ) -> hdf5::Result<ResultsFile> {
         // SWMR needs the format of HDF5 1.10; no newer one, so that every HDF5 from 1.10 on reads the file.
         let file = File::with_options()
             .with_fapl(|access| access.libver_bounds(LibraryVersion::V110, LibraryVersion::V110))
             .create_excl(path)?;
-        Self::fill(file, path, about, added).inspect_err(|_| {
+        Self::fill(file, path, about, added, earlier).inspect_err(|_| {
             // Half a file would only stand in the way of the next try.
             let _ = std::fs::remove_file(path);
         })
@@ -132,6 +176,7 @@ impl ResultsFile {
         path: &Path,
         about: &Description,
         added: &[(&str, String)],
+        earlier: Option<&Earlier>,
     ) -> hdf5::Result<ResultsFile> {
         text(&file, "format", "dltrain results")?;
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
@@ -151,7 +196,7 @@ impl ResultsFile {
         describe(&seconds, "s", "what each bucket's sum is expected to take")?;
 
         let group = file.create_group("steps")?;
-        let steps = Rows {
+        let mut steps = Rows {
             counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
             values: series(&group, STEP_VALUES, STEP_CHUNK, None)?,
             buckets: match about.buckets.len() {
@@ -161,7 +206,7 @@ impl ResultsFile {
             },
         };
         let group = file.create_group("epochs")?;
-        let epochs = Rows {
+        let mut epochs = Rows {
             counts: series(&group, EPOCH_COUNTS, EPOCH_CHUNK, None)?,
             values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
             buckets: Vec::new(),
@@ -175,6 +220,10 @@ impl ResultsFile {
         let ended = summary.new_dataset::<Status>().create("ended")?;
         describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
         ended.write_scalar(&fixed(""))?;
+        if let Some(earlier) = earlier {
+            steps.copy(&earlier.file, "steps", earlier.steps)?;
+            epochs.copy(&earlier.file, "epochs", earlier.epochs)?;
+        }
         file.start_swmr()?;
         Ok(ResultsFile { file, path: path.to_path_buf(), steps, epochs, summary })
     }
@@ -305,6 +354,16 @@ impl Rows {
     }
 }
 
+impl Rows {
+    /// The first rows of the same group of another file.
+    fn copy(&mut self, from: &File, group: &str, rows: usize) -> Outcome {
+        let group = from.group(group)?;
+        self.buckets.iter_mut().try_for_each(|series| series.copy(&group, rows, f32::NAN))?;
+        self.values.iter_mut().try_for_each(|series| series.copy(&group, rows, f64::NAN))?;
+        self.counts.iter_mut().try_for_each(|series| series.copy(&group, rows, 0))
+    }
+}
+
 /// A data set that grows by rows, and the values not yet written.
 struct Series<T> {
     dataset: Dataset,
@@ -346,6 +405,30 @@ impl<T: H5Type> Series<T> {
         self.waiting.clear();
         self.written = to;
         self.dataset.flush()
+    }
+}
+
+impl<T: H5Type + Copy> Series<T> {
+    /// The first rows of the data set of this name in another file; `unknown` where it has none of this width.
+    fn copy(&mut self, from: &Group, rows: usize, unknown: T) -> Outcome {
+        let name = self.dataset.name();
+        let old = from.dataset(name.rsplit('/').next().unwrap_or("")).ok();
+        let old = old.filter(|old| old.shape().get(1).copied() == self.columns);
+        for first in (0..rows).step_by(COPIED) {
+            let count = COPIED.min(rows - first);
+            match (&old, self.columns) {
+                (None, _) => self.waiting.resize(count * self.width(), unknown),
+                (Some(old), None) => {
+                    self.waiting.extend(old.read_slice_1d::<T, _>(Hyperslab::from(first..first + count))?);
+                }
+                (Some(old), Some(columns)) => {
+                    let place = Hyperslab::from((first..first + count, 0..columns));
+                    self.waiting.extend(old.read_slice_2d::<T, _>(place)?);
+                }
+            }
+            self.write()?;
+        }
+        Ok(())
     }
 }
 

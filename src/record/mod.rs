@@ -2,10 +2,13 @@
 //!
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
-//! communicates. May use: `error`. Used by: `train`, `bench`, `main`.
+//! communicates. May use: `config`, `device` (for the bytes of numbers), `error`. Used by: `train`, `bench`, `main`.
 
+mod checkpoint;
 mod date;
+mod earlier;
 mod file;
+mod keeper;
 mod logging;
 mod path;
 mod progress;
@@ -15,18 +18,21 @@ mod terminal;
 mod timeline;
 mod weights;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+pub use checkpoint::{Array, Contents};
 use file::ResultsFile;
+pub use keeper::{Checkpoints, find_checkpoint};
 pub use logging::start_logging;
-pub use path::results_path;
+pub use path::{results_path, resumed_path};
 pub use progress::Progress;
 pub use rows::write_table;
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// How long rows wait in memory at most (while steps come in), and so what a kill can take.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -149,6 +155,17 @@ pub struct Memory {
     pub measured: usize,
 }
 
+/// How far a run had come that goes on.
+#[derive(Debug, Clone, Default)]
+pub struct Reached {
+    /// Steps done.
+    pub step: u64,
+    /// Epochs done.
+    pub epochs: u64,
+    /// What `Recorder::numbers` gave then.
+    pub numbers: BTreeMap<String, f64>,
+}
+
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
 struct Closing {
@@ -168,6 +185,8 @@ struct Closing {
     best_test_accuracy: (f64, u64),
     final_test_accuracy: f64,
     memory: Option<Memory>,
+    /// Seconds of this run's earlier parts.
+    earlier: f64,
 }
 
 impl Closing {
@@ -187,6 +206,45 @@ impl Closing {
             best_test_accuracy: (f64::NAN, 0),
             final_test_accuracy: f64::NAN,
             memory: None,
+            earlier: 0.0,
+        }
+    }
+
+    /// All of it that a resumed run goes on with, by name.
+    fn numbers(&self) -> [(&'static str, f64); 11] {
+        [
+            ("summary.steps", self.steps as f64),
+            ("summary.images", self.images as f64),
+            ("summary.training_seconds", self.training_seconds),
+            ("summary.compute", self.compute),
+            ("summary.communication", self.communication),
+            ("summary.input", self.input),
+            ("summary.setup_seconds", self.setup_seconds),
+            ("summary.epochs", self.epochs as f64),
+            ("summary.best_test_accuracy", self.best_test_accuracy.0),
+            ("summary.best_epoch", self.best_test_accuracy.1 as f64),
+            ("summary.final_test_accuracy", self.final_test_accuracy),
+        ]
+    }
+
+    fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
+        if !numbers.contains_key("summary.steps") {
+            return Closing::new();
+        }
+        let number = |name: &str| numbers.get(&format!("summary.{name}")).copied().unwrap_or(0.0);
+        Closing {
+            steps: number("steps") as u64,
+            images: number("images") as u64,
+            training_seconds: number("training_seconds"),
+            compute: number("compute"),
+            communication: number("communication"),
+            input: number("input"),
+            setup_seconds: number("setup_seconds"),
+            epochs: number("epochs") as u64,
+            best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
+            final_test_accuracy: number("final_test_accuracy"),
+            earlier: number("seconds"),
+            ..Closing::new()
         }
     }
 
@@ -233,19 +291,45 @@ impl Recorder {
     /// # Errors
     /// `Kind::Output`: the file is there already or cannot be created. Rank 0 alone can fail here.
     pub fn create(place: Place, path: Option<&Path>, about: &Description) -> Result<Recorder> {
+        Recorder::open(place, path, about, None)
+    }
+
+    /// The same for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
+    /// step on are replaced.
+    ///
+    /// # Errors
+    /// `Kind::Output`: the file is not that of this run, or cannot be written. Rank 0 alone can fail here.
+    pub fn resume(place: Place, path: Option<&Path>, about: &Description, at: &Reached) -> Result<Recorder> {
+        Recorder::open(place, path, about, Some(at))
+    }
+
+    fn open(
+        place: Place,
+        path: Option<&Path>,
+        about: &Description,
+        at: Option<&Reached>,
+    ) -> Result<Recorder> {
         if place.rank != 0 {
             return Ok(Recorder { writer: None });
         }
+        let now = date::iso(std::time::SystemTime::now());
         let mut added = vec![
             ("revision", git_revision().to_string()),
             ("mpicc", mpicc().to_string()),
             ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
             ("hdf5_version", hdf5_version()),
             ("ranks", place.size.to_string()),
-            ("started", date::iso(std::time::SystemTime::now())),
+            ("started", now.clone()),
         ];
+        if let Some(at) = at {
+            added.push(("resumed", format!("at step {} with {} ranks on {now}", at.step, place.size)));
+        }
         added.retain(|(name, _)| about.attributes.iter().all(|(given, _)| given != name));
-        let file = path.map(|path| ResultsFile::create(path, about, &added)).transpose()?;
+        let open = |path: &Path| match at {
+            Some(at) if path.exists() => ResultsFile::resume(path, about, &added, at),
+            _ => ResultsFile::create(path, about, &added),
+        };
+        let file = path.map(open).transpose()?;
         terminal::say(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
@@ -256,11 +340,22 @@ impl Recorder {
                 file,
                 lost: None,
                 flushed: Instant::now(),
-                closing: Closing::new(),
+                closing: at.map_or_else(Closing::new, |at| Closing::from_numbers(&at.numbers)),
                 speed: table::Speed::default(),
                 finished: false,
+                header: false,
             }),
         })
+    }
+
+    /// What a checkpoint has to keep of this record. The rows so far are written before: a run that goes on there finds
+    /// all of them.
+    pub fn numbers(&mut self) -> BTreeMap<String, f64> {
+        let Some(writer) = &mut self.writer else { return BTreeMap::new() };
+        writer.flush();
+        let seconds = writer.closing.earlier + writer.about.started.elapsed().as_secs_f64();
+        let numbers = writer.closing.numbers().into_iter().chain([("summary.seconds", seconds)]);
+        numbers.map(|(name, value)| (name.to_string(), value)).collect()
     }
 
     /// One step. Costs about a microsecond; once a second the rows so far are written.
@@ -285,11 +380,11 @@ impl Recorder {
     }
 
     /// Ends the run: writes the closing values and, where it succeeded, the closing table, whose last line is
-    /// `total images/sec: N`. A failed run passes its error's text.
+    /// `total images/sec: N`. A failed run passes its error.
     ///
     /// # Errors
     /// `Kind::Output`: the results could not be written, now or earlier in the run (training went on).
-    pub fn finish(mut self, outcome: std::result::Result<(), &str>) -> Result<()> {
+    pub fn finish(mut self, outcome: std::result::Result<(), &Error>) -> Result<()> {
         match self.writer.take() {
             Some(mut writer) => writer.finish(outcome),
             None => Ok(()),
@@ -308,6 +403,8 @@ struct Writer {
     flushed: Instant,
     closing: Closing,
     speed: table::Speed,
+    /// Whether the epochs' table has its header.
+    header: bool,
     finished: bool,
 }
 
@@ -344,7 +441,7 @@ impl Writer {
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
-        if self.closing.epochs == 0 {
+        if !std::mem::replace(&mut self.header, true) {
             terminal::say(table::EPOCH_HEADER);
         }
         self.closing.epoch(r);
@@ -369,13 +466,14 @@ impl Writer {
         }
     }
 
-    fn finish(&mut self, outcome: std::result::Result<(), &str>) -> Result<()> {
+    fn finish(&mut self, outcome: std::result::Result<(), &Error>) -> Result<()> {
         self.finished = true;
-        self.closing.seconds = self.about.started.elapsed().as_secs_f64();
+        self.closing.seconds = self.closing.earlier + self.about.started.elapsed().as_secs_f64();
         terminal::end_bar();
         let status = match outcome {
             Ok(()) => "finished".to_string(),
-            Err(why) => format!("failed: {why}"),
+            Err(why) if why.kind == Kind::Stopped => why.message.clone(),
+            Err(why) => format!("failed: {}", why.message),
         };
         let kept = match (self.file.take(), self.lost.take()) {
             (Some(file), _) => file.finish(&self.closing, &status),
@@ -396,7 +494,7 @@ impl Drop for Writer {
     /// A run that stopped without `finish` still leaves a closed file and a clean terminal.
     fn drop(&mut self) {
         if !self.finished
-            && let Err(error) = self.finish(Err("stopped before its end"))
+            && let Err(error) = self.finish(Err(&Error::internal("stopped before its end")))
         {
             log::error!("{error}");
         }

@@ -41,6 +41,31 @@ pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<O
     Ok(Some(path))
 }
 
+/// The same for a run that goes on: `earlier`, the file of its earlier part, where that is still there and where results
+/// are asked for; a file of that name is gone on with.
+///
+/// # Errors
+/// As for `results_path`, but that a file may be there.
+pub fn resumed_path(
+    place: Place,
+    given: Option<&Path>,
+    model: &str,
+    earlier: &Path,
+) -> Result<Option<PathBuf>> {
+    let same = |given: &Path| match (given.canonicalize(), earlier.parent().unwrap_or(earlier).canonicalize())
+    {
+        (Ok(given), Ok(directory)) => given == directory,
+        _ => false,
+    };
+    match given {
+        _ if place.rank != 0 => Ok(None),
+        Some(file) if file.is_file() => Ok(Some(file.to_path_buf())),
+        None if earlier.is_file() => Ok(Some(earlier.to_path_buf())),
+        Some(directory) if earlier.is_file() && same(directory) => Ok(Some(earlier.to_path_buf())),
+        _ => results_path(place, given, model),
+    }
+}
+
 /// Whether a file can be made at `path`; makes none.
 pub(super) fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.
@@ -60,14 +85,20 @@ pub(super) fn check(path: &Path) -> Result<()> {
             ),
         ));
     }
-    // Permission bits do not tell (root, read-only and full file systems, quotas): try.
-    let probe = directory.join(format!(".dltrain-{}", std::process::id()));
-    fs::write(&probe, b"dltrain").and_then(|()| fs::remove_file(&probe)).map_err(|error| {
-        let _ = fs::remove_file(&probe);
+    probe(directory).map_err(|error| {
         Error::output(
             path,
             format!("cannot write in {}: {error}; choose another place with --results", directory.display()),
         )
+    })
+}
+
+/// Whether a file can be made in a directory. Permission bits do not tell (root, read-only and full file systems,
+/// quotas): tries.
+pub(super) fn probe(directory: &Path) -> std::io::Result<()> {
+    let probe = directory.join(format!(".dltrain-{}", std::process::id()));
+    fs::write(&probe, b"dltrain").and_then(|()| fs::remove_file(&probe)).inspect_err(|_| {
+        let _ = fs::remove_file(&probe);
     })
 }
 

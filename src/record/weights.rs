@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Crc;
 use half::{bf16, f16};
-use hdf5::types::{FloatSize, TypeDescriptor};
+use hdf5::types::{FloatSize, TypeDescriptor, VarLenUnicode};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
@@ -30,8 +30,10 @@ pub struct WeightsFile {
 enum Content {
     SafeTensors(Vec<u8>),
     /// By name.
-    Hdf5(HashMap<String, hdf5::Dataset>),
+    Hdf5(Sets),
 }
+
+type Sets = HashMap<String, hdf5::Dataset>;
 
 impl WeightsFile {
     /// # Errors
@@ -41,7 +43,8 @@ impl WeightsFile {
         let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
         let (content, mut shapes) = match &start {
-            b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
+            // A checkpoint says so in front of the HDF5.
+            b"\x89HDF\r\n\x1a\n" | b"dltrain " => open_hdf5(path)?,
             [b'P', b'K', 3, 4, ..] | [0x80, 2, 0x8a, ..] => {
                 return Err(Error::data(
                     path,
@@ -90,7 +93,8 @@ impl WeightsFile {
             }
             Content::Hdf5(sets) => {
                 let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;
-                set.read_raw::<f32>().map_err(|e| wrong(&e))
+                let values = set.read_raw::<f32>().map_err(|e| wrong(&e))?;
+                Ok(if is_of_each_rank(set) { mean(&values, set.shape()[0]) } else { values })
             }
         }
     }
@@ -137,17 +141,48 @@ fn numbers(view: &TensorView) -> Option<Vec<f32>> {
 fn open_hdf5(path: &Path) -> Result<Opened> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
-    let mut sets = HashMap::new();
-    collect(&file, "", &mut sets).map_err(wrong)?;
+    let sets = weights_in(&file).map_err(wrong)?;
     if sets.is_empty() {
-        return Err(Error::data(path, "holds no data set of real numbers"));
+        return Err(Error::data(path, "holds no weights"));
     }
-    let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
+    let shape = |set: &hdf5::Dataset| set.shape()[usize::from(is_of_each_rank(set))..].to_vec();
+    let shapes = sets.iter().map(|(name, set)| (name.clone(), shape(set))).collect();
     Ok((Content::Hdf5(sets), shapes))
 }
 
+/// All data sets of real numbers; of a checkpoint those of the network that would be tested, of a results file none.
+fn weights_in(file: &hdf5::File) -> hdf5::Result<Sets> {
+    let mut sets = Sets::new();
+    let is = |format: &str| {
+        let attribute = file.attr("format").and_then(|attribute| attribute.read_scalar::<VarLenUnicode>());
+        attribute.is_ok_and(|found| found.as_str() == format)
+    };
+    if is("dltrain checkpoint") {
+        // The moving average is there where it is what evaluation uses.
+        for part in ["parameters", "average", "statistics"] {
+            if file.link_exists(part) {
+                collect(&file.group(part)?, "", &mut sets)?;
+            }
+        }
+    } else if !is("dltrain results") {
+        collect(file, "", &mut sets)?;
+    }
+    Ok(sets)
+}
+
+/// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
+fn is_of_each_rank(set: &hdf5::Dataset) -> bool {
+    set.name().starts_with("/statistics/") && set.ndim() == 2
+}
+
+fn mean(values: &[f32], ranks: usize) -> Vec<f32> {
+    let channels = values.len() / ranks.max(1);
+    let sum = |channel| values.iter().skip(channel).step_by(channels).map(|&v| f64::from(v)).sum::<f64>();
+    (0..channels).map(|channel| (sum(channel) / ranks as f64) as f32).collect()
+}
+
 /// Every data set of real numbers below a group, by its path with dots between the parts.
-fn collect(group: &hdf5::Group, prefix: &str, into: &mut HashMap<String, hdf5::Dataset>) -> hdf5::Result<()> {
+fn collect(group: &hdf5::Group, prefix: &str, into: &mut Sets) -> hdf5::Result<()> {
     for set in group.datasets()? {
         let is_real =
             matches!(set.dtype()?.to_descriptor(), Ok(TypeDescriptor::Float(FloatSize::U4 | FloatSize::U8)));

@@ -19,14 +19,25 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Collective: the figures of all ranks, weighted by images.
-    pub fn run(&mut self, world: &World, device: &dyn Device) -> Result<Test> {
+    /// Collective: the figures of all ranks, weighted by images. `None` where `stop` says on some rank that the run is to
+    /// stop: a test set may take minutes.
+    pub fn run(
+        &mut self,
+        world: &World,
+        device: &dyn Device,
+        stop: impl Fn() -> bool,
+    ) -> Result<Option<Test>> {
         let scalars =
             Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
         agree_on_statistics(world, device, &self.statistics)?;
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.labels.len()];
         for batch in 0..self.loader.steps() {
+            let mut stopping = [if stop() { 1.0 } else { 0.0 }];
+            world.max_f64(&mut stopping)?;
+            if stopping != [0.0] {
+                return Ok(None);
+            }
             let images = self.loader.fill(batch, &mut self.images, &mut self.labels)?;
             sums[2] += images as f64;
             if images == 0 {
@@ -44,7 +55,7 @@ impl Evaluator {
             }
         }
         world.sum_f64(&mut sums)?;
-        Ok(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2] })
+        Ok(Some(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2] }))
     }
 }
 

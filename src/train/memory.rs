@@ -48,6 +48,11 @@ impl Sharing {
         Sharing { rank: world.local_rank(), ranks: world.local_size() }
     }
 
+    /// Whether this rank is the one to write what stands at some place of a list that all ranks have.
+    pub fn writes(&self, index: usize) -> bool {
+        index % self.ranks == self.rank
+    }
+
     /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
     pub fn expected(world: &World, bytes: usize) -> Sharing {
         let fits = some_share(world) && Common::fits(bytes);
@@ -156,8 +161,8 @@ impl Memories {
         Ok(())
     }
 
-    /// Writes a parameter given in plain order, or what lies at its place in another region.
-    fn write(
+    /// Writes a parameter, or what lies at its place in another region, given in plain order.
+    pub fn write(
         &self,
         device: &dyn Device,
         parameter: &Parameter,
@@ -184,16 +189,27 @@ impl Memories {
 
     /// A parameter, or what lies at its place in another region (its moving average), in plain order.
     pub fn read(&self, device: &dyn Device, parameter: &Parameter, region: &Memory) -> Result<Vec<f32>> {
-        let plain = device.plain(&parameter.spec);
         let mut values = vec![0f32; parameter.spec.shape.elements()];
+        self.read_into(device, parameter, region, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same into memory that is there.
+    pub fn read_into(
+        &self,
+        device: &dyn Device,
+        parameter: &Parameter,
+        region: &Memory,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let plain = device.plain(&parameter.spec);
         let mut from = parameter.of(region);
         if plain != parameter.layout {
             let to = self.passing(device, plain.bytes())?;
             reorder(device, parameter, [&parameter.layout, &plain], from, to.clone())?;
             from = to;
         }
-        device.download(&from, bytes_of_mut(&mut values))?;
-        Ok(values)
+        device.download(&from, bytes_of_mut(values))
     }
 }
 

@@ -1,18 +1,22 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together, `step` is one training step,
-//! `averaging` how gradients travel, `evaluate` the test set, `capacity` how large a batch fits, `resident` what a rank has
-//! in memory. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use: every room
-//! below. Used by: `main`.
+//! `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
+//! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
 mod averaging;
 mod capacity;
+mod checkpoint;
 mod evaluate;
+mod length;
 mod memory;
 mod network;
 mod resident;
 mod setup;
+mod state;
 mod step;
+mod stop;
 mod timeline;
 mod weights;
 
@@ -22,12 +26,14 @@ use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::record::{self, EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
-
 use crate::trace;
 
+use checkpoint::{Position, Standing};
 use setup::Job;
 pub(crate) use setup::threads;
+use state::State;
 use step::StepResult;
+use stop::Watch;
 use timeline::Timeline;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
@@ -38,11 +44,18 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let config = world.agree(config)?;
     world.same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
+    let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
-    let Some((mut job, mut recorder)) = setup::prepare(world, &config, started)? else { return Ok(()) };
+    let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
+        return Ok(());
+    };
     let outcome = epochs(world, &mut job, &mut recorder)
         .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
-    let closed = recorder.finish(outcome.as_ref().map(|_| ()).map_err(|error| error.message.as_str()));
+    // An orderly end waits until the last checkpoint is on disk.
+    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
+    let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
+    let closed = recorder.finish(outcome.as_ref().map(|_| ()));
+    let outcome = kept.and(outcome);
     let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
     let drawn = match &outcome {
         Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
@@ -53,53 +66,83 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     drawn
 }
 
-/// Epoch after epoch, until the configured end.
+/// Epoch after epoch, from where the run stands to the configured end.
 fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
-    let mut done = 0;
-    for epoch in 0..job.epochs {
-        let begun = Instant::now();
-        job.source.start_epoch(epoch);
-        let totals = epoch_steps(world, job, recorder, epoch, &mut done)?;
-        let test = match &mut job.evaluator {
-            Some(evaluator) => {
-                comm::enter(Phase::Evaluation, epoch as u64 + 1);
-                let traced = trace::now();
-                let test = evaluator.run(world, &*job.device)?;
-                trace::record(trace::Kind::Evaluation, traced, epoch + 1, 0, 0);
-                test
-            }
-            None => Test { loss: f64::NAN, accuracy: f64::NAN },
-        };
-        if job.source.has_epochs() {
-            report_skipped(world, epoch, job.source.skipped())?;
-            recorder.epoch(&totals.record(world, epoch, test, begun)?);
+    while job.standing.at.epoch < job.epochs {
+        let at = &mut job.standing.at;
+        if at.images == 0 {
+            at.shuffled_for = job.source.global_batch();
         }
-        if done >= job.total_steps {
+        job.source.start_epoch(at);
+        job.standing.totals.begin();
+        epoch_steps(world, job, recorder)?;
+        // A run that ends in the middle of an epoch may be made longer: then this evaluation has not been.
+        let whole = job.source.steps_after(job.standing.at.images) == 0;
+        if !whole {
+            take_checkpoint(world, job, recorder)?;
+        }
+        evaluate(world, job, recorder, whole)?;
+        if job.standing.at.done >= job.total_steps {
             break;
         }
     }
+    take_checkpoint(world, job, recorder)?;
     comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
 }
 
+/// The end of an epoch: the test set, and a checkpoint where one is due.
+fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) -> Result<()> {
+    if !job.source.has_epochs() {
+        return Ok(());
+    }
+    let Some(test) = test(world, job)? else { return stopped(world, job, recorder) };
+    report_skipped(world, job.standing.at.epoch, job.source.skipped())?;
+    let Standing { at, totals, best } = &mut job.standing;
+    recorder.epoch(&totals.record(world, at.epoch, test)?);
+    if !whole {
+        return Ok(());
+    }
+    let better = job.evaluator.is_some() && best.is_none_or(|(accuracy, _)| test.accuracy > accuracy);
+    (at.epoch, at.images, *totals) = (at.epoch + 1, 0, Totals::default());
+    if better {
+        *best = Some((test.accuracy, at.done));
+    }
+    if better || job.saver.due || job.saver.is_due_after_epoch(job.standing.at.epoch) {
+        take_checkpoint(world, job, recorder)?;
+    }
+    Ok(())
+}
+
+/// The test set, where there is one; `None` when the run was told to stop meanwhile. Collective.
+fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
+    let Some(evaluator) = &mut job.evaluator else {
+        return Ok(Some(Test { loss: f64::NAN, accuracy: f64::NAN }));
+    };
+    let (saver, epoch, begun) = (&job.saver, job.standing.at.epoch + 1, trace::now());
+    comm::enter(Phase::Evaluation, epoch as u64);
+    let test = evaluator.run(world, &*job.device, || saver.flags().stop)?;
+    if test.is_some() {
+        trace::record(trace::Kind::Evaluation, begun, epoch, 0, 0);
+    }
+    Ok(test)
+}
+
 /// The steps of one epoch.
-fn epoch_steps(
-    world: &World,
-    job: &mut Job,
-    recorder: &mut Recorder,
-    epoch: usize,
-    done: &mut usize,
-) -> Result<Totals> {
-    let mut totals = Totals::default();
-    for step in 0..job.source.steps().min(job.total_steps - *done) {
-        comm::enter(Phase::Step, *done as u64);
-        trace::step(*done as u64);
-        let rate = job.schedule.rate(*done);
-        let result = job.trainer.step(&*job.device, &mut job.source, step, *done, rate)?;
+fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    let Position { images: seen, done, epoch, .. } = job.standing.at;
+    let steps = job.source.steps_after(seen);
+    for step in 0..steps.min(job.total_steps.saturating_sub(done)) {
+        let done = job.standing.at.done;
+        comm::enter(Phase::Step, done as u64);
+        trace::step(done as u64);
+        let rate = job.schedule.rate(done);
+        job.trainer.flags = job.saver.flags();
+        let result = job.trainer.step(&*job.device, &mut job.source, step, done, rate)?;
         recorder.step(&StepRecord {
-            step: *done as u64,
+            step: done as u64,
             epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
             images: result.images as u64,
             loss: result.loss,
@@ -113,19 +156,42 @@ fn epoch_steps(
             buckets: job.trainer.bucket_times(),
         });
         if result.diverged {
-            return world.agree(Err(diverged(world, *done, &result)));
+            return world.agree(Err(diverged(world, done, &result)));
         }
-        totals.add(&result);
-        *done += 1;
+        job.standing.totals.add(&result);
+        job.standing.at.done += 1;
+        job.standing.at.images += job.source.global_batch();
+        job.saver.watch.stepped(result.seconds);
+        if result.flags.stop {
+            return stopped(world, job, recorder);
+        }
+        job.saver.due |= job.saver.is_due(done + 1, result.flags.checkpoint);
+        // After the last step of an epoch it waits for the evaluation.
+        if job.saver.due && step + 1 < steps {
+            take_checkpoint(world, job, recorder)?;
+        }
     }
-    // Parameters are the same on all ranks, and so is the answer.
+    all_finite(world, job)
+}
+
+/// Takes a checkpoint of where the run stands, never one that is broken. Collective.
+fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    if job.saver.active {
+        all_finite(world, job)?;
+    }
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+    job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())
+}
+
+/// Parameters are the same on all ranks, and so is the answer.
+fn all_finite(world: &World, job: &Job) -> Result<()> {
     match job.trainer.broken_parameter(&*job.device)? {
-        None => Ok(totals),
+        None => Ok(()),
         Some(name) => world.agree(Err(Error::new(
             Kind::Diverged,
             format!(
                 "parameter {name} is not finite after step {}. Try a smaller --lr, or --lr-warmup",
-                *done - 1
+                job.standing.at.done - 1
             ),
         ))),
     }
@@ -144,6 +210,22 @@ fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
         record::say(place(world), &text);
     }
     Ok(())
+}
+
+/// The run's end when it was told to stop: a checkpoint, and the message. Collective.
+fn stopped(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    take_checkpoint(world, job, recorder)?;
+    let mut signal = [job.saver.watch.signal() as f64];
+    world.max_f64(&mut signal)?;
+    let remedy = match job.saver.active {
+        true => "--resume auto goes on",
+        false => "without --checkpoint there is nothing to go on from",
+    };
+    let (reason, done) = (stop::reason(signal[0] as usize), job.standing.at.done);
+    world.agree(Err(Error::new(
+        Kind::Stopped,
+        format!("stopped by {reason} after {done} of {} steps; {remedy}", job.total_steps),
+    )))
 }
 
 /// The one message about a loss that is no longer finite: from the lowest rank that found out where.
@@ -167,7 +249,7 @@ fn diverged(world: &World, step: usize, result: &StepResult) -> Error {
 }
 
 /// What an epoch adds up to on this rank; losses, hits and images are those of all ranks.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     images: f64,
     loss: f64,
@@ -176,9 +258,20 @@ struct Totals {
     compute: f64,
     communication: f64,
     input: f64,
+    /// Of the epoch so far when this job took it up, and since when it has.
+    earlier: f64,
+    begun: Option<Instant>,
 }
 
 impl Totals {
+    fn begin(&mut self) {
+        self.begun = Some(Instant::now());
+    }
+
+    fn elapsed(&self) -> f64 {
+        self.earlier + self.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64())
+    }
+
     fn add(&mut self, step: &StepResult) {
         self.images += step.images as f64;
         self.loss += step.loss * step.images as f64;
@@ -189,8 +282,36 @@ impl Totals {
         self.input += step.input;
     }
 
+    /// All of it, for a checkpoint.
+    fn numbers(&self) -> [(&'static str, f64); 8] {
+        [
+            ("images", self.images),
+            ("loss", self.loss),
+            ("hits", self.hits),
+            ("seconds", self.seconds),
+            ("compute", self.compute),
+            ("communication", self.communication),
+            ("input", self.input),
+            ("elapsed", self.elapsed()),
+        ]
+    }
+
+    fn from_numbers(number: impl Fn(&str) -> Result<f64>) -> Result<Totals> {
+        Ok(Totals {
+            images: number("images")?,
+            loss: number("loss")?,
+            hits: number("hits")?,
+            seconds: number("seconds")?,
+            compute: number("compute")?,
+            communication: number("communication")?,
+            input: number("input")?,
+            earlier: number("elapsed")?,
+            begun: None,
+        })
+    }
+
     /// Collective: shares are compared over ranks.
-    fn record(&self, world: &World, epoch: usize, test: Test, begun: Instant) -> Result<EpochRecord> {
+    fn record(&self, world: &World, epoch: usize, test: Test) -> Result<EpochRecord> {
         let share = |part: f64| spread(world, part / self.seconds.max(f64::MIN_POSITIVE));
         Ok(EpochRecord {
             epoch: epoch as u64 + 1,
@@ -199,7 +320,7 @@ impl Totals {
             test_loss: test.loss,
             test_accuracy: test.accuracy,
             images_per_second: self.images / self.seconds.max(f64::MIN_POSITIVE),
-            seconds: begun.elapsed().as_secs_f64(),
+            seconds: self.elapsed(),
             compute: share(self.compute)?,
             communication: share(self.communication)?,
             input: share(self.input)?,

@@ -1,17 +1,22 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use super::averaging::{Averaging, Expected};
 use super::capacity;
+use super::checkpoint::{self, Position, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
+use super::length::Length;
 use super::memory::{Memories, Sharing};
 use super::network::Network;
 use super::resident;
+use super::state::State;
 use super::step::{Accumulation, Trainer};
+use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
@@ -27,7 +32,7 @@ use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
 use crate::plan::{self, Extent, Options, Plan, Program, TAIL};
-use crate::record::{self, BucketTime, Description, Recorder};
+use crate::record::{self, BucketTime, Checkpoints, Description, Recorder};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -42,6 +47,10 @@ pub struct Job {
     pub total_steps: usize,
     /// Bytes of a rank at its peak, as planned.
     pub planned_memory: usize,
+    /// What a checkpoint calls the optimizer's states.
+    pub states: &'static [&'static str],
+    pub standing: Standing,
+    pub saver: Saver,
     pub plan: Plan,
     pub memories: Memories,
 }
@@ -50,21 +59,26 @@ pub struct Job {
 pub enum Source {
     /// A data set, shuffled anew each epoch.
     Data(TrainingLoader, Sharding),
-    /// One batch, read once: what is measured is training.
-    Synthetic(TrainingLoader, Sharding),
+    /// One batch, read once: what is measured is training. The flag says that a run goes on, which had read it.
+    Synthetic(TrainingLoader, Sharding, bool),
 }
 
 impl Source {
     fn parts(&self) -> (&TrainingLoader, &Sharding) {
         match self {
-            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding) => (loader, sharding),
+            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding, _) => (loader, sharding),
         }
     }
 
     /// Steps an epoch has.
     pub fn steps(&self) -> usize {
+        self.steps_after(0)
+    }
+
+    /// Steps an epoch has left after so many images.
+    pub fn steps_after(&self, images: usize) -> usize {
         match self {
-            Source::Data(loader, _) => loader.steps(),
+            Source::Data(loader, _) => loader.steps_after(images),
             Source::Synthetic(..) => usize::MAX,
         }
     }
@@ -79,9 +93,17 @@ impl Source {
         matches!(self, Source::Data(..))
     }
 
-    pub fn start_epoch(&mut self, epoch: usize) {
-        if let Source::Data(loader, _) = self {
-            loader.start_epoch(epoch);
+    /// Images of all ranks in a step.
+    pub fn global_batch(&self) -> usize {
+        self.parts().1.global_batch()
+    }
+
+    /// Begins an epoch where the run stands: step 0 comes after the images that are behind.
+    pub fn start_epoch(&mut self, at: &Position) {
+        match self {
+            Source::Data(loader, _) if at.images > 0 => loader.go_on(at.epoch, at.images, at.shuffled_for),
+            Source::Data(loader, _) => loader.start_epoch(at.epoch),
+            Source::Synthetic(_, _, resumed) => *resumed = at.images > 0,
         }
     }
 
@@ -98,7 +120,11 @@ impl Source {
     ) -> Result<bool> {
         match self {
             Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
-            Source::Synthetic(loader, _) if step == 0 => loader.fill(0, micro, images, labels)?,
+            // What every later micro-step of such a run sees is the batch of the first step's last one.
+            Source::Synthetic(loader, sharding, true) if step == 0 => {
+                loader.fill(0, sharding.accumulation - 1, images, labels)?;
+            }
+            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels)?,
             Source::Synthetic(..) => return Ok(false),
         }
         Ok(true)
@@ -119,7 +145,12 @@ impl Source {
 ///
 /// # Errors
 /// The same on every rank.
-pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Option<(Job, Recorder)>> {
+pub fn prepare(
+    world: &World,
+    config: &Config,
+    watch: Watch,
+    started: Instant,
+) -> Result<Option<(Job, Recorder)>> {
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
@@ -132,10 +163,12 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         record::say(place(world), &answer);
         return Ok(None);
     }
-    let path = world.agree(results_path(world, config))?;
+    let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
+    let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
-    let start = Start::agree(world, config, &network)?;
+    // A run that goes on has its weights.
+    let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let (source, test) = open_data(world, config, &network, sets)?;
@@ -151,11 +184,23 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);
     }
+    let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
+    if let Some(resumed) = &resumed {
+        world.agree(resumed.check(world, config, &identity))?;
+    }
     world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
-    let steps_per_epoch = source.steps();
-    let total_steps = total_steps(config, steps_per_epoch);
-    let epochs = total_steps.div_ceil(steps_per_epoch);
-    let mut description = describe(world, config, &plans, &*device, threads, [epochs, total_steps], started);
+    let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
+    let length = Length::new(
+        config,
+        source.steps(),
+        source.steps_after(standing.at.images),
+        source.global_batch(),
+        standing.at,
+    );
+    let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
+    let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
+    let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     let mut job = assemble(
         world,
         config,
@@ -167,14 +212,24 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         test,
         start.as_ref(),
         threads,
-        [epochs, total_steps],
+        length,
+        standing,
+        saver,
     )?;
+    let reached = resumed.as_ref().map(Resumed::reached);
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+    if let Some(resumed) = resumed {
+        world.agree(state.restore(world, &*job.device, &resumed.contents))?;
+    } else if config.session.resume.is_some() {
+        // Before the record is there: a job killed from now on is resumed by the same command.
+        job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
+        world.agree(job.saver.finish())?;
+    }
     if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
-        let test = evaluator.run(world, &*job.device)?;
-        record::say(
-            place(world),
-            &format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy),
-        );
+        if let Some(test) = evaluator.run(world, &*job.device, || false)? {
+            let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
+            record::say(place(world), &text);
+        }
         return Ok(None);
     }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
@@ -186,15 +241,31 @@ pub fn prepare(world: &World, config: &Config, started: Instant) -> Result<Optio
         sent: account.sent,
         uncompressed: account.uncompressed,
     });
-    let recorder = world.agree(Recorder::create(place(world), path.as_deref(), &description))?;
-    Ok(Some((job, recorder)))
+    let recorder = match &reached {
+        None => Recorder::create(place(world), path.as_deref(), &description),
+        Some(reached) => Recorder::resume(place(world), path.as_deref(), &description, reached),
+    };
+    Ok(Some((job, world.agree(recorder)?)))
 }
 
-fn results_path(world: &World, config: &Config) -> Result<Option<PathBuf>> {
-    if config.dry_run || config.evaluate {
-        return Ok(None);
-    }
-    record::results_path(place(world), config.results.as_deref(), &config.model)
+/// Where results and checkpoints go; both are tried before the expensive part begins.
+fn outputs(
+    world: &World,
+    config: &Config,
+    resumed: Option<&Resumed>,
+) -> Result<(Option<PathBuf>, Checkpoints)> {
+    let (place, given) = (place(world), config.results.as_deref());
+    let path = match resumed {
+        _ if config.dry_run || config.evaluate => None,
+        None => record::results_path(place, given, &config.model)?,
+        Some(resumed) => {
+            let earlier = resumed.contents.text("results").as_ref();
+            record::resumed_path(place, given, &config.model, earlier)?
+        }
+    };
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
+    let done = resumed.map(|resumed| resumed.standing.at.done as u64);
+    Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
 
 /// Whether the weights can be written where they are to go.
@@ -205,12 +276,6 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Warm-up and timed steps, or whole epochs.
-fn total_steps(config: &Config, steps_per_epoch: usize) -> usize {
-    let all_epochs = config.epochs.saturating_mul(steps_per_epoch);
-    config.steps.map_or(all_epochs, |steps| all_epochs.min(steps.saturating_add(config.warmup)))
 }
 
 /// The data set, where there is one. Ranks with unlike data are found here.
@@ -251,7 +316,7 @@ fn open_data(
     let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
-        return Ok((Source::Synthetic(loader, sharding), None));
+        return Ok((Source::Synthetic(loader, sharding, false), None));
     };
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
     let reading = world.agree(reading)?;
@@ -338,6 +403,12 @@ impl Plans {
         Ok(Plans { training, evaluation, sizes, extent, kept })
     }
 
+    fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
+        let graph = &self.training.graph;
+        let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec()).to_string();
+        checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
+    }
+
     /// Bytes that a rank has at its peak.
     pub fn total(&self) -> usize {
         self.sizes.total(self.extent)
@@ -400,9 +471,20 @@ fn extent(
         batches: (if evaluate { 3 } else { 2 }) + read_ahead,
         mapped,
         messages,
+        checkpoint: checkpoint_bytes(world, config, plan),
         compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
     }
+}
+
+/// Bytes of the copy from which checkpoints are written, or of that to go on from, whichever is larger.
+fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
+    if config.session.checkpoint.is_none() && config.session.resume.is_none() {
+        return 0;
+    }
+    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
+    let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
+    copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
 }
 
 /// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
@@ -422,7 +504,9 @@ fn assemble(
     test: Option<TestLoader>,
     start: Option<&Start>,
     threads: usize,
-    [epochs, total_steps]: [usize; 2],
+    length: Length,
+    standing: Standing,
+    saver: Saver,
 ) -> Result<Job> {
     comm::enter(Phase::Memory, 0);
     let planned_memory = plans.total();
@@ -449,10 +533,13 @@ fn assemble(
         }),
         _ => None,
     };
+    let Length { epochs, steps: total_steps, place } = length;
     let steps_per_epoch = if config.data.is_some() { source.steps() } else { total_steps };
-    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps);
+    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps)
+        .resumed(standing.at.done, if config.data.is_some() { place } else { standing.at.done });
     let plan = plans.training;
     Ok(Job {
+        states: optim::state_names(rule),
         device,
         source,
         evaluator,
@@ -461,6 +548,8 @@ fn assemble(
         epochs,
         total_steps,
         planned_memory,
+        standing,
+        saver,
         plan,
         memories,
     })
@@ -544,6 +633,7 @@ fn trainer(
         barrier: None,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
+        flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
         images: vec![0.0; plan.images.bytes / 4],
@@ -569,7 +659,7 @@ fn describe(
     plans: &Plans,
     device: &dyn Device,
     threads: usize,
-    [epochs, steps]: [usize; 2],
+    Length { epochs, steps, .. }: Length,
     started: Instant,
 ) -> Description {
     let mut attributes = vec![

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::setup::Source;
+use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
@@ -14,7 +15,8 @@ use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
 use crate::trace;
 
-/// What a step adds up over ranks in the last bucket's tail, in this order.
+/// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
+/// many ranks want to stop, how many want a checkpoint.
 #[derive(Clone, Copy, PartialEq, Default)]
 struct Tail {
     loss: f32,
@@ -33,6 +35,8 @@ pub struct StepResult {
     pub diverged: bool,
     /// On a rank whose loss is not finite: where the first such number stands.
     pub where_diverged: Option<String>,
+    /// What any rank said in `Trainer::flags`.
+    pub flags: Flags,
     pub learning_rate: f32,
     /// Seconds in all, and of these computing, waiting for communication, and reading images.
     pub seconds: f64,
@@ -61,6 +65,8 @@ pub struct Trainer {
     pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
     pub accumulate: Option<Accumulation>,
+    /// What this rank tells the others with the next step.
+    pub flags: Flags,
     pub seed: u64,
     /// One over the images of all ranks in a step.
     pub gradient_scale: f32,
@@ -212,7 +218,10 @@ impl Trainer {
             accumulation.add.run(scalars)?;
         }
         let mut values = [0f32; TAIL / 4];
+        let flag = |set| if set { 1.0 } else { 0.0 };
+        let flags = [flag(self.flags.stop), flag(self.flags.checkpoint)];
         values[..4].copy_from_slice(&[tail.loss, tail.hits, tail.images, tail.diverged]);
+        values[4..6].copy_from_slice(&flags);
         device.upload(bytes_of(&values), &self.tail)
     }
 
@@ -275,6 +284,7 @@ impl Trainer {
         result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
         result.hits = f64::from(values[1]);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
+        result.flags = Flags { stop: values[4] != 0.0, checkpoint: values[5] != 0.0 };
         Ok(())
     }
 
@@ -287,6 +297,11 @@ impl Trainer {
             }
         }
         Ok(None)
+    }
+
+    /// What compression has to go on with, by name.
+    pub fn compressed_state(&self) -> &[(&'static str, Memory)] {
+        self.compression.as_ref().map_or(&[], |account| account.state.as_slice())
     }
 
     pub fn bucket_times(&self) -> &[BucketTime] {

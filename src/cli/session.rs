@@ -1,0 +1,118 @@
+//! The flags of stopping and going on.
+
+use std::path::PathBuf;
+
+use dltrain::config::{Interval, Resume, Session};
+use dltrain::error::{Error, Result};
+
+use super::at_least_one;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Stop and resume")]
+pub struct Args {
+    /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1 and SIGINT
+    /// write one and stop.
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// How often: 500steps, 10min, 2h or 1epochs.
+    #[arg(long, default_value = "10min", value_name = "N<UNIT>", value_parser = interval)]
+    checkpoint_every: Interval,
+    /// How many of the newest checkpoints are kept; the one with the best test accuracy is kept besides.
+    #[arg(long, default_value_t = 3, value_name = "K")]
+    checkpoint_keep: usize,
+    /// Go on at a checkpoint: a file, or auto for the newest whole one in the directory of --checkpoint (from the
+    /// beginning where there is none).
+    #[arg(long, value_name = "auto|FILE", value_parser = resume)]
+    resume: Option<Resume>,
+    /// Stop in time, with a checkpoint: minutes, or [DAYS-]HH:MM:SS, from the program's start [default with
+    /// --checkpoint: the end of the Slurm job].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    time_limit: Option<f64>,
+}
+
+impl Args {
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn validate(self) -> Result<Session> {
+        at_least_one("checkpoint-keep", self.checkpoint_keep)?;
+        if self.resume == Some(Resume::Auto) && self.checkpoint.is_none() {
+            return Err(Error::usage("--resume auto needs --checkpoint, the directory to look in"));
+        }
+        Ok(Session {
+            checkpoint: self.checkpoint,
+            every: self.checkpoint_every,
+            keep: self.checkpoint_keep,
+            resume: self.resume,
+            time_limit: self.time_limit,
+        })
+    }
+}
+
+fn resume(text: &str) -> std::result::Result<Resume, String> {
+    Ok(if text == "auto" { Resume::Auto } else { Resume::File(text.into()) })
+}
+
+fn interval(text: &str) -> std::result::Result<Interval, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let number: usize = number.parse().map_err(|_| "a number and a unit, such as 500steps or 10min")?;
+    if number == 0 {
+        return Err("must be at least 1".into());
+    }
+    match unit.trim() {
+        "step" | "steps" => Ok(Interval::Steps(number)),
+        "epoch" | "epochs" => Ok(Interval::Epochs(number)),
+        "min" => Ok(Interval::Seconds(60.0 * number as f64)),
+        "h" => Ok(Interval::Seconds(3600.0 * number as f64)),
+        _ => Err("the unit is steps, min, h or epochs".into()),
+    }
+}
+
+/// Seconds from what Slurm takes too: "90" (minutes), "23:50:00", "1-12:00:00", and "50:00" (minutes and seconds).
+fn time(text: &str) -> std::result::Result<f64, String> {
+    let wrong = || "minutes, or [DAYS-]HH:MM:SS".to_string();
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let days: u32 = days.parse().map_err(|_| wrong())?;
+    let parts: Vec<u32> = clock
+        .split(':')
+        .map(|part| part.parse().map_err(|_| wrong()))
+        .collect::<std::result::Result<_, _>>()?;
+    let [hours, minutes, seconds] = match (parts.as_slice(), text.contains('-')) {
+        (&[minutes], false) => [0, minutes, 0],
+        (&[minutes, seconds], false) => [0, minutes, seconds],
+        (&[hours], true) => [hours, 0, 0],
+        (&[hours, minutes], true) => [hours, minutes, 0],
+        (&[hours, minutes, seconds], _) => [hours, minutes, seconds],
+        _ => return Err(wrong()),
+    };
+    let total = [(days, 86_400.0), (hours, 3600.0), (minutes, 60.0), (seconds, 1.0)];
+    Ok(total.iter().map(|&(count, unit)| f64::from(count) * unit).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_and_times_have_the_units_that_are_documented() {
+        assert_eq!(interval("500steps"), Ok(Interval::Steps(500)));
+        assert_eq!(interval("10min"), Ok(Interval::Seconds(600.0)));
+        assert_eq!(interval("2h"), Ok(Interval::Seconds(7200.0)));
+        assert_eq!(interval("1epochs"), Ok(Interval::Epochs(1)));
+        for wrong in ["500", "0steps", "min", "-1min", "5 weeks", "1.5h"] {
+            assert!(interval(wrong).is_err(), "{wrong}");
+        }
+        for (text, seconds) in [
+            ("90", 5400.0),
+            ("50:30", 3030.0),
+            ("23:50:00", 85_800.0),
+            ("1-12", 129_600.0),
+            ("1-12:30", 131_400.0),
+            ("2-00:00:01", 172_801.0),
+        ] {
+            assert_eq!(time(text), Ok(seconds), "{text}");
+        }
+        for wrong in ["", "1h", "1:2:3:4", "-5", "1-"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The directory of a run's checkpoints: which are there, which is the newest whole one, which are kept.
+//!
+//! A file is named after the steps done ("step-00000100.h5"). It is written by a thread of its own, from a copy of
+//! the numbers; the next one waits until it is on disk. Kept are the newest few and the one with the best test
+//! accuracy, to which the link "best.h5" leads.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::checkpoint::{self, Contents};
+use super::{Place, path};
+use crate::config::Resume;
+use crate::error::{Error, Kind, Result};
+
+const BEST: &str = "best.h5";
+
+/// The checkpoints of a run. Every rank has this; on rank 0 it writes, on the others it does nothing.
+pub struct Checkpoints {
+    keeper: Option<Keeper>,
+}
+
+/// Rank 0's half.
+struct Keeper {
+    directory: PathBuf,
+    keep: usize,
+    writing: Option<JoinHandle<Written>>,
+    /// The memory of the last copy, for the next one.
+    spare: Vec<f32>,
+    /// Of the last one that was written.
+    outcome: Result<()>,
+    /// The longest time from a copy's beginning to its being on disk.
+    seconds: f64,
+}
+
+/// What the thread gives back.
+struct Written {
+    values: Vec<f32>,
+    outcome: Result<()>,
+    seconds: f64,
+}
+
+impl Checkpoints {
+    /// Tries the directory, and makes it where it is missing (but not its parent: that is more likely a typing
+    /// error). `resumed` is the step at which the run goes on.
+    ///
+    /// # Errors
+    /// `Kind::Output` where it cannot be written, and where it holds checkpoints of a later step: nothing is
+    /// overwritten. Rank 0 alone can fail here.
+    pub fn open(
+        place: Place,
+        directory: Option<&Path>,
+        keep: usize,
+        resumed: Option<u64>,
+    ) -> Result<Checkpoints> {
+        let (0, Some(directory)) = (place.rank, directory) else { return Ok(Checkpoints { keeper: None }) };
+        if !directory.is_dir() {
+            fs::create_dir(directory)
+                .map_err(|error| Error::output(directory, format!("cannot make the directory: {error}")))?;
+        }
+        path::probe(directory).map_err(|error| {
+            Error::output(directory, format!("cannot be written: {error}; choose another --checkpoint"))
+        })?;
+        let there = list(directory)?;
+        if let Some((step, path)) = there.first()
+            && resumed.is_none_or(|resumed| resumed < *step)
+        {
+            let what = match resumed {
+                Some(resumed) => format!("is newer than the step at which this run goes on ({resumed})"),
+                None => "is the checkpoint of another run, which --resume auto continues".into(),
+            };
+            return Err(Error::output(path, format!("{what}; move it away or choose another --checkpoint")));
+        }
+        sweep(directory);
+        let directory = directory.to_path_buf();
+        let (spare, outcome) = (Vec::new(), Ok(()));
+        Ok(Checkpoints {
+            keeper: Some(Keeper { directory, keep, writing: None, spare, outcome, seconds: 0.0 }),
+        })
+    }
+
+    /// On the rank that writes: memory to copy numbers to, once the checkpoint before is on disk.
+    pub fn buffer(&mut self) -> Option<Vec<f32>> {
+        let keeper = self.keeper.as_mut()?;
+        keeper.wait();
+        let mut buffer = std::mem::take(&mut keeper.spare);
+        buffer.clear();
+        Some(buffer)
+    }
+
+    /// Writes a checkpoint in the background. `best` is the step of the one with the best test accuracy, `begun` when
+    /// the copy was begun.
+    pub fn write(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
+        if let Some(keeper) = &mut self.keeper {
+            keeper.start(step, best, contents, begun);
+        }
+    }
+
+    /// Waits until the last one is on disk; returns its outcome, of which the reader has been told.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(keeper) = &mut self.keeper else { return Ok(()) };
+        keeper.wait();
+        keeper.outcome.clone()
+    }
+
+    /// The longest time that one took.
+    pub fn seconds(&self) -> f64 {
+        self.keeper.as_ref().map_or(0.0, |keeper| keeper.seconds)
+    }
+
+    /// The file of a step.
+    pub fn path(directory: &Path, step: u64) -> PathBuf {
+        directory.join(format!("step-{step:08}.h5"))
+    }
+}
+
+impl Keeper {
+    fn start(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
+        let (directory, keep) = (self.directory.clone(), self.keep);
+        let work = move || {
+            let path = Checkpoints::path(&directory, step);
+            let outcome = checkpoint::write(&path, &contents);
+            match &outcome {
+                Ok(()) => {
+                    log::debug!("{}: written", path.display());
+                    thin(&directory, keep, best);
+                }
+                Err(error) => log::error!("{error}; training goes on, and the next one will be tried"),
+            }
+            Written { values: contents.values, outcome, seconds: begun.elapsed().as_secs_f64() }
+        };
+        match std::thread::Builder::new().name("checkpoint".into()).spawn(work) {
+            Ok(thread) => self.writing = Some(thread),
+            Err(error) => {
+                self.outcome = Err(Error::environment(format!(
+                    "cannot start a thread to write a checkpoint: {error}; raise the limit of processes (ulimit -u)"
+                )));
+            }
+        }
+    }
+
+    fn wait(&mut self) {
+        let Some(thread) = self.writing.take() else { return };
+        match thread.join() {
+            Ok(written) => {
+                self.spare = written.values;
+                self.outcome = written.outcome;
+                self.seconds = self.seconds.max(written.seconds);
+            }
+            Err(_) => self.outcome = Err(Error::internal("writing a checkpoint panicked")),
+        }
+    }
+}
+
+impl Drop for Keeper {
+    /// A run that stops early leaves no half-written file.
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// On the rank that reads: the checkpoint that a run is to go on at, if there is one.
+///
+/// # Errors
+/// `Kind::Data` or `Kind::Environment`: it is damaged or cannot be read.
+pub fn find_checkpoint(
+    place: Place,
+    resume: &Resume,
+    directory: Option<&Path>,
+) -> Result<Option<(PathBuf, Contents)>> {
+    match (resume, directory) {
+        _ if place.rank != 0 => Ok(None),
+        (Resume::File(path), _) => Ok(Some((path.clone(), checkpoint::read(path)?))),
+        (Resume::Auto, Some(directory)) => newest(directory),
+        (Resume::Auto, None) => Ok(None),
+    }
+}
+
+/// The newest whole checkpoint of a directory. Newer ones that are damaged are said and put aside, under another name.
+///
+/// # Errors
+/// Where there are checkpoints and none of them is whole, or one cannot be read.
+fn newest(directory: &Path) -> Result<Option<(PathBuf, Contents)>> {
+    let mut damaged = Vec::new();
+    for (_, path) in list(directory)? {
+        match checkpoint::read(&path) {
+            Ok(contents) => {
+                damaged.iter().for_each(|damaged| put_aside(damaged, &path));
+                return Ok(Some((path, contents)));
+            }
+            Err(error) if error.kind == Kind::Data => damaged.push((path, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    match damaged.first() {
+        None => Ok(None),
+        Some((_, error)) => Err(Error::new(
+            Kind::Data,
+            format!("{error}; none of the {} checkpoints there is whole", damaged.len()),
+        )),
+    }
+}
+
+fn put_aside((path, error): &(PathBuf, Error), instead: &Path) {
+    let aside = path.with_extension("h5.damaged");
+    let renamed = match fs::rename(path, &aside) {
+        Ok(()) => format!("; it is now {}", aside.display()),
+        Err(_) => String::new(),
+    };
+    log::warn!("{error}{renamed}. Going back to {}", instead.display());
+}
+
+/// The checkpoints in a directory, the newest first; none where there is no directory.
+fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let unreadable =
+        |error: io::Error| Error::environment(format!("{}: cannot be read: {error}", directory.display()));
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(unreadable)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unreadable)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        let step = name.strip_prefix("step-").and_then(|name| name.strip_suffix(".h5"));
+        if let Some(step) = step.and_then(|step| step.parse().ok()) {
+            found.push((step, path));
+        }
+    }
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found)
+}
+
+/// Removes all but the newest few and the best, and lets "best.h5" lead to that. A failure leaves a file too many.
+fn thin(directory: &Path, keep: usize, best: Option<u64>) {
+    for (step, path) in list(directory).unwrap_or_default().into_iter().skip(keep) {
+        if Some(step) != best {
+            let _ = fs::remove_file(path);
+        }
+    }
+    let Some(target) = best.map(|best| Checkpoints::path(Path::new(""), best)) else { return };
+    let link = directory.join(BEST);
+    if fs::read_link(&link).is_ok_and(|now| now == target) {
+        return;
+    }
+    let new = checkpoint::temporary(&link);
+    let linked = std::os::unix::fs::symlink(&target, &new).and_then(|()| fs::rename(&new, &link));
+    if let Err(error) = linked {
+        log::debug!("{}: {error}", link.display());
+    }
+}
+
+/// Removes what a killed run had not finished.
+fn sweep(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.ends_with(".h5.tmp") && (name.starts_with("step-") || name.starts_with("best")) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Place = Place { rank: 0, size: 1 };
+
+    fn write(checkpoints: &mut Checkpoints, step: u64, best: Option<u64>) {
+        let contents = Contents {
+            numbers: [("step".to_string(), step as f64)].into(),
+            values: checkpoints.buffer().unwrap(),
+            ..Contents::default()
+        };
+        checkpoints.write(step, best, contents, Instant::now());
+        checkpoints.finish().unwrap();
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut checkpoints = Checkpoints::open(FIRST, Some(directory.path()), 2, None).unwrap();
+        for (step, best) in [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(2)), (5, Some(2))] {
+            write(&mut checkpoints, step, best);
+        }
+        let kept = ["best.h5", "step-00000002.h5", "step-00000004.h5", "step-00000005.h5"];
+        assert_eq!(names(directory.path()), kept);
+        let best = checkpoint::read(&directory.path().join("best.h5")).unwrap();
+        assert_eq!(best.number("step").unwrap(), 2.0);
+    }
+
+    #[test]
+    fn the_newest_whole_one_is_found_and_damaged_ones_are_put_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path();
+        assert!(newest(&there.join("missing")).unwrap().is_none());
+        let mut checkpoints = Checkpoints::open(FIRST, Some(there), 9, None).unwrap();
+        assert!(newest(there).unwrap().is_none());
+        (1..=3).for_each(|step| write(&mut checkpoints, step, None));
+        let path = |step| Checkpoints::path(there, step);
+        // One cut short, one with a flipped bit, one half-written.
+        let whole = fs::read(path(3)).unwrap();
+        fs::write(path(3), &whole[..whole.len() / 2]).unwrap();
+        let mut flipped = fs::read(path(2)).unwrap();
+        flipped[700] ^= 4;
+        fs::write(path(2), &flipped).unwrap();
+        fs::write(checkpoint::temporary(&path(4)), &whole[..300]).unwrap();
+        assert_eq!(newest(there).unwrap().unwrap().0, path(1));
+        // The next time nothing newer is in the way, and opening sweeps up.
+        Checkpoints::open(FIRST, Some(there), 9, Some(1)).unwrap();
+        assert_eq!(
+            names(there),
+            ["step-00000001.h5", "step-00000002.h5.damaged", "step-00000003.h5.damaged"]
+        );
+        fs::write(path(1), b"").unwrap();
+        let error = newest(there).map(|_| ()).unwrap_err();
+        assert!(error.kind == Kind::Data && error.message.contains("none of the 1 checkpoints"), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = |resumed| Checkpoints::open(FIRST, Some(directory.path()), 2, resumed);
+        write(&mut open(None).unwrap(), 7, None);
+        for (resumed, said) in [(None, "--resume auto"), (Some(6), "newer than the step")] {
+            let error = open(resumed).err().expect("refused");
+            assert!(error.message.contains(said) && error.kind == Kind::Output, "{error}");
+        }
+        open(Some(7)).unwrap();
+    }
+}

@@ -1,0 +1,186 @@
+//! What training carries from step to step, array by array: parameters, optimizer state, moving average, running
+//! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies in plain order, so that another
+//! device, thread count or layout reads it.
+
+use super::memory::Memories;
+use crate::comm::World;
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Memory};
+use crate::error::{Error, Kind, Result};
+use crate::plan::{Parameter, Plan};
+use crate::record::{Array, Contents};
+
+/// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of which
+/// each rank has its own.
+pub struct State<'a> {
+    plan: &'a Plan,
+    memories: &'a Memories,
+    /// Regions with the parameters' offsets, and what a file calls them.
+    regions: Vec<(String, &'a Memory)>,
+    /// What each rank has of its own, in plain order.
+    own: Vec<Own>,
+}
+
+struct Own {
+    path: String,
+    shape: Vec<usize>,
+    memory: Memory,
+    /// Its mean over ranks serves any number of them; else it starts anew where their number has changed.
+    has_mean: bool,
+}
+
+impl State<'_> {
+    /// `states` are the names of the optimizer's, `compression` what compression of gradients keeps.
+    pub fn new<'a>(
+        plan: &'a Plan,
+        memories: &'a Memories,
+        states: &[&str],
+        compression: &[(&str, Memory)],
+    ) -> State<'a> {
+        let mut regions = vec![("parameters".to_string(), &memories.regions.parameters)];
+        let states = states.iter().map(|name| format!("optimizer/{name}"));
+        regions.extend(states.zip(&memories.state));
+        regions.extend(memories.average.as_ref().map(|region| ("average".to_string(), region)));
+        let statistics = plan.statistics.iter().map(|statistic| {
+            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
+            Own {
+                path: format!("statistics/{}", statistic.name),
+                shape: statistic.spec.shape.0.clone(),
+                memory: memories.regions.statistics.slice(offset, bytes),
+                has_mean: true,
+            }
+        });
+        let compression =
+            compression.iter().filter(|(_, memory)| memory.bytes() > 0).map(|(name, memory)| Own {
+                path: format!("compression/{name}"),
+                shape: vec![memory.bytes() / 4],
+                memory: memory.clone(),
+                has_mean: false,
+            });
+        State { plan, memories, regions, own: statistics.chain(compression).collect() }
+    }
+
+    /// What is the same on all ranks: (path, parameter, region).
+    fn shared(&self) -> impl Iterator<Item = (String, &Parameter, &Memory)> {
+        self.regions.iter().flat_map(|(group, region)| {
+            let parameters = self.plan.parameters.iter();
+            parameters.map(move |parameter| (format!("{group}/{}", parameter.name), parameter, *region))
+        })
+    }
+
+    /// The arrays as a checkpoint of so many ranks has them.
+    pub fn arrays(&self, ranks: usize) -> Vec<Array> {
+        let shared =
+            self.shared().map(|(path, parameter, _)| Array { path, shape: parameter.spec.shape.0.clone() });
+        let own = self
+            .own
+            .iter()
+            .map(|own| Array { path: own.path.clone(), shape: [&[ranks], own.shape.as_slice()].concat() });
+        shared.chain(own).collect()
+    }
+
+    /// Copies everything to where rank 0 gives room, in the order of `arrays`. Collective.
+    pub fn copy(&self, world: &World, device: &dyn Device, mut to: Option<&mut Vec<f32>>) -> Result<()> {
+        if let Some(to) = &mut to {
+            to.reserve_exact(self.arrays(world.size()).iter().map(Array::elements).sum());
+            for (_, parameter, region) in self.shared() {
+                let start = to.len();
+                to.resize(start + parameter.spec.shape.elements(), 0.0);
+                self.memories.read_into(device, parameter, region, &mut to[start..])?;
+            }
+        }
+        for own in &self.own {
+            let mut values = vec![0f32; own.shape.iter().product()];
+            device.download(&own.memory, bytes_of_mut(&mut values))?;
+            let room = to.as_deref_mut().map(|to| {
+                let start = to.len();
+                to.resize(start + world.size() * values.len(), 0.0);
+                &mut to[start..]
+            });
+            world.gather_f32(&values, room)?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the mean
+    /// of what ranks had of their own, or starts anew. Ranks that share memory write some
+    /// arrays each: none may be read before all are through. Collective.
+    pub fn restore(&self, world: &World, device: &dyn Device, from: &Contents) -> Result<()> {
+        self.check(from)?;
+        for (index, (path, parameter, region)) in self.shared().enumerate() {
+            let mut values = vec![0f32; parameter.spec.shape.elements()];
+            if let Some((_, kept)) = from.array(&path) {
+                values.copy_from_slice(kept);
+            }
+            world.broadcast_f32(&mut values)?;
+            if self.memories.sharing.writes(index) {
+                self.memories.write(device, parameter, region, &values)?;
+            }
+        }
+        for own in &self.own {
+            let mut values = vec![0f32; own.shape.iter().product()];
+            let kept = from.arrays.iter().find(|kept| kept.path == own.path);
+            let rows = from.array(&own.path).map(|(_, rows)| rows);
+            if kept.is_some_and(|kept| kept.shape[0] == world.size() && kept.shape[1..] == own.shape) {
+                world.scatter_f32(rows, &mut values)?;
+            } else if own.has_mean {
+                rows.into_iter().for_each(|rows| mean(rows, &mut values));
+                world.broadcast_f32(&mut values)?;
+            } else {
+                continue;
+            }
+            device.upload(bytes_of(&values), &own.memory)?;
+        }
+        Ok(())
+    }
+
+    /// That the checkpoint has what this run needs; every rank finds the same.
+    fn check(&self, from: &Contents) -> Result<()> {
+        let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
+        let shared = self.shared().filter(|(path, parameter, _)| {
+            there(path).is_none_or(|kept| kept.shape != parameter.spec.shape.0)
+        });
+        // Of as many ranks as there were, but not of none.
+        let own = self.own.iter().filter(|own| {
+            let fits = |kept: &Array| kept.shape.first() > Some(&0) && kept.shape[1..] == own.shape;
+            own.has_mean && !there(&own.path).is_some_and(fits)
+        });
+        let lacking: Vec<String> =
+            shared.map(|(path, ..)| path).chain(own.map(|own| own.path.clone())).collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let list = lacking.join(", ");
+        Err(Error::new(
+            Kind::Data,
+            format!("the checkpoint does not have, in the shape of this model: {list}"),
+        ))
+    }
+}
+
+/// The mean of rows, as evaluation takes it.
+fn mean(rows: &[f32], into: &mut [f32]) {
+    let ranks = rows.len() / into.len().max(1);
+    for (index, value) in into.iter_mut().enumerate() {
+        let sum: f64 = rows.iter().skip(index).step_by(rows.len() / ranks).map(|&v| f64::from(v)).sum();
+        *value = (sum / ranks as f64) as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_number_of_ranks_gets_the_mean_of_the_rows() {
+        let mut into = [0.0; 3];
+        mean(&[1.0, 2.0, 3.0, 3.0, 2.0, -3.0], &mut into);
+        assert_eq!(into, [2.0, 2.0, 0.0]);
+        // Equal rows stay what they are, bit for bit, however many.
+        for ranks in 1..9 {
+            let row = [0.1f32, 1e-30, 3e38];
+            mean(&row.repeat(ranks), &mut into);
+            assert_eq!(into, row);
+        }
+    }
+}

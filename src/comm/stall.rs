@@ -67,6 +67,10 @@ thread_local! {
     };
 }
 
+/// A process that has not come to look at the clock for so long was stopped itself, or had no processor: that is no time
+/// in which it waited for others.
+const FROZEN: u64 = SECOND / 4;
+
 /// Bytes of a board.
 pub(super) fn board_bytes(ranks: usize) -> usize {
     ranks * size_of::<Line>()
@@ -123,6 +127,8 @@ pub struct Awaited {
 pub struct Wait {
     /// When there was last something to do; 0 where nobody has looked at the clock yet.
     since: u64,
+    /// When it was last looked at the clock.
+    looked: u64,
     /// When there is something to say next.
     next: u64,
     /// Whether the others know of it.
@@ -145,7 +151,12 @@ impl Wait {
         std::thread::yield_now();
         let now = clock::now();
         if self.since == 0 {
-            (self.since, self.next) = (now, now + SAY_AFTER);
+            (self.since, self.looked, self.next) = (now, now, now + SAY_AFTER);
+        }
+        let gap = now - self.looked;
+        self.looked = now;
+        if gap > FROZEN {
+            self.since += gap;
         }
         if now < self.next {
             return Ok(());

@@ -263,7 +263,7 @@ impl Plan {
 
 /// "0.012 ms"; what is not known has no number.
 fn milliseconds(seconds: f64) -> String {
-    if seconds.is_nan() { "unknown ms".into() } else { format!("{:.3} ms", seconds * 1e3) }
+    if seconds.is_nan() { "unknown".into() } else { format!("{:.3} ms", seconds * 1e3) }
 }
 
 /// "402,442".

@@ -384,6 +384,19 @@ fn large_linear_layers_are_what_they_are_defined_to_be() {
     }
 }
 
+/// Samples longer than the pieces in which random numbers are made, and no multiple of them.
+#[test]
+fn dropout_drops_what_it_is_defined_to_drop() {
+    for cpu in &cpus() {
+        let x = random(&[3, 1001], Numbers::Reals, 5);
+        let outputs = from_ref(&x.spec);
+        for op in [Op::Dropout { p: 0.3, layer: 2 }, Op::DropoutBackward { p: 0.3, layer: 2 }] {
+            let agree = agrees(cpu, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
+            agree.unwrap_or_else(|e| panic!("{}: {e}", op.name()));
+        }
+    }
+}
+
 fn linear_agrees(
     cpu: &Cpu,
     x: &[usize],

@@ -77,11 +77,15 @@ pub struct Desc {
 impl Desc {
     /// A descriptor that leaves the layout to the primitive.
     pub fn any(engine: &Engine, dims: &[usize], data_type: sys::DataType) -> Result<Desc> {
+        Desc::tagged(engine, dims, data_type, sys::FORMAT_TAG_ANY)
+    }
+
+    /// A descriptor of one of the layouts that the library has names for.
+    pub fn tagged(engine: &Engine, dims: &[usize], data_type: sys::DataType, tag: c_int) -> Result<Desc> {
         let (ndims, dims) = to_dims(dims)?;
         let mut raw = ptr::null_mut();
         // SAFETY: `dims` has room for every dimension a descriptor may have.
         unsafe {
-            let tag = sys::FORMAT_TAG_ANY;
             call!(
                 engine.library,
                 dnnl_memory_desc_create_with_tag(&mut raw, ndims, dims.as_ptr(), data_type, tag)

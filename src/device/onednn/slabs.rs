@@ -20,10 +20,10 @@ use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::Result;
 
 /// Samples for which this is faster: with fewer the sums are short, with more copying is the smaller part.
-const SAMPLES: RangeInclusive<usize> = 16..=64;
+pub const SAMPLES: RangeInclusive<usize> = 16..=64;
 
 /// Weights from which on a layer is large: 4 MB, more than a core's own cache.
-const LARGE: usize = 1 << 20;
+pub const LARGE: usize = 1 << 20;
 
 /// Bytes of dxᵀ that are added to at a time: they stay in a core's second-level cache.
 const PART: usize = 640 << 10;

@@ -93,6 +93,8 @@ pub const STREAM_DEFAULT: c_uint = 1;
 pub const SCRATCHPAD_USER: c_int = 1;
 /// `dnnl_format_tag_any`.
 pub const FORMAT_TAG_ANY: c_int = 1;
+/// `dnnl_AB16b64a`.
+pub const FORMAT_TAG_AB16B64A: c_int = 239;
 /// `dnnl_blocked`, of `dnnl_format_kind_t`.
 pub const FORMAT_KIND_BLOCKED: c_int = 2;
 

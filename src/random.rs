@@ -11,13 +11,25 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Four random words for one counter under one key.
 #[inline]
-pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
+pub fn philox(key: [u32; 2], [a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    let [[a], [b], [c], [d]] = philox_lanes(key, [[a], [b], [c], [d]]);
+    [a, b, c, d]
+}
+
+/// The same for several counters at once, word by word, of which the compiler makes vector instructions where it may.
+#[inline(always)]
+pub fn philox_lanes<const LANES: usize>(key: [u32; 2], counters: [[u32; LANES]; 4]) -> [[u32; LANES]; 4] {
     let [mut k0, mut k1] = key;
-    let [mut c0, mut c1, mut c2, mut c3] = counter;
+    let [mut c0, mut c1, mut c2, mut c3] = counters;
     for _ in 0..ROUNDS {
-        let p0 = u64::from(MULTIPLIER[0]) * u64::from(c0);
-        let p1 = u64::from(MULTIPLIER[1]) * u64::from(c2);
-        (c0, c1, c2, c3) = ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
+        for lane in 0..LANES {
+            let p0 = u64::from(MULTIPLIER[0]) * u64::from(c0[lane]);
+            let p1 = u64::from(MULTIPLIER[1]) * u64::from(c2[lane]);
+            c0[lane] = (p1 >> 32) as u32 ^ c1[lane] ^ k0;
+            c1[lane] = p1 as u32;
+            c2[lane] = (p0 >> 32) as u32 ^ c3[lane] ^ k1;
+            c3[lane] = p0 as u32;
+        }
         k0 = k0.wrapping_add(WEYL[0]);
         k1 = k1.wrapping_add(WEYL[1]);
     }

@@ -335,6 +335,27 @@ fn convolutions_are_what_they_are_defined_to_be() {
     });
 }
 
+/// Five blocks of 16 channels: their gradient is a convolution with turned weights where the library has a kernel for
+/// blocks of 16, and blocks need not be full.
+#[test]
+fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
+    let cpus = cpus();
+    for (filters, channels, kernel, padding) in [
+        (32, 80, [3, 3], [0, 0]),
+        (64, 80, [3, 3], [1, 1]),
+        (20, 70, [1, 7], [0, 3]),
+        (16, 65, [3, 2], [2, 0]),
+    ] {
+        let conv = Conv2d { kernel, padding, ..Conv2d::square(1) };
+        let output = windows([5, 20], kernel, [1, 1], padding).unwrap();
+        let case = ConvCase { conv, x: [2, channels, 5, 20], filters, output };
+        for cpu in &cpus {
+            let agree = conv_agrees(cpu, &case, Numbers::Reals);
+            agree.unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        }
+    }
+}
+
 #[test]
 fn linear_layers_are_what_they_are_defined_to_be() {
     let cpus = cpus();
@@ -343,23 +364,63 @@ fn linear_layers_are_what_they_are_defined_to_be() {
         (1usize..=9, 1usize..=35, 1usize..=4, 1usize..=4).prop_map(|(n, c, h, w)| vec![n, c, h, w]),
     ];
     proptest!(config(64), |(x in x, features in 1usize..=66, bias: bool, relu: bool, numbers in numbers())| {
-        let (n, per_sample) = (x[0], x[1..].iter().product::<usize>());
-        let (w, y) = ([features, per_sample], [n, features]);
-        let [hx, hw, hb, hdy] = [&x[..], &w, &[features], &y]
-            .map(|extents| random(extents, numbers, extents.iter().sum::<usize>() as u32));
         for cpu in &cpus {
-            let inputs = [&hx, &hw, &hb];
-            let inputs = &inputs[..2 + usize::from(bias)];
-            let op = Op::Linear { bias, relu };
-            let forward = agrees(cpu, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
-            let op = Op::LinearBackwardData { bias };
-            agrees(cpu, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[features])?;
-            let op = Op::LinearBackwardWeights { bias };
-            let outputs = [spec(&w), spec(&[features])];
-            let outputs = &outputs[..1 + usize::from(bias)];
-            agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
+            linear_agrees(cpu, &x, features, [bias, relu], numbers)?;
         }
     });
+}
+
+/// Layers of a million weights, whose gradients take another way: in one part and in several, with blocks of 32 and of
+/// 64 outputs, and one whose outputs are no whole blocks.
+#[test]
+fn large_linear_layers_are_what_they_are_defined_to_be() {
+    for cpu in &cpus() {
+        for (samples, width, features) in
+            [(32, 1024, 1024), (32, 9216, 128), (20, 1008, 1056), (16, 1024, 1030)]
+        {
+            for numbers in [Numbers::Integers, Numbers::Reals] {
+                let agree = linear_agrees(cpu, &[samples, width], features, [true, false], numbers);
+                agree.unwrap_or_else(|e| panic!("{samples}×{width} to {features}: {e}"));
+            }
+        }
+    }
+}
+
+/// Samples longer than the pieces in which random numbers are made, and no multiple of them.
+#[test]
+fn dropout_drops_what_it_is_defined_to_drop() {
+    for cpu in &cpus() {
+        let x = random(&[3, 1001], Numbers::Reals, 5);
+        let outputs = from_ref(&x.spec);
+        for op in [Op::Dropout { p: 0.3, layer: 2 }, Op::DropoutBackward { p: 0.3, layer: 2 }] {
+            let agree = agrees(cpu, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
+            agree.unwrap_or_else(|e| panic!("{}: {e}", op.name()));
+        }
+    }
+}
+
+fn linear_agrees(
+    cpu: &Cpu,
+    x: &[usize],
+    features: usize,
+    [bias, relu]: [bool; 2],
+    numbers: Numbers,
+) -> Result<(), TestCaseError> {
+    let (n, per_sample) = (x[0], x[1..].iter().product::<usize>());
+    let (w, y) = ([features, per_sample], [n, features]);
+    let [hx, hw, hb, hdy] = [x, &w, &[features], &y]
+        .map(|extents| random(extents, numbers, extents.iter().sum::<usize>() as u32));
+    let inputs = [&hx, &hw, &hb];
+    let inputs = &inputs[..2 + usize::from(bias)];
+    let op = Op::Linear { bias, relu };
+    let forward = agrees(cpu, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
+    let op = Op::LinearBackwardData { bias };
+    agrees(cpu, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[features])?;
+    let op = Op::LinearBackwardWeights { bias };
+    let outputs = [spec(&w), spec(&[features])];
+    let outputs = &outputs[..1 + usize::from(bias)];
+    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
+    Ok(())
 }
 
 #[derive(Debug, Clone)]

@@ -127,6 +127,37 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> R
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
 }
 
+/// A forward pass of tensors of these extents (x, w, y), with x and y in these layouts.
+pub fn turned(
+    engine: &Rc<Engine>,
+    conv: &Conv2d,
+    [x, w, y]: [[usize; 4]; 3],
+    [from, to]: [&Desc; 2],
+) -> Result<PrimitiveKernel> {
+    let (weights, attributes) = (Desc::any(engine, &w, sys::F32)?, attributes(engine)?);
+    let window = Window::of_conv(conv, x, y)?;
+    let name = "dnnl_convolution_forward_primitive_desc_create";
+    // SAFETY: descriptors, geometry and attributes outlive the call; there is no bias.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_convolution_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            sys::FORWARD_INFERENCE,
+            DIRECT,
+            from.raw(),
+            weights.raw(),
+            null(),
+            to.raw(),
+            window.stride.as_ptr(),
+            window.dilation.as_ptr(),
+            window.padding.as_ptr(),
+            window.padding_after.as_ptr(),
+            attributes.raw(),
+        )
+    })?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])
+}
+
 /// x, dy → dw, db?
 pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
     let [x, dy] = inputs(request)?;

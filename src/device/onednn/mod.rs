@@ -5,7 +5,7 @@
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
-//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
+//!   `simple` are primitives (`primitive`), `turned` and `slabs` some in a row; `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
 //!   (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
@@ -31,8 +31,10 @@ mod relu;
 mod reorder;
 mod rows;
 mod simple;
+mod slabs;
 mod sync_norm;
 mod sys;
+mod turned;
 mod update;
 mod window;
 
@@ -43,7 +45,7 @@ use self::host::{HostKernel, Workers};
 use self::primitive::PrimitiveKernel;
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Op, Spec};
+use crate::graph::{Conv2d, Op, Spec};
 
 pub use library::{Found, Isa, isa, limit_isa, probe};
 
@@ -83,10 +85,8 @@ impl Cpu {
         let engine = &self.engine;
         match request.op {
             Op::Conv2d(conv) => conv::forward_pass(engine, request, conv),
-            Op::Conv2dBackwardData(conv) => conv::backward_data(engine, request, conv),
             Op::Conv2dBackwardWeights(conv) => conv::backward_weights(engine, request, conv),
             Op::Linear { bias, relu } => linear::forward_pass(engine, request, *bias, *relu),
-            Op::LinearBackwardData { .. } => linear::backward_data(engine, request),
             Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
             Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
             Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
@@ -102,6 +102,22 @@ impl Cpu {
             Op::AvgPool(pool) => pool::average(engine, request, pool),
             Op::AvgPoolBackward(pool) => pool::average_backward(engine, request, pool),
             op => Err(Error::internal(format!("{} is not a primitive", op.name()))),
+        }
+    }
+
+    fn conv_backward_data(&self, request: &Request, conv: &Conv2d, subject: &str) -> Result<Box<dyn Kernel>> {
+        let usual = conv::backward_data(&self.engine, request, conv)?;
+        match turned::instead_of(&usual, &self.engine, request, conv, subject)? {
+            Some(kernel) => Ok(Box::new(kernel)),
+            None => Ok(Box::new(usual.of(subject))),
+        }
+    }
+
+    fn linear_backward_data(&self, request: &Request, subject: &str) -> Result<Box<dyn Kernel>> {
+        let usual = linear::backward_data(&self.engine, request)?;
+        match slabs::instead_of(&usual, &self.engine, request, subject)? {
+            Some(kernel) => Ok(Box::new(kernel)),
+            None => Ok(Box::new(usual.of(subject))),
         }
     }
 
@@ -164,6 +180,8 @@ impl Device for Cpu {
         let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
             (Op::BatchNorm(norm), _) => batch_norm::training(&self.engine, request, norm, &subject)
                 .map(|kernel| Box::new(kernel) as _),
+            (Op::Conv2dBackwardData(conv), _) => self.conv_backward_data(request, conv, &subject),
+            (Op::LinearBackwardData { .. }, _) => self.linear_backward_data(request, &subject),
             (_, Some(kernel)) => kernel.map(|kernel| Box::new(kernel) as _),
             (_, None) => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
         };

@@ -30,6 +30,10 @@ pub struct BucketTime {
     pub exposed: f64,
 }
 
+/// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a bucket, or
+/// sums one chunk: with one a step a link would rest for most of it.
+const POLLS: usize = 16;
+
 /// The buckets of a plan, and the collective that averages them.
 pub struct Fusion {
     allreduce: Box<dyn Allreduce>,
@@ -126,7 +130,11 @@ impl Fusion {
             self.complete += 1;
         }
         if self.overlap && self.complete > 0 {
-            self.progress(device)?;
+            for _ in 0..POLLS {
+                if !self.progress(device)? {
+                    break;
+                }
+            }
         }
         Ok(())
     }

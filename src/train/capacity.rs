@@ -2,7 +2,7 @@
 
 use super::averaging::Averaging;
 use super::network::Network;
-use super::setup::Plans;
+use super::plans::Plans;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;

@@ -6,14 +6,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use super::averaging::{Averaging, Expected};
+use super::averaging::Averaging;
 use super::capacity;
-use super::checkpoint::{self, Position, Resumed, Saver, Standing};
+use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::evaluate::Evaluator;
 use super::length::Length;
-use super::memory::{Memories, Sharing};
+use super::memory::Memories;
 use super::network::Network;
-use super::resident;
+use super::plans::{Plans, computing, shares_gradients};
+use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::{Accumulation, Trainer};
 use super::stop::{Flags, Watch};
@@ -21,17 +22,17 @@ use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::{Config, DeviceKind, Precision, SyncBatchNorm};
-use crate::data::{self, AHEAD, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
+use crate::config::{Config, DeviceKind, Precision};
+use crate::data::TestLoader;
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Memory, Rule};
-use crate::error::{Error, Result};
-use crate::fusion::compress::{self, Account, Compressed};
+use crate::error::Result;
+use crate::fusion::compress::{Account, Compressed};
 use crate::fusion::{Exchanges, Fusion};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
-use crate::plan::{self, Extent, Options, Plan, Program, TAIL};
+use crate::plan::{Plan, Program, TAIL};
 use crate::record::{self, BucketTime, Checkpoints, Description, Recorder};
 
 /// A run that is ready to go.
@@ -53,92 +54,6 @@ pub struct Job {
     pub saver: Saver,
     pub plan: Plan,
     pub memories: Memories,
-}
-
-/// Where batches come from.
-pub enum Source {
-    /// A data set, shuffled anew each epoch.
-    Data(TrainingLoader, Sharding),
-    /// One batch, read once: what is measured is training. The flag says that a run goes on, which had read it.
-    Synthetic(TrainingLoader, Sharding, bool),
-}
-
-impl Source {
-    fn parts(&self) -> (&TrainingLoader, &Sharding) {
-        match self {
-            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding, _) => (loader, sharding),
-        }
-    }
-
-    /// Steps an epoch has.
-    pub fn steps(&self) -> usize {
-        self.steps_after(0)
-    }
-
-    /// Steps an epoch has left after so many images.
-    pub fn steps_after(&self, images: usize) -> usize {
-        match self {
-            Source::Data(loader, _) => loader.steps_after(images),
-            Source::Synthetic(..) => usize::MAX,
-        }
-    }
-
-    /// Bytes of files that reading keeps in memory.
-    fn kept(&self) -> usize {
-        self.parts().0.kept()
-    }
-
-    /// Whether images come from a data set, which ends.
-    pub fn has_epochs(&self) -> bool {
-        matches!(self, Source::Data(..))
-    }
-
-    /// Images of all ranks in a step.
-    pub fn global_batch(&self) -> usize {
-        self.parts().1.global_batch()
-    }
-
-    /// Begins an epoch where the run stands: step 0 comes after the images that are behind.
-    pub fn start_epoch(&mut self, at: &Position) {
-        match self {
-            Source::Data(loader, _) if at.images > 0 => loader.go_on(at.epoch, at.images, at.shuffled_for),
-            Source::Data(loader, _) => loader.start_epoch(at.epoch),
-            Source::Synthetic(_, _, resumed) => *resumed = at.images > 0,
-        }
-    }
-
-    /// Fills a batch, or exchanges it for a filled one; false when the one that is there already serves.
-    ///
-    /// # Errors
-    /// `Data`: images cannot be read.
-    pub fn fill(
-        &mut self,
-        step: usize,
-        micro: usize,
-        images: &mut Vec<f32>,
-        labels: &mut Vec<i32>,
-    ) -> Result<bool> {
-        match self {
-            Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
-            // What every later micro-step of such a run sees is the batch of the first step's last one.
-            Source::Synthetic(loader, sharding, true) if step == 0 => {
-                loader.fill(0, sharding.accumulation - 1, images, labels)?;
-            }
-            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels)?,
-            Source::Synthetic(..) => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// Images of this epoch that this rank skipped, since they cannot be read.
-    pub fn skipped(&self) -> usize {
-        self.parts().0.skipped()
-    }
-
-    /// Position of a micro-step's first image in the global batch.
-    pub fn first_sample(&self, micro: usize) -> usize {
-        self.parts().1.first_sample(micro)
-    }
 }
 
 /// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
@@ -278,53 +193,6 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
     }
 }
 
-/// The data set, where there is one. Ranks with unlike data are found here.
-fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Option<Sets>> {
-    let Some(path) = &config.data else { return Ok(None) };
-    let wanted =
-        Wanted { sample: network.image, classes: network.classes, seed: config.seed, input: &config.input };
-    let sets = world.agree(data::open(path, &wanted))?;
-    world.same(&[
-        ("training images".into(), sets.training.fingerprint()),
-        ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
-    ])?;
-    Ok(Some(sets))
-}
-
-/// The configuration with what the data decide where no flag did.
-fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
-    let mut config = config.clone();
-    let Some(sets) = sets else { return config };
-    config.input.augment = Some(sets.training.augment().clone());
-    config.input.loader_threads.get_or_insert(sets.training.reading_threads(threads));
-    config
-}
-
-/// The training source, and the test set where there is one.
-fn open_data(
-    world: &World,
-    config: &Config,
-    network: &Network,
-    sets: Option<Sets>,
-) -> Result<(Source, Option<TestLoader>)> {
-    let sharding = Sharding {
-        ranks: world.size(),
-        rank: world.rank(),
-        batch: config.batch,
-        accumulation: config.accumulation,
-    };
-    let Some(sets) = sets else {
-        let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
-        let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
-        return Ok((Source::Synthetic(loader, sharding, false), None));
-    };
-    let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
-    let reading = world.agree(reading)?;
-    let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());
-    let loader = world.agree(loader)?;
-    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, sharding, reading))))
-}
-
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
 /// gives each its own, one that does not gives all of them all.
 pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
@@ -358,141 +226,6 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
     Ok(Box::new(device))
 }
 
-/// The training plan, and the evaluation plan that shares its parameters and statistics.
-pub(super) struct Plans {
-    training: Plan,
-    evaluation: Option<Plan>,
-    pub sizes: plan::Sizes,
-    pub extent: Extent,
-    /// With recomputation: what the activations would take without.
-    kept: Option<usize>,
-}
-
-impl Plans {
-    pub fn new(
-        world: &World,
-        config: &Config,
-        network: &Network,
-        device: &dyn Device,
-        averaging: &Averaging,
-        evaluate: bool,
-    ) -> Result<Plans> {
-        let options =
-            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
-        let graph = network.training(config.batch)?;
-        if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
-            return Err(Error::usage(format!(
-                "--sync-bn: model {} has no batch normalisation; leave the flag out",
-                config.model
-            )));
-        }
-        let (graph, kept) = match config.recompute {
-            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
-            false => (graph, None),
-        };
-        let mut training = plan::plan(graph, device, &options)?;
-        averaging.cut(&mut training);
-        let evaluation = if evaluate {
-            let options = Options { training: Some(&training), ..options };
-            Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
-        } else {
-            None
-        };
-        let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
-        Ok(Plans { training, evaluation, sizes, extent, kept })
-    }
-
-    fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
-        let graph = &self.training.graph;
-        let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec()).to_string();
-        checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
-    }
-
-    /// Bytes that a rank has at its peak.
-    pub fn total(&self) -> usize {
-        self.sizes.total(self.extent)
-    }
-
-    /// Of these, what the machine must still give.
-    pub fn to_come(&self) -> usize {
-        self.sizes.to_come(self.extent)
-    }
-
-    fn describe(&self, world: &World, config: &Config, device: &dyn Device, averaging: &Averaging) -> String {
-        let ranks = world.size();
-        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
-        let note = |choice: &Expected| (choice.name, choice.seconds);
-        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
-        format!(
-            "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
-            config.model,
-            if ranks == 1 { "" } else { "s" },
-            config.batch,
-            config.accumulation,
-            ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
-        )
-    }
-}
-
-/// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
-/// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(
-    world: &World,
-    config: &Config,
-    averaging: &Averaging,
-    plan: &Plan,
-    device: &dyn Device,
-    evaluate: bool,
-) -> Extent {
-    let [[mapped, messages], compression] = match config.compress {
-        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
-        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
-    };
-    // While one set is read ahead, batches of the other wait.
-    let threads = config.input.loader_threads.unwrap_or(0);
-    let read_ahead =
-        if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
-    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
-    let of_gradients = match shares_gradients(config, averaging, plan) {
-        true => world.local_size() * plan.sizes.gradients,
-        false => 0,
-    };
-    let copies = 1 + rule.states() + averages;
-    let sharing = Sharing::expected(world, copies * plan.sizes.parameters + of_gradients);
-    // An evaluation reads all averages; else each rank touches its share.
-    let share = sharing.largest(plan, &rule);
-    let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
-    Extent {
-        gradients: if config.accumulation > 1 { 2 } else { 1 },
-        sharers: sharing.ranks,
-        optimizer,
-        batches: (if evaluate { 3 } else { 2 }) + read_ahead,
-        mapped,
-        messages,
-        checkpoint: checkpoint_bytes(world, config, plan),
-        compression: compression.iter().sum(),
-        program: resident::now().unwrap_or(0),
-    }
-}
-
-/// Bytes of the copy from which checkpoints are written, or of that to go on from, whichever is larger.
-fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
-    if config.session.checkpoint.is_none() && config.session.resume.is_none() {
-        return 0;
-    }
-    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
-    let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
-    copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
-}
-
-/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
-fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
-    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
-}
-
-#[allow(clippy::too_many_arguments)]
 fn assemble(
     world: &World,
     config: &Config,
@@ -645,11 +378,6 @@ fn trainer(
             .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
             .collect(),
     })
-}
-
-/// The device and what it computes with, in one line.
-fn computing(config: &Config, device: &dyn Device) -> String {
-    format!("{}, {}", device.describe(), config.precision)
 }
 
 /// What the record says of the run before its first step.

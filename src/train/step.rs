@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::setup::Source;
+use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
 use crate::device::memory::{bytes_of, bytes_of_mut};

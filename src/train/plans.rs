@@ -1,0 +1,165 @@
+//! The plans of a run, and what a rank needs in memory for them.
+
+use super::averaging::{Averaging, Expected};
+use super::checkpoint;
+use super::memory::Sharing;
+use super::network::Network;
+use super::resident;
+use crate::comm::World;
+use crate::config::{Config, SyncBatchNorm};
+use crate::data::AHEAD;
+use crate::device::{Device, Rule};
+use crate::error::{Error, Result};
+use crate::fusion::compress;
+use crate::graph::Shape;
+use crate::optim;
+use crate::plan::{self, Extent, Options, Plan};
+
+/// The training plan, and the evaluation plan that shares its parameters and statistics.
+pub struct Plans {
+    pub training: Plan,
+    pub evaluation: Option<Plan>,
+    pub sizes: plan::Sizes,
+    pub extent: Extent,
+    /// With recomputation: what the activations would take without.
+    pub kept: Option<usize>,
+}
+
+impl Plans {
+    pub fn new(
+        world: &World,
+        config: &Config,
+        network: &Network,
+        device: &dyn Device,
+        averaging: &Averaging,
+        evaluate: bool,
+    ) -> Result<Plans> {
+        let options =
+            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
+        let graph = network.training(config.batch)?;
+        if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
+            return Err(Error::usage(format!(
+                "--sync-bn: model {} has no batch normalisation; leave the flag out",
+                config.model
+            )));
+        }
+        let (graph, kept) = match config.recompute {
+            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
+            false => (graph, None),
+        };
+        let mut training = plan::plan(graph, device, &options)?;
+        averaging.cut(&mut training);
+        let evaluation = if evaluate {
+            let options = Options { training: Some(&training), ..options };
+            Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
+        } else {
+            None
+        };
+        let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
+        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
+        Ok(Plans { training, evaluation, sizes, extent, kept })
+    }
+
+    /// What must be the same in a run that goes on, by name.
+    pub fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
+        let graph = &self.training.graph;
+        let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec()).to_string();
+        checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
+    }
+
+    /// Bytes that a rank has at its peak.
+    pub fn total(&self) -> usize {
+        self.sizes.total(self.extent)
+    }
+
+    /// Of these, what the machine must still give.
+    pub fn to_come(&self) -> usize {
+        self.sizes.to_come(self.extent)
+    }
+
+    /// What `--dry-run` prints.
+    pub fn describe(
+        &self,
+        world: &World,
+        config: &Config,
+        device: &dyn Device,
+        averaging: &Averaging,
+    ) -> String {
+        let ranks = world.size();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let note = |choice: &Expected| (choice.name, choice.seconds);
+        let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
+        format!(
+            "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
+            config.model,
+            if ranks == 1 { "" } else { "s" },
+            config.batch,
+            config.accumulation,
+            ranks * config.batch * config.accumulation,
+            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
+        )
+    }
+}
+
+/// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
+/// compiled its kernels, and none of the memory that the plan speaks of.
+fn extent(
+    world: &World,
+    config: &Config,
+    averaging: &Averaging,
+    plan: &Plan,
+    device: &dyn Device,
+    evaluate: bool,
+) -> Extent {
+    let [[mapped, messages], compression] = match config.compress {
+        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
+        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
+    };
+    // While one set is read ahead, batches of the other wait.
+    let threads = config.input.loader_threads.unwrap_or(0);
+    let read_ahead =
+        if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
+    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
+    let of_gradients = match shares_gradients(config, averaging, plan) {
+        true => world.local_size() * plan.sizes.gradients,
+        false => 0,
+    };
+    let copies = 1 + rule.states() + averages;
+    let sharing = Sharing::expected(world, copies * plan.sizes.parameters + of_gradients);
+    // An evaluation reads all averages; else each rank touches its share.
+    let share = sharing.largest(plan, &rule);
+    let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
+    Extent {
+        gradients: if config.accumulation > 1 { 2 } else { 1 },
+        sharers: sharing.ranks,
+        optimizer,
+        batches: (if evaluate { 3 } else { 2 }) + read_ahead,
+        mapped,
+        messages,
+        checkpoint: checkpoint_bytes(world, config, plan),
+        compression: compression.iter().sum(),
+        program: resident::now().unwrap_or(0),
+    }
+}
+
+/// Bytes of the copy from which checkpoints are written, or of that to go on from, whichever is larger.
+fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
+    if config.session.checkpoint.is_none() && config.session.resume.is_none() {
+        return 0;
+    }
+    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
+    let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
+    copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
+}
+
+/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
+pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
+    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
+}
+
+#[allow(clippy::too_many_arguments)]
+
+/// The device and what it computes with, in one line.
+pub fn computing(config: &Config, device: &dyn Device) -> String {
+    format!("{}, {}", device.describe(), config.precision)
+}

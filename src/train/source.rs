@@ -1,0 +1,142 @@
+//! Where batches come from: a data set or synthetic images.
+
+use super::checkpoint::Position;
+use super::network::Network;
+use crate::comm::World;
+use crate::config::Config;
+use crate::data::{self, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
+use crate::error::Result;
+
+/// Where batches come from.
+pub enum Source {
+    /// A data set, shuffled anew each epoch.
+    Data(TrainingLoader, Sharding),
+    /// One batch, read once: what is measured is training. The flag says that a run goes on, which had read it.
+    Synthetic(TrainingLoader, Sharding, bool),
+}
+
+impl Source {
+    /// The loader, and which images this rank reads.
+    pub fn parts(&self) -> (&TrainingLoader, &Sharding) {
+        match self {
+            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding, _) => (loader, sharding),
+        }
+    }
+
+    /// Steps an epoch has.
+    pub fn steps(&self) -> usize {
+        self.steps_after(0)
+    }
+
+    /// Steps an epoch has left after so many images.
+    pub fn steps_after(&self, images: usize) -> usize {
+        match self {
+            Source::Data(loader, _) => loader.steps_after(images),
+            Source::Synthetic(..) => usize::MAX,
+        }
+    }
+
+    /// Bytes of files that reading keeps in memory.
+    pub fn kept(&self) -> usize {
+        self.parts().0.kept()
+    }
+
+    /// Whether images come from a data set, which ends.
+    pub fn has_epochs(&self) -> bool {
+        matches!(self, Source::Data(..))
+    }
+
+    /// Images of all ranks in a step.
+    pub fn global_batch(&self) -> usize {
+        self.parts().1.global_batch()
+    }
+
+    /// Begins an epoch where the run stands: step 0 comes after the images that are behind.
+    pub fn start_epoch(&mut self, at: &Position) {
+        match self {
+            Source::Data(loader, _) if at.images > 0 => loader.go_on(at.epoch, at.images, at.shuffled_for),
+            Source::Data(loader, _) => loader.start_epoch(at.epoch),
+            Source::Synthetic(_, _, resumed) => *resumed = at.images > 0,
+        }
+    }
+
+    /// Fills a batch, or exchanges it for a filled one; false when the one that is there already serves.
+    ///
+    /// # Errors
+    /// `Data`: images cannot be read.
+    pub fn fill(
+        &mut self,
+        step: usize,
+        micro: usize,
+        images: &mut Vec<f32>,
+        labels: &mut Vec<i32>,
+    ) -> Result<bool> {
+        match self {
+            Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
+            // What every later micro-step of such a run sees is the batch of the first step's last one.
+            Source::Synthetic(loader, sharding, true) if step == 0 => {
+                loader.fill(0, sharding.accumulation - 1, images, labels)?;
+            }
+            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels)?,
+            Source::Synthetic(..) => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Images of this epoch that this rank skipped, since they cannot be read.
+    pub fn skipped(&self) -> usize {
+        self.parts().0.skipped()
+    }
+
+    /// Position of a micro-step's first image in the global batch.
+    pub fn first_sample(&self, micro: usize) -> usize {
+        self.parts().1.first_sample(micro)
+    }
+}
+
+/// The data set, where there is one. Ranks with unlike data are found here.
+pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Option<Sets>> {
+    let Some(path) = &config.data else { return Ok(None) };
+    let wanted =
+        Wanted { sample: network.image, classes: network.classes, seed: config.seed, input: &config.input };
+    let sets = world.agree(data::open(path, &wanted))?;
+    world.same(&[
+        ("training images".into(), sets.training.fingerprint()),
+        ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
+    ])?;
+    Ok(Some(sets))
+}
+
+/// The configuration with what the data decide where no flag did.
+pub fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
+    let mut config = config.clone();
+    let Some(sets) = sets else { return config };
+    config.input.augment = Some(sets.training.augment().clone());
+    config.input.loader_threads.get_or_insert(sets.training.reading_threads(threads));
+    config
+}
+
+/// The training source, and the test set where there is one.
+pub fn open_data(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    sets: Option<Sets>,
+) -> Result<(Source, Option<TestLoader>)> {
+    let sharding = Sharding {
+        ranks: world.size(),
+        rank: world.rank(),
+        batch: config.batch,
+        accumulation: config.accumulation,
+    };
+    let Some(sets) = sets else {
+        let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
+        let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
+        return Ok((Source::Synthetic(loader, sharding, false), None));
+    };
+    let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
+    let reading = world.agree(reading)?;
+    let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());
+    let loader = world.agree(loader)?;
+    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, sharding, reading))))
+}

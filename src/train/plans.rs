@@ -157,8 +157,6 @@ pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> 
     config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
 }
 
-#[allow(clippy::too_many_arguments)]
-
 /// The device and what it computes with, in one line.
 pub fn computing(config: &Config, device: &dyn Device) -> String {
     format!("{}, {}", device.describe(), config.precision)

@@ -226,6 +226,7 @@ fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn
     Ok(Box::new(device))
 }
 
+#[allow(clippy::too_many_arguments)]
 fn assemble(
     world: &World,
     config: &Config,

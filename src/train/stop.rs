@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
+use crate::comm;
 use crate::config::{Interval, Session};
 use crate::error::{Error, Result};
 
@@ -44,6 +45,8 @@ impl Watch {
     pub fn start(session: &Session, started: Instant) -> Result<Watch> {
         let signal = Arc::new(AtomicUsize::new(0));
         let interrupted = Arc::new(AtomicBool::new(false));
+        // What handled a signal before would be called too.
+        comm::release_user_signal();
         // In this order: the second one must see what the first has left.
         flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupted.clone())
             .and_then(|_| flag::register(SIGINT, interrupted))

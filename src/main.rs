@@ -3,6 +3,7 @@
 
 mod cli;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -71,10 +72,10 @@ fn not_parsed(error: &clap::Error) -> ExitCode {
 }
 
 fn report(error: &Error, speak: bool) -> ExitCode {
-    if speak && error.kind == Kind::Stopped {
-        eprintln!("dltrain: {error}");
-    } else if speak {
-        eprintln!("dltrain: error: {error}");
+    if speak {
+        let label = if error.kind == Kind::Stopped { "" } else { "error: " };
+        // In one write, which no launcher can cut in two or mix with another rank's. Nobody can be told that it failed.
+        let _ = std::io::stderr().write_all(format!("dltrain: {label}{error}\n").as_bytes());
     }
     ExitCode::from(error.exit_code() as u8)
 }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::ptr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use mpi::ffi;
 
@@ -17,6 +18,9 @@ use super::news::News;
 use super::topology::Topology;
 use super::{region, stall, window};
 use crate::error::{Error, Kind, Result};
+
+/// How long a job that aborts leaves the launcher to pass on its message.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
 /// last thing made from it (regions, channels) are gone. Methods marked collective must be called by every
@@ -299,6 +303,8 @@ fn initialize() -> Result<&'static str> {
 }
 
 fn abort(code: i32) -> ! {
+    // A launcher stops reading the pipes of a job that aborts: let it read the last words first.
+    std::thread::sleep(LAST_WORDS);
     // SAFETY: allowed at any time between MPI_Init and MPI_Finalize.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     // Only a library that failed to abort comes here.

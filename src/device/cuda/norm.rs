@@ -1,0 +1,359 @@
+//! Normalisations, channels last: batch normalisation in the parts that synchronised statistics need too, and local
+//! response normalisation.
+
+use std::rc::Rc;
+
+use super::gpu::{Argument, Argument::*, Gpu};
+use super::kernel::{CudaKernel, Operands, PART};
+use super::layout::{Real, channels_last, image, input, output, plain_in, saved};
+use crate::device::{Layout, Memory as Bytes, Request};
+use crate::error::Result;
+use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
+
+/// Pieces that the rows are cut into for a sum over them: by the shape alone, so that bits do not depend on the GPU.
+pub fn column_parts(rows: usize) -> usize {
+    rows.div_ceil(64).clamp(1, 256)
+}
+
+fn column_grid(channels: usize, parts: usize) -> [u32; 3] {
+    [channels.div_ceil(32) as u32, parts as u32, 1]
+}
+
+/// Sums of the columns of `x` (rows, channels) into `to` (channels), f32; takes 4 · parts · channels bytes of scratch.
+pub fn column_sums(
+    operands: &mut Operands,
+    real: Real,
+    x: &Bytes,
+    to: &Bytes,
+    rows: usize,
+    channels: usize,
+) -> Result<()> {
+    let parts = column_parts(rows);
+    let partials = operands.scratch(4 * parts * channels);
+    let name = format!("column_sums_{}", real.suffix());
+    let arguments = [Memory(x), Memory(&partials), Long(rows), Int(channels), Int(parts)];
+    operands.launch_tiled(&name, column_grid(channels, parts), &arguments)?;
+    let grid = operands.gpu.blocks(channels);
+    operands.launch("column_sums_join", grid, &[Memory(&partials), Memory(to), Int(channels), Int(parts)])
+}
+
+/// What every kernel of a normalisation knows of its images.
+#[derive(Clone, Copy)]
+struct Shape {
+    real: Real,
+    rows: usize,
+    channels: usize,
+    parts: usize,
+}
+
+impl Shape {
+    fn of(spec: &Spec) -> Result<Shape> {
+        let ([n, channels, h, w], real) = (image(spec)?, Real::of(spec.dtype)?);
+        let rows = n * h * w;
+        Ok(Shape { real, rows, channels, parts: column_parts(rows) })
+    }
+
+    fn elements(&self) -> usize {
+        self.rows * self.channels
+    }
+
+    /// Bytes of two sums a part and channel.
+    fn partials(&self) -> usize {
+        8 * self.parts * self.channels
+    }
+
+    /// Bytes of one pair a channel.
+    fn pair(&self) -> usize {
+        8 * self.channels
+    }
+
+    /// Partials, then a pair.
+    fn workspace(&self) -> usize {
+        self.partials().next_multiple_of(PART) + self.pair()
+    }
+
+    fn grid(&self) -> [u32; 3] {
+        column_grid(self.channels, self.parts)
+    }
+
+    fn moments(&self, operands: &mut Operands, x: &Bytes, to: &Bytes) -> Result<()> {
+        let partials = operands.scratch(self.partials());
+        let counts = [Long(self.rows), Int(self.channels), Int(self.parts)];
+        let arguments = [&[Memory(x), Memory(&partials)], &counts[..]].concat();
+        operands.launch_tiled(&format!("batch_norm_partials_{}", self.real.suffix()), self.grid(), &arguments)?;
+        let arguments = [&[Memory(&partials), Memory(to)], &counts[..]].concat();
+        operands.launch("batch_norm_moments", operands.gpu.blocks(self.channels), &arguments)
+    }
+
+    /// Joins the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
+    fn statistics(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        moments: &Bytes,
+        ranks: usize,
+        [mean, variance, mean_before, variance_before, mean_after, variance_after]: [&Bytes; 6],
+    ) -> Result<()> {
+        let arguments = [
+            Memory(moments),
+            Int(ranks),
+            Long(self.rows),
+            Int(self.channels),
+            Memory(mean),
+            Memory(variance),
+            Memory(mean_before),
+            Memory(variance_before),
+            Memory(mean_after),
+            Memory(variance_after),
+            Float(norm.momentum),
+        ];
+        operands.launch("batch_norm_statistics", operands.gpu.blocks(self.channels), &arguments)
+    }
+
+    /// x, w, b, mean, variance → y, and where it is positive.
+    fn normalise(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        [x, w, b, mean, variance]: [&Bytes; 5],
+        y: &Bytes,
+        positive: Option<&Bytes>,
+    ) -> Result<()> {
+        let arguments = [
+            Memory(x),
+            Null,
+            Memory(y),
+            positive.map_or(Null, Memory),
+            Memory(w),
+            Memory(b),
+            Memory(mean),
+            Memory(variance),
+            Long(self.rows),
+            Int(self.channels),
+            Float(norm.epsilon),
+            Bool(norm.relu),
+        ];
+        operands.each("batch_norm", self.real, self.elements(), &arguments)
+    }
+
+    /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`. `b` is there where it must be computed again whether y was positive.
+    fn sums(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        given: &Given,
+        sums: &Bytes,
+        [dw, db]: [&Bytes; 2],
+    ) -> Result<()> {
+        let partials = operands.scratch(self.partials());
+        let mut arguments = given.arguments().to_vec();
+        arguments.extend([
+            Memory(&partials),
+            Long(self.rows),
+            Int(self.channels),
+            Int(self.parts),
+            Float(norm.epsilon),
+            Bool(norm.relu),
+        ]);
+        operands.launch_tiled(&format!("batch_norm_sums_{}", self.real.suffix()), self.grid(), &arguments)?;
+        let arguments =
+            [Memory(&partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(self.parts)];
+        operands.launch("batch_norm_sums_join", operands.gpu.blocks(self.channels), &arguments)
+    }
+
+    fn backward(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        given: &Given,
+        sums: &Bytes,
+        ranks: usize,
+        dx: &Bytes,
+    ) -> Result<()> {
+        let mut arguments = given.arguments().to_vec();
+        arguments.extend([
+            Memory(sums),
+            Int(ranks),
+            Memory(dx),
+            Null,
+            Long(self.rows),
+            Int(self.channels),
+            Float(norm.epsilon),
+            Bool(norm.relu),
+        ]);
+        operands.each("batch_norm_backward", self.real, self.elements(), &arguments)
+    }
+}
+
+/// What the backward kernels read first.
+struct Given<'a> {
+    dy: &'a Bytes,
+    x: &'a Bytes,
+    positive: Option<&'a Bytes>,
+    w: &'a Bytes,
+    b: Option<&'a Bytes>,
+    mean: &'a Bytes,
+    variance: &'a Bytes,
+}
+
+impl<'a> Given<'a> {
+    fn arguments(&self) -> [Argument<'a>; 7] {
+        [
+            Memory(self.dy),
+            Memory(self.x),
+            self.positive.map_or(Null, Memory),
+            Memory(self.w),
+            self.b.map_or(Null, Memory),
+            Memory(self.mean),
+            Memory(self.variance),
+        ]
+    }
+
+    /// dy, x, w, b, mean, variance in their order.
+    fn synchronised(inputs: &'a [Bytes]) -> Given<'a> {
+        let [dy, x, w, b, mean, variance] = std::array::from_fn(|index| &inputs[index]);
+        Given { dy, x, positive: None, w, b: Some(b), mean, variance }
+    }
+}
+
+/// The layouts of a request's inputs and outputs: images channels last, what is one number a channel plain.
+fn layouts(request: &Request) -> (Vec<Layout>, Vec<Layout>) {
+    let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
+        // One bit an element, in whole bytes.
+        (DType::Saved, _) => saved(spec, "positive", spec.shape.elements().div_ceil(8)),
+        (_, 4) => channels_last(spec),
+        _ => plain_in(spec, DType::F32),
+    };
+    let inputs = request.inputs.iter().map(|(spec, _)| layout(spec)).collect();
+    (inputs, request.outputs.iter().map(layout).collect())
+}
+
+fn kernel(
+    gpu: &Rc<Gpu>,
+    request: &Request,
+    workspace: usize,
+    bind: impl Fn(&mut Operands, &[Bytes], &[Bytes]) -> Result<()> + 'static,
+) -> CudaKernel {
+    let (inputs, outputs) = layouts(request);
+    let bind = move |operands: &mut Operands| {
+        let (inputs, outputs) = (operands.inputs, operands.outputs);
+        bind(operands, inputs, outputs)
+    };
+    CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
+}
+
+/// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
+pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let shape = Shape::of(output(request, 0)?)?;
+    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
+        let moments = operands.scratch(shape.pair());
+        shape.moments(operands, &i[0], &moments)?;
+        shape.statistics(operands, &norm, &moments, 1, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], &o[0], o.get(5))
+    }))
+}
+
+/// x, w, b, mean, variance → y, saved?
+pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let shape = Shape::of(output(request, 0)?)?;
+    Ok(kernel(gpu, request, 0, move |operands, i, o| {
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &i[3], &i[4]], &o[0], o.get(1))
+    }))
+}
+
+/// dy, x, w, mean, variance, saved? → dx, dw, db
+pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let shape = Shape::of(output(request, 0)?)?;
+    let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
+        let positive = i.get(5);
+        let given = Given { dy: &i[0], x: &i[1], positive, w: &i[2], b: None, mean: &i[3], variance: &i[4] };
+        let sums = operands.scratch(shape.pair());
+        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]])?;
+        shape.backward(operands, &norm, &given, &sums, 1, &o[0])
+    });
+    Ok(kernel.in_place(0))
+}
+
+/// x → moments
+pub fn moments(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+    let shape = Shape::of(&input(request, 0)?.0)?;
+    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| shape.moments(operands, &i[0], &o[0])))
+}
+
+/// x, w, b, running mean, running variance, moments of all ranks → y, mean, variance, running mean, running variance
+pub fn synchronised(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 5)?.0.shape.batch());
+    Ok(kernel(gpu, request, 0, move |operands, i, o| {
+        shape.statistics(operands, &norm, &i[5], ranks, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], &o[0], None)
+    }))
+}
+
+/// dy, x, w, b, mean, variance → sums, dw, db
+pub fn synchronised_sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let shape = Shape::of(&input(request, 0)?.0)?;
+    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
+        shape.sums(operands, &norm, &Given::synchronised(i), &o[0], [&o[1], &o[2]])
+    }))
+}
+
+/// dy, x, w, b, mean, variance, sums of all ranks → dx
+pub fn synchronised_backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+    let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
+    let kernel = kernel(gpu, request, 0, move |operands, i, o| {
+        shape.backward(operands, &norm, &Given::synchronised(i), &i[6], ranks, &o[0])
+    });
+    Ok(kernel.in_place(0))
+}
+
+/// What the forward pass keeps for the way back: an f32 an element.
+fn response(spec: &Spec) -> Layout {
+    saved(spec, "response", 4 * spec.shape.elements())
+}
+
+/// x → y, saved
+pub fn local_response(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm) -> Result<CudaKernel> {
+    let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
+    let shape = Shape::of(x)?;
+    let outputs = vec![channels_last(y), response(y)];
+    let outputs = outputs.into_iter().take(request.outputs.len()).collect();
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        let arguments = [
+            Memory(x),
+            Memory(y),
+            operands.outputs.get(1).map_or(Null, Memory),
+            Long(shape.rows),
+            Int(shape.channels),
+            Int(norm.size),
+            Float(norm.alpha),
+            Float(norm.beta),
+            Float(norm.k),
+        ];
+        operands.each("lrn", shape.real, shape.elements(), &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:lrn", vec![channels_last(x)], outputs, bind))
+}
+
+/// dy, x, saved → dx
+pub fn local_response_backward(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm) -> Result<CudaKernel> {
+    let (dy, x, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let shape = Shape::of(dx)?;
+    let inputs = vec![channels_last(dy), channels_last(x), response(x)];
+    let bind = move |operands: &mut Operands| {
+        let [dy, x, response] = std::array::from_fn(|index| &operands.inputs[index]);
+        let arguments = [
+            Memory(dy),
+            Memory(x),
+            Memory(response),
+            Memory(&operands.outputs[0]),
+            Long(shape.rows),
+            Int(shape.channels),
+            Int(norm.size),
+            Float(norm.alpha),
+            Float(norm.beta),
+        ];
+        operands.each("lrn_backward", shape.real, shape.elements(), &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:lrn", inputs, vec![channels_last(dx)], bind))
+}

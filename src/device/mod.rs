@@ -90,7 +90,7 @@ pub trait Device {
     fn is_host(&self) -> bool {
         true
     }
-    /// Bytes that a device with memory of its own can still give.
+    /// Bytes that a device with memory of its own can still give this rank.
     fn free_bytes(&self) -> Result<Option<usize>> {
         Ok(None)
     }

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 const STREAM_NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING
 const EVENT_DISABLE_TIMING: c_uint = 2;
-/// CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTALLOC_PORTABLE
+/// CU_MEMHOSTREGISTER_PORTABLE
 const PORTABLE: c_uint = 1;
 /// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 const CAPTURE_THREAD_LOCAL: c_int = 1;
@@ -344,38 +344,6 @@ pub fn allocate(context: &Rc<Context>, bytes: usize) -> Result<Memory> {
 /// The address of a memory of the GPU.
 pub fn address(memory: &Memory) -> CUdeviceptr {
     memory.address() as CUdeviceptr
-}
-
-/// Page-locked host memory, which the GPU copies to and from by itself.
-pub struct Pinned {
-    context: Rc<Context>,
-    address: *mut u8,
-    bytes: usize,
-}
-
-impl Pinned {
-    /// # Errors
-    /// `Environment` when the machine does not give that much locked memory.
-    pub fn new(context: &Rc<Context>, bytes: usize) -> Result<Pinned> {
-        let mut address = ptr::null_mut();
-        // SAFETY: the out-parameter is alive during the call; the context is current.
-        unsafe { context.libraries.driver.cuMemHostAlloc(&mut address, bytes.max(1), PORTABLE) }
-            .map_err(|failed| Error::from(failed).context(format!("{bytes} bytes of page-locked host memory")))?;
-        Ok(Pinned { context: context.clone(), address: address.cast(), bytes })
-    }
-
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this length, host memory; `&mut self` rules out others on the host, and the device
-        // that owns this waits for its copies before it comes back here.
-        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new`, freed once.
-        freed(unsafe { self.context.libraries.driver.cuMemFreeHost(self.address.cast()) });
-    }
 }
 
 /// Host memory of somebody else's that is page-locked as long as this lives.

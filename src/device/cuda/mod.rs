@@ -51,17 +51,19 @@ pub fn found() -> Result<Found> {
 /// The GPU of one rank.
 pub struct Cuda {
     gpu: Rc<gpu::Gpu>,
+    /// Ranks that use this GPU.
+    sharers: usize,
     /// Host memory that gradients go through.
     locked: RefCell<Vec<Registered>>,
 }
 
 impl Cuda {
-    /// The GPU of this number, after CUDA_VISIBLE_DEVICES. With `tf32` products of f32 are rounded to its 10 bits.
+    /// The GPU of this number, after CUDA_VISIBLE_DEVICES, which so many ranks share. With `tf32` products of f32 are rounded to its 10 bits.
     ///
     /// # Errors
     /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
-    pub fn new(ordinal: usize, tf32: bool) -> Result<Cuda> {
-        Ok(Cuda { gpu: gpu::Gpu::new(ordinal, tf32)?, locked: RefCell::default() })
+    pub fn new(ordinal: usize, tf32: bool, sharers: usize) -> Result<Cuda> {
+        Ok(Cuda { gpu: gpu::Gpu::new(ordinal, tf32)?, sharers, locked: RefCell::default() })
     }
 
     fn kernel(&self, request: &Request) -> Result<CudaKernel> {
@@ -135,7 +137,7 @@ impl Device for Cuda {
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {
-        Ok(Some(self.gpu.context.memory()?.0))
+        Ok(Some(self.gpu.context.memory()?.0 / self.sharers.max(1)))
     }
 
     fn plain(&self, spec: &Spec) -> Layout {

@@ -14,6 +14,8 @@ pub struct Gpu {
     /// (major, minor): (9, 0) for Hopper.
     pub compute_capability: (i32, i32),
     pub memory_bytes: u64,
+    /// The same for all processes of a node: its place on the PCI bus.
+    pub identity: String,
 }
 
 /// The driver and its GPUs; at least one.
@@ -26,6 +28,8 @@ pub struct Driver {
 
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// Domain, bus, device.
+const PCI: [c_int; 3] = [50, 33, 34];
 
 /// Asks the CUDA driver for its GPUs. Where there is none the text says why.
 pub fn probe() -> Result<Driver, String> {
@@ -66,7 +70,14 @@ pub fn probe() -> Result<Driver, String> {
             check(cuda.probe.cuDeviceGetAttribute(&mut minor, COMPUTE_CAPABILITY_MINOR, device))?;
         }
         let bytes = text.map(|c| c as u8);
+        let place = PCI.map(|attribute| {
+            let mut number = 0;
+            // SAFETY: as above. Where there is no such attribute the number stays 0.
+            let asked = unsafe { cuda.probe.cuDeviceGetAttribute(&mut number, attribute, device) };
+            asked.map_or(index, |()| number)
+        });
         Ok(Gpu {
+            identity: place.map(|number| format!("{number:x}")).join(":"),
             index: index as usize,
             name: CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned(),
             compute_capability: (major, minor),

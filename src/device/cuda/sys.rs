@@ -119,8 +119,6 @@ table! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     cuMemFree_v2(address: CUdeviceptr);
-    cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
-    cuMemFreeHost(address: *mut c_void);
     cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostUnregister(address: *mut c_void);
     cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
@@ -164,7 +162,6 @@ table! {
     Blas of Kind::Blas;
     cublasCreate_v2(handle: *mut cublasHandle_t);
     cublasDestroy_v2(handle: cublasHandle_t);
-    cublasGetVersion_v2(handle: cublasHandle_t, version: *mut c_int);
     cublasSetStream_v2(handle: cublasHandle_t, stream: CUstream);
     cublasSetWorkspace_v2(handle: cublasHandle_t, workspace: *mut c_void, bytes: usize);
     cublasSetMathMode(handle: cublasHandle_t, mode: c_int);

@@ -97,7 +97,7 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
     let (name, scratch) = (named(&product, real), product.choice.workspace);
     // cuDNN gives dw in the type of x and dy.
     let narrow = if real == Real::F32 { 0 } else { weights * real.bytes() };
-    let partials = if conv.bias { 4 * column_parts(rows) * o } else { 0 };
+    let partials = if conv.bias { 4 * column_parts(rows, o) * o } else { 0 };
     let workspace = (scratch.next_multiple_of(PART) + narrow).max(partials);
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);

@@ -108,7 +108,12 @@ impl Gpu {
 
     /// Blocks for a kernel that strides over `n` elements.
     pub fn blocks(&self, n: usize) -> [u32; 3] {
-        [(n.div_ceil(PER_BLOCK).max(1)).min(16 * self.multiprocessors as usize) as u32, 1, 1]
+        [self.at_most(n.div_ceil(PER_BLOCK)), 1, 1]
+    }
+
+    /// So many blocks, but no more than the GPU has at work at a time.
+    pub fn at_most(&self, blocks: usize) -> u32 {
+        blocks.clamp(1, 16 * self.multiprocessors as usize) as u32
     }
 
     /// Lets the kernels enqueued from now on read these numbers.
@@ -196,9 +201,9 @@ impl Launch {
         Ok(launch)
     }
 
-    /// With blocks of 32×8 threads.
-    pub fn tiled(self) -> Launch {
-        Launch { block: [32, 8], ..self }
+    /// With blocks of another shape than 256 threads in a row.
+    pub fn in_blocks(self, block: [u32; 2]) -> Launch {
+        Launch { block, ..self }
     }
 
     pub fn run(&self, stream: &Stream) -> Result<()> {

@@ -139,11 +139,11 @@ impl Operands<'_> {
         Ok(())
     }
 
-    /// The same with blocks of 32×8 threads.
-    pub fn launch_tiled(&mut self, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
+    /// The same with blocks of another shape.
+    pub fn launch_in(&mut self, block: [u32; 2], name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
         // SAFETY: as in `launch`.
         let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
-        self.add(launch.tiled());
+        self.add(launch.in_blocks(block));
         Ok(())
     }
 

@@ -77,7 +77,7 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> 
     let outputs = request.outputs.iter().map(|spec| plain_in(spec, DType::F32)).collect();
     let [of_x, of_dy, of_dw] = [flat(x), flat(dy), [dw.shape.0[0], dw.shape.0[1]]];
     let bias = request.outputs.len() > 1;
-    let partials = if bias { 4 * column_parts(of_dy[0]) * of_dy[1] } else { 0 };
+    let partials = if bias { 4 * column_parts(of_dy[0], of_dy[1]) * of_dy[1] } else { 0 };
     let bind = move |operands: &mut Operands| {
         let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
         let (gpu, of) = (operands.gpu.clone(), dy.clone());

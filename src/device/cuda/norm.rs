@@ -10,13 +10,24 @@ use crate::device::{Layout, Memory as Bytes, Request};
 use crate::error::Result;
 use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
 
+/// Channels that a block takes side by side, and its threads: 16 of four channels each, by 16 rows.
+const CHANNELS: usize = 64;
+const COLUMNS: [u32; 2] = [16, 16];
+/// The same for joining parts.
+const JOIN_CHANNELS: usize = 4;
+const JOIN: [u32; 2] = [4, 64];
+
 /// Pieces that the rows are cut into for a sum over them: by the shape alone, so that bits do not depend on the GPU.
-pub fn column_parts(rows: usize) -> usize {
-    rows.div_ceil(64).clamp(1, 256)
+pub fn column_parts(rows: usize, channels: usize) -> usize {
+    rows.div_ceil(128).clamp(1, (1024 / channels.div_ceil(CHANNELS).max(1)).max(1))
 }
 
 fn column_grid(channels: usize, parts: usize) -> [u32; 3] {
-    [channels.div_ceil(32) as u32, parts as u32, 1]
+    [channels.div_ceil(CHANNELS) as u32, parts as u32, 1]
+}
+
+fn join_grid(channels: usize) -> [u32; 3] {
+    [channels.div_ceil(JOIN_CHANNELS) as u32, 1, 1]
 }
 
 /// Sums of the columns of `x` (rows, channels) into `to` (channels), f32; takes 4 · parts · channels bytes of scratch.
@@ -28,13 +39,13 @@ pub fn column_sums(
     rows: usize,
     channels: usize,
 ) -> Result<()> {
-    let parts = column_parts(rows);
+    let parts = column_parts(rows, channels);
     let partials = operands.scratch(4 * parts * channels);
     let name = format!("column_sums_{}", real.suffix());
     let arguments = [Memory(x), Memory(&partials), Long(rows), Int(channels), Int(parts)];
-    operands.launch_tiled(&name, column_grid(channels, parts), &arguments)?;
-    let grid = operands.gpu.blocks(channels);
-    operands.launch("column_sums_join", grid, &[Memory(&partials), Memory(to), Int(channels), Int(parts)])
+    operands.launch_in(COLUMNS, &name, column_grid(channels, parts), &arguments)?;
+    let arguments = [Memory(&partials), Memory(to), Int(channels), Int(parts)];
+    operands.launch_in(JOIN, "column_sums_join", join_grid(channels), &arguments)
 }
 
 /// What every kernel of a normalisation knows of its images.
@@ -50,11 +61,17 @@ impl Shape {
     fn of(spec: &Spec) -> Result<Shape> {
         let ([n, channels, h, w], real) = (image(spec)?, Real::of(spec.dtype)?);
         let rows = n * h * w;
-        Ok(Shape { real, rows, channels, parts: column_parts(rows) })
+        Ok(Shape { real, rows, channels, parts: column_parts(rows, channels) })
     }
 
     fn elements(&self) -> usize {
         self.rows * self.channels
+    }
+
+    /// A launch that goes over all elements, column by column.
+    fn each(&self, operands: &mut Operands, name: &str, arguments: &[Argument]) -> Result<()> {
+        let grid = column_grid(self.channels, operands.gpu.at_most(self.rows.div_ceil(64)) as usize);
+        operands.launch_in(COLUMNS, &format!("{name}_{}", self.real.suffix()), grid, arguments)
     }
 
     /// Bytes of two sums a part and channel.
@@ -80,9 +97,10 @@ impl Shape {
         let partials = operands.scratch(self.partials());
         let counts = [Long(self.rows), Int(self.channels), Int(self.parts)];
         let arguments = [&[Memory(x), Memory(&partials)], &counts[..]].concat();
-        operands.launch_tiled(&format!("batch_norm_partials_{}", self.real.suffix()), self.grid(), &arguments)?;
+        let name = format!("batch_norm_partials_{}", self.real.suffix());
+        operands.launch_in(COLUMNS, &name, self.grid(), &arguments)?;
         let arguments = [&[Memory(&partials), Memory(to)], &counts[..]].concat();
-        operands.launch("batch_norm_moments", operands.gpu.blocks(self.channels), &arguments)
+        operands.launch_in(JOIN, "batch_norm_moments", join_grid(self.channels), &arguments)
     }
 
     /// Joins the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
@@ -110,20 +128,22 @@ impl Shape {
         operands.launch("batch_norm_statistics", operands.gpu.blocks(self.channels), &arguments)
     }
 
-    /// x, w, b, mean, variance → y, and where it is positive.
+    /// x, w, b, mean, variance → y. What the way back needs to know where y was positive is b, which is kept.
     fn normalise(
         &self,
         operands: &mut Operands,
         norm: &BatchNorm,
         [x, w, b, mean, variance]: [&Bytes; 5],
         y: &Bytes,
-        positive: Option<&Bytes>,
+        kept: Option<&Bytes>,
     ) -> Result<()> {
+        if let Some(kept) = kept {
+            operands.copy(b, kept, 4 * self.channels);
+        }
         let arguments = [
             Memory(x),
             Null,
             Memory(y),
-            positive.map_or(Null, Memory),
             Memory(w),
             Memory(b),
             Memory(mean),
@@ -133,10 +153,10 @@ impl Shape {
             Float(norm.epsilon),
             Bool(norm.relu),
         ];
-        operands.each("batch_norm", self.real, self.elements(), &arguments)
+        self.each(operands, "batch_norm", &arguments)
     }
 
-    /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`. `b` is there where it must be computed again whether y was positive.
+    /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`.
     fn sums(
         &self,
         operands: &mut Operands,
@@ -155,10 +175,11 @@ impl Shape {
             Float(norm.epsilon),
             Bool(norm.relu),
         ]);
-        operands.launch_tiled(&format!("batch_norm_sums_{}", self.real.suffix()), self.grid(), &arguments)?;
+        let name = format!("batch_norm_sums_{}", self.real.suffix());
+        operands.launch_in(COLUMNS, &name, self.grid(), &arguments)?;
         let arguments =
             [Memory(&partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(self.parts)];
-        operands.launch("batch_norm_sums_join", operands.gpu.blocks(self.channels), &arguments)
+        operands.launch_in(JOIN, "batch_norm_sums_join", join_grid(self.channels), &arguments)
     }
 
     fn backward(
@@ -181,15 +202,14 @@ impl Shape {
             Float(norm.epsilon),
             Bool(norm.relu),
         ]);
-        operands.each("batch_norm_backward", self.real, self.elements(), &arguments)
+        self.each(operands, "batch_norm_backward", &arguments)
     }
 }
 
-/// What the backward kernels read first.
+/// What the backward kernels read first. With ReLU they compute again where y was positive, for which they need b.
 struct Given<'a> {
     dy: &'a Bytes,
     x: &'a Bytes,
-    positive: Option<&'a Bytes>,
     w: &'a Bytes,
     b: Option<&'a Bytes>,
     mean: &'a Bytes,
@@ -201,7 +221,7 @@ impl<'a> Given<'a> {
         [
             Memory(self.dy),
             Memory(self.x),
-            self.positive.map_or(Null, Memory),
+            Null,
             Memory(self.w),
             self.b.map_or(Null, Memory),
             Memory(self.mean),
@@ -212,15 +232,15 @@ impl<'a> Given<'a> {
     /// dy, x, w, b, mean, variance in their order.
     fn synchronised(inputs: &'a [Bytes]) -> Given<'a> {
         let [dy, x, w, b, mean, variance] = std::array::from_fn(|index| &inputs[index]);
-        Given { dy, x, positive: None, w, b: Some(b), mean, variance }
+        Given { dy, x, w, b: Some(b), mean, variance }
     }
 }
 
 /// The layouts of a request's inputs and outputs: images channels last, what is one number a channel plain.
 fn layouts(request: &Request) -> (Vec<Layout>, Vec<Layout>) {
     let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
-        // One bit an element, in whole bytes.
-        (DType::Saved, _) => saved(spec, "positive", spec.shape.elements().div_ceil(8)),
+        // The forward op's b.
+        (DType::Saved, _) => saved(spec, "b", 4 * spec.shape.0.get(1).copied().unwrap_or(0)),
         (_, 4) => channels_last(spec),
         _ => plain_in(spec, DType::F32),
     };
@@ -265,8 +285,7 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Re
 pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
-        let positive = i.get(5);
-        let given = Given { dy: &i[0], x: &i[1], positive, w: &i[2], b: None, mean: &i[3], variance: &i[4] };
+        let given = Given { dy: &i[0], x: &i[1], w: &i[2], b: i.get(5), mean: &i[3], variance: &i[4] };
         let sums = operands.scratch(shape.pair());
         shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]])?;
         shape.backward(operands, &norm, &given, &sums, 1, &o[0])

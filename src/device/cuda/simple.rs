@@ -235,7 +235,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
         let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(channels)];
-        operands.launch_tiled(&format!("{name}_{names}"), grid, &arguments)
+        operands.launch_in([32, 8], &format!("{name}_{names}"), grid, &arguments)
     };
     Ok(CudaKernel::new(gpu, "own:reorder", vec![from.clone()], vec![to.clone()], bind))
 }

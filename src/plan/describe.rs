@@ -229,7 +229,13 @@ impl Plan {
         let total = sizes.total(extent) + on_device;
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
         if extent.own_memory {
-            let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "on the GPU", bytes(on_device), group(on_device));
+            let _ = writeln!(
+                out,
+                "  {:<12} {:>10}  ({} bytes)",
+                "on the GPU",
+                bytes(on_device),
+                group(on_device)
+            );
         }
         if extent.sharers > 1 {
             let _ = writeln!(

@@ -3,10 +3,10 @@
 use super::place;
 use crate::comm::World;
 use crate::config::{Config, DeviceKind, Precision};
+use crate::device::Device;
 use crate::device::cuda::{self, Cuda};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::record;
 
@@ -17,7 +17,11 @@ use crate::record;
 pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
     match config.device {
         DeviceKind::Reference => {
-            world.agree(serves(config.precision, &[Precision::F32, Precision::Bf16], "--device reference"))?;
+            world.agree(serves(
+                config.precision,
+                &[Precision::F32, Precision::Bf16],
+                "--device reference",
+            ))?;
             Ok(Box::new(Reference))
         }
         DeviceKind::Cuda(number) => open_gpu(world, config, number),
@@ -85,14 +89,17 @@ fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box
     let slurm = std::env::var("SLURM_LOCALID").ok().and_then(|text| text.parse().ok());
     let local_rank = slurm.unwrap_or(world.local_rank());
     let choice = ordinal(number, local_rank, driver.gpus.len());
-    let ordinal = world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
+    let ordinal =
+        world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
     let gpu = &driver.gpus[ordinal];
     if config.compress.is_some() {
         return world.agree(Err(Error::usage(
             "--compress works on gradients in the host's memory: it does not go with --device cuda; leave one out",
         )));
     }
-    world.agree(precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))))?;
+    world.agree(
+        precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
+    )?;
     let sharers = sharers(world, gpu)?;
     let device = Cuda::new(ordinal, config.precision == Precision::Tf32, sharers)
         .map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host())));

@@ -242,7 +242,8 @@ fn like_parameters(
     copies: usize,
 ) -> Result<(Sharing, Vec<Memory>)> {
     let bytes = sizes.parameters;
-    let common = if device.is_host() && some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
+    let common =
+        if device.is_host() && some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
     let Some(common) = common else {
         let memories = (0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?;
         return Ok((Sharing::ALONE, memories));

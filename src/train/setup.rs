@@ -17,7 +17,7 @@ use super::network::Network;
 use super::plans::{Plans, computing, shares_gradients};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
-use super::step::{Accumulation, Trainer};
+use super::step::{Accumulation, Stretch, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
@@ -338,7 +338,10 @@ fn trainer(
         None
     };
     let global_batch = world.size() * config.batch * config.accumulation;
+    let buckets = plan.buckets.iter().map(|bucket| bucket.after);
     Ok(Trainer {
+        stretches: Stretch::cut(&program, buckets, device),
+        runs: 0,
         program,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,

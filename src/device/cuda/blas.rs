@@ -4,7 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use cudarc::cublas::sys::{cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cudaDataType_t};
+use cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cudaDataType_t,
+};
 
 use super::handle::{Context, Stream, allocate};
 use super::layout::Real;
@@ -45,7 +47,8 @@ impl BlasHandle {
         } as c_int;
         let workspace = allocate(context, WORKSPACE)?;
         // From here on dropping destroys it.
-        let handle = BlasHandle { context: context.clone(), raw, compute_type, _workspace: workspace.clone() };
+        let handle =
+            BlasHandle { context: context.clone(), raw, compute_type, _workspace: workspace.clone() };
         // SAFETY: handle, stream and workspace are alive and of one context. Setting the stream takes the workspace away,
         // so the stream is first.
         unsafe {
@@ -69,7 +72,8 @@ impl BlasHandle {
             }
         }
         let int = |value: usize| {
-            c_int::try_from(value).map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))
+            c_int::try_from(value)
+                .map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))
         };
         let operation = |m: &Matrix| match m.transposed {
             true => cublasOperation_t::CUBLAS_OP_T as c_int,

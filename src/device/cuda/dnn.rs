@@ -146,14 +146,28 @@ pub struct Extents {
 impl Convolution {
     /// # Errors
     /// `Foreign` where cuDNN has no algorithm for it.
-    pub fn new(gpu: &Rc<Gpu>, direction: Direction, conv: &Conv2d, real: Real, at: Extents) -> Result<Convolution> {
+    pub fn new(
+        gpu: &Rc<Gpu>,
+        direction: Direction,
+        conv: &Conv2d,
+        real: Real,
+        at: Extents,
+    ) -> Result<Convolution> {
         let dnn = &gpu.context.libraries.dnn;
         let w = Filter::create(dnn)?;
         let geometry = Geometry::create(dnn)?;
         let ([o, c, kh, kw], mode) = (at.w, cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int);
         // SAFETY: the descriptors are alive.
         unsafe {
-            dnn.cudnnSetFilter4dDescriptor(w.raw, data_type(real), NHWC, int(o)?, int(c)?, int(kh)?, int(kw)?)?;
+            dnn.cudnnSetFilter4dDescriptor(
+                w.raw,
+                data_type(real),
+                NHWC,
+                int(o)?,
+                int(c)?,
+                int(kh)?,
+                int(kw)?,
+            )?;
             dnn.cudnnSetConvolution2dDescriptor(
                 geometry.raw,
                 int(conv.padding[0])?,
@@ -171,7 +185,8 @@ impl Convolution {
         }
         let (x, y) = (tensor(dnn, real, at.x)?, tensor(dnn, real, at.y)?);
         let unset = Choice { algorithm: 0, math_type: 0, workspace: 0 };
-        let mut convolution = Convolution { gpu: gpu.clone(), direction, real, x, w, y, geometry, choice: unset };
+        let mut convolution =
+            Convolution { gpu: gpu.clone(), direction, real, x, w, y, geometry, choice: unset };
         let words = format!(
             "{direction:?} {} {:?} {:?} stride {:?} padding {:?} groups {}{}",
             real.suffix(),
@@ -202,15 +217,21 @@ impl Convolution {
             match self.direction {
                 Direction::Forward => (
                     "cudnnFindConvolutionForwardAlgorithm",
-                    dnn.cudnnFindConvolutionForwardAlgorithm(handle, x, w, geometry, y, room, count_at, found_at),
+                    dnn.cudnnFindConvolutionForwardAlgorithm(
+                        handle, x, w, geometry, y, room, count_at, found_at,
+                    ),
                 ),
                 Direction::BackwardData => (
                     "cudnnFindConvolutionBackwardDataAlgorithm",
-                    dnn.cudnnFindConvolutionBackwardDataAlgorithm(handle, w, y, geometry, x, room, count_at, found_at),
+                    dnn.cudnnFindConvolutionBackwardDataAlgorithm(
+                        handle, w, y, geometry, x, room, count_at, found_at,
+                    ),
                 ),
                 Direction::BackwardWeights => (
                     "cudnnFindConvolutionBackwardFilterAlgorithm",
-                    dnn.cudnnFindConvolutionBackwardFilterAlgorithm(handle, x, y, geometry, w, room, count_at, found_at),
+                    dnn.cudnnFindConvolutionBackwardFilterAlgorithm(
+                        handle, x, y, geometry, w, room, count_at, found_at,
+                    ),
                 ),
             }
         };

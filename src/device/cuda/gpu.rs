@@ -50,7 +50,7 @@ pub struct Gpu {
     pub scalars: Memory,
     current: Cell<Option<Scalars>>,
     /// Adam's, for the corrections that kernels read with the scalars.
-    pub betas: Cell<(f32, f32)>,
+    betas: Cell<(f32, f32)>,
     /// While steps are being captured nothing may be uploaded beside them.
     capturing: Cell<bool>,
 }
@@ -60,7 +60,8 @@ impl Gpu {
         let context = Context::new(ordinal)?;
         let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let driver = super::probe().map_err(Error::environment)?;
-        let gpu = driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
+        let gpu =
+            driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
         let mut multiprocessors = 0;
         // SAFETY: the out-parameter is alive; the device is the context's.
         unsafe {
@@ -114,6 +115,12 @@ impl Gpu {
     /// So many blocks, but no more than the GPU has at work at a time.
     pub fn at_most(&self, blocks: usize) -> u32 {
         blocks.clamp(1, 16 * self.multiprocessors as usize) as u32
+    }
+
+    /// The betas of Adam's rule, which the scalars' corrections are made of.
+    pub fn set_betas(&self, beta1: f32, beta2: f32) {
+        self.betas.set((beta1, beta2));
+        self.current.set(None);
     }
 
     /// Lets the kernels enqueued from now on read these numbers.
@@ -190,10 +197,9 @@ impl Launch {
                 }
                 Argument::Null => 0,
                 Argument::Long(value) => value as u64,
-                Argument::Int(value) => i32::try_from(value)
-                    .map_err(|_| Error::usage(format!("{name}: {value} is too large for a GPU; use a smaller --batch")))?
-                    as u32
-                    as u64,
+                Argument::Int(value) => i32::try_from(value).map_err(|_| {
+                    Error::usage(format!("{name}: {value} is too large for a GPU; use a smaller --batch"))
+                })? as u32 as u64,
                 Argument::Float(value) => u64::from(value.to_bits()),
                 Argument::Bool(value) => u64::from(value),
             });

@@ -122,7 +122,9 @@ impl Stream {
     pub unsafe fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
         assert_eq!(from.len(), to.bytes(), "an upload of unequal lengths");
         // SAFETY: lengths are equal, the device memory is alive in the queue; of the rest the caller takes care.
-        Ok(unsafe { self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw) }?)
+        Ok(unsafe {
+            self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw)
+        }?)
     }
 
     /// Copies GPU memory to the host behind what is enqueued.
@@ -334,7 +336,8 @@ pub fn allocate(context: &Rc<Context>, bytes: usize) -> Result<Memory> {
     let room = bytes.max(crate::device::memory::ALIGNMENT);
     // SAFETY: the out-parameter is alive during the call; the context is current.
     let outcome = unsafe { context.libraries.driver.cuMemAlloc_v2(&mut address, room) };
-    outcome.map_err(|failed| Error::from(failed).context(format!("{bytes} bytes on GPU {}", context.ordinal)))?;
+    outcome
+        .map_err(|failed| Error::from(failed).context(format!("{bytes} bytes on GPU {}", context.ordinal)))?;
     let owner: Rc<dyn Any> = Rc::new(Allocation { context: context.clone(), address });
     // SAFETY: memory of the GPU, alive with its owner. Its address is never read through on the host: whoever has a
     // `Memory` of a device goes through that device.

@@ -43,7 +43,15 @@ impl CudaKernel {
         bind: impl Fn(&mut Operands) -> Result<()> + 'static,
     ) -> CudaKernel {
         let (gpu, implementation) = (gpu.clone(), implementation.into());
-        CudaKernel { gpu, implementation, inputs, outputs, workspace: 0, in_place: None, bind: Box::new(bind) }
+        CudaKernel {
+            gpu,
+            implementation,
+            inputs,
+            outputs,
+            workspace: 0,
+            in_place: None,
+            bind: Box::new(bind),
+        }
     }
 
     /// Asks for scratch memory, which `Operands::scratch` gives out.
@@ -140,7 +148,13 @@ impl Operands<'_> {
     }
 
     /// The same with blocks of another shape.
-    pub fn launch_in(&mut self, block: [u32; 2], name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
+    pub fn launch_in(
+        &mut self,
+        block: [u32; 2],
+        name: &str,
+        grid: [u32; 3],
+        arguments: &[Argument],
+    ) -> Result<()> {
         // SAFETY: as in `launch`.
         let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
         self.add(launch.in_blocks(block));
@@ -167,7 +181,11 @@ impl Operands<'_> {
     }
 
     /// Takes what was added, for a step that is not of the plan.
-    pub fn step(gpu: &Rc<Gpu>, workspace: &Memory, add: impl FnOnce(&mut Operands) -> Result<()>) -> Result<Box<dyn Step>> {
+    pub fn step(
+        gpu: &Rc<Gpu>,
+        workspace: &Memory,
+        add: impl FnOnce(&mut Operands) -> Result<()>,
+    ) -> Result<Box<dyn Step>> {
         let mut operands = Operands { gpu, inputs: &[], outputs: &[], workspace, used: 0, work: Vec::new() };
         add(&mut operands)?;
         Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))

@@ -30,7 +30,6 @@ pub struct Cuda {
     pub probe: Probe,
     /// The newest CUDA the driver supports, as (major, minor); (0, 0) where it does not say.
     pub version: (i32, i32),
-    pub path: PathBuf,
     text: Option<sys::ErrorText>,
     library: Library,
 }
@@ -135,8 +134,7 @@ fn open_driver() -> std::result::Result<Cuda, String> {
     let probe = unsafe { Probe::load(&library) }.map_err(lacks)?;
     // SAFETY: the type is that of the driver's reference.
     let text = unsafe { library.get::<sys::ErrorText>(b"cuGetErrorString\0") }.ok().map(|symbol| *symbol);
-    let path = file_of(&library, b"cuInit\0").unwrap_or_else(|| DRIVER.into());
-    Ok(Cuda { probe, version, path, text, library })
+    Ok(Cuda { probe, version, text, library })
 }
 
 fn lacks(name: &str) -> String {
@@ -147,6 +145,9 @@ fn open() -> Result<Libraries> {
     let missing = |what: String| Error::environment(format!("--device cuda: {what}. {REMEDY}"));
     let cuda = cuda().map_err(&missing)?;
     let (major, minor) = cuda.version;
+    if cuda.version == (0, 0) {
+        return Err(missing("the driver does not tell its version (cuDriverGetVersion failed)".into()));
+    }
     if major < CUDA_MAJOR {
         return Err(Error::environment(format!(
             "--device cuda: the driver is for CUDA {major}.{minor}; dltrain needs one for CUDA {CUDA_MAJOR}.0 or newer \
@@ -158,6 +159,7 @@ fn open() -> Result<Libraries> {
     let places = places();
     let (dnn_library, cudnn_path) = first(&places, CUDNN).ok_or_else(|| missing(no_cudnn(&places)))?;
     let (cudnn, built_for) = dnn_version(&dnn_library).map_err(&missing)?;
+    let cudnn_path = file_of(&dnn_library, b"cudnnGetVersion\0").unwrap_or(cudnn_path);
     let mut kept = Vec::new();
     // cuDNN calls them by itself, and finds what is open already.
     for name in ["libcublasLt", "libnvrtc"] {
@@ -166,6 +168,7 @@ fn open() -> Result<Libraries> {
     let name = format!("libcublas.so.{built_for}");
     let looked = || format!("no {name}, which cuDNN {cudnn} goes with, in {}", listed(&places));
     let (blas_library, cublas_path) = first(&places, &name).ok_or_else(|| missing(looked()))?;
+    let cublas_path = file_of(&blas_library, b"cublasCreate_v2\0").unwrap_or(cublas_path);
     let incomplete = |path: &Path, name: &str| missing(format!("{} has no {name}", path.display()));
     // SAFETY: these are the libraries by their names and versions, and they stay open.
     let (blas, dnn) = unsafe {
@@ -200,7 +203,9 @@ fn dnn_version(library: &Library) -> std::result::Result<(String, c_int), String
     match (version, runtime / 1000) {
         (..90_000 | 100_000.., _) => Err(format!("this is cuDNN {words}; dltrain needs 9.x")),
         (_, major @ 12..=13) => Ok((words, major as c_int)),
-        (_, major) => Err(format!("cuDNN {words} was built for CUDA {major}; dltrain needs one for 12 or 13")),
+        (_, major) => {
+            Err(format!("cuDNN {words} was built for CUDA {major}; dltrain needs one for 12 or 13"))
+        }
     }
 }
 
@@ -260,8 +265,8 @@ fn wheels(lib: &Path) -> Vec<PathBuf> {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("python3"))
     };
     let pythons = entries(lib).into_iter().filter(is_python);
-    let packages =
-        pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia")));
+    let packages = pythons
+        .flat_map(|python| ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia")));
     packages.flat_map(|nvidia| entries(&nvidia)).map(|package| package.join("lib")).collect()
 }
 

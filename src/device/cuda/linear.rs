@@ -25,7 +25,9 @@ fn matrix(memory: &Memory, real: Real, [rows, columns]: [usize; 2], transposed: 
 fn fits(request: &Request, x: &Spec, w: &Spec, y: &Spec) -> Result<()> {
     match (flat(x), &w.shape.0[..], flat(y)) {
         ([n, i], [o, inner], [m, k]) if n == m && *inner == i && *o == k => Ok(()),
-        _ => Err(Error::internal(format!("{} of {}, {} and {}", request.op.name(), x.shape, w.shape, y.shape))),
+        _ => {
+            Err(Error::internal(format!("{} of {}, {} and {}", request.op.name(), x.shape, w.shape, y.shape)))
+        }
     }
 }
 

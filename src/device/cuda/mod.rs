@@ -123,7 +123,10 @@ impl Device for Cuda {
     fn describe(&self) -> String {
         let (Found { driver, cudnn, cublas, .. }, (major, minor)) = (self.gpu.found(), self.gpu.capability);
         let name = &self.gpu.name;
-        format!("{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}", driver.0, driver.1)
+        format!(
+            "{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}",
+            driver.0, driver.1
+        )
     }
 
     fn is_host(&self) -> bool {
@@ -152,7 +155,9 @@ impl Device for Cuda {
 
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
         let kernel = simple::reorder(&self.gpu, spec, from, to);
-        kernel.map(|kernel| Box::new(kernel) as _).map_err(|e| e.context(format!("reorder of {}", spec.shape)))
+        kernel
+            .map(|kernel| Box::new(kernel) as _)
+            .map_err(|e| e.context(format!("reorder of {}", spec.shape)))
     }
 
     fn update(
@@ -246,6 +251,9 @@ impl Device for Cuda {
     }
 
     fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
+        if std::env::var("DLTRAIN_CUDA_GRAPH").is_ok_and(|value| value == "0") {
+            return Ok(None);
+        }
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
         Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
     }

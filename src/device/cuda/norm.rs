@@ -355,7 +355,11 @@ pub fn local_response(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm)
 }
 
 /// dy, x, saved → dx
-pub fn local_response_backward(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm) -> Result<CudaKernel> {
+pub fn local_response_backward(
+    gpu: &Rc<Gpu>,
+    request: &Request,
+    norm: LocalResponseNorm,
+) -> Result<CudaKernel> {
     let (dy, x, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let shape = Shape::of(dx)?;
     let inputs = vec![channels_last(dy), channels_last(x), response(x)];

@@ -47,7 +47,9 @@ pub fn max(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     if pool.kernel[0] * pool.kernel[1] > 256 {
         let [h, w] = pool.kernel;
-        return Err(Error::usage(format!("a max pooling of {h}×{w} is more than --device cuda serves: 256 elements")));
+        return Err(Error::usage(format!(
+            "a max pooling of {h}×{w} is more than --device cuda serves: 256 elements"
+        )));
     }
     let outputs = vec![channels_last(y), winners(y)];
     kernel(gpu, "max_pool", (vec![channels_last(x)], outputs), y, geometry(x, y, pool)?)

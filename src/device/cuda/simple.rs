@@ -13,7 +13,9 @@ use crate::graph::{DType, Spec};
 fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
     match layout.bytes() == spec.shape.elements() * spec.dtype.bytes() && layout.dtype() == spec.dtype {
         true => Ok(layout.clone()),
-        false => Err(Error::internal(format!("{} cannot give {} in {layout:?}", request.op.name(), spec.shape))),
+        false => {
+            Err(Error::internal(format!("{} cannot give {} in {layout:?}", request.op.name(), spec.shape)))
+        }
     }
 }
 
@@ -91,7 +93,14 @@ pub fn concat(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
     let bind = move |operands: &mut Operands| {
         let mut from = 0;
         for (x, &channels) in operands.inputs.iter().zip(&parts) {
-            copy_channels(operands, real, count, channels, (x, channels, 0), (&operands.outputs[0], width, from))?;
+            copy_channels(
+                operands,
+                real,
+                count,
+                channels,
+                (x, channels, 0),
+                (&operands.outputs[0], width, from),
+            )?;
             from += channels;
         }
         Ok(())

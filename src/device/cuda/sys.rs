@@ -205,7 +205,8 @@ pub struct Performance {
 }
 const _: () = assert!(
     size_of::<Performance>() == size_of::<cudarc::cudnn::sys::cudnnConvolutionFwdAlgoPerfStruct>()
-        && size_of::<Performance>() == size_of::<cudarc::cudnn::sys::cudnnConvolutionBwdFilterAlgoPerfStruct>()
+        && size_of::<Performance>()
+            == size_of::<cudarc::cudnn::sys::cudnnConvolutionBwdFilterAlgoPerfStruct>()
 );
 
 table! {

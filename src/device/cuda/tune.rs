@@ -36,7 +36,11 @@ impl Tuned {
     }
 
     /// The choice for a convolution, made by `choose` where there is none yet.
-    pub fn choice<E>(&self, convolution: &str, choose: impl FnOnce() -> Result<Choice, E>) -> Result<Choice, E> {
+    pub fn choice<E>(
+        &self,
+        convolution: &str,
+        choose: impl FnOnce() -> Result<Choice, E>,
+    ) -> Result<Choice, E> {
         let key = format!("{}: {convolution}", self.machine);
         if let Some(choice) = self.choices.borrow().get(&key) {
             return Ok(*choice);

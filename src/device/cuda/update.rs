@@ -64,7 +64,7 @@ pub fn update(
         return Err(Error::internal(format!("{rule:?}: spans reach beyond their memory")));
     }
     if let Rule::Adam { beta1, beta2, .. } | Rule::Lamb { beta1, beta2, .. } = *rule {
-        gpu.betas.set((beta1, beta2));
+        gpu.set_betas(beta1, beta2);
     }
     let table = Table::new(gpu, spans)?;
     let scratch = allocate(&gpu.context, 16 * table.count)?;
@@ -116,7 +116,11 @@ pub fn update(
                 operands.launch("measure_lars", grid, &arguments)?;
                 let numbers = [Float(factor), Float(weight_decay), Bool(true)];
                 let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
-                operands.launch("trust", gpu.blocks(table.span_count), &[&of_table[..], &of_trust, &numbers].concat())?;
+                operands.launch(
+                    "trust",
+                    gpu.blocks(table.span_count),
+                    &[&of_table[..], &of_trust, &numbers].concat(),
+                )?;
                 let numbers = [Memory(&trust), Float(momentum), Float(weight_decay), scalars];
                 let arguments = [&of_table[..], &[w, g, state_at(0)], &half, &numbers].concat();
                 operands.launch("update_lars", grid, &arguments)
@@ -124,11 +128,16 @@ pub fn update(
             Rule::Lamb { beta1, beta2, epsilon, weight_decay } => {
                 let sums = operands.scratch(16 * table.count);
                 let numbers = [Float(beta1), Float(beta2), Float(epsilon), Float(weight_decay), scalars];
-                let arguments = [&of_table[..], &[w, g, state_at(0), state_at(1), Memory(&sums)], &numbers].concat();
+                let arguments =
+                    [&of_table[..], &[w, g, state_at(0), state_at(1), Memory(&sums)], &numbers].concat();
                 operands.launch("measure_lamb", grid, &arguments)?;
                 let numbers = [Float(0.0), Float(weight_decay), Bool(false)];
                 let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
-                operands.launch("trust", gpu.blocks(table.span_count), &[&of_table[..], &of_trust, &numbers].concat())?;
+                operands.launch(
+                    "trust",
+                    gpu.blocks(table.span_count),
+                    &[&of_table[..], &of_trust, &numbers].concat(),
+                )?;
                 let numbers = [Memory(&trust), Float(epsilon), Float(weight_decay), scalars];
                 let arguments = [&of_table[..], &[w, state_at(0), state_at(1)], &half, &numbers].concat();
                 operands.launch("update_lamb", grid, &arguments)

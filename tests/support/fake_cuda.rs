@@ -23,7 +23,10 @@ fn build() -> PathBuf {
         let is_source = |file: &PathBuf| {
             file.extension().is_some_and(|end| ["cu", "cuh", "cpp", "hpp", "sh"].iter().any(|of| end == *of))
         };
-        files.iter().filter(|file| is_source(file)).for_each(|file| fs::read(file).unwrap().hash(&mut hasher));
+        files
+            .iter()
+            .filter(|file| is_source(file))
+            .for_each(|file| fs::read(file).unwrap().hash(&mut hasher));
     }
     let directory =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_cuda-{:016x}", hasher.finish()));

@@ -108,17 +108,17 @@ fn a_missing_barrier_shows_in_one_order_of_threads() {
     assert!(!(is_right(false, false) && is_right(false, true)));
 }
 
-/// The PTX is what the sources give, where NVRTC is there to ask (`.ci/deps cuda`, which CI does not).
+/// The PTX is what the sources give, where the compiler is there to ask (`.ci/deps cuda`; CI has it not).
 #[test]
 fn the_ptx_is_that_of_the_sources() {
     let folder = kernels_folder();
-    if !folder.join("../.deps/cuda").exists() {
-        eprintln!("no NVRTC in .deps/cuda: the PTX is not compared");
-        return;
-    }
     let made = tempfile::NamedTempFile::new().unwrap();
-    let status = Command::new("python3").arg(folder.join("ptx.py")).arg(made.path()).status().unwrap();
-    assert!(status.success(), "kernels/ptx.py failed");
+    let output = Command::new("python3").arg(folder.join("ptx.py")).arg(made.path()).output();
+    let Ok(output) = output else { return eprintln!("not compared: no python3") };
+    if output.status.code() == Some(3) {
+        return eprintln!("not compared: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let alike = fs::read(made.path()).unwrap() == fs::read(folder.join("dltrain.ptx")).unwrap();
     assert!(alike, "kernels/dltrain.ptx is older than the sources: make kernels");
 }

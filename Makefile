@@ -16,7 +16,7 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint kernels bench bench-cpu bench-data bench-hosts bench-collectives clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -33,10 +33,11 @@ run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
 test: ## run every test, under Open MPI and under MPICH
-	@.ci/deps $(MPIS)
+	@.ci/deps $(MPIS) tests
 	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
 
 test-one: build
+	@.ci/deps $(MPI) tests
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
 test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks, 20 killed jobs (minutes)
@@ -49,6 +50,12 @@ test-torchvision: build ## weights to torchvision's models and back, for all of 
 lint: deps ## check format, warnings, scripts and which room uses which
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+
+kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers take it (installs NVRTC: 250 MB; no GPU needed)
+	@.ci/deps cuda
+	@kernels/ptx.py
+	@set -e; for gpu in 60 70 75 80 90 100 120; do \
+	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch

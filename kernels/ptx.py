@@ -4,7 +4,7 @@
 Usage: kernels/ptx.py [OUTPUT]      OUTPUT: kernels/dltrain.ptx
 
 NVRTC 12.9 comes from .deps/cuda (`.ci/deps cuda`) or from where the loader finds libnvrtc.so.12. Other versions make
-other text, so that a test can compare only what this one makes.
+other text, so that a test can compare only what this one makes. The exit code is 3 where it is not there.
 """
 
 import ctypes
@@ -14,6 +14,8 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = (12, 9)
+# The exit code where there is no such NVRTC.
+MISSING = 3
 # What is written at the head of the text in place of NVRTC's own version, so that drivers older than it (from CUDA 11 on)
 # take it: nothing newer is used, as ptxas finds (`make kernels`).
 ISA = "7.0"
@@ -27,14 +29,22 @@ OPTIONS = [
 ]
 
 
+def missing(what):
+    print(f"ptx: {what}; .ci/deps cuda fetches NVRTC {VERSION[0]}.{VERSION[1]}", file=sys.stderr)
+    sys.exit(MISSING)
+
+
 def library():
     """NVRTC, with what it opens itself opened before it."""
-    directory = HERE.parent / ".deps/cuda/nvidia/cuda_nvrtc/lib"
+    directory = HERE.parent / ".deps/cuda/nvrtc"
     if directory.is_dir():
         for builtins in directory.glob("libnvrtc-builtins.so.*"):
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(str(directory / "libnvrtc.so.12"))
-    return ctypes.CDLL("libnvrtc.so.12")
+    try:
+        return ctypes.CDLL("libnvrtc.so.12")
+    except OSError as error:
+        missing(error)
 
 
 def sources():
@@ -57,7 +67,7 @@ def compile_ptx():
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     if (major.value, minor.value) != VERSION:
-        sys.exit(f"ptx: NVRTC {major.value}.{minor.value} found, {VERSION[0]}.{VERSION[1]} is needed")
+        missing(f"NVRTC is {major.value}.{minor.value}")
     files = sources()
     main = files.pop(b"dltrain.cu")
     count = len(files)

@@ -14,7 +14,7 @@ flags=(-std=c++17 -O1 -ffp-contract=off -fPIC -shared -Wall -Wno-unknown-pragmas
 build() {
     local name=$1
     shift
-    "${CXX:-c++}" "${flags[@]}" "-Wl,-soname,$name" '-Wl,-rpath,$ORIGIN' -o "$to/$name" "$@"
+    "${CXX:-c++}" "${flags[@]}" "-Wl,-soname,$name" "-Wl,-rpath,\$ORIGIN" -o "$to/$name" "$@"
 }
 
 cd "$here"

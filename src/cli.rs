@@ -1,6 +1,7 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod data;
+mod loss_scale;
 mod optimizer;
 mod session;
 
@@ -124,6 +125,8 @@ pub struct TrainArgs {
     /// What layers compute with. Weights, their updates and sums are f32 in any.
     #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]
     precision: Precision,
+    #[command(flatten)]
+    loss_scale: loss_scale::Args,
     /// Threads a rank [default: cores of the node divided by its ranks].
     #[arg(long, value_name = "N", help_heading = "Machine")]
     threads: Option<usize>,
@@ -202,6 +205,12 @@ impl TrainArgs {
                 self.wire
             )));
         }
+        let loss_scale = self.loss_scale.validate(self.precision)?;
+        if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --precision f16: a gradient that overflowed would stay in what is sent later; leave one out"
+            )));
+        }
         let (data, input) = self.data.validate()?;
         let synthetic = data.is_none();
         if synthetic && self.epochs.is_some() {
@@ -230,6 +239,7 @@ impl TrainArgs {
             seed: self.seed,
             device: self.device,
             precision: self.precision,
+            loss_scale,
             threads: self.threads,
             allreduce: self.allreduce,
             wire: self.wire,
@@ -360,6 +370,10 @@ mod tests {
             (vec!["--stall-warn=-1"], "--stall-warn -1"),
             (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
             (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
+            (vec!["--compress", "1bit", "--precision", "f16"], "--compress 1bit and --precision f16"),
+            (vec!["--loss-scale", "2"], "--loss-scale 2: is for --precision f16"),
+            (vec!["--precision", "f16", "--loss-scale-min", "0"], "--loss-scale-min 0"),
+            (vec!["--precision", "f16", "--loss-scale", "2", "--loss-scale-min", "4"], "--loss-scale 2"),
         ] {
             let error = config(&flags).expect_err(named);
             assert!(error.message.contains(named), "{flags:?}: {error}");

@@ -71,6 +71,21 @@ pub enum Precision {
     Tf32,
     /// Half the memory and up to twice the speed, where the CPU or GPU has instructions for it.
     Bf16,
+    /// IEEE 754's half: more digits than bf16 and a narrow range, so that the loss is scaled.
+    F16,
+}
+
+/// Dynamic loss scaling (`optim::LossScaler`), for f16.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LossScale {
+    /// The factor of the first step.
+    pub start: f32,
+    /// Steps without a skipped one after which it is doubled.
+    pub window: u32,
+    /// Skipped steps after which it is halved.
+    pub hysteresis: u32,
+    /// It is never less than this.
+    pub minimum: f32,
 }
 
 impl std::fmt::Display for Precision {
@@ -79,6 +94,7 @@ impl std::fmt::Display for Precision {
             Precision::F32 => "f32",
             Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
         })
     }
 }
@@ -285,6 +301,8 @@ pub struct Config {
     pub seed: u64,
     pub device: DeviceKind,
     pub precision: Precision,
+    /// With f16 alone.
+    pub loss_scale: Option<LossScale>,
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,

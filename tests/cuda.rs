@@ -100,6 +100,26 @@ fn a_gpu_trains_what_the_cpu_trains() {
     }
 }
 
+/// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run begins
+/// with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and counted.
+#[test]
+fn half_precision_scales_its_loss_and_skips_what_overflows() {
+    let mut results = Results::new();
+    let flags =
+        format!("--model mnist_small --data {DIGITS} --batch 4 --optimizer sgd --lr 0.01 --precision f16");
+    let reference = results.losses(1, &format!("{flags} --steps 2 --device reference"));
+    let (gpu, done) = results.train_with(1, &format!("{flags} --steps 2 --device cuda"), &[]);
+    gpu.iter().zip(&reference).for_each(|(a, b)| assert!((a - b).abs() < 0.01, "{gpu:?} and {reference:?}"));
+    assert!(done.stdout.contains("loss scale 65536 at the end; 0 of 2 steps"), "{}", done.stdout);
+
+    let flags = format!("{flags} --loss-scale 1e30 --loss-scale-hysteresis 1 --steps 4 --device cuda");
+    let (skipping, done) = results.train_with(2, &flags, &[]);
+    assert!(done.stdout.contains("4 of 4 steps were skipped"), "{}", done.stdout);
+    assert!(skipping.iter().all(|loss| loss.is_finite()));
+    let stuck = format!("{flags} --loss-scale-min 1e30");
+    assert!(refused(2, &stuck, &[]).contains("the loss scale is at its minimum of"), "{stuck}");
+}
+
 #[test]
 fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     let mut results = Results::new();

@@ -99,8 +99,10 @@ impl Subject {
         let device = Cpu::new(threads)?;
         let graph = match args.precision {
             Precision::F32 => forward,
-            Precision::Tf32 => {
-                return Err(Error::usage("--precision tf32 is for GPUs; this measures the CPU"));
+            precision @ (Precision::Tf32 | Precision::F16) => {
+                return Err(Error::usage(format!(
+                    "--precision {precision} is for GPUs; this measures the CPU"
+                )));
             }
             Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
         };

@@ -116,6 +116,11 @@ pub trait Device {
     ) -> Result<Box<dyn Step>>;
     /// Scales all gradients in this memory so that their norm is at most `max_norm`, as a step.
     fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>>;
+    /// Multiplies all gradients in this memory by `Scalars::gradient_scale`, as a step, and puts an `u32` that is not 0 into
+    /// `broken` where one is not finite; else `broken` stays as it is.
+    fn scale(&self, _gradients: &Memory, _broken: &Memory) -> Result<Box<dyn Step>> {
+        Err(Error::internal(format!("{} scales no loss", self.name())))
+    }
     /// `into` = `decay`·`into` + (1 − `decay`)·`from`, both `f32`, as a step; the first update takes `from` over.
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).

@@ -75,6 +75,10 @@ impl Device for Reference {
         Ok(Box::new(Clip { max_norm, gradients: gradients.clone() }))
     }
 
+    fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
+        Ok(Box::new(Scale { gradients: gradients.clone(), broken: broken.clone() }))
+    }
+
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         Ok(Box::new(Average { decay, from: from.clone(), into: into.clone() }))
     }
@@ -683,6 +687,23 @@ impl Step for Clip {
             gradients.iter_mut().for_each(|g| *g *= factor);
             self.gradients.write(bytes_of(&gradients));
         }
+        Ok(())
+    }
+}
+
+struct Scale {
+    gradients: Memory,
+    broken: Memory,
+}
+
+impl Step for Scale {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let mut gradients = read_f32(&self.gradients);
+        gradients.iter_mut().for_each(|g| *g *= scalars.gradient_scale);
+        if gradients.iter().any(|g| !g.is_finite()) {
+            self.broken.write(bytes_of(&[1i32]));
+        }
+        self.gradients.write(bytes_of(&gradients));
         Ok(())
     }
 }

@@ -3,11 +3,16 @@
 use super::{DType, Graph, Op, Role};
 
 impl Graph {
-    /// The network computing in bf16, as mixed-precision training has it (Micikevicius et al. 2018; bf16 has the
-    /// range of f32, so that no loss is scaled): activations and their gradients are bf16, sums are f32. Parameters
+    /// The network computing in bf16, which has the range of f32, so that no loss is scaled.
+    pub fn in_bf16(self) -> Graph {
+        self.narrowed_to(DType::BF16)
+    }
+
+    /// The network computing in a half type, as mixed-precision training has it (Micikevicius et al. 2018): activations
+    /// and their gradients are of that type, sums are f32. Parameters
     /// and their gradients, statistics, the loss and the scores that a layer gives it stay f32. For a forward graph;
     /// the backward one follows its types.
-    pub fn in_bf16(mut self) -> Graph {
+    pub fn narrowed_to(mut self, half: DType) -> Graph {
         for node in &self.nodes {
             // These and the losses are what a normalisation gives besides its result.
             let result = match node.op {
@@ -22,7 +27,7 @@ impl Graph {
                 continue;
             }
             if (tensor.role, tensor.spec.dtype) == (Role::Activation, DType::F32) {
-                tensor.spec.dtype = DType::BF16;
+                tensor.spec.dtype = half;
             }
         }
         self

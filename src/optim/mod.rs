@@ -1,7 +1,11 @@
-//! Optimizers and learning-rate schedules: which rule a device applies, with which rate, at each step.
+//! Optimizers, learning-rate schedules and loss scaling: which rule a device applies, with which rate, at each step.
 //!
 //! The arithmetic itself stands in `device::Rule`, where every device runs it. May use: `device`, `config`. Used
 //! by: `train`.
+
+mod scaling;
+
+pub use scaling::LossScaler;
 
 use crate::config::{Optimizer, OptimizerKind, Rate, ScheduleKind};
 use crate::device::Rule;

@@ -17,11 +17,8 @@ use crate::record;
 pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
     match config.device {
         DeviceKind::Reference => {
-            world.agree(serves(
-                config.precision,
-                &[Precision::F32, Precision::Bf16],
-                "--device reference",
-            ))?;
+            let served = [Precision::F32, Precision::Bf16, Precision::F16];
+            world.agree(serves(config.precision, &served, "--device reference"))?;
             Ok(Box::new(Reference))
         }
         DeviceKind::Cuda(number) => open_gpu(world, config, number),
@@ -126,7 +123,7 @@ fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let needed = match precision {
         Precision::Tf32 | Precision::Bf16 => 8,
-        Precision::F32 => 6,
+        Precision::F32 | Precision::F16 => 6,
     };
     match major >= needed {
         true => Ok(()),

@@ -91,6 +91,13 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         }
     }
     take_checkpoint(world, job, recorder)?;
+    if let Some(scaling) = &job.trainer.scaling {
+        let (skipped, steps, scale) =
+            (scaling.scaler.skipped(), job.standing.at.done, scaling.scaler.scale());
+        let text =
+            format!("loss scale {scale} at the end; {skipped} of {steps} steps were skipped for overflow");
+        record::say(place(world), &text);
+    }
     comm::enter(Phase::End, 0);
     let measured = greatest(world, resident::peak().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
@@ -162,6 +169,17 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         if result.diverged {
             return world.agree(Err(diverged(world, done, &result)));
         }
+        // The same on every rank.
+        if let Some(scaling) = job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
+            return world.agree(Err(Error::new(
+                Kind::Diverged,
+                format!(
+                    "gradients are not finite at step {done}, and the loss scale is at its minimum of {}. Try a smaller \
+                     --lr, or --precision bf16",
+                    scaling.scaler.scale()
+                ),
+            )));
+        }
         job.standing.totals.add(&result);
         job.standing.at.done += 1;
         job.standing.at.images += job.source.global_batch();
@@ -184,7 +202,11 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
         all_finite(world, job)?;
     }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())
+    let scaling = job.trainer.scaling.as_ref();
+    job.saver.take(world, &*job.device, &state, &job.standing, || {
+        let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
+        recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
+    })
 }
 
 /// Parameters are the same on all ranks, and so is the answer.

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Precision, SyncBatchNorm};
 use crate::error::{Error, Result};
-use crate::graph::{Frozen, Graph};
+use crate::graph::{DType, Frozen, Graph};
 use crate::model::{self, Model};
 
 /// A model with the choices of a run. Its evaluation uses the same loss.
@@ -66,6 +66,7 @@ impl Network {
         match self.precision {
             Precision::F32 | Precision::Tf32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
+            Precision::F16 => graph.simplify().narrowed_to(DType::F16),
         }
     }
 }

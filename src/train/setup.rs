@@ -17,7 +17,7 @@ use super::network::Network;
 use super::plans::{Plans, computing, shares_gradients};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
-use super::step::{Accumulation, Stretch, Trainer};
+use super::step::{Accumulation, Scaling, Stretch, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
 use crate::fusion::{Exchanges, Fusion, Staging};
 use crate::graph::Shape;
-use crate::optim::{self, Schedule};
+use crate::optim::{self, LossScaler, Schedule};
 use crate::plan::{Plan, Program, TAIL};
 use crate::record::{self, BucketTime, Checkpoints, Description, Recorder};
 
@@ -134,6 +134,9 @@ pub fn prepare(
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
         world.agree(state.restore(world, &*job.device, &resumed.contents))?;
+        if let Some(scaling) = &mut job.trainer.scaling {
+            scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
+        }
     } else if config.session.resume.is_some() {
         // Before the record is there: a job killed from now on is resumed by the same command.
         job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
@@ -321,6 +324,14 @@ fn trainer(
     };
     let gradients = averaged.slice(0, averaged.bytes() - TAIL);
     let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
+    let scaling = match config.loss_scale {
+        None => None,
+        Some(settings) => {
+            let broken = device.allocate(4)?;
+            let step = device.scale(&gradients, &broken)?;
+            Some(Scaling { scaler: LossScaler::new(settings), step, broken, stuck: false })
+        }
+    };
     let averages = match (config.optimizer.ema, &memories.average) {
         (Some(decay), Some(into)) => {
             let slice = |memory: &Memory, part: &Range<usize>| memory.slice(part.start, part.len());
@@ -346,6 +357,7 @@ fn trainer(
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
         clip,
+        scaling,
         compression: None,
         updates: parts.iter().map(update).collect::<Result<_>>()?,
         averages,

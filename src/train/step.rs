@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::fusion::compress::Account;
 use crate::graph::DType;
+use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL, has_not_finite};
 use crate::record::BucketTime;
 use crate::trace;
@@ -89,6 +90,8 @@ pub struct Trainer {
     pub compression: Option<Account>,
     /// Scales the gradients of all buckets where their norm is too large.
     pub clip: Option<Box<dyn Step>>,
+    /// With f16: the factor of the loss.
+    pub scaling: Option<Scaling>,
     /// The update of each bucket's parameters, or of this rank's share of them.
     pub updates: Vec<Box<dyn Step>>,
     /// Takes each bucket's new parameters into their moving average; empty where there is none.
@@ -111,6 +114,31 @@ pub struct Trainer {
     pub bucket_times: Vec<BucketTime>,
     /// Every parameter by name.
     pub parameters: Vec<(String, Memory)>,
+}
+
+/// Loss scaling: what gradients are divided by when all are averaged, and whether they are finite then.
+pub struct Scaling {
+    pub scaler: LossScaler,
+    /// Multiplies them by the gradient scale that it is given.
+    pub step: Box<dyn Step>,
+    pub broken: Memory,
+    /// Whether a step overflowed although the factor is as small as it may be.
+    pub stuck: bool,
+}
+
+impl Scaling {
+    /// Divides the gradients by the factor; returns whether the step counts, or else is to be skipped. All ranks have the
+    /// same gradients and so come to the same.
+    fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
+        let scale = self.scaler.scale();
+        device.zero(&self.broken)?;
+        self.step.run(&Scalars { gradient_scale: 1.0 / scale, ..*scalars })?;
+        let mut broken = [0i32];
+        device.download(&self.broken, bytes_of_mut(&mut broken))?;
+        let finite = broken == [0];
+        self.stuck = !self.scaler.step(finite);
+        Ok(finite)
+    }
 }
 
 /// Gradient accumulation: a micro-step writes `own`, and its sum is kept in `sum` where buckets lie.
@@ -137,9 +165,10 @@ impl Trainer {
             seed: self.seed,
             step: done as u64,
             first_sample: 0,
-            gradient_scale: self.gradient_scale,
+            gradient_scale: self.gradient_scale * self.scaling.as_ref().map_or(1.0, |s| s.scaler.scale()),
             learning_rate,
-            update: done as u64 + 1,
+            // A skipped step is no update.
+            update: done as u64 + 1 - self.skipped(),
         };
         let mut result = StepResult { learning_rate, ..StepResult::default() };
         let mut tail = Tail::default();
@@ -160,6 +189,11 @@ impl Trainer {
         trace::record(trace::Kind::Step, traced, 0, 0, 0);
         result.compute = result.seconds - result.communication - result.input;
         Ok(result)
+    }
+
+    /// Steps of the run whose update was skipped.
+    fn skipped(&self) -> u64 {
+        self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
     }
 
     /// Fills the batch; returns the seconds that took.
@@ -283,7 +317,7 @@ impl Trainer {
     }
 
     /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
-    /// gradients are clipped only when all are there. Every rank has the same gradients and so the same norm. A rank with
+    /// gradients are clipped or unscaled only when all are there. Every rank has the same gradients and so the same norm. A rank with
     /// parameters in common updates its share, when no rank of its node reads them any more.
     fn communicate_and_update(
         &mut self,
@@ -304,12 +338,14 @@ impl Trainer {
         }
         let readers = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
         let buckets = self.bucket_times.len();
-        match &mut self.clip {
-            None => self.fusion.finish(device, readers, &mut update)?,
-            Some(clip) => {
+        match (&mut self.clip, &mut self.scaling) {
+            (None, None) => self.fusion.finish(device, readers, &mut update)?,
+            (clip, scaling) => {
                 self.fusion.finish(device, readers, |_| Ok(()))?;
-                clip.run(scalars)?;
-                (0..buckets).try_for_each(update)?;
+                if scaling.as_mut().map_or(Ok(true), |scaling| scaling.unscale(device, scalars))? {
+                    clip.as_mut().map_or(Ok(()), |clip| clip.run(scalars))?;
+                    (0..buckets).try_for_each(update)?;
+                }
             }
         }
         device.synchronize()?;

@@ -133,7 +133,8 @@ impl Gpu {
         let mut bytes = [0u8; SCALARS_BYTES];
         let (corrections, skip) = ([correction1, correction2], [0i32]);
         let words = [scalars.seed, scalars.step, scalars.first_sample, scalars.update];
-        let factors = [scalars.gradient_scale, scalars.learning_rate, 1.0];
+        // A step that scales gradients reads the same number by another name.
+        let factors = [scalars.gradient_scale, scalars.learning_rate, scalars.gradient_scale];
         let mut at = 0;
         let parts = [bytes_of(&words), bytes_of(&factors), bytes_of(&skip), bytes_of(&corrections)];
         for part in parts {

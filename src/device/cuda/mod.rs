@@ -175,6 +175,10 @@ impl Device for Cuda {
         update::clip(&self.gpu, max_norm, gradients)
     }
 
+    fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
+        update::scale(&self.gpu, gradients, broken)
+    }
+
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::average(&self.gpu, decay, from, into)
     }

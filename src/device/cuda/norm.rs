@@ -84,9 +84,9 @@ impl Shape {
         8 * self.channels
     }
 
-    /// Partials, then a pair.
+    /// A pair and partials.
     fn workspace(&self) -> usize {
-        self.partials().next_multiple_of(PART) + self.pair()
+        self.pair().next_multiple_of(PART) + self.partials().next_multiple_of(PART)
     }
 
     fn grid(&self) -> [u32; 3] {

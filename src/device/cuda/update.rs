@@ -162,6 +162,19 @@ pub fn clip(gpu: &Rc<Gpu>, max_norm: f32, gradients: &Memory) -> Result<Box<dyn 
     })
 }
 
+/// gradients ·= the scalars' gradient scale; whether one is not finite goes to `broken`.
+pub fn scale(gpu: &Rc<Gpu>, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
+    if broken.bytes() < 4 {
+        return Err(Error::internal("no room for a flag"));
+    }
+    let n = gradients.bytes() / 4;
+    Operands::step(gpu, &broken.slice(0, 0), |operands| {
+        let scalars = gpu.scalars.clone();
+        let arguments = [Memory(gradients), Long(n), Memory(broken), Memory(&scalars)];
+        operands.launch("unscale", gpu.blocks(n), &arguments)
+    })
+}
+
 /// into = decay·into + (1 − decay)·from
 pub fn average(gpu: &Rc<Gpu>, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
     let n = same(from, into)?;

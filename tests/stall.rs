@@ -26,7 +26,7 @@ struct Running {
     child: Child,
     errors: BufReader<std::process::ChildStderr>,
     /// What it prints after its first steps.
-    printed: JoinHandle<String>,
+    printed: Option<JoinHandle<String>>,
     said: String,
     results: String,
 }
@@ -50,7 +50,7 @@ impl Running {
             out.read_to_string(&mut text).unwrap();
             text
         });
-        Running { child, errors, printed, said: String::new(), results }
+        Running { child, errors, printed: Some(printed), said: String::new(), results }
     }
 
     /// The process of a rank.
@@ -87,9 +87,18 @@ impl Running {
         let status = self.child.wait().unwrap();
         Finished {
             success: status.success(),
-            stdout: self.printed.join().unwrap(),
-            stderr: self.said,
+            stdout: self.printed.take().unwrap().join().unwrap(),
+            stderr: std::mem::take(&mut self.said),
             took: begun.elapsed(),
+        }
+    }
+}
+
+impl Drop for Running {
+    /// A test that fails leaves no job behind.
+    fn drop(&mut self) {
+        if self.printed.is_some() {
+            let _ = self.child.kill();
         }
     }
 }

@@ -20,7 +20,7 @@ use super::step::{Accumulation, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Allreduce, Gather};
+use crate::collective::{Collective, Gather};
 use crate::comm::{self, Barrier, Phase, World};
 use crate::config::{Config, DeviceKind, Precision};
 use crate::data::TestLoader;
@@ -297,7 +297,7 @@ fn reduction(
     plan: &Plan,
     device: &dyn Device,
     memories: &Memories,
-) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+) -> Result<(Box<dyn Collective>, Option<Account>)> {
     match config.compress {
         None => {
             let reduce = averaging.selection.build(world, &memories.gradients);

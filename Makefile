@@ -15,6 +15,7 @@ export FEATURES
 WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
+ARM = aarch64-unknown-linux-gnu
 
 .PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives clean
 
@@ -33,22 +34,26 @@ run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
 test: ## run every test, under Open MPI and under MPICH
-	@.ci/deps $(MPIS)
+	@.ci/deps $(MPIS) slurm
 	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
 
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
-test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks, 20 killed jobs (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart full:: -- --ignored
+test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
 
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-lint: deps ## check format, warnings, scripts and which room uses which
+lint: deps ## check format, warnings, scripts, which room uses which, and that ARM is not left out
+	@.ci/deps $(MPI) lint
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
+	    $(WITH_MPI) cargo check $(CARGO_FLAGS) --target $(ARM); \
+	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch

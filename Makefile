@@ -3,6 +3,7 @@
 #   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
 #   FEATURES=static     build HDF5 along, in place of the system's
 #   ARGS=…              flags added to `make run`
+#   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
 MPI := $(shell .ci/env default)
@@ -16,8 +17,9 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
+PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,12 +38,17 @@ run: build ## train on the handwritten digits with two ranks
 test: ## run every test, under Open MPI and under MPICH
 	@.ci/deps $(MPIS) slurm
 	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
+	@$(MAKE) --no-print-directory test-install MPIS="$(MPIS)"
 
 test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
 test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
+
+test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
+	@.ci/deps $(MPIS) wheels
+	@tests/install.sh $(MPIS)
 
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch
@@ -75,6 +82,14 @@ bench-collectives: ## measure the allreduces on one host against both MPIs and g
 	@$(MAKE) --no-print-directory build MPI=openmpi
 	@$(MAKE) --no-print-directory build MPI=mpich
 	@benchmarks/collectives/run.sh target/openmpi/release/dltrain target/mpich/release/dltrain
+
+install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or for MPI
+	@set -e; for mpi in $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI)); do \
+	    $(MAKE) --no-print-directory build MPI=$$mpi; done
+	@.ci/install $(PREFIX) $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
+
+uninstall: ## remove it from PREFIX
+	@.ci/install --remove $(PREFIX)
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

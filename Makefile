@@ -19,7 +19,7 @@ DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint kernels bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,11 +36,12 @@ run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
 test: ## run every test, under Open MPI and under MPICH
-	@.ci/deps $(MPIS) slurm
+	@.ci/deps $(MPIS) tests slurm
 	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
 	@$(MAKE) --no-print-directory test-install MPIS="$(MPIS)"
 
 test-one: build
+	@.ci/deps $(MPI) tests
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
 
 test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
@@ -61,6 +62,12 @@ lint: deps ## check format, warnings, scripts, which room uses which, and that A
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
 	    $(WITH_MPI) cargo check $(CARGO_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
+
+kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers take it (installs NVRTC: 250 MB; no GPU needed)
+	@.ci/deps cuda
+	@kernels/ptx.py
+	@set -e; for gpu in 60 70 75 80 90 100 120; do \
+	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::comm::World;
+use crate::comm::{World, is_cuda_aware};
 use crate::device::{cuda, onednn};
 use crate::error::Result;
 use crate::record;
@@ -37,7 +37,12 @@ pub fn print(world: &World) -> Result<()> {
 fn mpi(world: &World) -> String {
     let library = world.library();
     let (name, version, level) = (&library.name, &library.version, library.thread_level);
-    format!("{name} {version}, thread level {level}, built with {}", record::mpicc())
+    let aware = match is_cuda_aware() {
+        Some(true) => "CUDA-aware",
+        Some(false) => "not CUDA-aware",
+        None => "does not say whether it is CUDA-aware",
+    };
+    format!("{name} {version}, thread level {level}, {aware}, built with {}", record::mpicc())
 }
 
 fn ranks(world: &World) -> String {
@@ -88,8 +93,22 @@ fn gpus() -> String {
             };
             let (major, minor) = driver.cuda_version;
             let list: Vec<String> = driver.gpus.iter().map(gpu).collect();
-            format!("{} (driver for CUDA {major}.{minor}); not used by this version", list.join(", "))
+            format!("{} (driver for CUDA {major}.{minor}); {}", list.join(", "), cuda_libraries())
         }
+    }
+}
+
+/// What a GPU would be driven by, or why none can be.
+fn cuda_libraries() -> String {
+    match cuda::found() {
+        Ok(found) => format!(
+            "cuDNN {} {}, cuBLAS {} {}",
+            found.cudnn,
+            found.cudnn_path.display(),
+            found.cublas,
+            found.cublas_path.display()
+        ),
+        Err(error) => format!("not usable: {error}"),
     }
 }
 

@@ -6,7 +6,7 @@ mod sync_norm;
 
 use std::any::Any;
 
-use half::bf16;
+use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
@@ -160,6 +160,11 @@ fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
             memory.read(bytes_of_mut(&mut halves));
             halves.into_iter().map(bf16::to_f32).collect()
         }
+        DType::F16 => {
+            let mut halves = vec![f16::ZERO; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut halves));
+            halves.into_iter().map(f16::to_f32).collect()
+        }
         DType::I32 | DType::Saved => {
             let mut integers = vec![0i32; spec.shape.elements()];
             memory.read(bytes_of_mut(&mut integers));
@@ -174,6 +179,7 @@ fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
     match spec.dtype {
         DType::F32 => memory.write(bytes_of(&values.collect::<Vec<f32>>())),
         DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
+        DType::F16 => memory.write(bytes_of(&values.map(f16::from_f32).collect::<Vec<_>>())),
         DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }

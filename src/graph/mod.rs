@@ -28,6 +28,8 @@ pub enum DType {
     F32,
     /// The upper half of an f32: its range, with 8 bits of precision in place of 24.
     BF16,
+    /// IEEE 754's half: 11 bits of precision, numbers up to 65504.
+    F16,
     /// Class labels.
     I32,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
@@ -38,14 +40,14 @@ pub enum DType {
 impl DType {
     /// Whether elements are real numbers, which may be stored in another real type.
     pub fn is_real(self) -> bool {
-        matches!(self, DType::F32 | DType::BF16)
+        matches!(self, DType::F32 | DType::BF16 | DType::F16)
     }
 
     /// Bytes of one element; `Saved` has none of its own.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::BF16 => 2,
+            DType::BF16 | DType::F16 => 2,
             DType::Saved => 0,
         }
     }

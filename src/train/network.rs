@@ -64,7 +64,7 @@ impl Network {
 
     fn compact(&self, graph: Graph) -> Graph {
         match self.precision {
-            Precision::F32 => graph.simplify(),
+            Precision::F32 | Precision::Tf32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
         }
     }

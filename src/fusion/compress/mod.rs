@@ -9,7 +9,7 @@
 //!
 //! docs/algorithms.md has steps and bytes.
 
-pub(crate) mod codec;
+pub mod codec;
 mod one_bit;
 pub(crate) mod powersgd;
 mod split;

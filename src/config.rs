@@ -216,6 +216,9 @@ pub struct Session {
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
+    /// All flags, defaults included, as a file that `--config` reads.
+    #[serde(skip)]
+    pub run_file: String,
     pub model: String,
     /// `None`: as many as the model was made for.
     pub classes: Option<usize>,

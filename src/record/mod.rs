@@ -12,6 +12,7 @@ mod keeper;
 mod logging;
 mod path;
 mod progress;
+mod read;
 mod rows;
 mod table;
 mod terminal;
@@ -25,9 +26,10 @@ use std::time::{Duration, Instant};
 pub use checkpoint::{Array, Contents};
 use file::ResultsFile;
 pub use keeper::{Checkpoints, find_checkpoint};
-pub use logging::start_logging;
+pub use logging::{Volume, start_logging};
 pub use path::{results_path, resumed_path};
 pub use progress::Progress;
+pub use read::run_file;
 pub use rows::write_table;
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
@@ -330,7 +332,7 @@ impl Recorder {
             _ => ResultsFile::create(path, about, &added),
         };
         let file = path.map(open).transpose()?;
-        terminal::say(&table::introduction(place, about));
+        terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
             writer: Some(Writer {
@@ -432,20 +434,20 @@ impl Writer {
         if self.about.epochs == 0 && counts {
             self.speed.add(r);
             if self.speed.steps() == 1 {
-                terminal::say(table::STEP_HEADER);
+                terminal::tell(table::STEP_HEADER);
             }
             if self.speed.steps().is_multiple_of(STEPS_A_LINE) {
-                terminal::say(&self.speed.line(r));
+                terminal::tell(&self.speed.line(r));
             }
         }
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::say(table::EPOCH_HEADER);
+            terminal::tell(table::EPOCH_HEADER);
         }
         self.closing.epoch(r);
-        terminal::say(&table::epoch(r));
+        terminal::tell(&table::epoch(r));
         if let Some(file) = &mut self.file {
             file.epoch(r);
         }
@@ -482,9 +484,9 @@ impl Writer {
         };
         let path = self.path.as_deref().filter(|_| kept.is_ok());
         if outcome.is_ok() {
-            terminal::say(&table::closing(self.place, &self.about, &self.closing, path));
+            terminal::tell(&table::closing(self.place, &self.about, &self.closing, path));
         } else if let Some(path) = path {
-            terminal::say(&format!("results so far: {}", path.display()));
+            terminal::tell(&format!("results so far: {}", path.display()));
         }
         kept
     }

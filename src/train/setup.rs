@@ -66,6 +66,8 @@ pub fn prepare(
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
+    let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
+    tell("flags agreed on");
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
@@ -87,12 +89,18 @@ pub fn prepare(
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let (source, test) = open_data(world, config, &network, sets)?;
+    tell("data sets open");
     comm::enter(Phase::Plan, 0);
     let device = open_device(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let averaging = Averaging::new(world, config, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    tell(&format!(
+        "{} steps planned in {} buckets",
+        plans.training.steps.len(),
+        plans.training.buckets.len()
+    ));
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
     if config.dry_run {
@@ -131,6 +139,7 @@ pub fn prepare(
         standing,
         saver,
     )?;
+    tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
@@ -381,6 +390,12 @@ fn trainer(
     })
 }
 
+/// The flags of this run, with the threads that it found: their number decides some of the bits.
+fn run_file(config: &Config, threads: usize) -> String {
+    let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
+    config.run_file.clone() + &found
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     world: &World,
@@ -394,6 +409,7 @@ fn describe(
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
+        ("run_file".to_string(), run_file(config, threads)),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), computing(config, device)),
         (

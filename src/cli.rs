@@ -18,6 +18,7 @@ use dltrain::export;
 use dltrain::model::MODELS;
 use dltrain::pack;
 use dltrain::record::Volume;
+use dltrain::report;
 
 pub use manual::{Shell, completions, man};
 
@@ -63,6 +64,8 @@ pub enum Command {
     Bench(bench::Args),
     /// Pack images into HDF5 files that are read in large pieces; --verify reads them again.
     Pack(pack::Args),
+    /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
+    Report(report::Args),
     /// Print what a shell completes flags by: source <(dltrain completions bash).
     Completions {
         #[arg(value_enum)]
@@ -78,7 +81,7 @@ pub enum Command {
 impl Command {
     /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
     pub fn is_local(&self) -> bool {
-        matches!(self, Command::Completions { .. } | Command::Man { .. })
+        matches!(self, Command::Report(_) | Command::Completions { .. } | Command::Man { .. })
     }
 }
 
@@ -249,6 +252,12 @@ pub struct TrainArgs {
     /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
     #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
     timeline_steps: Option<(u64, u64)>,
+    /// Directory for TensorBoard: loss, accuracy, learning rate, images/s, and shares of a step's time.
+    #[arg(long, value_name = "DIR", help_heading = "Results")]
+    tensorboard: Option<PathBuf>,
+    /// Histograms of all weights and gradients there, every N steps.
+    #[arg(long, value_name = "N", requires = "tensorboard", help_heading = "Results")]
+    tensorboard_histograms: Option<u64>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
@@ -292,6 +301,7 @@ impl TrainArgs {
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
+        at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -342,6 +352,8 @@ impl TrainArgs {
             timeline: self.timeline,
             timeline_steps: self.timeline_steps,
             results: self.results,
+            tensorboard: self.tensorboard,
+            histograms: self.tensorboard_histograms,
             session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,

@@ -53,21 +53,22 @@ fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
         Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         Some(Command::Export(args)) => export::run(&args, world),
-        Some(command @ (Command::Completions { .. } | Command::Man { .. })) => say(&command),
+        Some(command) => run_local(&command),
         None => train::run(world, cli.train.validate(), started),
     }
 }
 
 /// What needs no MPI; of several processes one does it.
 fn local(command: &Command) -> ExitCode {
-    match if launcher_rank() == 0 { say(command) } else { Ok(()) } {
+    match if launcher_rank() == 0 { run_local(command) } else { Ok(()) } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error, true),
     }
 }
 
-fn say(command: &Command) -> Result<()> {
+fn run_local(command: &Command) -> Result<()> {
     match command {
+        Command::Report(args) => dltrain::report::run(args),
         Command::Completions { shell } => cli::completions(*shell),
         Command::Man { directory } => cli::man(directory.as_deref()),
         _ => Err(Error::internal("a command that needs MPI was run without it")),

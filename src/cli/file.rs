@@ -13,8 +13,16 @@ use dltrain::error::{Error, Kind, Result};
 use dltrain::record;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-const PLACES: [&str; 7] =
-    ["results", "timeline", "timeline-steps", "save-weights", "checkpoint", "resume", "tensorboard"];
+const PLACES: [&str; 8] = [
+    "results",
+    "timeline",
+    "timeline-steps",
+    "save-weights",
+    "checkpoint",
+    "resume",
+    "tensorboard",
+    "tensorboard-histograms",
+];
 /// These make no sense in a file.
 const NOT_KEYS: [&str; 3] = ["config", "help", "version"];
 

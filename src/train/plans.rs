@@ -72,6 +72,15 @@ impl Plans {
         self.sizes.total(self.extent)
     }
 
+    /// These by kind.
+    pub fn kinds(&self) -> Vec<(String, u64)> {
+        self.sizes
+            .kinds(self.extent)
+            .into_iter()
+            .map(|(kind, bytes)| (kind.to_string(), bytes as u64))
+            .collect()
+    }
+
     /// Of these, what the machine must still give.
     pub fn to_come(&self) -> usize {
         self.sizes.to_come(self.extent)

@@ -23,7 +23,7 @@ use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
 use crate::comm::{self, Barrier, Phase, World};
 use crate::config::{Config, DeviceKind, Precision};
-use crate::data::TestLoader;
+use crate::data::{Sets, TestLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Memory, Rule};
@@ -88,6 +88,7 @@ pub fn prepare(
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
+    let images = images(config, sets.as_ref());
     let (source, test) = open_data(world, config, &network, sets)?;
     tell("data sets open");
     comm::enter(Phase::Plan, 0);
@@ -121,6 +122,7 @@ pub fn prepare(
         standing.at,
     );
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
@@ -187,6 +189,9 @@ fn outputs(
             record::resumed_path(place, given, &config.model, earlier)?
         }
     };
+    if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
+        record::check_events(events, resumed.is_some())?;
+    }
     let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
@@ -390,6 +395,18 @@ fn trainer(
     })
 }
 
+/// Which images there are, in words.
+fn images(config: &Config, sets: Option<&Sets>) -> String {
+    let (Some(path), Some(sets)) = (&config.data, sets) else { return "synthetic: one batch a rank".into() };
+    let test = match &sets.test {
+        Some(test) => format!("{} to test", test.len()),
+        None => "none to test".into(),
+    };
+    let augment = sets.training.augment().to_string();
+    let augmented = if augment == "none" { String::new() } else { format!(", augmented: {augment}") };
+    format!("{}: {} images to train, {test}{augmented}", path.display(), sets.training.len())
+}
+
 /// The flags of this run, with the threads that it found: their number decides some of the bits.
 fn run_file(config: &Config, threads: usize) -> String {
     let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
@@ -423,6 +440,7 @@ fn describe(
             "hosts".to_string(),
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
         ),
+        ("threads".to_string(), threads.to_string()),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     if let Some(kept) = plans.kept {
@@ -434,7 +452,7 @@ fn describe(
     attributes.push(("classes".into(), graph.classes().to_string()));
     let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec());
     attributes.push(("image".into(), image.to_string()));
-    attributes.extend(config.shared_items());
+    attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
         let mut seen = std::collections::HashSet::new();
         move |(name, _)| seen.insert(name.clone())
@@ -451,8 +469,10 @@ fn describe(
         warmup: config.warmup as u64,
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
+        memory: plans.kinds(),
         compression: None,
         attributes,
+        events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
         started,
     }
 }

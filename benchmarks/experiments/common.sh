@@ -3,12 +3,11 @@
 #   data     what --data points to, or empty
 #   out      a directory for the records, the logs and the report
 # and gives: train NAME RANKS FLAG…, and report.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 experiment=$(basename "$here")
-# shellcheck disable=SC2034 # data is for the run.sh
 quick='' data='' out='' dltrain=''
 
 usage() {

@@ -22,7 +22,7 @@ td.number, th.number { text-align: right; } th { font-weight: 600; color: #444; 
 td.long { max-width: 22rem; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(460px, 1fr)); gap: 1.2rem 1.6rem; }
 figure { margin: 0; break-inside: avoid; } figure h3 { font-size: .95rem; margin: 0 0 .2rem; }
-figure svg { width: 100%; height: auto; display: block; } figcaption { max-width: 60ch; }
+figure svg { width: 100%; height: auto; display: block; } figcaption { max-width: 60ch; margin-top: .3rem; }
 svg text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; }
 pre { background: #f6f6f6; padding: .6rem .8rem; overflow-x: auto; font-size: .8rem; white-space: pre-wrap; }
 details { margin: .4rem 0; } summary { cursor: pointer; }

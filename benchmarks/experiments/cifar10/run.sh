@@ -7,11 +7,10 @@ set -euo pipefail
 ranks=${RANKS:-1}
 flags=(--config "$here/settings.toml")
 if [ -z "$data" ]; then
-    data=synthetic:shapes:50000
+    data=synthetic:shapes:$([ -n "$quick" ] && echo 200 || echo 50000)
     say "no --data (CIFAR-10 in its binary version): on the synthetic set $data, whose figures are not CIFAR-10's"
 fi
 if [ -n "$quick" ]; then
-    [[ $data != synthetic:shapes* ]] || data=synthetic:shapes:200
     flags+=(--batch 8 --epochs 2 --steps 6)
 fi
 for model in ${MODELS:-vgg16 resnet50}; do

@@ -7,11 +7,10 @@ set -euo pipefail
 flags=(--config "$here/settings.toml")
 ranks=${RANKS:-1 2 4}
 if [ -z "$data" ]; then
-    data=synthetic:shapes:50000
+    data=synthetic:shapes:$([ -n "$quick" ] && echo 1000 || echo 50000)
     say "no --data (CIFAR-10 in its binary version): on the synthetic set $data, whose figures are not CIFAR-10's"
 fi
 if [ -n "$quick" ]; then
-    [[ $data != synthetic:shapes* ]] || data=synthetic:shapes:1000
     flags+=(--epochs 2)
     ranks=${RANKS:-1 2}
 fi

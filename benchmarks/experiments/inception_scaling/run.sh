@@ -10,8 +10,8 @@ flags=(--config "$here/settings.toml")
 [ -z "$data" ] || say "--data is not used: what is measured here needs no images of the world"
 if [ -n "$quick" ]; then
     nodes=${NODES:-1 2} batch=2
-    flags+=(--image-size 75 --steps 2 --warmup 1)
-    say "--quick: 2 images a rank of 75×75 in place of 64 a node of 299×299, and ranks of one machine for nodes"
+    flags+=(--steps 2 --warmup 1)
+    say "--quick: 2 images a rank in place of 64 a node, and ranks of one machine for nodes"
 fi
 for count in $nodes; do
     [ -z "${SLURM_JOB_ID:-}" ] || launch_flags=(-N "$count")

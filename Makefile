@@ -19,7 +19,7 @@ DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint kernels bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -54,6 +54,10 @@ test-install: ## what `make install` leaves, with what is built, under launchers
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
+
+test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own package (installs it)
+	@.ci/deps $(MPI) tensorboard
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 lint: deps ## check format, warnings, scripts, which room uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint

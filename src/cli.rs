@@ -1,12 +1,15 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod data;
+mod file;
+mod manual;
 mod optimizer;
 mod session;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use dltrain::bench;
 use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
@@ -14,6 +17,10 @@ use dltrain::error::{Error, Result};
 use dltrain::export;
 use dltrain::model::MODELS;
 use dltrain::pack;
+use dltrain::record::Volume;
+use dltrain::report;
+
+pub use manual::{Shell, completions, man};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -32,6 +39,7 @@ use dltrain::pack;
   srun -N 4 dltrain --model mnist_large --batch 128
   dltrain --model vgg16 --classes 10 --dry-run
   dltrain --model vgg16 --max-batch 16GiB
+  dltrain --config run.toml --epochs 90
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
@@ -56,10 +64,89 @@ pub enum Command {
     Bench(bench::Args),
     /// Pack images into HDF5 files that are read in large pieces; --verify reads them again.
     Pack(pack::Args),
+    /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
+    Report(report::Args),
+    /// Print what a shell completes flags by: source <(dltrain completions bash).
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print the manual page, or write those of all subcommands.
+    Man {
+        /// Directory for a page each.
+        directory: Option<PathBuf>,
+    },
+}
+
+impl Command {
+    /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
+    pub fn is_local(&self) -> bool {
+        matches!(self, Command::Report(_) | Command::Completions { .. } | Command::Man { .. })
+    }
+}
+
+/// A command line, whole or still to be completed by the file of --config.
+pub enum Parsed {
+    Whole(Box<Cli>),
+    WithFile { args: Vec<OsString>, path: PathBuf },
+}
+
+/// # Errors
+/// clap's, among which are --help and --version.
+pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
+    match file::given(&args) {
+        None => Ok(Parsed::Whole(Box::new(whole(&args)?))),
+        Some(path) => match Cli::command().try_get_matches_from(&args) {
+            Err(error) if !error.use_stderr() => Err(error),
+            // What is missing may be in the file.
+            _ => Ok(Parsed::WithFile { args, path }),
+        },
+    }
+}
+
+fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
+    cli.train.run_file = file::render(&Cli::command(), &matches);
+    Ok(cli)
+}
+
+impl Parsed {
+    /// Reads the file, if there is one.
+    ///
+    /// # Errors
+    /// `Usage` with what is wrong in it, line by line, or `Data` where it cannot be read.
+    pub fn complete(self) -> Result<Cli> {
+        let (args, path) = match self {
+            Parsed::Whole(cli) => return Ok(*cli),
+            Parsed::WithFile { args, path } => (args, path),
+        };
+        let (merged, origins) = file::merge(&Cli::command(), &path, &args)?;
+        let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
+        let mut cli = cli.map_err(|error| file::located(error, &origins))?;
+        cli.train.origins = origins;
+        Ok(cli)
+    }
 }
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
+    /// All flags as a run file.
+    #[arg(skip)]
+    run_file: String,
+    /// Which flags come from a file, and from where in it.
+    #[arg(skip)]
+    origins: Vec<(String, String)>,
+    /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
+    /// typed count more; --SWITCH=false puts off a switch of the file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Say nothing but warnings and errors.
+    #[arg(long, conflicts_with = "verbose", help_heading = "Results")]
+    quiet: bool,
+    /// Say more about what is done when, and how long it takes.
+    #[arg(long, help_heading = "Results")]
+    verbose: bool,
     #[arg(long, default_value = "mnist_small", help = model_help(), help_heading = "Model and data")]
     model: String,
     /// Classes the model tells apart [default: those it was made for].
@@ -165,6 +252,12 @@ pub struct TrainArgs {
     /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
     #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
     timeline_steps: Option<(u64, u64)>,
+    /// Directory for TensorBoard: loss, accuracy, learning rate, images/s, and shares of a step's time.
+    #[arg(long, value_name = "DIR", help_heading = "Results")]
+    tensorboard: Option<PathBuf>,
+    /// Histograms of all weights and gradients there, every N steps.
+    #[arg(long, value_name = "N", requires = "tensorboard", help_heading = "Results")]
+    tensorboard_histograms: Option<u64>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
@@ -174,11 +267,25 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// How much is to be said.
+    pub fn volume(&self) -> Volume {
+        match (self.quiet, self.verbose) {
+            (true, _) => Volume::Quiet,
+            (_, true) => Volume::Verbose,
+            _ => Volume::Normal,
+        }
+    }
+
     /// Checks what can be checked without the machine.
     ///
     /// # Errors
-    /// `Usage`, naming the flag.
-    pub fn validate(self) -> Result<Config> {
+    /// `Usage`, naming the flag, and where it stands in a file.
+    pub fn validate(mut self) -> Result<Config> {
+        let origins = std::mem::take(&mut self.origins);
+        self.checked().map_err(|error| file::located(error, &origins))
+    }
+
+    fn checked(self) -> Result<Config> {
         at_least_one("batch", self.batch)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
@@ -194,6 +301,7 @@ impl TrainArgs {
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
+        at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -210,6 +318,7 @@ impl TrainArgs {
             ));
         }
         Ok(Config {
+            run_file: self.run_file,
             model: self.model,
             classes: self.classes,
             image_size: self.image_size,
@@ -243,6 +352,8 @@ impl TrainArgs {
             timeline: self.timeline,
             timeline_steps: self.timeline_steps,
             results: self.results,
+            tensorboard: self.tensorboard,
+            histograms: self.tensorboard_histograms,
             session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,

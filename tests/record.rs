@@ -40,8 +40,10 @@ fn description(epochs: u64, steps: u64) -> Description {
         warmup: 0,
         buckets: vec![1_605_632, 4_136],
         choices: vec![("shm".into(), 0.0004), ("tree".into(), 2e-6)],
+        memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
         compression: None,
         attributes: vec![("model".into(), "mnist_small".into()), ("config".into(), "{\"lr\":0.1}".into())],
+        events: None,
         started: Instant::now(),
     }
 }

@@ -12,8 +12,11 @@ mod keeper;
 mod logging;
 mod path;
 mod progress;
+mod read;
 mod rows;
+mod summary;
 mod table;
+mod tensorboard;
 mod terminal;
 mod timeline;
 mod weights;
@@ -23,12 +26,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
+pub use date::iso as date;
 use file::ResultsFile;
 pub use keeper::{Checkpoints, find_checkpoint};
-pub use logging::start_logging;
+pub use logging::{Volume, start_logging};
 pub use path::{results_path, resumed_path};
 pub use progress::Progress;
+pub use read::{RunRecord, run_file};
 pub use rows::write_table;
+use tensorboard::EventFile;
+pub use tensorboard::check_events;
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
@@ -70,13 +77,25 @@ pub struct Description {
     pub buckets: Vec<u64>,
     /// For each of these the collective that sums it, and the seconds that it is expected to take.
     pub choices: Vec<(String, f64)>,
+    /// Bytes of a rank as planned, by kind.
+    pub memory: Vec<(String, u64)>,
     /// Where gradients are compressed.
     pub compression: Option<Compression>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,
+    /// Directory for TensorBoard, and how many steps lie between its histograms.
+    pub events: Option<(PathBuf, Option<u64>)>,
     /// When the program started.
     pub started: Instant,
+}
+
+impl Description {
+    /// One of the attributes; empty where it is not there.
+    fn text(&self, name: &str) -> &str {
+        let found = self.attributes.iter().find(|(given, _)| given == name);
+        found.map_or("", |(_, value)| value.as_str())
+    }
 }
 
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.
@@ -330,7 +349,11 @@ impl Recorder {
             _ => ResultsFile::create(path, about, &added),
         };
         let file = path.map(open).transpose()?;
-        terminal::say(&table::introduction(place, about));
+        let resumed = at.map(|at| at.step);
+        let events = about.events.as_ref();
+        let events =
+            events.map(|(directory, every)| EventFile::create(directory, *every, resumed)).transpose()?;
+        terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
             writer: Some(Writer {
@@ -338,6 +361,7 @@ impl Recorder {
                 about: about.clone(),
                 path: path.map(Path::to_path_buf),
                 file,
+                events,
                 lost: None,
                 flushed: Instant::now(),
                 closing: at.map_or_else(Closing::new, |at| Closing::from_numbers(&at.numbers)),
@@ -372,6 +396,19 @@ impl Recorder {
         }
     }
 
+    /// Whether `histogram` is to be called after so many steps; never on a rank that is silent.
+    pub fn wants_histograms(&self, done: u64) -> bool {
+        let events = self.writer.as_ref().and_then(|writer| writer.events.as_ref());
+        events.is_some_and(|events| events.wants_histograms(done))
+    }
+
+    /// The numbers of a tensor after the last step, for TensorBoard.
+    pub fn histogram(&mut self, tag: &str, values: &[f32]) {
+        if let Some(writer) = &mut self.writer {
+            writer.on_events(|events| events.histogram(tag, values));
+        }
+    }
+
     /// What the run had in memory, as planned and as it came.
     pub fn memory(&mut self, memory: Memory) {
         if let Some(writer) = &mut self.writer {
@@ -398,7 +435,8 @@ struct Writer {
     about: Description,
     path: Option<PathBuf>,
     file: Option<ResultsFile>,
-    /// Why the file was given up.
+    events: Option<EventFile>,
+    /// Why one of them was given up.
     lost: Option<Error>,
     flushed: Instant,
     closing: Closing,
@@ -424,38 +462,53 @@ impl Writer {
         if let Some(file) = &mut self.file {
             file.step(r);
         }
+        self.on_events(|events| events.step(r));
         if self.flushed.elapsed() >= FLUSH_EVERY {
             self.flush();
         }
         let (about, closing) = (&self.about, &self.closing);
         terminal::move_bar(r.step + 1, || table::progress(about, closing, r));
-        if self.about.epochs == 0 && counts {
+        if counts {
             self.speed.add(r);
+        }
+        if self.about.epochs == 0 && counts {
             if self.speed.steps() == 1 {
-                terminal::say(table::STEP_HEADER);
+                terminal::tell(table::STEP_HEADER);
             }
             if self.speed.steps().is_multiple_of(STEPS_A_LINE) {
-                terminal::say(&self.speed.line(r));
+                terminal::tell(&self.speed.line(r));
             }
         }
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::say(table::EPOCH_HEADER);
+            terminal::tell(table::EPOCH_HEADER);
         }
         self.closing.epoch(r);
-        terminal::say(&table::epoch(r));
+        terminal::tell(&table::epoch(r));
         if let Some(file) = &mut self.file {
             file.epoch(r);
         }
+        self.on_events(|events| events.epoch(r));
         self.flush();
+    }
+
+    /// Does something with TensorBoard's file, which is given up with a message where it cannot be written.
+    fn on_events(&mut self, write: impl FnOnce(&mut EventFile) -> Result<()>) {
+        let Some(events) = &mut self.events else { return };
+        if let Err(error) = write(events) {
+            log::error!("{error}; training goes on without them");
+            self.events = None;
+            self.lost = Some(error);
+        }
     }
 
     /// Writes the waiting rows. A file that cannot be written (full disk, quota) is given up with a message: the
     /// training it records is worth more, and `finish` will say so again.
     fn flush(&mut self) {
         self.flushed = Instant::now();
+        self.on_events(EventFile::flush);
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.flush() {
             log::error!("{error}; training goes on, the results after this point are lost");
@@ -475,16 +528,14 @@ impl Writer {
             Err(why) if why.kind == Kind::Stopped => why.message.clone(),
             Err(why) => format!("failed: {}", why.message),
         };
-        let kept = match (self.file.take(), self.lost.take()) {
-            (Some(file), _) => file.finish(&self.closing, &status),
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(()),
-        };
+        self.on_events(EventFile::flush);
+        let kept = self.file.take().map_or(Ok(()), |file| file.finish(&self.closing, &status));
+        let kept = kept.and(self.lost.take().map_or(Ok(()), Err));
         let path = self.path.as_deref().filter(|_| kept.is_ok());
         if outcome.is_ok() {
-            terminal::say(&table::closing(self.place, &self.about, &self.closing, path));
+            terminal::tell(&summary::closing(self.place, &self.about, &self.closing, &self.speed, path));
         } else if let Some(path) = path {
-            terminal::say(&format!("results so far: {}", path.display()));
+            terminal::tell(&format!("results so far: {}", path.display()));
         }
         kept
     }

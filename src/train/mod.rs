@@ -159,6 +159,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             encoding: result.encoding,
             buckets: job.trainer.bucket_times(),
         });
+        histograms(job, recorder, done + 1)?;
         if result.diverged {
             return world.agree(Err(diverged(world, done, &result)));
         }
@@ -176,6 +177,22 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         }
     }
     all_finite(world, job)
+}
+
+/// The weights and averaged gradients, where they are asked for. Between two steps nobody writes to either.
+fn histograms(job: &Job, recorder: &mut Recorder, done: usize) -> Result<()> {
+    if recorder.wants_histograms(done as u64) {
+        let (memories, device) = (&job.memories, &*job.device);
+        for parameter in &job.plan.parameters {
+            for (kind, region) in
+                [("weights", &memories.regions.parameters), ("gradients", &memories.averaged)]
+            {
+                let values = memories.read(device, parameter, region)?;
+                recorder.histogram(&format!("{kind}/{}", parameter.name), &values);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Takes a checkpoint of where the run stands, never one that is broken. Collective.

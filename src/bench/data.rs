@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::comm::World;
 use crate::config::{Augment, Input};
-use crate::data::{self, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
+use crate::data::{self, Batch, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
 use crate::error::{Error, Result};
 use crate::record::{self, Place};
 
@@ -46,8 +46,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let reading = world.agree(Reading::new(args.loader_threads, true))?;
     let loader = TrainingLoader::new(sets.training, sharding, 1, reading);
     let mut loader = world.agree(loader)?;
-    let (mut images, mut labels) =
-        (vec![0.0; args.batch * sample.iter().product::<usize>()], vec![0; args.batch]);
+    let mut batch = Batch::new(args.batch, sample.iter().product());
     let mut begun = Instant::now();
     let mut outcome = Ok(());
     for number in 0..args.batches + 2 {
@@ -56,7 +55,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
             begun = Instant::now();
         }
         loader.start_epoch(number / loader.steps());
-        outcome = outcome.and_then(|()| loader.fill(number % loader.steps(), 0, &mut images, &mut labels));
+        outcome = outcome.and_then(|()| loader.fill(number % loader.steps(), 0, &mut batch));
     }
     let mut seconds = [begun.elapsed().as_secs_f64()];
     world.agree(outcome)?;

@@ -14,7 +14,8 @@ pub struct Args {
     #[arg(long, value_enum, help_heading = "Model and data")]
     data_format: Option<DataFormat>,
     /// What is done to training images: imagenet, cifar, none, or a list of crop, pad-crop, flip, randaugment, jitter,
-    /// lighting, cutout [default: imagenet for images of any size, none for those of one small size].
+    /// lighting, cutout, mixup=ALPHA, cutmix=ALPHA [default: imagenet for images of any size, none for those of one small
+    /// size].
     #[arg(long, value_name = "LIST", help_heading = "Model and data")]
     augment: Option<Augment>,
     /// Times each training image comes in an epoch.

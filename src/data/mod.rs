@@ -13,6 +13,7 @@ mod folder;
 mod idx;
 mod images;
 mod loader;
+mod mix;
 pub mod packed;
 mod picture;
 mod prefetch;
@@ -25,7 +26,7 @@ mod synthetic;
 
 pub use colours::{Colours, Sums};
 pub use detect::{Parts, open, parts};
-pub use loader::{PADDING, Reading, TestLoader, TrainingLoader};
+pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Picture, decode};
 pub use prefetch::AHEAD;
 pub use sample::{Samples, Scratch, shorter_side};

@@ -23,7 +23,7 @@ use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
 use crate::comm::{self, Barrier, Phase, World};
 use crate::config::{Config, DeviceKind, Precision};
-use crate::data::TestLoader;
+use crate::data::{Batch, TestLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
 use crate::device::{Device, Memory, Rule};
@@ -262,8 +262,7 @@ fn assemble(
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
-            images: vec![0.0; training.images.bytes / 4],
-            labels: vec![0; config.batch],
+            batch: empty_batch(training, config),
         }),
         _ => None,
     };
@@ -370,8 +369,7 @@ fn trainer(
         flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
-        images: vec![0.0; plan.images.bytes / 4],
-        labels: vec![0; config.batch],
+        batch: empty_batch(plan, config),
         metrics: vec![0.0; config.batch],
         parameters: plan
             .parameters
@@ -379,6 +377,10 @@ fn trainer(
             .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
             .collect(),
     })
+}
+
+fn empty_batch(plan: &Plan, config: &Config) -> Batch {
+    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.

@@ -4,7 +4,7 @@ use super::checkpoint::Position;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::Config;
-use crate::data::{self, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
+use crate::data::{self, Batch, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::error::Result;
 
 /// Where batches come from.
@@ -64,20 +64,14 @@ impl Source {
     ///
     /// # Errors
     /// `Data`: images cannot be read.
-    pub fn fill(
-        &mut self,
-        step: usize,
-        micro: usize,
-        images: &mut Vec<f32>,
-        labels: &mut Vec<i32>,
-    ) -> Result<bool> {
+    pub fn fill(&mut self, step: usize, micro: usize, batch: &mut Batch) -> Result<bool> {
         match self {
-            Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
+            Source::Data(loader, _) => loader.fill(step, micro, batch)?,
             // What every later micro-step of such a run sees is the batch of the first step's last one.
             Source::Synthetic(loader, sharding, true) if step == 0 => {
-                loader.fill(0, sharding.accumulation - 1, images, labels)?;
+                loader.fill(0, sharding.accumulation - 1, batch)?;
             }
-            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels)?,
+            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, batch)?,
             Source::Synthetic(..) => return Ok(false),
         }
         Ok(true)

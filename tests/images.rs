@@ -13,10 +13,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use dltrain::config::{Augment, DataFormat, Input};
+use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
 use dltrain::data::{
-    self, Batch, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader, TrainingLoader,
-    Wanted,
+    self, Batch, Jpeg, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
+    TrainingLoader, Wanted,
 };
 use dltrain::error::{Error, Kind};
 use proptest::prelude::*;
@@ -402,14 +402,89 @@ fn an_image_that_does_not_decode_counts_nowhere() {
     }
 }
 
+/// The JPEG decoders that this machine has.
+fn decoders() -> Vec<Jpeg> {
+    let turbo = Jpeg::find(JpegDecoder::Turbo);
+    if let Err(error) = &turbo {
+        assert!(error.kind == Kind::Environment && error.message.contains("libturbojpeg0"), "{error}");
+        eprintln!("libjpeg-turbo is not tested: {error}");
+    }
+    [Ok(Jpeg::Rust), turbo].into_iter().flatten().collect()
+}
+
 /// Bytes a run of the decoder allocates are bounded by its picture; that by the file.
 fn decode_is_sane(bytes: &[u8]) {
-    let mut picture = Picture::default();
-    if data::decode(bytes, &mut picture).is_ok() {
-        assert_eq!(picture.pixels.len(), picture.height * picture.width * picture.channels);
-        assert!(matches!(picture.channels, 1 | 3));
+    for jpeg in decoders() {
+        let mut picture = Picture::default();
+        if data::decode(bytes, &mut picture, jpeg).is_ok() {
+            assert_eq!(picture.pixels.len(), picture.height * picture.width * picture.channels);
+            assert!(matches!(picture.channels, 1 | 3));
+        }
+        assert!(picture.pixels.capacity() <= 3 * 1032 * bytes.len().max(64), "{} bytes", bytes.len());
     }
-    assert!(picture.pixels.capacity() <= 3 * 1032 * bytes.len().max(64), "{} bytes", bytes.len());
+}
+
+/// Of each kind of JPEG file that there is both make the same picture, to some units; files are those of `make fuzz`.
+#[test]
+fn jpeg_decoders_agree() {
+    for name in ["rgb", "progressive", "grey", "full", "restart", "cmyk"] {
+        let path = format!("{}/fuzz/seeds/picture/{name}_jpg", env!("CARGO_MANIFEST_DIR"));
+        let bytes = fs::read(path).unwrap();
+        let decoded = decoders().into_iter().map(|jpeg| {
+            let mut picture = Picture::default();
+            data::decode(&bytes, &mut picture, jpeg).unwrap();
+            assert!(
+                data::decode(&bytes[..bytes.len() - 8], &mut Picture::default(), jpeg).is_err(),
+                "{name}"
+            );
+            picture
+        });
+        let decoded: Vec<Picture> = decoded.collect();
+        let [first, rest @ ..] = decoded.as_slice() else { unreachable!() };
+        assert_eq!((first.height, first.width, first.channels), (19, 23, if name == "grey" { 1 } else { 3 }));
+        for other in rest {
+            let differences = first.pixels.iter().zip(&other.pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
+            let mean = differences.sum::<f64>() / first.pixels.len() as f64;
+            assert!(
+                (other.height, other.width, other.channels) == (19, 23, first.channels) && mean < 2.0,
+                "{name}: {mean}"
+            );
+        }
+    }
+}
+
+/// What a run says and records; `auto` takes libjpeg-turbo where there is one, and a run that goes on says if it changes.
+#[test]
+fn a_run_says_what_decodes_its_jpegs() {
+    let root = folder(4);
+    let results = TempDir::new().unwrap();
+    let run = |decoder: &str, more: &[&str]| {
+        let (data, kept) = (root.path().to_str().unwrap(), results.path().join("kept"));
+        let flags = [
+            "--model",
+            "cifar_net",
+            "--data",
+            data,
+            "--batch",
+            "4",
+            "--threads",
+            "1",
+            "--jpeg-decoder",
+            decoder,
+        ];
+        let file = results.path().join("run.h5");
+        let files = ["--results", file.to_str().unwrap(), "--checkpoint", kept.to_str().unwrap()];
+        job::run(1, &[&flags[..], &files, more].concat())
+    };
+    let said = run("rust", &["--epochs", "1"]);
+    assert!(said.contains("JPEG by the decoder in Rust"), "{said}");
+    let said = run("auto", &["--epochs", "2", "--resume", "auto"]);
+    if decoders().len() == 2 {
+        assert!(said.contains("JPEG by libjpeg-turbo"), "{said}");
+        assert!(said.contains("changed: input.jpeg_decoder rust then, turbo now"), "{said}");
+    } else {
+        assert!(said.contains("JPEG by the decoder in Rust"), "{said}");
+    }
 }
 
 proptest! {
@@ -441,7 +516,7 @@ fn a_header_that_promises_the_moon_costs_nothing() {
     let frame = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
     for size in [[0x7f, 0xff, 0x7f, 0xff], [0xff; 4], [0, 0, 0, 9]] {
         bytes[frame + 5..frame + 9].copy_from_slice(&size);
-        let error = data::decode(&bytes, &mut Picture::default()).unwrap_err();
+        let error = data::decode(&bytes, &mut Picture::default(), Jpeg::Rust).unwrap_err();
         assert!(error.contains("than") || error.contains("corrupt") || error.contains("says"), "{error}");
         decode_is_sane(&bytes);
     }
@@ -454,7 +529,7 @@ fn a_header_that_promises_the_moon_costs_nothing() {
 fn transparency_and_sixteen_bits_are_left_away() {
     let rgba = Picture { pixels: vec![1, 2, 3, 0, 4, 5, 6, 255], height: 1, width: 2, channels: 4 };
     let mut decoded = Picture::default();
-    data::decode(&png(&rgba), &mut decoded).unwrap();
+    data::decode(&png(&rgba), &mut decoded, Jpeg::Rust).unwrap();
     assert_eq!((decoded.channels, decoded.pixels.as_slice()), (3, [1, 2, 3, 4, 5, 6].as_slice()));
 }
 

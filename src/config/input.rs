@@ -22,6 +22,29 @@ pub enum DataFormat {
     Packed,
 }
 
+/// By what JPEG files are decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JpegDecoder {
+    /// By libjpeg-turbo where every rank has it, else in Rust.
+    #[default]
+    Auto,
+    /// By libjpeg-turbo.
+    Turbo,
+    /// By a decoder in Rust, which every build has.
+    Rust,
+}
+
+impl fmt::Display for JpegDecoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            JpegDecoder::Auto => "whichever decoder there is",
+            JpegDecoder::Turbo => "libjpeg-turbo",
+            JpegDecoder::Rust => "the decoder in Rust",
+        })
+    }
+}
+
 /// One thing done to a training image; they come in the order of this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Augmentation {
@@ -162,11 +185,13 @@ pub struct Input {
     pub loader_threads: Option<usize>,
     /// Whether an image that cannot be read ends the run instead of being skipped.
     pub strict: bool,
+    pub jpeg_decoder: JpegDecoder,
 }
 
 impl Default for Input {
     fn default() -> Input {
-        Input { format: None, augment: None, repeat: 1, loader_threads: None, strict: false }
+        let jpeg_decoder = JpegDecoder::Auto;
+        Input { format: None, augment: None, repeat: 1, loader_threads: None, strict: false, jpeg_decoder }
     }
 }
 

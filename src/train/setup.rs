@@ -22,7 +22,7 @@ use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Allreduce, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::{Config, DeviceKind, Precision};
+use crate::config::{Config, DeviceKind, JpegDecoder, Precision};
 use crate::data::{Batch, TestLoader};
 use crate::device::onednn::{self, Cpu};
 use crate::device::reference::Reference;
@@ -428,7 +428,10 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: computing(config, device),
+        device: match config.input.jpeg_decoder {
+            JpegDecoder::Auto => computing(config, device),
+            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+        },
         threads,
         batch: config.batch,
         accumulation: config.accumulation,

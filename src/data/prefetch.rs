@@ -183,7 +183,9 @@ impl<O: Order> Reader<O> {
             std::mem::swap(batch, &mut parcel.batch);
             let (count, read) = (parcel.count, std::mem::replace(&mut parcel.read, Ok(())));
             // The thread has ended where there is nothing more to read.
-            let _ = ahead.empty.as_ref().map(|empty| empty.send(parcel));
+            if let Some(empty) = &ahead.empty {
+                let _ = empty.send(parcel);
+            }
             self.ahead = Some(ahead);
             return read.map(|()| count);
         }

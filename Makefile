@@ -16,7 +16,7 @@ WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 
-.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-hosts bench-collectives clean
+.PHONY: help deps build run test test-one test-full test-torchvision lint bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +62,10 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
+bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/checkpoint/run.sh $(DLTRAIN)
+
 bench-hosts: build ## measure the allreduces between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/hosts/run.sh $(DLTRAIN)
 
@@ -70,6 +74,9 @@ bench-collectives: ## measure the allreduces on one host against both MPIs and g
 	@$(MAKE) --no-print-directory build MPI=openmpi
 	@$(MAKE) --no-print-directory build MPI=mpich
 	@benchmarks/collectives/run.sh target/openmpi/release/dltrain target/mpich/release/dltrain
+
+fuzz: ## every parser against libFuzzer, 10 minutes each (TARGETS="idx tar" SECONDS=60; needs nightly Rust and cargo-fuzz)
+	@$(WITH_MPI) fuzz/run.sh "$(TARGETS)" "$(or $(SECONDS),600)"
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

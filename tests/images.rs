@@ -285,16 +285,13 @@ fn nothing_is_mixed_with_an_image_that_does_not_decode() {
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
         let broken = epoch(&sets.training, 1, 2, 0);
-        for at in 0..24 {
+        for (at, &index) in order[..24].iter().enumerate() {
             let same = broken.images[at * 3072..][..3072] == whole.images[at * 3072..][..3072];
             match at {
                 _ if at == place => assert_eq!(broken.labels[at], PADDING),
                 _ if at + 1 == place => {
                     assert_eq!((broken.others[at], broken.shares[at]), (broken.labels[at], 1.0));
-                    assert_eq!(
-                        broken.images[at * 3072..][..3072],
-                        read(&sets.training, 0, order[at] as usize)
-                    );
+                    assert_eq!(broken.images[at * 3072..][..3072], read(&sets.training, 0, index as usize));
                 }
                 _ => assert!(same && broken.labels[at] == whole.labels[at], "{at}"),
             }

@@ -19,7 +19,7 @@ DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels bench bench-cpu bench-data bench-hosts bench-collectives install uninstall test-install clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -85,6 +85,10 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
+bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/checkpoint/run.sh $(DLTRAIN)
+
 bench-hosts: build ## measure the allreduces between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/hosts/run.sh $(DLTRAIN)
 
@@ -101,6 +105,9 @@ install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or 
 
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)
+
+fuzz: ## every parser against libFuzzer, 10 minutes each (TARGETS="idx tar" SECONDS=60; needs nightly Rust and cargo-fuzz)
+	@$(WITH_MPI) fuzz/run.sh "$(TARGETS)" "$(or $(SECONDS),600)"
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

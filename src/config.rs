@@ -5,7 +5,7 @@
 mod compression;
 mod input;
 
-pub use input::{Augment, Augmentation, DataFormat, Input};
+pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
 use std::path::PathBuf;
 

@@ -23,8 +23,8 @@ use super::weights::Start;
 use super::{greatest, place};
 use crate::collective::{Collective, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::Config;
-use crate::data::{Sets, TestLoader};
+use crate::config::{Config, JpegDecoder};
+use crate::data::{Batch, Sets, TestLoader};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
@@ -258,8 +258,7 @@ fn assemble(
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
-            images: vec![0.0; training.images.bytes / 4],
-            labels: vec![0; config.batch],
+            batch: empty_batch(training, config),
         }),
         _ => None,
     };
@@ -369,8 +368,7 @@ fn trainer(
         flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
-        images: vec![0.0; plan.images.bytes / 4],
-        labels: vec![0; config.batch],
+        batch: empty_batch(plan, config),
         metrics: vec![0.0; config.batch],
         parameters: plan
             .parameters
@@ -396,6 +394,10 @@ fn images(config: &Config, sets: Option<&Sets>) -> String {
 fn run_file(config: &Config, threads: usize) -> String {
     let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
     config.run_file.clone() + &found
+}
+
+fn empty_batch(plan: &Plan, config: &Config) -> Batch {
+    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.
@@ -445,7 +447,10 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: computing(config, device),
+        device: match config.input.jpeg_decoder {
+            JpegDecoder::Auto => computing(config, device),
+            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+        },
         threads,
         batch: config.batch,
         accumulation: config.accumulation,

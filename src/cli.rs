@@ -136,7 +136,7 @@ pub struct TrainArgs {
     run_file: String,
     /// Which flags come from a file, and from where in it.
     #[arg(skip)]
-    origins: Vec<(String, String)>,
+    origins: file::Origins,
     /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
     /// typed count more; --SWITCH=false puts off a switch of the file.
     #[arg(long, value_name = "FILE")]

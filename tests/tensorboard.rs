@@ -19,7 +19,7 @@ fn records(path: &Path) -> Vec<Vec<u8>> {
         // Castagnoli's polynomial, bit by bit.
         let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
         let crc = !bytes.iter().fold(!0u32, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step));
-        (crc >> 15 | crc << 17).wrapping_add(0xa282_ead8)
+        crc.rotate_right(15).wrapping_add(0xa282_ead8)
     };
     let (mut at, mut found) = (0, Vec::new());
     while at < bytes.len() {

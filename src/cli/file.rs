@@ -12,6 +12,9 @@ use toml::de::{DeTable, DeValue};
 use dltrain::error::{Error, Kind, Result};
 use dltrain::record;
 
+/// Flags that come from a file, each with its place there.
+pub type Origins = Vec<(String, String)>;
+
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
 const PLACES: [&str; 8] = [
     "results",
@@ -44,17 +47,13 @@ pub fn given(args: &[OsString]) -> Option<PathBuf> {
 ///
 /// # Errors
 /// `Usage` with everything that is wrong in the file, by line; `Data` where it cannot be read.
-pub fn merge(
-    command: &Command,
-    path: &Path,
-    args: &[OsString],
-) -> Result<(Vec<OsString>, Vec<(String, String)>)> {
+pub fn merge(command: &Command, path: &Path, args: &[OsString]) -> Result<(Vec<OsString>, Origins)> {
     let record = path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5");
     let text = if record { record::run_file(path)? } else { read(path)? };
     let entries =
         parse(command, &text).map_err(|wrong| Error::new(Kind::Usage, listed(path, record, &wrong)))?;
     let mut merged = vec![args.first().cloned().unwrap_or_default()];
-    let mut origins = Vec::new();
+    let mut origins = Origins::new();
     let names: Vec<&str> = args.iter().filter_map(|arg| name(arg)).collect();
     for entry in entries {
         if names.contains(&entry.name.as_str()) || (record && PLACES.contains(&entry.name.as_str())) {

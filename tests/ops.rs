@@ -639,7 +639,7 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
     outputs.extend(norm.relu.then(|| saved(&x)));
     let (forward, made) = apply(device, &Op::BatchNorm(norm), &there, &outputs, None);
-    keeps(device, &made[0].layout, &there[0])?;
+    keeps(device, &made[0].layout, there[0])?;
     let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
     let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
     let sigma = f64::from(least + norm.epsilon).sqrt();

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chart::{self, Axis, Line, Mark, Scale};
+use super::axis::{Axis, Scale};
+use super::chart::{self, Line, Mark};
 use super::figures::Figure;
 use super::run::Run;
 use crate::error::Result;

@@ -1,6 +1,7 @@
 //! The figures of single runs, or of some of them in one: loss, accuracy, speed, time, memory, buckets.
 
-use super::chart::{self, Axis, Line, Mark, Row, Scale, Span};
+use super::axis::{Axis, Scale};
+use super::chart::{self, Line, Mark, Row, Span};
 use super::run::{PARTS, Run};
 use crate::error::Result;
 

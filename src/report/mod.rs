@@ -2,6 +2,7 @@
 //!
 //! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`. Used by: `main`, `cli`.
 
+mod axis;
 mod chart;
 mod compare;
 mod figures;

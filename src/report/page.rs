@@ -1,6 +1,6 @@
 //! The page: HTML with everything in it, that opens anywhere and prints well.
 
-use super::chart::number;
+use super::axis::number;
 use super::compare;
 use super::figures::Figure;
 use super::run::Run;

@@ -3,6 +3,7 @@
 #   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
 #   FEATURES=static     build HDF5 along, in place of the system's
 #   ARGS=…              flags added to `make run`
+#   TESTS=…             of the tests only these: TESTS="--test ops"
 #   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
@@ -35,14 +36,18 @@ build: deps ## build target/<mpi>/release/dltrain
 run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
+# What never starts dltrain is the same under any MPI: it is tested under the first.
+WITH_RANKS = --lib --bins $(patsubst tests/%.rs,--test %,$(shell grep -lE 'support/job.rs|CARGO_BIN_EXE' tests/*.rs))
+
 test: ## run every test, under Open MPI and under MPICH
 	@.ci/deps $(MPIS) tests slurm
-	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
+	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; \
+	    $(MAKE) --no-print-directory test-one MPI=$$mpi $(if $(TESTS),,$${second:+TESTS="$(WITH_RANKS)"}); second=1; done
 	@$(MAKE) --no-print-directory test-install MPIS="$(MPIS)"
 
 test-one: build
 	@.ci/deps $(MPI) tests
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) $(TESTS)
 
 test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored

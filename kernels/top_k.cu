@@ -20,7 +20,6 @@ static __device__ inline Bar bar_of(const float *values, u32 count, u32 k) {
     __shared__ u32 found[2];
     u32 known = 0, wanted = k;
     ROLLED for (int shift = 24; shift >= 0; shift -= 8) {
-        __syncthreads();
         bins[threadIdx.x] = 0;
         __syncthreads();
         ROLLED for (u32 i = threadIdx.x; i < count; i += BLOCK) {

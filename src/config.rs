@@ -5,7 +5,7 @@
 mod compression;
 mod input;
 
-pub use input::{Augment, Augmentation, DataFormat, Input};
+pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
 use std::path::PathBuf;
 
@@ -270,6 +270,9 @@ pub struct Session {
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
+    /// All flags, defaults included, as a file that `--config` reads.
+    #[serde(skip)]
+    pub run_file: String,
     pub model: String,
     /// `None`: as many as the model was made for.
     pub classes: Option<usize>,
@@ -322,6 +325,9 @@ pub struct Config {
     pub timeline: Option<PathBuf>,
     pub timeline_steps: Option<(u64, u64)>,
     pub results: Option<PathBuf>,
+    /// Directory of TensorBoard's events, and steps between two histograms.
+    pub tensorboard: Option<PathBuf>,
+    pub histograms: Option<u64>,
     pub session: Session,
     /// Where the trained weights go.
     pub save_weights: Option<PathBuf>,
@@ -337,7 +343,15 @@ impl Config {
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = ["threads", "results", "data", "input.loader_threads", "init_from", "save_weights"];
+        let own = [
+            "threads",
+            "results",
+            "tensorboard",
+            "data",
+            "input.loader_threads",
+            "init_from",
+            "save_weights",
+        ];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
@@ -361,6 +375,8 @@ impl Config {
             "warmup",
             "data",
             "results",
+            "tensorboard",
+            "histograms",
             "threads",
             "init_from",
             "reset_head",

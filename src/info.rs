@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::comm::{World, is_cuda_aware};
+use crate::config::JpegDecoder;
+use crate::data::Jpeg;
 use crate::device::{cuda, onednn};
 use crate::error::Result;
 use crate::record;
@@ -25,6 +27,7 @@ pub fn print(world: &World) -> Result<()> {
         ("CPU", cpu(&isas)),
         ("oneDNN", onednn_found()),
         ("HDF5", record::hdf5_version()),
+        ("JPEG", jpeg()),
         ("GPUs", gpu_lines(&hosts, &gpus)),
     ] {
         // Writing to a String cannot fail.
@@ -79,6 +82,25 @@ fn onednn_found() -> String {
         // The message has a line for each place that was searched; here it is one.
         Err(error) => format!("none: {}", error.message.split_whitespace().collect::<Vec<_>>().join(" ")),
     }
+}
+
+/// What decodes JPEG files, and why, as one line.
+fn jpeg() -> String {
+    match Jpeg::find(JpegDecoder::Turbo) {
+        Ok(turbo) => format!("{} {}", turbo.name(), loaded("libturbojpeg")),
+        Err(error) => format!("{}: {}", JpegDecoder::Rust, error.message),
+    }
+}
+
+/// The file of a library of this process.
+fn loaded(name: &str) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths
+        .into_iter()
+        .find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(name)))
+        .unwrap_or("")
+        .into()
 }
 
 /// This rank's GPUs, or why there are none, as one line.

@@ -1271,23 +1271,38 @@ fn the_loss_is_what_it_is_defined_to_be() {
             spec: Spec { shape: Shape(vec![n]), dtype: DType::I32 },
             values: (0..n).map(draw).collect(),
         };
-        let inputs = [&logits, &labels];
+        let others = Host { spec: labels.spec.clone(), values: labels.values.iter().rev().map(|v| v.max(0.0)).collect() };
+        let shares = [0.0, 1.0, 0.5, 0.3, 0.75, 0.125, 0.9, 0.4, 0.6][..n].to_vec();
+        let shares = Host { spec: spec(&[n]), values: shares };
         // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; six more
         // roundings (exponential, sum, logarithm or division, two with the weight, the last one).
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
         let relative = U * (spread + 8.0);
-        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
-        let outputs = [spec(&[n]), spec(&[n])];
-        let (_, found) = through(device, &op, &inputs, &outputs, None);
-        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
-        close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
-        prop_assert_eq!(&found[1], &expected[1]);
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
-        let outputs = [spec(&[n, classes])];
-        let (_, found) = through(device, &op, &inputs, &outputs, None);
-        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
-        let bound = 2.0 * relative * f64::from(SCALARS.gradient_scale);
-        close(&found[0], &expected[0], std::iter::repeat(bound), "loss gradient")?;
+        let single = (
+            Op::SoftmaxCrossEntropy { smoothing, weight },
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight },
+            vec![&logits, &labels],
+        );
+        let mixed = (
+            Op::MixedCrossEntropy { smoothing, weight },
+            Op::MixedCrossEntropyBackward { smoothing, weight },
+            vec![&logits, &labels, &others, &shares],
+        );
+        // Not on a GPU yet.
+        let cases = if on_gpu() { vec![single] } else { vec![single, mixed] };
+        for (forward, backward, inputs) in cases {
+            let outputs = [spec(&[n]), spec(&[n])];
+            let (_, found) = through(device, &forward, &inputs, &outputs, None);
+            let (_, expected) = through(&Reference, &forward, &inputs, &outputs, None);
+            let bounds = expected[0].iter().map(|&v| relative * (1.0 + f64::from(v)));
+            close(&found[0], &expected[0], bounds, forward.name())?;
+            prop_assert_eq!(&found[1], &expected[1]);
+            let outputs = [spec(&[n, classes])];
+            let (_, found) = through(device, &backward, &inputs, &outputs, None);
+            let (_, expected) = through(&Reference, &backward, &inputs, &outputs, None);
+            let bound = 2.0 * relative * f64::from(SCALARS.gradient_scale);
+            close(&found[0], &expected[0], std::iter::repeat(bound), backward.name())?;
+        }
     });
 }
 

@@ -13,7 +13,7 @@ mod exchange;
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::collective::Allreduce;
+use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event, Memory};
 use crate::error::Result;
@@ -37,7 +37,7 @@ const POLLS: usize = 16;
 
 /// The buckets of a plan, and the collective that averages them.
 pub struct Fusion {
-    allreduce: Box<dyn Allreduce>,
+    allreduce: Box<dyn Collective>,
     buckets: Vec<InFlight>,
     times: Vec<BucketTime>,
     /// Where ranks share the statistics of normalisations.
@@ -77,7 +77,7 @@ struct InFlight {
 
 impl Fusion {
     /// Prepares a collective for every bucket. Without `overlap` all of them start in `finish`.
-    pub fn new(mut allreduce: Box<dyn Allreduce>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
+    pub fn new(mut allreduce: Box<dyn Collective>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
         let mut flights = Vec::with_capacity(buckets.len());
         for bucket in buckets {
             let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
@@ -201,8 +201,8 @@ impl Fusion {
 
     /// What is waited for while a bucket is not done.
     fn awaited(&self, index: usize) -> Awaited {
-        let what =
-            format!("bucket {} of {} ({} allreduce)", index + 1, self.buckets.len(), self.allreduce.name());
+        let algorithm = self.allreduce.algorithm(self.buckets[index].slot);
+        let what = format!("bucket {} of {} ({algorithm} allreduce)", index + 1, self.buckets.len());
         let peers = if index < self.started {
             self.allreduce.waiting_for(self.buckets[index].slot)
         } else {
@@ -260,7 +260,7 @@ mod tests {
     /// Records what is asked of it; each bucket is done after two polls.
     struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>);
 
-    impl Allreduce for Script {
+    impl Collective for Script {
         fn name(&self) -> &'static str {
             "script"
         }

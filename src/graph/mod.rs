@@ -142,6 +142,8 @@ pub struct Graph {
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,
+    /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
+    pub mixed: Option<[TensorId; 2]>,
     /// (N,K) scores before the softmax; those of the main head where there are several.
     pub logits: TensorId,
     /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
@@ -197,6 +199,31 @@ impl Graph {
             }
         }
         self
+    }
+
+    /// The same network learning from mixed samples, which have two labels each: `Op::MixedCrossEntropy`. For a forward
+    /// graph.
+    pub fn mix_labels(mut self) -> Graph {
+        let shape = self.tensor(self.labels).spec.shape.clone();
+        let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
+            self.tensors.push(Tensor {
+                name: name.into(),
+                spec: Spec { shape: shape.clone(), dtype },
+                role: Role::Input,
+                init: None,
+                decay: false,
+                frozen: false,
+                gradient_of: None,
+            });
+            TensorId(self.tensors.len() - 1)
+        });
+        for node in &mut self.nodes {
+            if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
+                node.op = Op::MixedCrossEntropy { smoothing, weight };
+                node.inputs.extend(mixed);
+            }
+        }
+        Graph { mixed: Some(mixed), ..self }
     }
 
     /// The nodes that read a tensor.

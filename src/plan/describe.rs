@@ -64,7 +64,7 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    fn rows(&self, extent: Extent) -> [(&'static str, usize); 11] {
+    pub fn kinds(&self, extent: Extent) -> [(&'static str, usize); 11] {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
@@ -83,7 +83,7 @@ impl Sizes {
     /// Bytes that a rank has at its peak: what the operating system calls the peak resident set of its process. Without
     /// what lies on a device with memory of its own.
     pub fn total(&self, extent: Extent) -> usize {
-        self.rows(extent).iter().map(|(_, size)| size).sum::<usize>() - self.on_device(extent)
+        self.kinds(extent).iter().map(|(_, size)| size).sum::<usize>() - self.on_device(extent)
     }
 
     /// Bytes on a device with memory of its own.
@@ -220,7 +220,7 @@ impl Plan {
     }
 
     fn describe_memory(&self, out: &mut String, device: &str, sizes: &Sizes, extent: Extent) {
-        let rows = sizes.rows(extent);
+        let rows = sizes.kinds(extent);
         let _ = writeln!(out, "memory a rank at its peak, on {device}");
         for (kind, size) in rows {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));

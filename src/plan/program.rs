@@ -57,6 +57,8 @@ pub struct Program {
     pub forward_steps: usize,
     pub images: Memory,
     pub labels: Memory,
+    /// Other labels and shares, where samples are mixed.
+    pub mixed: Option<[Memory; 2]>,
     pub losses: Memory,
     pub hits: Memory,
     /// In the order of their steps.
@@ -106,6 +108,7 @@ impl Plan {
             forward_steps: self.forward_steps,
             images: regions.at(&self.images),
             labels: regions.at(&self.labels),
+            mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
             losses: regions.at(&self.losses),
             hits: regions.at(&self.hits),
             exchanges,

@@ -151,6 +151,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         trace::step(done as u64);
         let rate = job.schedule.rate(done);
         job.trainer.flags = job.saver.flags();
+        let saving = job.saver.is_writing();
         let result = job.trainer.step(&*job.device, &mut job.source, step, done, rate)?;
         recorder.step(&StepRecord {
             step: done as u64,
@@ -164,8 +165,11 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             communication: result.communication,
             input: result.input,
             encoding: result.encoding,
+            copying: std::mem::take(&mut job.saver.copying),
+            saving,
             buckets: job.trainer.bucket_times(),
         });
+        histograms(job, recorder, done + 1)?;
         if result.diverged {
             return world.agree(Err(diverged(world, done, &result)));
         }
@@ -196,8 +200,25 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
     all_finite(world, job)
 }
 
+/// The weights and averaged gradients, where they are asked for. Between two steps nobody writes to either.
+fn histograms(job: &Job, recorder: &mut Recorder, done: usize) -> Result<()> {
+    if recorder.wants_histograms(done as u64) {
+        let (memories, device) = (&job.memories, &*job.device);
+        for parameter in &job.plan.parameters {
+            for (kind, region) in
+                [("weights", &memories.regions.parameters), ("gradients", &memories.averaged)]
+            {
+                let values = memories.read(device, parameter, region)?;
+                recorder.histogram(&format!("{kind}/{}", parameter.name), &values);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Takes a checkpoint of where the run stands, never one that is broken. Collective.
 fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    let begun = Instant::now();
     if job.saver.active {
         all_finite(world, job)?;
     }
@@ -206,7 +227,9 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     job.saver.take(world, &*job.device, &state, &job.standing, || {
         let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
         recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
-    })
+    })?;
+    job.saver.copying += begun.elapsed().as_secs_f64();
+    Ok(())
 }
 
 /// Parameters are the same on all ranks, and so is the answer.

@@ -72,6 +72,15 @@ impl Plans {
         self.sizes.total(self.extent)
     }
 
+    /// These by kind.
+    pub fn kinds(&self) -> Vec<(String, u64)> {
+        self.sizes
+            .kinds(self.extent)
+            .into_iter()
+            .map(|(kind, bytes)| (kind.to_string(), bytes as u64))
+            .collect()
+    }
+
     /// Bytes on a device with memory of its own.
     pub fn on_device(&self) -> usize {
         self.sizes.on_device(self.extent)

@@ -21,10 +21,10 @@ use super::step::{Accumulation, Scaling, Stretch, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Allreduce, Gather};
+use crate::collective::{Collective, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::Config;
-use crate::data::TestLoader;
+use crate::config::{Config, JpegDecoder};
+use crate::data::{Batch, Sets, TestLoader};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
@@ -65,6 +65,8 @@ pub fn prepare(
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
+    let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
+    tell("flags agreed on");
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
@@ -85,13 +87,20 @@ pub fn prepare(
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
+    let images = images(config, sets.as_ref());
     let (source, test) = open_data(world, config, &network, sets)?;
+    tell("data sets open");
     comm::enter(Phase::Plan, 0);
     let device = device::open(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let averaging = Averaging::new(world, config, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    tell(&format!(
+        "{} steps planned in {} buckets",
+        plans.training.steps.len(),
+        plans.training.buckets.len()
+    ));
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
     if config.dry_run {
@@ -112,6 +121,7 @@ pub fn prepare(
         standing.at,
     );
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
@@ -130,6 +140,7 @@ pub fn prepare(
         standing,
         saver,
     )?;
+    tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
@@ -180,6 +191,9 @@ fn outputs(
             record::resumed_path(place, given, &config.model, earlier)?
         }
     };
+    if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
+        record::check_events(events, resumed.is_some())?;
+    }
     let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
@@ -247,8 +261,7 @@ fn assemble(
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
-            images: vec![0.0; training.images.bytes / 4],
-            labels: vec![0; config.batch],
+            batch: empty_batch(training, config),
         }),
         _ => None,
     };
@@ -282,7 +295,7 @@ fn reduction(
     plan: &Plan,
     device: &dyn Device,
     memories: &Memories,
-) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+) -> Result<(Box<dyn Collective>, Option<Account>)> {
     match config.compress {
         None => {
             let reduce = averaging.selection.build(world, &memories.gradients);
@@ -367,8 +380,7 @@ fn trainer(
         flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
-        images: vec![0.0; plan.images.bytes / 4],
-        labels: vec![0; config.batch],
+        batch: empty_batch(plan, config),
         metrics: vec![0.0; config.batch],
         parameters: plan
             .parameters
@@ -376,6 +388,28 @@ fn trainer(
             .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
             .collect(),
     })
+}
+
+/// Which images there are, in words.
+fn images(config: &Config, sets: Option<&Sets>) -> String {
+    let (Some(path), Some(sets)) = (&config.data, sets) else { return "synthetic: one batch a rank".into() };
+    let test = match &sets.test {
+        Some(test) => format!("{} to test", test.len()),
+        None => "none to test".into(),
+    };
+    let augment = sets.training.augment().to_string();
+    let augmented = if augment == "none" { String::new() } else { format!(", augmented: {augment}") };
+    format!("{}: {} images to train, {test}{augmented}", path.display(), sets.training.len())
+}
+
+/// The flags of this run, with the threads that it found: their number decides some of the bits.
+fn run_file(config: &Config, threads: usize) -> String {
+    let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
+    config.run_file.clone() + &found
+}
+
+fn empty_batch(plan: &Plan, config: &Config) -> Batch {
+    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.
@@ -391,6 +425,7 @@ fn describe(
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
+        ("run_file".to_string(), run_file(config, threads)),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), computing(config, device)),
         (
@@ -404,6 +439,7 @@ fn describe(
             "hosts".to_string(),
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
         ),
+        ("threads".to_string(), threads.to_string()),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     if let Some(kept) = plans.kept {
@@ -415,7 +451,7 @@ fn describe(
     attributes.push(("classes".into(), graph.classes().to_string()));
     let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec());
     attributes.push(("image".into(), image.to_string()));
-    attributes.extend(config.shared_items());
+    attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
         let mut seen = std::collections::HashSet::new();
         move |(name, _)| seen.insert(name.clone())
@@ -423,7 +459,10 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: computing(config, device),
+        device: match config.input.jpeg_decoder {
+            JpegDecoder::Auto => computing(config, device),
+            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+        },
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
@@ -432,8 +471,10 @@ fn describe(
         warmup: config.warmup as u64,
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
+        memory: plans.kinds(),
         compression: None,
         attributes,
+        events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
         started,
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
+use crate::data::Batch;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -107,9 +108,8 @@ pub struct Trainer {
     pub seed: u64,
     /// One over the images of all ranks in a step.
     pub gradient_scale: f32,
-    /// Host copies of a batch.
-    pub images: Vec<f32>,
-    pub labels: Vec<i32>,
+    /// The host's copy of a batch.
+    pub batch: Batch,
     pub metrics: Vec<f32>,
     pub bucket_times: Vec<BucketTime>,
     /// Every parameter by name.
@@ -199,9 +199,13 @@ impl Trainer {
     /// Fills the batch; returns the seconds that took.
     fn read(&mut self, device: &dyn Device, source: &mut Source, step: usize, micro: usize) -> Result<f64> {
         let (begun, traced) = (Instant::now(), trace::now());
-        if source.fill(step, micro, &mut self.images, &mut self.labels)? {
-            device.upload(bytes_of(&self.images), &self.program.images)?;
-            device.upload(bytes_of(&self.labels), &self.program.labels)?;
+        if source.fill(step, micro, &mut self.batch)? {
+            device.upload(bytes_of(&self.batch.images), &self.program.images)?;
+            device.upload(bytes_of(&self.batch.labels), &self.program.labels)?;
+            if let Some([others, shares]) = &self.program.mixed {
+                device.upload(bytes_of(&self.batch.others), others)?;
+                device.upload(bytes_of(&self.batch.shares), shares)?;
+            }
         }
         trace::record(trace::Kind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
@@ -282,7 +286,7 @@ impl Trainer {
         tail.loss += loss;
         tail.hits += sum(&self.metrics);
         // An image that could not be read has no label, and counts nowhere.
-        tail.images += self.labels.iter().filter(|&&label| label >= 0).count() as f32;
+        tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         if !loss.is_finite() && result.where_diverged.is_none() {
             tail.diverged = 1.0;
             result.where_diverged = self.program.first_not_finite(device, scalars)?;

@@ -1,4 +1,4 @@
-//! Our CUDA kernels, run on the host, against the reference device, `device::Rule` and the codecs, or a formula: every kernel, for
+//! Our CUDA kernels, run on the host (or on a GPU: tests/support/kernels.rs), against the reference device, `device::Rule` and the codecs, or a formula: every kernel, for
 //! every type of number, aligned and not, with the threads of a block in both orders and with different grids.
 //!
 //! - `table`: the sources, kernels/README.md and the PTX have the same kernels; missing barriers are seen
@@ -7,6 +7,8 @@
 //! - `update`: the optimizers, to the bit; norms, clipping, averages, loss scaling
 //! - `compress`: the codecs, to the byte
 
+#[path = "../support/driver.rs"]
+mod driver;
 #[path = "../support/fake_cuda.rs"]
 mod fake_cuda;
 #[path = "../support/kernels.rs"]

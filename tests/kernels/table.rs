@@ -96,6 +96,32 @@ fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
     }
 }
 
+/// Updates have the host's bits, and forward and backward agree, only if nothing is fused, flushed to zero or approximated;
+/// what computes exponentials and powers does so inside those.
+#[test]
+fn arithmetic_is_rounded_step_by_step() {
+    let text = fs::read_to_string(kernels_folder().join("dltrain.ptx")).unwrap();
+    for entry in text.split(".entry ").skip(1) {
+        let (name, body) = entry.split_once('(').unwrap();
+        if !["softmax", "lrn"].iter().any(|powers| name.starts_with(powers)) {
+            let wrong = ["fma.", ".ftz", ".approx", "div.full"].into_iter().find(|word| body.contains(word));
+            assert!(wrong.is_none(), "{name} has {wrong:?}");
+        }
+    }
+}
+
+/// The kernels as if on a GPU: from the PTX through the driver's calls, here the double's.
+#[test]
+fn the_tests_run_on_a_gpu_too() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--skip", "table::", "--test-threads", "2"])
+        .env("DLTRAIN_KERNELS_ON", "cuda")
+        .env("LD_LIBRARY_PATH", fake_cuda::libraries())
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+}
+
 /// One bit of a GPU's work that the tests on the host must not miss.
 #[test]
 fn a_missing_barrier_shows_in_one_order_of_threads() {

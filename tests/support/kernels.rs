@@ -1,4 +1,7 @@
-//! Our CUDA kernels on the host: memory for them, and their launch in every order that must make no difference.
+//! Our CUDA kernels: memory for them, and their launch in every order that must make no difference.
+//!
+//! They run on the host. With DLTRAIN_KERNELS_ON=cuda they run on the GPU that is there (or, with the doubles of CUDA's libraries in
+//! LD_LIBRARY_PATH, as if they did), from the PTX.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
@@ -7,7 +10,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use libloading::Library;
 
-use super::fake_cuda;
+use super::{driver, fake_cuda};
 
 /// The types of number, as they stand in a kernel's name.
 pub const NUMBERS: [&str; 3] = ["f32", "bf16", "f16"];
@@ -249,14 +252,9 @@ impl Shape {
 /// Runs a kernel with its threads in both orders and with every grid, from the same memory each time, and sees to it that all
 /// gives the same bits and nothing beside the buffers was written.
 pub fn launch(name: &str, shape: &Shape, given: &[Argument]) {
-    let letters = arguments(name).unwrap_or_else(|| panic!("there is no kernel {name}"));
-    let kinds = given.iter().map(|argument| match argument {
-        Argument::Pointer(_) | Argument::Null => 'p',
-        Argument::Long(_) => 'l',
-        Argument::Int(_) => 'i',
-        Argument::Float(_) => 'f',
-    });
-    assert_eq!(kinds.collect::<String>(), letters, "arguments of {name}");
+    if !on_gpu() {
+        check(name, given);
+    }
     let buffers: Vec<&Buffer> = given
         .iter()
         .filter_map(|argument| if let Argument::Pointer(buffer) = argument { Some(*buffer) } else { None })
@@ -275,26 +273,86 @@ pub fn launch(name: &str, shape: &Shape, given: &[Argument]) {
     }
 }
 
+/// Whether kernels run on a GPU.
+pub fn on_gpu() -> bool {
+    std::env::var_os("DLTRAIN_KERNELS_ON").is_some_and(|on| on == "cuda")
+}
+
+/// The arguments are of the kinds that the kernel has.
+fn check(name: &str, given: &[Argument]) {
+    let letters = arguments(name).unwrap_or_else(|| panic!("there is no kernel {name}"));
+    let kinds = given.iter().map(|argument| match argument {
+        Argument::Pointer(_) | Argument::Null => 'p',
+        Argument::Long(_) => 'l',
+        Argument::Int(_) => 'i',
+        Argument::Float(_) => 'f',
+    });
+    assert_eq!(kinds.collect::<String>(), letters, "arguments of {name}");
+}
+
 fn run(name: &str, grid: [u32; 3], block: [u32; 3], given: &[Argument], descending: bool) {
+    let result = if on_gpu() {
+        run_on_gpu(name, grid, block, given)
+    } else {
+        let mut values = values(given, |buffer| buffer.address());
+        run_on_host(name, grid, block, &mut values, descending)
+    };
+    result.unwrap_or_else(|e| panic!("kernel {name} with grid {grid:?}, block {block:?}: {e}"));
+}
+
+/// The arguments as a launch wants them: a word each, of which the lower half may be all.
+fn values(given: &[Argument], mut address: impl FnMut(&Buffer) -> u64) -> Vec<u64> {
+    let word = |argument: &Argument| match argument {
+        Argument::Pointer(buffer) => address(buffer),
+        Argument::Null => 0,
+        Argument::Long(value) => *value as u64,
+        Argument::Int(value) => u64::from(*value as u32),
+        Argument::Float(value) => value.to_bits().into(),
+    };
+    given.iter().map(word).collect()
+}
+
+fn pointers(values: &mut [u64]) -> Vec<*mut c_void> {
+    values.iter_mut().map(|value| (value as *mut u64).cast()).collect()
+}
+
+fn run_on_host(
+    name: &str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    values: &mut [u64],
+    descending: bool,
+) -> Result<(), String> {
     type Run =
         unsafe extern "C" fn(*const c_char, *const c_uint, *const c_uint, *mut *mut c_void, bool) -> bool;
-    let mut values: Vec<u64> = given
-        .iter()
-        .map(|argument| match argument {
-            Argument::Pointer(buffer) => buffer.address(),
-            Argument::Null => 0,
-            Argument::Long(value) => *value as u64,
-            Argument::Int(value) => u64::from(*value as u32),
-            Argument::Float(value) => value.to_bits().into(),
-        })
-        .collect();
-    let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| (value as *mut u64).cast()).collect();
-    let name = CString::new(name).unwrap();
+    let (name, mut pointers) = (CString::new(name).unwrap(), pointers(values));
     // SAFETY: the type is that of tests/fake_cuda/kernels.cpp; the arguments are of the kinds that the kernel has, which
     // `launch` has seen to, and its pointers are to living buffers of which nothing is borrowed.
     let ran = unsafe {
         let run = library().get::<Run>(b"kernel_run").unwrap();
         run(name.as_ptr(), grid.as_ptr(), block.as_ptr(), pointers.as_mut_ptr(), descending)
     };
-    assert!(ran, "{name:?} cannot be launched with grid {grid:?}, block {block:?}");
+    ran.then_some(()).ok_or_else(|| "a GPU would refuse it".into())
+}
+
+/// Each buffer goes there with its margins, and comes back.
+fn run_on_gpu(name: &str, grid: [u32; 3], block: [u32; 3], given: &[Argument]) -> Result<(), String> {
+    let driver = driver::driver().lock().unwrap();
+    driver.enter();
+    let mut there: Vec<(*const Buffer, driver::Memory)> = Vec::new();
+    let mut values = values(given, |buffer| {
+        // One buffer may stand for two arguments.
+        let known = there.iter().position(|(of, _)| std::ptr::eq(*of, buffer)).unwrap_or_else(|| {
+            there.push((buffer, buffer.whole(|all| driver.memory(all))));
+            there.len() - 1
+        });
+        there[known].1.address + buffer.start as u64
+    });
+    driver.launch(name, grid, block, &mut pointers(&mut values))?;
+    for argument in given {
+        let Argument::Pointer(buffer) = argument else { continue };
+        let (_, memory) = there.iter().find(|(of, _)| std::ptr::eq(*of, *buffer)).expect("it went there");
+        buffer.whole(|all| all.copy_from_slice(&memory.read()));
+    }
+    Ok(())
 }

@@ -106,6 +106,9 @@ impl Cuda {
             Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
+            Op::MixedCrossEntropy { .. } | Op::MixedCrossEntropyBackward { .. } => Err(Error::usage(
+                "mixed images (--augment mixup, cutmix) are not to be had on a GPU yet; leave them out or use --device cpu",
+            )),
         }
     }
 

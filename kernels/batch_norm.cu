@@ -129,8 +129,9 @@ struct Norm {
 static __device__ inline Norm norm_of(Column own, const float *w, const float *b, const float *mean,
                                       const float *variance, float epsilon) {
     Norm norm = {};
-    for (int k = 0; k < own.count; ++k) {
+    for (int k = 0; k < 4; ++k) {
         const int c = own.first + k;
+        if (k >= own.count) break;
         const float deviation = sqrtf(variance[c] + epsilon);
         norm.mean[k] = mean[c];
         norm.scale[k] = w[c] / deviation;
@@ -224,7 +225,8 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const T *y, 
     const Norm norm = norm_of(own, w, relu ? b : nullptr, mean, variance, epsilon);
     const f64 n = (f64)ranks * (f64)rows;
     float of_b[4] = {}, of_w[4] = {};
-    for (int k = 0; k < own.count; ++k) {
+    for (int k = 0; k < 4; ++k) {
+        if (k >= own.count) break;
         f64 sum = 0.0, product = 0.0;
         ROLLED for (int r = 0; r < ranks; ++r) {
             sum += sums[(Long)r * 2 * channels + own.first + k];

@@ -8,7 +8,8 @@
 constexpr int SIDE = 16;
 constexpr int CHANNELS = 4 * SIDE;
 
-// Four channels of a thread, of which `count` exist (none where the grid reaches beyond the last).
+// Four channels of a thread, of which `count` exist (none where the grid reaches beyond the last). Loops go over all four and ask: with
+// as many rounds as there are channels, arrays could not be registers.
 struct Column {
     int first, count;
 };
@@ -28,7 +29,8 @@ template <class T> static __device__ inline void load_column(const T *row, Colum
 
 template <class T> static __device__ inline void store_column(T *row, Column own, bool wide, const float (&from)[4]) {
     if (wide && own.count == 4) return store(row + own.first, from);
-    for (int k = 0; k < own.count; ++k) row[own.first + k] = Rounded<T>::of(from[k]);
+    for (int k = 0; k < 4; ++k)
+        if (k < own.count) row[own.first + k] = Rounded<T>::of(from[k]);
 }
 
 // Whether rows may be read four numbers at a time.

@@ -59,24 +59,22 @@ template <> struct Rounded<Bf16> {
     static __device__ inline Bf16 of(float x) {
         const u32 bits = __float_as_uint(x);
         // A NaN keeps its upper bits and is made quiet.
-        if (is_nan(x)) return {(u16)((bits >> 16) | 0x40u)};
-        return {(u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+        const u32 quiet = (bits >> 16) | 0x40u, nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        return {(u16)(is_nan(x) ? quiet : nearest)};
     }
 };
 
 template <> struct Rounded<F16> {
     static __device__ inline F16 of(float x) {
         const u32 bits = __float_as_uint(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-        u32 half;
-        if (magnitude > 0x7f800000u) {
-            half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-        } else if (magnitude >= 0x47800000u) { // 65536 and more
-            half = 0x7c00u;
-        } else if (magnitude < 0x38800000u) { // below 2^-14: the last bit of 0.5 + x is that of a subnormal half
-            half = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u;
-        } else {
-            half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-        }
+        // All four are computed and one is taken: that is cheaper than to have threads part.
+        const u32 nearest = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+        // Below 2^-14 the last bit of 0.5 + x is that of a subnormal half.
+        const u32 subnormal = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u;
+        const u32 quiet = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+        u32 half = magnitude < 0x38800000u ? subnormal : nearest;
+        half = magnitude >= 0x47800000u ? 0x7c00u : half; // 65536 and more
+        half = magnitude > 0x7f800000u ? quiet : half;
         return {(u16)(half | sign)};
     }
 };

@@ -28,7 +28,10 @@ __device__ inline void dropout(const T *x, T *y, Long samples, int channels, int
     each(samples * per_sample, false, [&](Long i, auto) {
         const Long sample = i / per_sample, within = i % per_sample;
         const Long element = within % channels * plane + within / channels;
-        change(i, words(sample, element / 4).at[element % 4]);
+        const Words drawn = words(sample, element / 4);
+        // No array with a changing index: it would not be registers.
+        const u32 upper = element % 2 ? drawn.at[3] : drawn.at[2], lower = element % 2 ? drawn.at[1] : drawn.at[0];
+        change(i, element % 4 < 2 ? lower : upper);
     });
 }
 

@@ -8,18 +8,19 @@ extern "C" __global__ void one_bit_encode(float *values, u8 *messages, const Mes
         int positive = 0;
         ROLLED for (u32 i = threadIdx.x; i < at.count; i += BLOCK) {
             const bool sign = own[i] >= 0.0f;
-            sums[sign] += (f64)own[i];
+            sums[0] += sign ? 0.0 : (f64)own[i];
+            sums[1] += sign ? (f64)own[i] : 0.0;
             positive += sign;
         }
         const f64 below = over_block<Add>(sums[0]), above = over_block<Add>(sums[1]);
         positive = over_block<Add>(positive);
         const int negative = (int)at.count - positive;
-        const float means[2] = {(float)(below / (negative > 1 ? negative : 1)),
-                                (float)(above / (positive > 1 ? positive : 1))};
+        const float mean_below = (float)(below / (negative > 1 ? negative : 1));
+        const float mean_above = (float)(above / (positive > 1 ? positive : 1));
         u8 *message = messages + 4 * (u64)at.word;
         if (threadIdx.x == 0) {
-            ((float *)message)[0] = means[1];
-            ((float *)message)[1] = means[0];
+            ((float *)message)[0] = mean_above;
+            ((float *)message)[1] = mean_below;
         }
         ROLLED for (u32 byte = threadIdx.x; byte < (at.count + 7) / 8; byte += BLOCK) {
             u32 bits = 0;
@@ -27,7 +28,7 @@ extern "C" __global__ void one_bit_encode(float *values, u8 *messages, const Mes
                 float &value = own[8 * byte + k];
                 const bool sign = value >= 0.0f;
                 bits |= (u32)sign << k;
-                value -= means[sign];
+                value -= sign ? mean_above : mean_below;
             }
             message[8 + byte] = (u8)bits;
         }

@@ -25,8 +25,8 @@ extern "C" __global__ void two_bit_add(const u8 *messages, float *sum, const Mes
     each_message(table, count, [&](Message at) {
         ROLLED for (u32 i = threadIdx.x; i < at.count; i += BLOCK) {
             const u32 code = messages[4 * (u64)at.word + i / 4] >> (2 * (i % 4)) & 3u;
-            const float meanings[4] = {0.0f, threshold, -threshold, __uint_as_float(0x7fc00000u)};
-            sum[at.first + i] += meanings[code];
+            const float finite = code == 0 ? 0.0f : code == 1 ? threshold : -threshold;
+            sum[at.first + i] += code == 3 ? __uint_as_float(0x7fc00000u) : finite;
         }
     });
 }

@@ -234,7 +234,7 @@ fn bytes_become_normalised_images() {
 #[test]
 fn channels_are_joined_and_cut() {
     for t in NUMBERS {
-        for (rows, widths) in [(5, [3, 4, 2]), (9, [8, 16, 4])] {
+        for (rows, widths) in [(5, [3, 4, 2]), (9, [8, 16, 4]), (7, [4, 3, 8])] {
             let width: usize = widths.iter().sum();
             let y = Buffer::empty(rows * width, t, STARTS[0]);
             let mut from = 0;

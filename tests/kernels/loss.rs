@@ -22,15 +22,19 @@ fn labels_there(labels: &[i32]) -> Buffer {
 }
 
 fn cases() -> impl Iterator<Item = (&'static str, usize, usize, f32)> {
-    let sizes = [(1, 1, 0.0), (7, 2, 0.1), (12, 10, 0.0), (6, 1000, 0.1), (5, 257, 0.3)];
+    let sizes = [(1, 1, 0.0), (40, 7, 0.1), (12, 10, 0.0), (6, 1000, 0.1), (5, 257, 0.3)];
     NUMBERS
         .into_iter()
         .flat_map(move |t| sizes.into_iter().map(move |(rows, classes, s)| (t, rows, classes, s)))
 }
 
-/// Logits of which many are equal, and some large.
+/// Logits of which many are equal, the largest too where there are few, and some large.
 fn logits(t: &str, rows: usize, classes: usize) -> Vec<f32> {
-    random_in(t, rows * classes, 71).iter().map(|v| rounded(t, (v * 8.0).round() * 4.0)).collect()
+    let levels = if classes < 10 { 1.0 } else { 8.0 };
+    random_in(t, rows * classes, 71)
+        .iter()
+        .map(|v| rounded(t, (v * levels).round() * 32.0 / levels))
+        .collect()
 }
 
 #[test]

@@ -319,7 +319,9 @@ fn clipped(gradients: &[f32], max_norm: f32, blocks: u32) -> [Vec<f32>; 2] {
 
 #[test]
 fn gradients_are_clipped_as_on_the_host() {
-    for (n, max_norm, blocks) in [(1, 0.1, 1), (1030, 3.0, 2), (1030, 1e6, 5), (5000, 0.5, 300)] {
+    for (n, max_norm, blocks) in
+        [(1, 0.1, 1), (1030, 3.0, 2), (1030, 15.0, 3), (1030, 1e6, 5), (5000, 0.5, 300)]
+    {
         let [found, expected] = clipped(&random(n, 92), max_norm, blocks);
         close(&found, &expected, |v| 2.0 * f32::EPSILON * v.abs(), &format!("{n} clipped to {max_norm}"));
     }

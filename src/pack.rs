@@ -112,6 +112,12 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
     if output.extension().is_none_or(|ending| ending != "h5") {
         return Err(Error::usage(format!("{}: the output's name must end in .h5", output.display())));
     }
+    let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !directory.is_dir() {
+        let what =
+            format!("the directory {} does not exist; make it or choose another output", directory.display());
+        return Err(Error::output(output, what));
+    }
     if !(8..=4096).contains(&args.size) || args.file_mb == 0 {
         return Err(Error::usage("--size must lie between 8 and 4096, and --file-mb be at least 1"));
     }

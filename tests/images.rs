@@ -270,6 +270,33 @@ fn mixed_images_are_those_of_the_unmixed_epoch() {
     }
 }
 
+/// The same losses on one rank and on two, and bit for bit after an interruption in the middle of an epoch.
+#[test]
+fn a_run_on_mixed_images_knows_neither_ranks_nor_interruptions() {
+    let results = TempDir::new().unwrap();
+    let train = |name: &str, ranks: usize, more: &[&str]| {
+        let (file, batch) = (results.path().join(name), (64 / ranks).to_string());
+        let flags =
+            ["--model", "mnist_small", "--data", "synthetic:shapes:640", "--augment", "mixup=0.4,cutmix"];
+        let own = ["--batch", &batch, "--threads", "1", "--results", file.to_str().unwrap()];
+        job::run(ranks, &[&flags[..], &own, &["--label-smoothing", "0.1"], more].concat());
+        job::series(&file, "steps/loss")
+    };
+    let steps = ["--steps", "14", "--warmup", "0"];
+    let kept = results.path().join("kept");
+    let keeping =
+        ["--checkpoint", kept.to_str().unwrap(), "--checkpoint-every", "6steps", "--checkpoint-keep", "9"];
+    let whole = train("whole.h5", 1, &[&steps[..], &keeping].concat());
+    assert_eq!(whole.len(), 14);
+    // Only the order of additions differs.
+    for (one, two) in whole.iter().zip(train("two.h5", 2, &steps)) {
+        assert!((one - two).abs() < 1e-3 * one, "{one} {two}");
+    }
+    let sixth = kept.join("step-00000006.h5");
+    let rest = train("rest.h5", 1, &[&steps[..], &["--resume", sixth.to_str().unwrap()]].concat());
+    assert_eq!(rest, whole[6..]);
+}
+
 /// What does not decode is skipped itself, and its neighbour stays as it is.
 #[test]
 fn nothing_is_mixed_with_an_image_that_does_not_decode() {

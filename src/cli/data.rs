@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
 use dltrain::error::{Error, Result};
 
+/// More help nobody, and keep the machine busy for minutes.
+const MOST_LOADER_THREADS: usize = 256;
+
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
@@ -37,6 +40,9 @@ impl Args {
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {
         super::at_least_one("repeat-data", self.repeat_data)?;
+        if let Some(threads) = self.loader_threads.filter(|&threads| threads > MOST_LOADER_THREADS) {
+            return Err(Error::usage(format!("--loader-threads {threads}: at most {MOST_LOADER_THREADS}")));
+        }
         let given = [
             (self.data_format.is_some(), "data-format"),
             (self.augment.is_some(), "augment"),

@@ -336,14 +336,18 @@ impl Packed {
             }
         }
         let (pack, keep) = (&self.files[file], self.keep.load(Ordering::Relaxed));
-        let mut content = vec![0; CHUNK];
+        // The memory of one that goes, where no other thread reads it any more: fresh memory costs as much as the reading.
+        let mut content = Vec::new();
+        {
+            let mut cache = lock();
+            while cache.len() >= keep {
+                content = cache.pop_front().and_then(|gone| Arc::into_inner(gone.2)).unwrap_or(content);
+            }
+        }
+        content.resize(CHUNK, 0);
         pack.file.read_exact_at(&mut content, pack.header.chunks[chunk])?;
         let content = Arc::new(content);
-        let mut cache = lock();
-        while cache.len() >= keep {
-            cache.pop_front();
-        }
-        cache.push_back((file, chunk, content.clone()));
+        lock().push_back((file, chunk, content.clone()));
         Ok(content)
     }
 

@@ -1,7 +1,10 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod data;
+mod file;
+mod manual;
 mod optimizer;
+mod parsed;
 mod session;
 
 use std::path::PathBuf;
@@ -14,6 +17,11 @@ use dltrain::error::{Error, Result};
 use dltrain::export;
 use dltrain::model::MODELS;
 use dltrain::pack;
+use dltrain::record::Volume;
+use dltrain::report;
+
+pub use manual::{Shell, completions, man};
+pub use parsed::{Parsed, parse};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -32,6 +40,7 @@ use dltrain::pack;
   srun -N 4 dltrain --model mnist_large --batch 128
   dltrain --model vgg16 --classes 10 --dry-run
   dltrain --model vgg16 --max-batch 16GiB
+  dltrain --config run.toml --epochs 90
   dltrain info
 
 Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
@@ -56,10 +65,45 @@ pub enum Command {
     Bench(bench::Args),
     /// Pack images into HDF5 files that are read in large pieces; --verify reads them again.
     Pack(pack::Args),
+    /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
+    Report(report::Args),
+    /// Print what a shell completes flags by: source <(dltrain completions bash).
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Print the manual page, or write those of all subcommands.
+    Man {
+        /// Directory for a page each.
+        directory: Option<PathBuf>,
+    },
+}
+
+impl Command {
+    /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
+    pub fn is_local(&self) -> bool {
+        matches!(self, Command::Report(_) | Command::Completions { .. } | Command::Man { .. })
+    }
 }
 
 #[derive(Debug, Args)]
 pub struct TrainArgs {
+    /// All flags as a run file.
+    #[arg(skip)]
+    run_file: String,
+    /// Which flags come from a file, and from where in it.
+    #[arg(skip)]
+    origins: file::Origins,
+    /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
+    /// typed count more; --SWITCH=false puts off a switch of the file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Say nothing but warnings and errors.
+    #[arg(long, conflicts_with = "verbose", help_heading = "Results")]
+    quiet: bool,
+    /// Say more about what is done when, and how long it takes.
+    #[arg(long, help_heading = "Results")]
+    verbose: bool,
     #[arg(long, default_value = "mnist_small", help = model_help(), help_heading = "Model and data")]
     model: String,
     /// Classes the model tells apart [default: those it was made for].
@@ -118,8 +162,8 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Optimizer")]
     seed: u64,
 
-    /// Where ops run.
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto, help_heading = "Machine")]
+    /// Where ops run: auto (a GPU where every rank has one, else the CPU), cpu, cuda[:N], reference.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceKind::Auto, help_heading = "Machine")]
     device: DeviceKind,
     /// What layers compute with. Weights, their updates and sums are f32 in any.
     #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]
@@ -165,6 +209,12 @@ pub struct TrainArgs {
     /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
     #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
     timeline_steps: Option<(u64, u64)>,
+    /// Directory for TensorBoard: loss, accuracy, learning rate, images/s, and shares of a step's time.
+    #[arg(long, value_name = "DIR", help_heading = "Results")]
+    tensorboard: Option<PathBuf>,
+    /// Histograms of all weights and gradients there, every N steps.
+    #[arg(long, value_name = "N", requires = "tensorboard", help_heading = "Results")]
+    tensorboard_histograms: Option<u64>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     save_weights: Option<PathBuf>,
@@ -174,11 +224,25 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// How much is to be said.
+    pub fn volume(&self) -> Volume {
+        match (self.quiet, self.verbose) {
+            (true, _) => Volume::Quiet,
+            (_, true) => Volume::Verbose,
+            _ => Volume::Normal,
+        }
+    }
+
     /// Checks what can be checked without the machine.
     ///
     /// # Errors
-    /// `Usage`, naming the flag.
-    pub fn validate(self) -> Result<Config> {
+    /// `Usage`, naming the flag, and where it stands in a file.
+    pub fn validate(mut self) -> Result<Config> {
+        let origins = std::mem::take(&mut self.origins);
+        self.checked().map_err(|error| file::located(error, &origins))
+    }
+
+    fn checked(self) -> Result<Config> {
         at_least_one("batch", self.batch)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
@@ -194,6 +258,7 @@ impl TrainArgs {
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
+        at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -210,6 +275,7 @@ impl TrainArgs {
             ));
         }
         Ok(Config {
+            run_file: self.run_file,
             model: self.model,
             classes: self.classes,
             image_size: self.image_size,
@@ -243,6 +309,8 @@ impl TrainArgs {
             timeline: self.timeline,
             timeline_steps: self.timeline_steps,
             results: self.results,
+            tensorboard: self.tensorboard,
+            histograms: self.tensorboard_histograms,
             session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,

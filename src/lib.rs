@@ -21,5 +21,6 @@ pub mod pack;
 pub mod plan;
 pub mod random;
 pub mod record;
+pub mod report;
 pub mod trace;
 pub mod train;

@@ -7,29 +7,34 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-
 use dltrain::comm::{World, launcher_rank};
 use dltrain::error::{Error, Kind, Result};
+use dltrain::record::Volume;
 use dltrain::{bench, export, info, models, pack, record, train};
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = match cli::parse(std::env::args_os().collect()) {
+        Ok(parsed) => parsed,
         Err(error) => return not_parsed(&error),
     };
+    if let Parsed::Whole(cli) = &parsed
+        && let Some(command) = cli.command.as_ref().filter(|command| command.is_local())
+    {
+        return local(command);
+    }
     let world = match World::start() {
         Ok(world) => world,
         Err(error) => return report(&error, speaks_before_mpi()),
     };
-    record::start_logging(world.rank());
+    let cli = world.agree(parsed.complete());
+    record::start_logging(world.rank(), cli.as_ref().map_or(Volume::Normal, |cli| cli.train.volume()));
     if let Some(hint) = world.hint() {
         log::warn!("{hint}");
     }
-    match dispatch(&world, cli, started) {
+    match cli.and_then(|cli| dispatch(&world, cli, started)) {
         Ok(()) => ExitCode::SUCCESS,
         // Every rank has this error: one of them speaks.
         Err(error) if world.is_agreed(&error) => report(&error, world.rank() == 0),
@@ -48,7 +53,25 @@ fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
         Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         Some(Command::Export(args)) => export::run(&args, world),
+        Some(command) => run_local(&command),
         None => train::run(world, cli.train.validate(), started),
+    }
+}
+
+/// What needs no MPI; of several processes one does it.
+fn local(command: &Command) -> ExitCode {
+    match if launcher_rank() == 0 { run_local(command) } else { Ok(()) } {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error, true),
+    }
+}
+
+fn run_local(command: &Command) -> Result<()> {
+    match command {
+        Command::Report(args) => dltrain::report::run(args),
+        Command::Completions { shell } => cli::completions(*shell),
+        Command::Man { directory } => cli::man(directory.as_deref()),
+        _ => Err(Error::internal("a command that needs MPI was run without it")),
     }
 }
 

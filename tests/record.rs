@@ -40,8 +40,24 @@ fn description(epochs: u64, steps: u64) -> Description {
         warmup: 0,
         buckets: vec![1_605_632, 4_136],
         choices: vec![("shm".into(), 0.0004), ("tree".into(), 2e-6)],
+        memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
         compression: None,
-        attributes: vec![("model".into(), "mnist_small".into()), ("config".into(), "{\"lr\":0.1}".into())],
+        attributes: [
+            ("model", "mnist_small"),
+            ("config", "{\"lr\":0.1}"),
+            ("images", "digits: 10 images to train, 5 to test"),
+            ("hosts", "n0,n0"),
+            ("optimizer.kind", "adam"),
+            ("rate.base", "0.0010000000474974513"),
+            ("rate.schedule", "constant"),
+            ("seed", "7"),
+            ("allreduce_used", "auto"),
+            ("mpi", "MPI 5"),
+            ("command", "dltrain --seed 7"),
+        ]
+        .map(|(name, value)| (name.into(), value.into()))
+        .to_vec(),
+        events: None,
         started: Instant::now(),
     }
 }
@@ -64,6 +80,8 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         communication: 0.0004,
         input: 0.0002,
         encoding: 0.0,
+        copying: 0.0,
+        saving: false,
         buckets: &BUCKETS,
     }
 }
@@ -483,7 +501,7 @@ fn a_directory_gets_a_file_named_after_model_and_time() {
 #[test]
 #[ignore = "a child of other tests"]
 fn child_full_disk() {
-    start_logging(0);
+    start_logging(0, dltrain::record::Volume::Normal);
     let mut recorder = Recorder::create(ONE, Some(Path::new(&argument())), &description(2, 40_000)).unwrap();
     for i in 0..40_000 {
         recorder.step(&step(i, 1));
@@ -561,18 +579,26 @@ epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   
     2      0.5321     84.21%     0.2210         -    12345.7    91.2%    5.1%    2.0%    0.50 s
 
 model            mnist_small (402,442 parameters)
+data             digits: 10 images to train, 5 to test
 device           cpu: oneDNN 3.9.1, avx512_core
-ranks x threads  2 x 1
+ranks x threads  2 x 1 on n0 (2)
 batch            64 a rank, 128 in all
+optimizer        adam, learning rate 0.001 (constant), seed 7
+allreduce        auto, 1.6 MB in 2 buckets
 epochs           2 (4 steps)
 test accuracy    - at the end, best 98.06% in epoch 1
 time             3 h 07 min, set-up 3 h 07 min, training steps 0.03 s
-images/sec       16000.00, a rank 8000.00
+images/sec       16000.00, a rank 8000.00; single steps 16000.0 ± 0.0 (sd)
 share of time    compute 87.5%, communication 5.0%, input 2.5%, other 5.0%
+software         dltrain {} ({}), MPI 5, HDF5 {}
+command          dltrain --seed 7
 results          {}
 
 total images/sec: 16000.00
 ",
+        env!("CARGO_PKG_VERSION"),
+        dltrain::record::git_revision(),
+        dltrain::record::hdf5_version(),
         path.display()
     );
     assert_eq!(said(&output.stdout), expected);
@@ -603,7 +629,7 @@ fn a_synthetic_run_prints_a_line_every_ten_timed_steps_and_leaves_the_warm_up_ou
 #[ignore = "a child of other tests"]
 fn child_on_a_terminal() {
     println!("BEGIN");
-    start_logging(0);
+    start_logging(0, dltrain::record::Volume::Normal);
     let mut recorder = Recorder::create(ONE, None, &description(2, 40)).unwrap();
     for i in 0..40 {
         recorder.step(&step(i, 1 + i / 20));
@@ -702,8 +728,8 @@ fn on_a_terminal_there_is_a_bar_that_tears_no_line() {
 #[ignore = "a child of other tests"]
 fn child_log() {
     let rank = argument().parse().unwrap();
-    start_logging(rank);
-    start_logging(rank);
+    start_logging(rank, dltrain::record::Volume::Normal);
+    start_logging(rank, dltrain::record::Volume::Normal);
     log::error!("no room");
     log::warn!("slow network");
     log::info!("reading data");

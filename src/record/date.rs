@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// "2026-05-09T07:35:25Z".
-pub(super) fn iso(time: SystemTime) -> String {
+pub fn iso(time: SystemTime) -> String {
     let (year, month, day, seconds) = civil(time);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use hdf5::types::VarLenUnicode;
 use hdf5::{File, OpenMode};
 
+use super::read::config_text;
 use super::{Description, Reached};
 use crate::error::{Error, Result};
 
@@ -52,7 +52,6 @@ impl Earlier {
 
     /// A text of its configuration.
     pub fn text(&self, name: &str) -> Option<String> {
-        let attribute = self.file.group("config").ok()?.attr(name).ok()?;
-        Some(attribute.read_scalar::<VarLenUnicode>().ok()?.to_string())
+        config_text(&self.file, name)
     }
 }

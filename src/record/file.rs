@@ -24,7 +24,7 @@ const EPOCH_CHUNK: usize = 64;
 /// Rows copied at a time from the file of an interrupted run.
 const COPIED: usize = 16 * STEP_CHUNK;
 /// Bytes of the data set `summary/status`.
-const STATUS_BYTES: usize = 512;
+pub(super) const STATUS_BYTES: usize = 512;
 
 type Status = FixedUnicode<STATUS_BYTES>;
 type Outcome = hdf5::Result<()>;
@@ -50,6 +50,8 @@ const STEP_VALUES: &Columns = &[
         "s",
         "time in which gradients were encoded and decoded, within the others; 0 without compression",
     ),
+    ("copying", "s", "time before the step in which a checkpoint was copied; nothing is trained meanwhile"),
+    ("saving", "1", "1 where a checkpoint was being written in the background during the step, else 0"),
 ];
 const BUCKET_TIMES: &Columns = &[
     ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
@@ -194,6 +196,13 @@ impl ResultsFile {
         describe(&names, "", "the collective that sums each bucket")?;
         let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
         describe(&seconds, "s", "what each bucket's sum is expected to take")?;
+        let (kinds, bytes): (Vec<_>, Vec<u64>) =
+            about.memory.iter().map(|(kind, bytes)| (unicode(kind), *bytes)).unzip();
+        let kinds = kinds.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
+        let kinds = config.new_dataset_builder().with_data(&kinds).create("memory_kind")?;
+        describe(&kinds, "", "what a rank needs memory for")?;
+        let bytes = config.new_dataset_builder().with_data(&bytes).create("memory_bytes")?;
+        describe(&bytes, "B", "what each kind takes of a rank's planned_memory")?;
 
         let group = file.create_group("steps")?;
         let mut steps = Rows {
@@ -240,6 +249,8 @@ impl ResultsFile {
                 r.communication,
                 r.input,
                 r.encoding,
+                r.copying,
+                f64::from(u8::from(r.saving)),
             ],
         );
         // A step that reports other than the planned buckets leaves the rest unknown.

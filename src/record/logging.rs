@@ -7,13 +7,28 @@ use log::Level;
 
 use super::terminal;
 
+/// How much a run says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Volume {
+    /// Warnings and errors.
+    Quiet,
+    Normal,
+    /// Also what is done when.
+    Verbose,
+}
+
 /// Starts logging for this process; a second call changes nothing.
 ///
-/// Without being told otherwise rank 0 says what it does (info) and the other ranks only what is wrong (warn).
-/// `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a level (error, warn, info,
+/// Without being told otherwise rank 0 says what it does (info; nothing where quiet, debug where verbose) and the other
+/// ranks only what is wrong (warn). `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a level (error, warn, info,
 /// debug, trace, off) or env_logger's `module=level,…`.
-pub fn start_logging(rank: usize) {
-    let default = if rank == 0 { "info" } else { "warn" };
+pub fn start_logging(rank: usize, volume: Volume) {
+    let default = match volume {
+        Volume::Normal if rank == 0 => "info",
+        Volume::Verbose if rank == 0 => "info,dltrain=debug",
+        _ => "warn",
+    };
+    terminal::set_quiet(volume == Volume::Quiet);
     let filter = ["DLTRAIN_LOG", "RUST_LOG"].iter().find_map(|name| std::env::var(name).ok());
     terminal::expect_foreign_bar(rank != 0);
     let started = Builder::new()

@@ -5,6 +5,7 @@
 //! communicates. May use: `config`, `device` (for the bytes of numbers), `error`. Used by: `train`, `bench`, `main`.
 
 mod checkpoint;
+mod closing;
 mod date;
 mod earlier;
 mod file;
@@ -12,8 +13,11 @@ mod keeper;
 mod logging;
 mod path;
 mod progress;
+mod read;
 mod rows;
+mod summary;
 mod table;
+mod tensorboard;
 mod terminal;
 mod timeline;
 mod weights;
@@ -23,12 +27,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
+use closing::Closing;
+pub use date::iso as date;
 use file::ResultsFile;
 pub use keeper::{Checkpoints, find_checkpoint};
-pub use logging::start_logging;
+pub use logging::{Volume, start_logging};
 pub use path::{results_path, resumed_path};
 pub use progress::Progress;
+pub use read::{RunRecord, run_file};
 pub use rows::write_table;
+use tensorboard::EventFile;
+pub use tensorboard::check_events;
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
@@ -70,13 +79,25 @@ pub struct Description {
     pub buckets: Vec<u64>,
     /// For each of these the collective that sums it, and the seconds that it is expected to take.
     pub choices: Vec<(String, f64)>,
+    /// Bytes of a rank as planned, by kind.
+    pub memory: Vec<(String, u64)>,
     /// Where gradients are compressed.
     pub compression: Option<Compression>,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,
+    /// Directory for TensorBoard, and how many steps lie between its histograms.
+    pub events: Option<(PathBuf, Option<u64>)>,
     /// When the program started.
     pub started: Instant,
+}
+
+impl Description {
+    /// One of the attributes; empty where it is not there.
+    fn text(&self, name: &str) -> &str {
+        let found = self.attributes.iter().find(|(given, _)| given == name);
+        found.map_or("", |(_, value)| value.as_str())
+    }
 }
 
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.
@@ -108,6 +129,10 @@ pub struct StepRecord<'a> {
     pub input: f64,
     /// What of it all went into encoding and decoding compressed gradients.
     pub encoding: f64,
+    /// Before the step, for a checkpoint's copy.
+    pub copying: f64,
+    /// Whether a checkpoint was being written in the background.
+    pub saving: bool,
     /// One entry for each of the description's buckets.
     pub buckets: &'a [BucketTime],
 }
@@ -166,118 +191,6 @@ pub struct Reached {
     pub numbers: BTreeMap<String, f64>,
 }
 
-/// What a run comes to: sums over the steps that count (all but the warm-up).
-#[derive(Debug, Clone)]
-struct Closing {
-    steps: u64,
-    images: u64,
-    training_seconds: f64,
-    compute: f64,
-    communication: f64,
-    input: f64,
-    encoding: f64,
-    /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
-    sent: [u64; 2],
-    setup_seconds: f64,
-    seconds: f64,
-    epochs: u64,
-    /// (accuracy, epoch); NaN until an epoch had one.
-    best_test_accuracy: (f64, u64),
-    final_test_accuracy: f64,
-    memory: Option<Memory>,
-    /// Seconds of this run's earlier parts.
-    earlier: f64,
-}
-
-impl Closing {
-    fn new() -> Closing {
-        Closing {
-            steps: 0,
-            images: 0,
-            training_seconds: 0.0,
-            compute: 0.0,
-            communication: 0.0,
-            input: 0.0,
-            encoding: 0.0,
-            sent: [0; 2],
-            setup_seconds: f64::NAN,
-            seconds: f64::NAN,
-            epochs: 0,
-            best_test_accuracy: (f64::NAN, 0),
-            final_test_accuracy: f64::NAN,
-            memory: None,
-            earlier: 0.0,
-        }
-    }
-
-    /// All of it that a resumed run goes on with, by name.
-    fn numbers(&self) -> [(&'static str, f64); 11] {
-        [
-            ("summary.steps", self.steps as f64),
-            ("summary.images", self.images as f64),
-            ("summary.training_seconds", self.training_seconds),
-            ("summary.compute", self.compute),
-            ("summary.communication", self.communication),
-            ("summary.input", self.input),
-            ("summary.setup_seconds", self.setup_seconds),
-            ("summary.epochs", self.epochs as f64),
-            ("summary.best_test_accuracy", self.best_test_accuracy.0),
-            ("summary.best_epoch", self.best_test_accuracy.1 as f64),
-            ("summary.final_test_accuracy", self.final_test_accuracy),
-        ]
-    }
-
-    fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
-        if !numbers.contains_key("summary.steps") {
-            return Closing::new();
-        }
-        let number = |name: &str| numbers.get(&format!("summary.{name}")).copied().unwrap_or(0.0);
-        Closing {
-            steps: number("steps") as u64,
-            images: number("images") as u64,
-            training_seconds: number("training_seconds"),
-            compute: number("compute"),
-            communication: number("communication"),
-            input: number("input"),
-            setup_seconds: number("setup_seconds"),
-            epochs: number("epochs") as u64,
-            best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
-            final_test_accuracy: number("final_test_accuracy"),
-            earlier: number("seconds"),
-            ..Closing::new()
-        }
-    }
-
-    /// Of all ranks; 0 before the first step that counts.
-    fn images_per_second(&self) -> f64 {
-        if self.training_seconds > 0.0 { self.images as f64 / self.training_seconds } else { 0.0 }
-    }
-
-    /// A time as a share of the steps' time; NaN before the first step that counts.
-    fn share(&self, seconds: f64) -> f64 {
-        seconds / self.training_seconds
-    }
-
-    fn step(&mut self, r: &StepRecord) {
-        self.steps += 1;
-        self.images += r.images;
-        self.training_seconds += r.seconds;
-        self.compute += r.compute;
-        self.communication += r.communication;
-        self.input += r.input;
-        self.encoding += r.encoding;
-    }
-
-    fn epoch(&mut self, r: &EpochRecord) {
-        self.epochs += 1;
-        self.final_test_accuracy = r.test_accuracy;
-        let (best, _) = self.best_test_accuracy;
-        if r.test_accuracy > best || best.is_nan() {
-            self.best_test_accuracy = (r.test_accuracy, r.epoch);
-        }
-    }
-}
-
 /// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
 pub struct Recorder {
     /// `None` on the ranks that are silent.
@@ -330,7 +243,11 @@ impl Recorder {
             _ => ResultsFile::create(path, about, &added),
         };
         let file = path.map(open).transpose()?;
-        terminal::say(&table::introduction(place, about));
+        let resumed = at.map(|at| at.step);
+        let events = about.events.as_ref();
+        let events =
+            events.map(|(directory, every)| EventFile::create(directory, *every, resumed)).transpose()?;
+        terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
             writer: Some(Writer {
@@ -338,6 +255,7 @@ impl Recorder {
                 about: about.clone(),
                 path: path.map(Path::to_path_buf),
                 file,
+                events,
                 lost: None,
                 flushed: Instant::now(),
                 closing: at.map_or_else(Closing::new, |at| Closing::from_numbers(&at.numbers)),
@@ -372,6 +290,19 @@ impl Recorder {
         }
     }
 
+    /// Whether `histogram` is to be called after so many steps; never on a rank that is silent.
+    pub fn wants_histograms(&self, done: u64) -> bool {
+        let events = self.writer.as_ref().and_then(|writer| writer.events.as_ref());
+        events.is_some_and(|events| events.wants_histograms(done))
+    }
+
+    /// The numbers of a tensor after the last step, for TensorBoard.
+    pub fn histogram(&mut self, tag: &str, values: &[f32]) {
+        if let Some(writer) = &mut self.writer {
+            writer.on_events(|events| events.histogram(tag, values));
+        }
+    }
+
     /// What the run had in memory, as planned and as it came.
     pub fn memory(&mut self, memory: Memory) {
         if let Some(writer) = &mut self.writer {
@@ -398,7 +329,8 @@ struct Writer {
     about: Description,
     path: Option<PathBuf>,
     file: Option<ResultsFile>,
-    /// Why the file was given up.
+    events: Option<EventFile>,
+    /// Why one of them was given up.
     lost: Option<Error>,
     flushed: Instant,
     closing: Closing,
@@ -424,38 +356,53 @@ impl Writer {
         if let Some(file) = &mut self.file {
             file.step(r);
         }
+        self.on_events(|events| events.step(r));
         if self.flushed.elapsed() >= FLUSH_EVERY {
             self.flush();
         }
         let (about, closing) = (&self.about, &self.closing);
         terminal::move_bar(r.step + 1, || table::progress(about, closing, r));
-        if self.about.epochs == 0 && counts {
+        if counts {
             self.speed.add(r);
+        }
+        if self.about.epochs == 0 && counts {
             if self.speed.steps() == 1 {
-                terminal::say(table::STEP_HEADER);
+                terminal::tell(table::STEP_HEADER);
             }
             if self.speed.steps().is_multiple_of(STEPS_A_LINE) {
-                terminal::say(&self.speed.line(r));
+                terminal::tell(&self.speed.line(r));
             }
         }
     }
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::say(table::EPOCH_HEADER);
+            terminal::tell(table::EPOCH_HEADER);
         }
         self.closing.epoch(r);
-        terminal::say(&table::epoch(r));
+        terminal::tell(&table::epoch(r));
         if let Some(file) = &mut self.file {
             file.epoch(r);
         }
+        self.on_events(|events| events.epoch(r));
         self.flush();
+    }
+
+    /// Does something with TensorBoard's file, which is given up with a message where it cannot be written.
+    fn on_events(&mut self, write: impl FnOnce(&mut EventFile) -> Result<()>) {
+        let Some(events) = &mut self.events else { return };
+        if let Err(error) = write(events) {
+            log::error!("{error}; training goes on without them");
+            self.events = None;
+            self.lost = Some(error);
+        }
     }
 
     /// Writes the waiting rows. A file that cannot be written (full disk, quota) is given up with a message: the
     /// training it records is worth more, and `finish` will say so again.
     fn flush(&mut self) {
         self.flushed = Instant::now();
+        self.on_events(EventFile::flush);
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.flush() {
             log::error!("{error}; training goes on, the results after this point are lost");
@@ -475,16 +422,14 @@ impl Writer {
             Err(why) if why.kind == Kind::Stopped => why.message.clone(),
             Err(why) => format!("failed: {}", why.message),
         };
-        let kept = match (self.file.take(), self.lost.take()) {
-            (Some(file), _) => file.finish(&self.closing, &status),
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(()),
-        };
+        self.on_events(EventFile::flush);
+        let kept = self.file.take().map_or(Ok(()), |file| file.finish(&self.closing, &status));
+        let kept = kept.and(self.lost.take().map_or(Ok(()), Err));
         let path = self.path.as_deref().filter(|_| kept.is_ok());
         if outcome.is_ok() {
-            terminal::say(&table::closing(self.place, &self.about, &self.closing, path));
+            terminal::tell(&summary::closing(self.place, &self.about, &self.closing, &self.speed, path));
         } else if let Some(path) = path {
-            terminal::say(&format!("results so far: {}", path.display()));
+            terminal::tell(&format!("results so far: {}", path.display()));
         }
         kept
     }

@@ -1,8 +1,4 @@
 //! The texts of a run, from numbers: nothing here prints.
-
-use std::fmt::Write;
-use std::path::Path;
-
 use super::{Closing, Description, EpochRecord, Place, StepRecord};
 
 /// Above the lines of `epoch`.
@@ -64,7 +60,7 @@ pub(super) struct Speed {
     steps: u64,
     images: u64,
     seconds: f64,
-    mean: f64,
+    pub mean: f64,
     squares: f64,
 }
 
@@ -83,76 +79,21 @@ impl Speed {
         self.steps
     }
 
+    /// Standard deviation of single steps' images/s; `None` of fewer than two.
+    pub fn deviation(&self) -> Option<f64> {
+        (self.steps > 1).then(|| (self.squares / (self.steps - 1) as f64).sqrt())
+    }
+
     /// The steps so far, aligned below `STEP_HEADER`; the loss is the last step's.
     pub fn line(&self, r: &StepRecord) -> String {
         let n = self.steps as f64;
         let rate = self.images as f64 / self.seconds;
-        let error = if self.steps > 1 { (self.squares / (n - 1.0) / n).sqrt() } else { 0.0 };
+        let error = self.deviation().map_or(0.0, |deviation| deviation / n.sqrt());
         format!("{:>6}  {:>11.1} +/- {:>6.1}  {:>9}", self.steps, rate, error, loss(r.loss))
     }
 }
 
-/// The closing table, as it may stand in a paper's appendix. The last line is parsed by test suites.
-pub(super) fn closing(place: Place, about: &Description, c: &Closing, results: Option<&Path>) -> String {
-    let mut rows = vec![
-        ("model", format!("{} ({} parameters)", about.model, thousands(about.parameters))),
-        ("device", about.device.clone()),
-        ("ranks x threads", format!("{} x {}", place.size, about.threads)),
-        ("batch", batch(place, about)),
-    ];
-    match about.epochs {
-        0 => rows.push(("steps", format!("{} after {} of warm-up", c.steps, about.warmup))),
-        _ => rows.push(("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))),
-    }
-    let (best, best_epoch) = c.best_test_accuracy;
-    if best.is_finite() {
-        let last = percent(c.final_test_accuracy, 2);
-        rows.push((
-            "test accuracy",
-            format!("{last} at the end, best {} in epoch {best_epoch}", percent(best, 2)),
-        ));
-    }
-    let (total, setup) = (duration(c.seconds), duration(c.setup_seconds));
-    rows.push(("time", format!("{total}, set-up {setup}, training steps {}", duration(c.training_seconds))));
-    let rate = c.images_per_second();
-    rows.push(("images/sec", format!("{rate:.2}, a rank {:.2}", rate / place.size as f64)));
-    let parts = [c.compute, c.communication, c.input].map(|seconds| c.share(seconds));
-    let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
-    let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
-    let shares = format!("compute {compute}, communication {communication}, input {input}, other {other}");
-    rows.push(("share of time", shares));
-    if let Some(compression) = &about.compression {
-        rows.push(("compression", compressed(&compression.scheme, c)));
-    }
-    if let Some(memory) = c.memory {
-        let [measured, planned] = [memory.measured, memory.planned].map(|bytes| bytes as f64 / 1e6);
-        rows.push(("memory a rank", format!("{measured:.0} MB at its peak, planned {planned:.0} MB")));
-    }
-    if let Some(path) = results {
-        rows.push(("results", path.display().to_string()));
-    }
-    let mut text = String::from("\n");
-    for (name, value) in rows {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{name:<17}{value}");
-    }
-    let _ = write!(text, "\ntotal images/sec: {rate:.2}");
-    text
-}
-
-/// What compression brought and cost: "topk:0.01: a rank sent 12.3 MB of 820 MB (98.5% saved), encoding …".
-fn compressed(scheme: &str, c: &Closing) -> String {
-    let [sent, whole] = c.sent.map(|bytes| bytes as f64);
-    format!(
-        "{scheme}: a rank sent {:.1} MB of {:.1} MB ({} saved), encoding and decoding {}",
-        sent / 1e6,
-        whole / 1e6,
-        percent(1.0 - sent / whole, 1),
-        percent(c.share(c.encoding), 1),
-    )
-}
-
-fn batch(place: Place, about: &Description) -> String {
+pub(super) fn batch(place: Place, about: &Description) -> String {
     let global = about.batch * place.size * about.accumulation;
     match about.accumulation {
         1 => format!("{} a rank, {global} in all", about.batch),
@@ -160,7 +101,7 @@ fn batch(place: Place, about: &Description) -> String {
     }
 }
 
-fn plural(n: usize, what: &str) -> String {
+pub(super) fn plural(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
@@ -168,12 +109,12 @@ fn loss(value: f64) -> String {
     if value.is_nan() { "-".into() } else { format!("{value:.4}") }
 }
 
-fn percent(share: f64, decimals: usize) -> String {
+pub(super) fn percent(share: f64, decimals: usize) -> String {
     if share.is_nan() { "-".into() } else { format!("{:.decimals$}%", 100.0 * share) }
 }
 
 /// "0.53 s", "12.3 s", "4 min 05 s", "3 h 07 min".
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match seconds {
         s if s.is_nan() => "-".into(),
@@ -185,7 +126,7 @@ fn duration(seconds: f64) -> String {
 }
 
 /// "402,442".
-fn thousands(n: u64) -> String {
+pub(super) fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {

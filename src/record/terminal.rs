@@ -44,6 +44,8 @@ struct Screen {
     stderr_seen: bool,
     /// Another rank may be drawing a bar on the terminal that standard error ends on.
     foreign_bar: bool,
+    /// Nothing is to be said of how a run goes.
+    quiet: bool,
     drawn: Option<Instant>,
 }
 
@@ -52,11 +54,25 @@ static SCREEN: Mutex<Screen> = Mutex::new(Screen {
     stream: Stream::Stdout,
     stderr_seen: false,
     foreign_bar: false,
+    quiet: false,
     drawn: None,
 });
 
 fn screen() -> MutexGuard<'static, Screen> {
     SCREEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether `tell` and the bar are to be silent.
+pub(super) fn set_quiet(quiet: bool) {
+    screen().quiet = quiet;
+}
+
+/// A line (or several) about how a run goes, for who wants to hear it.
+pub(super) fn tell(text: &str) {
+    let quiet = screen().quiet;
+    if !quiet {
+        say(text);
+    }
 }
 
 /// A line (or several) on standard output.
@@ -88,6 +104,9 @@ pub(super) fn expect_foreign_bar(other_rank: bool) {
 
 /// Starts the bar, where a person is watching.
 pub(super) fn start_bar(steps: u64) {
+    if screen().quiet {
+        return;
+    }
     // /proc/self holds this process's streams as /proc/<launcher> holds the launcher's.
     let pid = launcher().unwrap_or_else(std::process::id);
     let stdout = terminal_of(pid, Stream::Stdout);

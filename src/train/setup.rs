@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::averaging::Averaging;
 use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
+use super::device;
 use super::evaluate::Evaluator;
 use super::length::Length;
 use super::memory::Memories;
@@ -16,20 +17,18 @@ use super::network::Network;
 use super::plans::{Plans, computing, shares_gradients};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
-use super::step::{Accumulation, Trainer};
+use super::step::{Accumulation, Stretch, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Allreduce, Gather};
+use crate::collective::{Collective, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::{Config, DeviceKind, Precision};
-use crate::data::TestLoader;
-use crate::device::onednn::{self, Cpu};
-use crate::device::reference::Reference;
+use crate::config::{Config, JpegDecoder};
+use crate::data::{Batch, Sets, TestLoader};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
-use crate::fusion::{Exchanges, Fusion};
+use crate::fusion::{Exchanges, Fusion, Staging};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
 use crate::plan::{Plan, Program, TAIL};
@@ -66,10 +65,12 @@ pub fn prepare(
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
+    let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
+    tell("flags agreed on");
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads)?;
+        let device = device::open(world, config, threads)?;
         let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
@@ -86,13 +87,20 @@ pub fn prepare(
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
+    let images = images(config, sets.as_ref());
     let (source, test) = open_data(world, config, &network, sets)?;
+    tell("data sets open");
     comm::enter(Phase::Plan, 0);
-    let device = open_device(world, config, threads)?;
+    let device = device::open(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let averaging = Averaging::new(world, config, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    tell(&format!(
+        "{} steps planned in {} buckets",
+        plans.training.steps.len(),
+        plans.training.buckets.len()
+    ));
     // Every rank says the same, that of the largest.
     plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
     if config.dry_run {
@@ -113,6 +121,7 @@ pub fn prepare(
         standing.at,
     );
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
@@ -131,6 +140,7 @@ pub fn prepare(
         standing,
         saver,
     )?;
+    tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
@@ -178,6 +188,9 @@ fn outputs(
             record::resumed_path(place, given, &config.model, earlier)?
         }
     };
+    if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
+        record::check_events(events, resumed.is_some())?;
+    }
     let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
@@ -202,28 +215,6 @@ pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
-}
-
-fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
-    if config.device == DeviceKind::Reference {
-        return Ok(Box::new(Reference));
-    }
-    // Layouts depend on the instruction set: ranks on unlike CPUs use what all of them have.
-    let own = world.agree(onednn::isa())?;
-    let texts = world.gather_text(&own.0.to_string())?;
-    let others = texts.iter().filter_map(|text| text.parse().ok()).map(onednn::Isa);
-    let common = others.fold(own, onednn::Isa::common);
-    if common != own {
-        log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
-    }
-    world.agree(onednn::limit_isa(common))?;
-    let device = world.agree(Cpu::new(threads))?;
-    if config.precision == Precision::Bf16 {
-        world.agree(
-            device.has_bf16().map_err(|e| e.context(format!("--precision bf16 on {}", world.host()))),
-        )?;
-    }
-    Ok(Box::new(device))
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -251,6 +242,11 @@ fn assemble(
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
+    // A rank alone has nobody to tell.
+    let apart = !device.is_host() && world.size() > 1;
+    let staging =
+        apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
+    let fusion = fusion.through(staging);
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
@@ -262,8 +258,7 @@ fn assemble(
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
-            images: vec![0.0; training.images.bytes / 4],
-            labels: vec![0; config.batch],
+            batch: empty_batch(training, config),
         }),
         _ => None,
     };
@@ -297,14 +292,14 @@ fn reduction(
     plan: &Plan,
     device: &dyn Device,
     memories: &Memories,
-) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+) -> Result<(Box<dyn Collective>, Option<Account>)> {
     match config.compress {
         None => {
             let reduce = averaging.selection.build(world, &memories.gradients);
             Ok((world.agree(reduce)?, None))
         }
         Some(scheme) => {
-            let gradients = &memories.averaged;
+            let gradients = &memories.on_host;
             let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
             let compressed = world.agree(made)?;
             let account = compressed.account();
@@ -356,7 +351,10 @@ fn trainer(
         None
     };
     let global_batch = world.size() * config.batch * config.accumulation;
+    let buckets = plan.buckets.iter().map(|bucket| bucket.after);
     Ok(Trainer {
+        stretches: Stretch::cut(&program, buckets, device),
+        runs: 0,
         program,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
@@ -370,8 +368,7 @@ fn trainer(
         flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
-        images: vec![0.0; plan.images.bytes / 4],
-        labels: vec![0; config.batch],
+        batch: empty_batch(plan, config),
         metrics: vec![0.0; config.batch],
         parameters: plan
             .parameters
@@ -379,6 +376,28 @@ fn trainer(
             .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
             .collect(),
     })
+}
+
+/// Which images there are, in words.
+fn images(config: &Config, sets: Option<&Sets>) -> String {
+    let (Some(path), Some(sets)) = (&config.data, sets) else { return "synthetic: one batch a rank".into() };
+    let test = match &sets.test {
+        Some(test) => format!("{} to test", test.len()),
+        None => "none to test".into(),
+    };
+    let augment = sets.training.augment().to_string();
+    let augmented = if augment == "none" { String::new() } else { format!(", augmented: {augment}") };
+    format!("{}: {} images to train, {test}{augmented}", path.display(), sets.training.len())
+}
+
+/// The flags of this run, with the threads that it found: their number decides some of the bits.
+fn run_file(config: &Config, threads: usize) -> String {
+    let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
+    config.run_file.clone() + &found
+}
+
+fn empty_batch(plan: &Plan, config: &Config) -> Batch {
+    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.
@@ -394,6 +413,7 @@ fn describe(
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
+        ("run_file".to_string(), run_file(config, threads)),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), computing(config, device)),
         (
@@ -407,6 +427,7 @@ fn describe(
             "hosts".to_string(),
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
         ),
+        ("threads".to_string(), threads.to_string()),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     if let Some(kept) = plans.kept {
@@ -418,7 +439,7 @@ fn describe(
     attributes.push(("classes".into(), graph.classes().to_string()));
     let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec());
     attributes.push(("image".into(), image.to_string()));
-    attributes.extend(config.shared_items());
+    attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
         let mut seen = std::collections::HashSet::new();
         move |(name, _)| seen.insert(name.clone())
@@ -426,7 +447,10 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: computing(config, device),
+        device: match config.input.jpeg_decoder {
+            JpegDecoder::Auto => computing(config, device),
+            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+        },
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
@@ -435,8 +459,10 @@ fn describe(
         warmup: config.warmup as u64,
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
+        memory: plans.kinds(),
         compression: None,
         attributes,
+        events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
         started,
     }
 }

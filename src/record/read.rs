@@ -1,0 +1,121 @@
+//! Reading the results file of a run, whoever wrote it: ended, still being written, or killed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use hdf5::types::{FixedUnicode, VarLenUnicode};
+use hdf5::{File, H5Type, Hyperslab, OpenMode};
+
+use super::file::STATUS_BYTES;
+use crate::error::{Error, Result};
+
+/// A results file that is open. What is not in it (an older schema, a run that has not come so far) is empty or `None`.
+pub struct RunRecord {
+    pub path: PathBuf,
+    /// The texts of `/config`.
+    pub config: BTreeMap<String, String>,
+    /// "running" while it is written, and for ever where the job was killed.
+    pub status: String,
+    /// Rows that are complete in every series of their group.
+    pub steps: usize,
+    pub epochs: usize,
+    file: File,
+}
+
+impl RunRecord {
+    /// # Errors
+    /// `Data` where there is no such file, or it is something else.
+    pub fn open(path: &Path) -> Result<RunRecord> {
+        let file = open(path)?;
+        let group = file.group("config").ok();
+        let names = group.as_ref().and_then(|config| config.attr_names().ok()).unwrap_or_default();
+        let texts = names.into_iter().filter_map(|name| {
+            let text = config_text(&file, &name)?;
+            Some((name, text))
+        });
+        let config: BTreeMap<String, String> = texts.collect();
+        let rows = |name: &str| file.dataset(name).map_or(0, |series| series.size());
+        let (steps, epochs) = (rows("steps/step"), rows("epochs/epoch"));
+        let status = file.dataset("summary/status");
+        let status = status.and_then(|status| status.read_scalar::<FixedUnicode<STATUS_BYTES>>());
+        if config.is_empty() || file.dataset("steps/loss").is_err() {
+            return Err(Error::data(
+                path,
+                "is a results file without /config or /steps: damaged, or cut off at its start",
+            ));
+        }
+        let status = status.map_or_else(|_| "unknown".into(), |status| status.to_string());
+        Ok(RunRecord { path: path.to_path_buf(), config, status, steps, epochs, file })
+    }
+
+    /// A series of `steps` or `epochs`.
+    pub fn series(&self, name: &str) -> Vec<f64> {
+        let rows = if name.starts_with("epochs/") { self.epochs } else { self.steps };
+        let read = || self.file.dataset(name)?.read_slice_1d::<f64, _>(Hyperslab::from(0..rows));
+        read().map_or_else(|_| Vec::new(), |values| values.to_vec())
+    }
+
+    /// The last rows, at most so many, of a series with a value for each bucket.
+    pub fn last_rows(&self, name: &str, most: usize) -> Vec<Vec<f32>> {
+        let first = self.steps.saturating_sub(most);
+        let read = || {
+            let dataset = self.file.dataset(name)?;
+            let width = dataset.shape().get(1).copied().unwrap_or(0);
+            dataset.read_slice_2d::<f32, _>(Hyperslab::from((first..self.steps, 0..width)))
+        };
+        read().map_or_else(|_| Vec::new(), |rows| rows.rows().into_iter().map(|row| row.to_vec()).collect())
+    }
+
+    /// A data set of `/config` with a value for each bucket, or each kind of memory.
+    pub fn list<T: H5Type>(&self, name: &str) -> Vec<T> {
+        self.file.dataset(name).and_then(|list| list.read_raw::<T>()).unwrap_or_default()
+    }
+
+    /// The same for texts.
+    pub fn texts(&self, name: &str) -> Vec<String> {
+        self.list::<VarLenUnicode>(name).iter().map(|text| text.to_string()).collect()
+    }
+
+    /// A value of `/summary`; `None` where it is not known.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        let number = self.file.dataset(&format!("summary/{name}")).ok()?.read_scalar::<f64>().ok()?;
+        Some(number).filter(|number| number.is_finite())
+    }
+}
+
+/// The flags of the run that left this results file, as a file that `--config` reads.
+///
+/// # Errors
+/// `Data` where it is none, or is of a dltrain that did not keep them.
+pub fn run_file(path: &Path) -> Result<String> {
+    let file = open(path)?;
+    config_text(&file, "run_file").ok_or_else(|| {
+        Error::data(
+            path,
+            "keeps no run file: its run was made by an older dltrain; see its attribute config/command",
+        )
+    })
+}
+
+/// Opens a results file.
+///
+/// # Errors
+/// `Data` where there is none or it is something else.
+fn open(path: &Path) -> Result<File> {
+    std::fs::File::open(path).map_err(|error| Error::data(path, error))?;
+    let file = File::open_as(path, OpenMode::ReadSWMR).or_else(|_| File::open(path));
+    let file =
+        file.map_err(|error| Error::data(path, format!("is no HDF5 file, or a damaged one: {error}")))?;
+    let format = file.attr("format").and_then(|format| format.read_scalar::<VarLenUnicode>());
+    match format.as_deref() {
+        Ok("dltrain results") => Ok(file),
+        Ok(other) => Err(Error::data(path, format!("is no results file of a run, but: {other}"))),
+        Err(_) => Err(Error::data(path, "is HDF5, but no results file of dltrain")),
+    }
+}
+
+/// A text of the run's configuration.
+pub(super) fn config_text(file: &File, name: &str) -> Option<String> {
+    let attribute = file.group("config").ok()?.attr(name).ok()?;
+    Some(attribute.read_scalar::<VarLenUnicode>().ok()?.to_string())
+}

@@ -1,0 +1,254 @@
+//! The figures of single runs, or of some of them in one: loss, accuracy, speed, time, memory, buckets.
+
+use super::axis::{Axis, Scale};
+use super::chart::{self, Line, Mark, Row, Span};
+use super::run::{PARTS, Run};
+use crate::error::Result;
+
+/// Points of a curve; of more steps each stands for several.
+const POINTS: usize = 300;
+/// Curves in one chart, and pictures of buckets; more would not be told apart.
+pub const MOST: usize = 7;
+/// Buckets in one picture.
+const MOST_BUCKETS: usize = 60;
+
+pub struct Figure {
+    /// Of its files.
+    pub name: String,
+    pub title: String,
+    /// What is to be seen.
+    pub caption: String,
+    pub svg: String,
+}
+
+impl Figure {
+    pub fn new(name: impl Into<String>, title: impl Into<String>, caption: &str, svg: String) -> Figure {
+        Figure { name: name.into(), title: title.into(), caption: caption.into(), svg }
+    }
+}
+
+/// Loss and accuracy over steps and over time.
+pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
+    let trained: Vec<&Run> = runs.iter().filter(|run| run.step.len() > 1).copied().take(MOST).collect();
+    if trained.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (unit, seconds) =
+        unit_of_time(trained.iter().filter_map(|run| run.time.last().copied()).fold(0.0, f64::max));
+    let over =
+        [Axis::new("step", Scale::Linear), Axis::new(format!("time of training [{unit}]"), Scale::Linear)];
+    let mut figures = Vec::new();
+    for (x, name) in over.iter().zip(["steps", "time"]) {
+        let place = |run: &Run| -> Vec<f64> {
+            if name == "steps" {
+                run.step.clone()
+            } else {
+                run.time.iter().map(|time| time / seconds).collect()
+            }
+        };
+        let mut losses = Vec::new();
+        let mut accuracies = Vec::new();
+        for (colour, run) in trained.iter().enumerate() {
+            let tested = |of: fn(&(f64, f64, f64, f64)) -> f64| {
+                let at = |row: &(f64, f64, f64, f64)| if name == "steps" { row.0 } else { row.1 / seconds };
+                run.test().iter().map(|row| (at(row), of(row))).collect::<Vec<_>>()
+            };
+            let percent: Vec<f64> = run.accuracy.iter().map(|share| 100.0 * share).collect();
+            losses.extend(curves(run, colour, trained.len(), &place(run), &run.loss, tested(|row| row.2)));
+            accuracies.extend(curves(
+                run,
+                colour,
+                trained.len(),
+                &place(run),
+                &percent,
+                tested(|row| 100.0 * row.3),
+            ));
+        }
+        let scale = if spans_decades(&losses) { Scale::Log10 } else { Scale::Linear };
+        let loss = chart::lines(x, &Axis::new("cross-entropy loss", scale), &losses)?;
+        let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
+        figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
+        let accuracy = chart::lines(x, &Axis::new("classified right [%]", Scale::Linear), &accuracies)?;
+        figures.push(Figure::new(
+            format!("accuracy-over-{name}"),
+            format!("Accuracy over {name}"),
+            caption,
+            accuracy,
+        ));
+    }
+    Ok(figures)
+}
+
+/// A run's training curve and its test points.
+fn curves(run: &Run, colour: usize, of: usize, x: &[f64], y: &[f64], test: Vec<(f64, f64)>) -> Vec<Line> {
+    let name = |what: &str| if of == 1 { what.to_string() } else { run.label.clone() };
+    let (points, band) = thinned(x, y);
+    let mut lines = vec![Line { label: name("training"), points, band, mark: Mark::Line, colour }];
+    if !test.is_empty() {
+        // Of one run test and training have colours of their own; of several each run has one.
+        let (label, colour) = if of == 1 { ("test".to_string(), 1) } else { (String::new(), colour) };
+        lines.push(Line { label, points: test, band: Vec::new(), mark: Mark::Points, colour });
+    }
+    lines
+}
+
+/// Images a second over steps.
+pub fn throughput(runs: &[&Run]) -> Result<Option<Figure>> {
+    let shown: Vec<&Run> = runs.iter().filter(|run| run.step.len() > 1).copied().take(MOST).collect();
+    let mut lines = Vec::new();
+    for (colour, run) in shown.iter().enumerate() {
+        let rate: Vec<f64> =
+            run.images.iter().zip(&run.seconds).map(|(images, seconds)| images / seconds).collect();
+        let (points, band) = thinned(&run.step, &rate);
+        let label = if shown.len() == 1 { String::new() } else { run.label.clone() };
+        lines.push(Line { label, points, band, mark: Mark::Line, colour });
+    }
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    let svg = chart::lines(
+        &Axis::new("step", Scale::Linear),
+        &Axis::new("images/s, all ranks", Scale::Whole),
+        &lines,
+    )?;
+    let caption = "Images of all ranks a second, step by step; warm-up included.";
+    Ok(Some(Figure::new("throughput", "Throughput", caption, svg)))
+}
+
+/// Where a step's time goes, a row a run.
+pub fn time(runs: &[&Run]) -> Result<Option<Figure>> {
+    let row = |run: &&Run| Row {
+        label: run.label.clone(),
+        parts: run.parts().iter().map(|seconds| 1e3 * seconds).collect(),
+        mark: None,
+    };
+    let rows: Vec<Row> = runs.iter().filter(|run| !run.seconds.is_empty()).map(row).collect();
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let svg = chart::bars(
+        &Axis::new("mean time of a step on rank 0 [ms]", Scale::Whole),
+        &PARTS.map(String::from),
+        &rows,
+        "",
+    )?;
+    let caption = "Communication not hidden is the time in which nothing but messages was waited for, the slowest rank included; what overlaps with the backward pass is within compute.";
+    Ok(Some(Figure::new("step-time", "Where a step's time goes", caption, svg)))
+}
+
+/// Planned memory by kind, and the measured peak, a row a run.
+pub fn memory(runs: &[&Run]) -> Result<Option<Figure>> {
+    let mut kinds: Vec<String> = Vec::new();
+    for kind in runs.iter().flat_map(|run| run.record.texts("config/memory_kind")) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let sizes = |run: &Run| -> Vec<f64> {
+        let (names, bytes) =
+            (run.record.texts("config/memory_kind"), run.record.list::<u64>("config/memory_bytes"));
+        let of = |kind: &String| {
+            names.iter().position(|name| name == kind).and_then(|at| bytes.get(at)).map_or(0.0, |&b| b as f64)
+        };
+        kinds.iter().map(of).collect()
+    };
+    let mut rows: Vec<Row> = runs
+        .iter()
+        .map(|run| Row {
+            label: run.label.clone(),
+            parts: sizes(run),
+            mark: run.record.number("peak_memory").filter(|&bytes| bytes > 0.0),
+        })
+        .collect();
+    rows.retain(|row| row.parts.iter().sum::<f64>() > 0.0);
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    // What no run has a hundredth of is one kind.
+    let whole = rows.iter().map(|row| row.parts.iter().sum::<f64>()).fold(0.0, f64::max);
+    let large: Vec<usize> =
+        (0..kinds.len()).filter(|&kind| rows.iter().any(|row| row.parts[kind] > 0.01 * whole)).collect();
+    let mut names: Vec<String> = large.iter().map(|&kind| kinds[kind].clone()).collect();
+    names.push("all else".into());
+    let (unit, bytes) = if whole >= 2e9 { ("GB", 1e9) } else { ("MB", 1e6) };
+    for row in &mut rows {
+        let rest: f64 =
+            (0..kinds.len()).filter(|kind| !large.contains(kind)).map(|kind| row.parts[kind]).sum();
+        row.parts =
+            large.iter().map(|&kind| row.parts[kind]).chain([rest]).map(|part| part / bytes).collect();
+        row.mark = row.mark.map(|mark| mark / bytes);
+    }
+    let axis = Axis::new(format!("memory of the largest rank [{unit}]"), Scale::Whole);
+    let svg = chart::bars(&axis, &names, &rows, "measured peak")?;
+    let caption = "As planned before the first step; the black stroke is the peak resident set of the process as measured at the end.";
+    Ok(Some(Figure::new("memory", "Memory by kind", caption, svg)))
+}
+
+/// When each bucket of gradients was ready, and when its sum had arrived.
+pub fn buckets(run: &Run) -> Result<Option<Figure>> {
+    let buckets = run.buckets();
+    if buckets.is_empty() || run.ranks < 2.0 {
+        return Ok(None);
+    }
+    let shown = buckets.iter().enumerate().take(MOST_BUCKETS);
+    let spans: Vec<Span> = shown
+        .map(|(at, bucket)| Span {
+            label: format!("{at}: {}", size(bucket.bytes)),
+            start: 1e3 * bucket.start,
+            end: 1e3 * bucket.finish,
+            last: 1e3 * bucket.exposed,
+        })
+        .collect();
+    let end = (1e3 * run.step_seconds(), "end of the step");
+    let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
+    let svg = chart::spans(&axis, &spans, ["under way, hidden by computing", "not hidden"], end)?;
+    let more = match buckets.len() > MOST_BUCKETS {
+        true => format!(" The first {MOST_BUCKETS} of {} buckets.", buckets.len()),
+        false => String::new(),
+    };
+    let caption = format!(
+        "A bar begins when the last gradient of its bucket is ready and the sum starts, and ends when the sum has arrived. Medians of the last steps.{more}"
+    );
+    let name = format!("buckets-{}", run.name);
+    Ok(Some(Figure::new(name, format!("Buckets of gradients: {}", run.label), &caption, svg)))
+}
+
+fn size(bytes: u64) -> String {
+    match bytes as f64 {
+        bytes if bytes < 1e6 => format!("{:.1} kB", bytes / 1e3),
+        bytes => format!("{:.1} MB", bytes / 1e6),
+    }
+}
+
+/// (points, band) of a curve: of many values means, with least and most.
+#[allow(clippy::type_complexity)]
+fn thinned(x: &[f64], y: &[f64]) -> (Vec<(f64, f64)>, Vec<(f64, f64, f64)>) {
+    let count = x.len().min(y.len());
+    let size = count.div_ceil(POINTS).max(1);
+    if size == 1 {
+        return (x.iter().copied().zip(y.iter().copied()).collect(), Vec::new());
+    }
+    let pieces = x[..count].chunks(size).zip(y[..count].chunks(size)).map(|(x, y)| {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let (least, most) = y.iter().fold((f64::MAX, f64::MIN), |(low, high), &v| (low.min(v), high.max(v)));
+        ((mean(x), mean(y)), (mean(x), least, most))
+    });
+    pieces.unzip()
+}
+
+/// Whether a linear axis would press most of the values onto its bottom.
+fn spans_decades(lines: &[Line]) -> bool {
+    let values = lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+    let (low, high) =
+        values.filter(|v| v.is_finite()).fold((f64::MAX, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
+    low > 0.0 && high / low > 100.0
+}
+
+/// (unit, seconds in it) that suits a time.
+fn unit_of_time(seconds: f64) -> (&'static str, f64) {
+    match seconds {
+        s if s < 300.0 => ("s", 1.0),
+        s if s < 18_000.0 => ("min", 60.0),
+        _ => ("h", 3600.0),
+    }
+}

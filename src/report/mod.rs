@@ -1,0 +1,144 @@
+//! `dltrain report`: results files as one page of HTML, and as charts.
+//!
+//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`. Used by: `main`, `cli`.
+
+mod axis;
+mod chart;
+mod compare;
+mod figures;
+mod image;
+mod page;
+mod run;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use self::figures::{Figure, MOST};
+use self::page::Section;
+use self::run::Run;
+use crate::error::{Error, Kind, Result};
+use crate::record;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Results files, or directories of such.
+    #[arg(required = true, value_name = "RUN.h5")]
+    runs: Vec<PathBuf>,
+    /// The page. One that is there is replaced if it is such a report, else nothing is written.
+    #[arg(short, long, default_value = "report.html", value_name = "FILE")]
+    output: PathBuf,
+    /// New directory for the charts, each as SVG and as PNG.
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
+}
+
+/// Writes the report. A file that cannot be used is named and left out; the others go on.
+///
+/// # Errors
+/// `Output` where something is in the way, before anything is written; `Data` where a file could not be used, after the report of
+/// the others.
+pub fn run(args: &Args) -> Result<()> {
+    check_places(args)?;
+    let (mut runs, left_out) = opened(&args.runs)?;
+    compare::label(&mut runs);
+    let sections = sections(&runs)?;
+    let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
+    fs::write(&args.output, html)
+        .map_err(|error| Error::output(&args.output, format!("cannot be written: {error}")))?;
+    println!("report: {}", args.output.display());
+    if let Some(directory) = &args.plots {
+        let figures: Vec<&Figure> = sections.iter().flat_map(|section| &section.figures).collect();
+        figures.iter().try_for_each(|figure| write_plot(directory, figure))?;
+        println!("plots: {} charts in {}", figures.len(), directory.display());
+    }
+    match left_out.is_empty() {
+        true => Ok(()),
+        false => Err(Error::new(Kind::Data, left_out.join("\n"))),
+    }
+}
+
+/// That nothing else is replaced.
+fn check_places(args: &Args) -> Result<()> {
+    if let Ok(there) = fs::read(&args.output)
+        && !there.starts_with(page::MARK.as_bytes())
+    {
+        return Err(Error::output(
+            &args.output,
+            "is there already and is no report; choose another --output",
+        ));
+    }
+    let Some(directory) = &args.plots else { return Ok(()) };
+    fs::create_dir_all(directory).map_err(|error| Error::output(directory, format!("--plots: {error}")))?;
+    match fs::read_dir(directory).map(|mut entries| entries.next().is_some()) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::output(directory, "is not empty; choose a new directory for --plots")),
+        Err(error) => Err(Error::output(directory, format!("--plots: {error}"))),
+    }
+}
+
+/// The runs, and what is said of files that are none.
+fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<String>)> {
+    let (mut runs, mut left_out) = (Vec::new(), Vec::new());
+    for path in given {
+        if path.is_dir() {
+            // Of what a directory holds besides runs nothing need be said.
+            let found: Vec<Run> = results_in(path)?.iter().filter_map(|file| Run::open(file).ok()).collect();
+            if found.is_empty() {
+                left_out.push(format!("{}: holds no results file of a run", path.display()));
+            }
+            runs.extend(found);
+            continue;
+        }
+        match Run::open(path) {
+            Ok(run) if run.step.is_empty() => left_out.push(format!("{}: has no steps yet", path.display())),
+            Ok(run) => runs.push(run),
+            Err(error) => left_out.push(error.message),
+        }
+    }
+    runs.retain(|run| !run.step.is_empty());
+    if runs.is_empty() {
+        return Err(Error::new(Kind::Data, left_out.join("\n")));
+    }
+    Ok((runs, left_out))
+}
+
+fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(directory).map_err(|error| Error::data(directory, error))?;
+    let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|e| e == "h5")).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn sections(runs: &[Run]) -> Result<Vec<Section>> {
+    let all: Vec<&Run> = runs.iter().collect();
+    let mut buckets = Vec::new();
+    for run in runs {
+        if buckets.len() < MOST {
+            buckets.extend(figures::buckets(run)?);
+        }
+    }
+    let speed = [figures::time(&all)?, figures::memory(&all)?, figures::throughput(&all)?];
+    let learning = match runs.len() > MOST {
+        true => format!("Learning (the first {MOST} runs)"),
+        false => "Learning".into(),
+    };
+    let section = |title: &str, figures: Vec<Figure>| Section { title: title.into(), figures };
+    Ok(vec![
+        section("Scaling", compare::scaling(runs)?),
+        section("Minibatch sweep", compare::sweeps(runs)?),
+        section(&learning, figures::learning(&all)?),
+        section("Speed and memory", speed.into_iter().flatten().collect()),
+        section("Overlap", buckets),
+    ])
+}
+
+fn write_plot(directory: &Path, figure: &Figure) -> Result<()> {
+    let write = |ending: &str, bytes: &[u8]| {
+        let path = directory.join(format!("{}.{ending}", figure.name));
+        fs::write(&path, bytes).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
+    };
+    write("svg", figure.svg.as_bytes())?;
+    write("png", &image::png(&figure.svg)?)
+}

@@ -1,0 +1,152 @@
+//! One run, as its results file has it, and what follows from that.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::record::RunRecord;
+
+/// Steps from whose end the medians of bucket times are taken.
+const BUCKET_STEPS: usize = 200;
+
+/// Where a step's time goes, in the order of `Run::parts`.
+pub const PARTS: [&str; 4] = ["compute", "communication not hidden", "waiting for input", "other"];
+
+pub struct Run {
+    /// The file's name without its ending.
+    pub name: String,
+    /// What tells it from the others of the report.
+    pub label: String,
+    pub record: RunRecord,
+    pub ranks: f64,
+    /// Images a rank and step.
+    pub batch: f64,
+    pub step: Vec<f64>,
+    pub epoch: Vec<f64>,
+    pub images: Vec<f64>,
+    pub loss: Vec<f64>,
+    pub accuracy: Vec<f64>,
+    pub seconds: Vec<f64>,
+    /// Seconds of training at the end of each step.
+    pub time: Vec<f64>,
+    /// Steps at the start that do not count.
+    warmup: usize,
+}
+
+/// When a bucket's sum started and ended in a step, and how much of that nothing hid: medians, in seconds.
+pub struct Bucket {
+    pub bytes: u64,
+    pub start: f64,
+    pub finish: f64,
+    pub exposed: f64,
+}
+
+impl Run {
+    /// # Errors
+    /// `Data` where the file is no record of a run.
+    pub fn open(path: &Path) -> Result<Run> {
+        let record = RunRecord::open(path)?;
+        let count = |name: &str| record.config.get(name).and_then(|text| text.parse::<f64>().ok());
+        let [step, epoch, images, loss, accuracy, seconds] =
+            ["step", "epoch", "images", "loss", "accuracy", "seconds"]
+                .map(|name| record.series(&format!("steps/{name}")));
+        let time = seconds.iter().scan(0.0, |sum, seconds| {
+            *sum += seconds;
+            Some(*sum)
+        });
+        let time = time.collect();
+        let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let accumulation = count("accumulation").unwrap_or(1.0);
+        let (ranks, batch) =
+            (count("ranks").unwrap_or(1.0), count("batch").unwrap_or(f64::NAN) * accumulation);
+        let warmup = (count("warmup").unwrap_or(0.0) as usize).min(seconds.len());
+        let label = name.clone();
+        Ok(Run {
+            name,
+            label,
+            record,
+            ranks,
+            batch,
+            step,
+            epoch,
+            images,
+            loss,
+            accuracy,
+            seconds,
+            time,
+            warmup,
+        })
+    }
+
+    /// A text of its configuration; empty where it is not known.
+    pub fn text(&self, name: &str) -> &str {
+        self.record.config.get(name).map_or("", String::as_str)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.record.status == "running"
+    }
+
+    /// Of all ranks, over the steps that count; also of a run that has not ended.
+    pub fn images_per_second(&self) -> f64 {
+        let (images, seconds) = (&self.images[self.warmup..], &self.seconds[self.warmup..]);
+        images.iter().sum::<f64>() / seconds.iter().sum::<f64>()
+    }
+
+    /// Standard deviation of single steps' images/s, where there are two.
+    pub fn images_per_second_deviation(&self) -> Option<f64> {
+        let rates: Vec<f64> =
+            (self.warmup..self.seconds.len()).map(|at| self.images[at] / self.seconds[at]).collect();
+        let (count, mean) = (rates.len() as f64, rates.iter().sum::<f64>() / rates.len() as f64);
+        let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
+        (rates.len() > 1).then(|| (squares / (count - 1.0)).sqrt())
+    }
+
+    /// Seconds of a mean step, part by part.
+    pub fn parts(&self) -> [f64; 4] {
+        let mean = |values: &[f64]| {
+            let values = values.get(self.warmup..).unwrap_or(&[]);
+            values.iter().sum::<f64>() / values.len().max(1) as f64
+        };
+        let [compute, communication, input] = ["compute", "communication", "input"]
+            .map(|name| mean(&self.record.series(&format!("steps/{name}"))).max(0.0));
+        [compute, communication, input, (mean(&self.seconds) - compute - communication - input).max(0.0)]
+    }
+
+    pub fn test(&self) -> Vec<(f64, f64, f64, f64)> {
+        let [epochs, loss, accuracy] =
+            ["epoch", "test_loss", "test_accuracy"].map(|name| self.record.series(&format!("epochs/{name}")));
+        let rows = epochs.iter().zip(loss).zip(accuracy);
+        let rows = rows.filter_map(|((&epoch, loss), accuracy)| {
+            let last = self.epoch.iter().rposition(|&of| of == epoch)?;
+            (!loss.is_nan()).then(|| (self.step[last], self.time[last], loss, accuracy))
+        });
+        rows.collect()
+    }
+
+    pub fn buckets(&self) -> Vec<Bucket> {
+        let bytes = self.record.list::<u64>("config/bucket_bytes");
+        let [start, finish, exposed] = ["bucket_start", "bucket_finish", "bucket_exposed"]
+            .map(|name| self.record.last_rows(&format!("steps/{name}"), BUCKET_STEPS));
+        let at = |rows: &[Vec<f32>], bucket: usize| {
+            median(rows.iter().filter_map(|row| row.get(bucket).map(|&time| f64::from(time))).collect())
+        };
+        let buckets = bytes.into_iter().enumerate().filter_map(|(bucket, bytes)| {
+            let [start, finish, exposed] = [at(&start, bucket)?, at(&finish, bucket)?, at(&exposed, bucket)?];
+            Some(Bucket { bytes, start, finish, exposed })
+        });
+        buckets.collect()
+    }
+
+    /// Seconds of a middling step among those that `buckets` looks at.
+    pub fn step_seconds(&self) -> f64 {
+        let first = self.seconds.len().saturating_sub(BUCKET_STEPS);
+        median(self.seconds[first..].to_vec()).unwrap_or(0.0)
+    }
+}
+
+/// The middle one of those that are numbers.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.retain(|value| value.is_finite());
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}

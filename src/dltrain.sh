@@ -2,8 +2,11 @@
 # dltrain for whichever MPI starts it. `make install` puts a program for each MPI below libexec/dltrain, and this into bin/.
 #
 # Which of them runs is told by DLTRAIN_MPI (openmpi or mpich), else by the launcher's marks in the environment. Without a
-# launcher it is the first whose MPI library is found. That library may be of another version than was built with: it is looked
-# for in the launcher's installation, in LD_LIBRARY_PATH, in that of the mpirun in PATH, and where it was at installation.
+# launcher it is the first whose libraries are found. The MPI library may be of another version than was built with: it is
+# looked for in the launcher's installation, in LD_LIBRARY_PATH, in that of the mpirun in PATH, and where it was at
+# installation, to which links lead that lie beside the program.
+#
+# Every rank runs this: it starts few processes.
 set -eu
 
 case $0 in
@@ -13,7 +16,7 @@ esac
 [ ! -L "$here" ] || here=$(readlink -f "$here")
 programs=${here%/bin/*}/libexec/dltrain
 
-# Every rank runs this; one speaks. The others go after it: a launcher kills all when one fails.
+# One rank speaks. The others go after it: a launcher kills all when one fails.
 fail() {
     case ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-${SLURM_PROCID:-0}}}} in
         0) echo "dltrain: error: $1" >&2 ;;
@@ -26,75 +29,70 @@ has() {
     [ -n "${1:-}" ]
 }
 
-# The MPI whose launcher started this process, or nothing. What stands first may run within what follows.
-launched_by() {
+# The MPI whose launcher started this process, or nothing, as `mpi`. What stands first may run within what follows.
+find_launcher() {
+    mpi=
     if has "${OMPI_COMM_WORLD_SIZE:-}"; then
-        echo openmpi
+        mpi=openmpi
     elif has "${FLUX_JOB_ID:-}"; then
         : # Starts either.
     elif has "${HYDI_CONTROL_FD:-}" || has "${MPI_LOCALNRANKS:-}"; then
-        echo mpich
+        mpi=mpich
     elif has "${PMIX_NAMESPACE:-}"; then
-        echo openmpi
+        mpi=openmpi
     elif has "${PMI_SIZE:-}" || has "${PMI_FD:-}"; then
-        echo mpich
+        mpi=mpich
     else
         case ${SLURM_MPI_TYPE:-} in
-            pmix*) echo openmpi ;;
-            pmi2 | cray*) echo mpich ;;
+            pmix*) mpi=openmpi ;;
+            pmi2 | cray*) mpi=mpich ;;
         esac
     fi
 }
 
-library_of() {
-    case $1 in
-        openmpi) echo libmpi.so.40 ;;
-        mpich) echo libmpi.so.12 ;;
-    esac
-}
-
-# The directory of an MPI's library, and a colon, where the program that is given lies in an installation that has one.
-library_beside() { # MPI, program
-    program=$(readlink -f "$2" 2>/dev/null) || return 0
-    for directory in "${program%/bin/*}/lib" "${program%/bin/*}/lib64"; do
-        if [ -e "$directory/$(library_of "$1")" ]; then
-            echo "$directory:"
-            return 0
-        fi
+# Adds the directory of the MPI's library to `libraries`, where the program that is given lies in an installation that has one.
+add_library_beside() {
+    for directory in "${1%/bin/*}/lib" "${1%/bin/*}/lib64"; do
+        if [ -e "$directory/$library" ]; then libraries=$libraries$directory:; fi
     done
 }
 
-# The process that starts ranks is part of the launcher's installation (Slurm's is not, and cannot be looked up).
-libraries() {
-    of_launcher=$(library_beside "$1" "/proc/$PPID/exe")
-    of_path=$(library_beside "$1" "$(command -v mpirun)")
-    echo "$of_launcher${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$of_path$programs/$1"
-}
-
-# Runs the program of an MPI, if it is there and the loader finds all that it is linked with: asked so, it lists that and starts
-# nothing.
+# Runs the program of an MPI, if it is there and the loader finds all that it is linked with.
 run() { # MPI, flags
     program=$programs/$1/dltrain
     [ -x "$program" ] || return 0
-    libraries=$(libraries "$1")
-    shift
-    case $(LD_LIBRARY_PATH=$libraries LD_TRACE_LOADED_OBJECTS=1 "$program" 2>&1) in
-        *"not found"*) return 0 ;;
+    case $1 in
+        openmpi) library=libmpi.so.40 ;;
+        mpich) library=libmpi.so.12 ;;
     esac
+    libraries=
+    # The process that starts ranks is part of the launcher's installation (Slurm's is not, and cannot be looked up).
+    add_library_beside "$(readlink "/proc/$PPID/exe" 2>/dev/null || true)"
+    libraries=$libraries${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}
+    add_library_beside "$(command -v mpirun || true)"
+    libraries=$libraries$programs/$1
+    for link in "$programs/$1"/lib*; do
+        # Asked so, the loader lists what it finds, and starts nothing.
+        [ -e "$link" ] || case $(LD_LIBRARY_PATH=$libraries LD_TRACE_LOADED_OBJECTS=1 "$program" 2>&1) in
+            *"not found"*) return 0 ;;
+        esac
+    done
+    shift
     LD_LIBRARY_PATH=$libraries exec "$program" "$@"
 }
 
-mpi=${DLTRAIN_MPI:-$(launched_by)}
+mpi=${DLTRAIN_MPI:-}
+has "$mpi" || find_launcher
 case $mpi in
     openmpi | mpich) run "$mpi" "$@" ;;
     "") ;;
     *) fail "DLTRAIN_MPI is openmpi or mpich, not '$mpi'" ;;
 esac
-if [ -n "$mpi" ] && [ -x "$programs/$mpi/dltrain" ]; then
-    fail "a library of the program for $mpi is not found ($(library_of "$mpi"), HDF5): load the modules it was built with, or add \
-their directories to LD_LIBRARY_PATH; ldd $programs/$mpi/dltrain names it"
+if has "$mpi" && [ -x "$programs/$mpi/dltrain" ]; then
+    fail "libraries of the program for $mpi are not found: load the modules it was built with, or add their directories to \
+LD_LIBRARY_PATH; ldd $programs/$mpi/dltrain names them"
 fi
-[ -z "${DLTRAIN_MPI:-}" ] || fail "DLTRAIN_MPI=$mpi: not installed; make install MPI=$mpi PREFIX=${here%/bin/*}"
+! has "${DLTRAIN_MPI:-}" || fail "DLTRAIN_MPI=$mpi: not installed; make install MPI=$mpi PREFIX=${here%/bin/*}"
 # The wrong one, if it is the only one, says itself that it is.
 run openmpi "$@"
 run mpich "$@"

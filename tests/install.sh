@@ -73,11 +73,12 @@ if [ $# = 2 ]; then
     fi
 fi
 tried "a misspelt DLTRAIN_MPI" "$(DLTRAIN_MPI=lam "$dltrain" info 2>&1 || true)" "openmpi or mpich, not 'lam'"
-# As with a module that is not loaded.
+# As with a module that is not loaded, and was removed.
 LC_ALL=C sed -i 's/libhdf5/libhdfX/' "$prefix/libexec/dltrain/$1/dltrain"
+for link in "$prefix/libexec/dltrain/$1"/libhdf5*; do ln -sf nowhere "$link"; done
 read -ra launcher <<<"${launchers[$1]}"
 said=$(info "${launcher[@]}")
-tried "a library that is not there" "$said" "a library of the program for $1 is not found"
+tried "a library that is not there" "$said" "libraries of the program for $1 are not found"
 [ "$(grep -c 'error: ' <<<"$said")" = 1 ] || { echo "install: not said once: $said" >&2; exit 1; }
 
 .ci/install --remove "$prefix" >/dev/null

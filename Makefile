@@ -3,6 +3,8 @@
 #   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
 #   FEATURES=static     build HDF5 along, in place of the system's
 #   ARGS=…              flags added to `make run`
+#   TESTS=…             of the tests only these: TESTS="--test ops"
+#   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
 MPI := $(shell .ci/env default)
@@ -15,8 +17,10 @@ export FEATURES
 WITH_MPI = eval "$$(.ci/env $(MPI))" &&
 CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
+ARM = aarch64-unknown-linux-gnu
+PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint bench bench-cpu bench-data bench-hosts bench-collectives clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,15 +36,25 @@ build: deps ## build target/<mpi>/release/dltrain
 run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
+# What never starts dltrain is the same under any MPI: it is tested under the first.
+WITH_RANKS = --lib --bins $(patsubst tests/%.rs,--test %,$(shell grep -lE 'support/job.rs|CARGO_BIN_EXE' tests/*.rs))
+
 test: ## run every test, under Open MPI and under MPICH
-	@.ci/deps $(MPIS)
-	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; $(MAKE) --no-print-directory test-one MPI=$$mpi; done
+	@.ci/deps $(MPIS) tests slurm
+	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; \
+	    $(MAKE) --no-print-directory test-one MPI=$$mpi $(if $(TESTS),,$${second:+TESTS="$(WITH_RANKS)"}); second=1; done
+	@$(MAKE) --no-print-directory test-install MPIS="$(MPIS)"
 
 test-one: build
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS)
+	@.ci/deps $(MPI) tests
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) $(TESTS)
 
-test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks, 20 killed jobs (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart full:: -- --ignored
+test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
+
+test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
+	@.ci/deps $(MPIS) wheels
+	@tests/install.sh $(MPIS)
 
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch
@@ -50,9 +64,19 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-lint: deps ## check format, warnings, scripts and which room uses which
+lint: deps ## check format, warnings, scripts, which room uses which, and that ARM is not left out
+	@.ci/deps $(MPI) lint
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
+	    $(WITH_MPI) cargo check $(CARGO_FLAGS) --target $(ARM); \
+	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
+
+kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers take it (installs NVRTC: 250 MB; no GPU needed)
+	@.ci/deps cuda
+	@kernels/ptx.py
+	@set -e; for gpu in 60 70 75 80 90 100 120; do \
+	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch
@@ -66,6 +90,10 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
+bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/checkpoint/run.sh $(DLTRAIN)
+
 bench-hosts: build ## measure the allreduces between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/hosts/run.sh $(DLTRAIN)
 
@@ -74,6 +102,17 @@ bench-collectives: ## measure the allreduces on one host against both MPIs and g
 	@$(MAKE) --no-print-directory build MPI=openmpi
 	@$(MAKE) --no-print-directory build MPI=mpich
 	@benchmarks/collectives/run.sh target/openmpi/release/dltrain target/mpich/release/dltrain
+
+install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or for MPI
+	@set -e; for mpi in $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI)); do \
+	    $(MAKE) --no-print-directory build MPI=$$mpi; done
+	@.ci/install $(PREFIX) $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
+
+uninstall: ## remove it from PREFIX
+	@.ci/install --remove $(PREFIX)
+
+fuzz: ## every parser against libFuzzer, 10 minutes each (TARGETS="idx tar" SECONDS=60; needs nightly Rust and cargo-fuzz)
+	@$(WITH_MPI) fuzz/run.sh "$(TARGETS)" "$(or $(SECONDS),600)"
 
 clean: ## remove what was built, not what was installed
 	rm -rf target

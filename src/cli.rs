@@ -162,8 +162,8 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Optimizer")]
     seed: u64,
 
-    /// Where ops run.
-    #[arg(long, value_enum, default_value_t = DeviceKind::Auto, help_heading = "Machine")]
+    /// Where ops run: auto (a GPU where every rank has one, else the CPU), cpu, cuda[:N], reference.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceKind::Auto, help_heading = "Machine")]
     device: DeviceKind,
     /// What layers compute with. Weights, their updates and sums are f32 in any.
     #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]

@@ -5,7 +5,7 @@
 mod compression;
 mod input;
 
-pub use input::{Augment, Augmentation, DataFormat, Input};
+pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
 use std::path::PathBuf;
 
@@ -15,15 +15,50 @@ use serde::Serialize;
 pub use compression::Compression;
 
 /// Which device a rank drives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
 pub enum DeviceKind {
-    /// The best there is: the CPU.
+    /// A GPU where every rank has one that can be used, else the CPU.
     Auto,
     /// oneDNN.
     Cpu,
+    /// cuDNN, cuBLAS and our own kernels, on the GPU of this number or on that of the rank's place on its node.
+    Cuda(Option<usize>),
     /// Plain definitions, very slow: for checking the others.
     Reference,
+}
+
+impl std::str::FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceKind, String> {
+        match (text, text.strip_prefix("cuda:").map(str::parse)) {
+            ("auto", _) => Ok(DeviceKind::Auto),
+            ("cpu", _) => Ok(DeviceKind::Cpu),
+            ("cuda", _) => Ok(DeviceKind::Cuda(None)),
+            (_, Some(Ok(number))) => Ok(DeviceKind::Cuda(Some(number))),
+            ("reference", _) => Ok(DeviceKind::Reference),
+            _ => Err("one of auto, cpu, cuda, cuda:N (the GPU of number N), reference".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceKind::Auto => f.pad("auto"),
+            DeviceKind::Cpu => f.pad("cpu"),
+            DeviceKind::Cuda(None) => f.pad("cuda"),
+            DeviceKind::Cuda(Some(number)) => f.pad(&format!("cuda:{number}")),
+            DeviceKind::Reference => f.pad("reference"),
+        }
+    }
+}
+
+impl From<DeviceKind> for String {
+    fn from(device: DeviceKind) -> String {
+        device.to_string()
+    }
 }
 
 /// The type of the numbers between layers, and of the factors of their products. Sums, parameters and their updates are
@@ -32,7 +67,9 @@ pub enum DeviceKind {
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     F32,
-    /// Half the memory and up to twice the speed, where the CPU has instructions for it.
+    /// f32 whose products are rounded to 10 bits: GPUs from Ampere on have units for them.
+    Tf32,
+    /// Half the memory and up to twice the speed, where the CPU or GPU has instructions for it.
     Bf16,
 }
 
@@ -40,6 +77,7 @@ impl std::fmt::Display for Precision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
             Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
         })
     }

@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::comm::World;
+use crate::comm::{World, is_cuda_aware};
+use crate::config::JpegDecoder;
+use crate::data::Jpeg;
 use crate::device::{cuda, onednn};
 use crate::error::Result;
 use crate::record;
@@ -25,6 +27,7 @@ pub fn print(world: &World) -> Result<()> {
         ("CPU", cpu(&isas)),
         ("oneDNN", onednn_found()),
         ("HDF5", record::hdf5_version()),
+        ("JPEG", jpeg()),
         ("GPUs", gpu_lines(&hosts, &gpus)),
     ] {
         // Writing to a String cannot fail.
@@ -37,7 +40,12 @@ pub fn print(world: &World) -> Result<()> {
 fn mpi(world: &World) -> String {
     let library = world.library();
     let (name, version, level) = (&library.name, &library.version, library.thread_level);
-    format!("{name} {version}, thread level {level}, built with {}", record::mpicc())
+    let aware = match is_cuda_aware() {
+        Some(true) => "CUDA-aware",
+        Some(false) => "not CUDA-aware",
+        None => "does not say whether it is CUDA-aware",
+    };
+    format!("{name} {version}, thread level {level}, {aware}, built with {}", record::mpicc())
 }
 
 fn ranks(world: &World) -> String {
@@ -76,6 +84,25 @@ fn onednn_found() -> String {
     }
 }
 
+/// What decodes JPEG files, and why, as one line.
+fn jpeg() -> String {
+    match Jpeg::find(JpegDecoder::Turbo) {
+        Ok(turbo) => format!("{} {}", turbo.name(), loaded("libturbojpeg")),
+        Err(error) => format!("{}: {}", JpegDecoder::Rust, error.message),
+    }
+}
+
+/// The file of a library of this process.
+fn loaded(name: &str) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths
+        .into_iter()
+        .find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(name)))
+        .unwrap_or("")
+        .into()
+}
+
 /// This rank's GPUs, or why there are none, as one line.
 fn gpus() -> String {
     match cuda::probe() {
@@ -88,8 +115,22 @@ fn gpus() -> String {
             };
             let (major, minor) = driver.cuda_version;
             let list: Vec<String> = driver.gpus.iter().map(gpu).collect();
-            format!("{} (driver for CUDA {major}.{minor}); not used by this version", list.join(", "))
+            format!("{} (driver for CUDA {major}.{minor}); {}", list.join(", "), cuda_libraries())
         }
+    }
+}
+
+/// What a GPU would be driven by, or why none can be.
+fn cuda_libraries() -> String {
+    match cuda::found() {
+        Ok(found) => format!(
+            "cuDNN {} {}, cuBLAS {} {}",
+            found.cudnn,
+            found.cudnn_path.display(),
+            found.cublas,
+            found.cublas_path.display()
+        ),
+        Err(error) => format!("not usable: {error}"),
     }
 }
 

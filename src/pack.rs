@@ -14,9 +14,9 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::comm::World;
-use crate::config::{DataFormat, Input};
+use crate::config::{DataFormat, Input, JpegDecoder};
 use crate::data::packed::{CHUNK, Header, Packed, crc32, files_of};
-use crate::data::{self, Dataset, Parts, Picture, Sums, Wanted};
+use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, Place, Progress};
@@ -115,7 +115,7 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
     if !(8..=4096).contains(&args.size) || args.file_mb == 0 {
         return Err(Error::usage("--size must lie between 8 and 4096, and --file-mb be at least 1"));
     }
-    let input = Input { format: args.data_format, ..Input::default() };
+    let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
     let wanted =
         Wanted { sample: [3, args.size, args.size], classes: 1_000_000, seed: args.seed, input: &input };
     let Parts { training, test } = data::parts(&args.source, &wanted)?;
@@ -238,7 +238,8 @@ fn one(set: &dyn Dataset, index: usize, args: &Args) -> Result<One> {
     let mut sums = Sums::default();
     if args.encoded {
         let bytes = set.encoded(index)?.ok_or_else(|| Error::usage("--encoded: not JPEG or PNG files"))?;
-        data::decode(&bytes, &mut picture).map_err(|what| Error::data(Path::new(&set.name(index)), what))?;
+        data::decode(&bytes, &mut picture, Jpeg::Rust)
+            .map_err(|what| Error::data(Path::new(&set.name(index)), what))?;
         let shape = [picture.height, picture.width, picture.channels].map(|side| side as u32);
         return Ok(One { crc: crc32(&[&bytes]), bytes, shape, sums });
     }
@@ -406,7 +407,7 @@ fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let outcome = outcome.map_err(|error| error.context(format!("{bad} damaged images, the last of them")));
     world.agree(outcome)?;
     // What no single file shows: that all are there and belong together.
-    let parts = world.agree(data::packed::open(&args.source))?;
+    let parts = world.agree(data::packed::open(&args.source, Jpeg::Rust))?;
     let images = parts.training.len() + parts.test.map_or(0, |test| test.len());
     record::say(place, &format!("{images} images in {} files: every checksum is right", files.len()));
     Ok(())

@@ -47,6 +47,7 @@ pub enum Purpose {
     Compress = 5,
     Augment = 6,
     Pack = 7,
+    Mix = 8,
 }
 
 /// The key of the stream that serves one purpose of one run. `which` tells apart several streams of

@@ -17,6 +17,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use dltrain::collective::tuning::Tuning;
 use dltrain::collective::{Gather, Operation, Route, segment, select, wait};
 use dltrain::comm::{Family, Library, Region, World};
 use dltrain::config::{AllreduceKind, Wire};
@@ -404,7 +405,7 @@ fn busy(world: &World) {
     let length = 1_000_000;
     let region = Region::allocate(world, 4 * length, true).unwrap();
     assert!(region.is_shared());
-    let mut shm = select(AllreduceKind::Shm, Wire::F32, world, &region).unwrap();
+    let mut shm = select(AllreduceKind::Shm, Wire::F32, &Tuning::built_in(), world, &region).unwrap();
     assert_eq!(shm.name(), "shm");
     let slot = shm.prepare(0..length).unwrap();
     region.write(0, &vec![1.0; length]);
@@ -423,7 +424,7 @@ fn busy(world: &World) {
 fn leaves(world: &World) {
     let attempt = || -> Result<(), Error> {
         let region = Region::allocate(world, 1 << 20, true)?;
-        let mut ring = select(AllreduceKind::Ring, Wire::F32, world, &region)?;
+        let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), world, &region)?;
         let slot = ring.prepare(0..1000)?;
         if world.rank() == 1 {
             return Err(Error::usage("alone"));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use dltrain::config::Input;
 use dltrain::data::{
-    self, Colours, Dataset, Frame, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
+    self, Batch, Colours, Dataset, Frame, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
     TrainingLoader, Wanted, epoch_order,
 };
 use dltrain::error::{Error, Kind};
@@ -316,21 +316,20 @@ fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
     let whole = Sharding { ranks: 1, rank: 0, batch: 64, accumulation: 1 };
     let mut one = TrainingLoader::new(sets.training.clone(), whole, 5, Reading::inline()).unwrap();
     assert_eq!(one.steps(), 22);
-    let (mut images, mut labels) = (vec![0.0; 64 * 784], vec![0; 64]);
-    let (mut half_images, mut half_labels) = (vec![0.0; 32 * 784], vec![0; 32]);
+    let (mut both, mut half_of) = (Batch::new(64, 784), Batch::new(32, 784));
     let mut epochs = HashSet::new();
     for epoch in 0..3 {
         one.start_epoch(epoch);
-        one.fill(21, 0, &mut images, &mut labels).unwrap();
+        one.fill(21, 0, &mut both).unwrap();
         for rank in 0..2 {
             let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1 };
             let mut two = TrainingLoader::new(sets.training.clone(), half, 5, Reading::inline()).unwrap();
             two.start_epoch(epoch);
-            two.fill(21, 0, &mut half_images, &mut half_labels).unwrap();
-            assert_eq!(half_labels, labels[rank * 32..][..32]);
-            assert_eq!(half_images, images[rank * 32 * 784..][..32 * 784]);
+            two.fill(21, 0, &mut half_of).unwrap();
+            assert_eq!(half_of.labels, both.labels[rank * 32..][..32]);
+            assert_eq!(half_of.images, both.images[rank * 32 * 784..][..32 * 784]);
         }
-        assert!(epochs.insert(labels.clone()), "every epoch has its own order");
+        assert!(epochs.insert(both.labels.clone()), "every epoch has its own order");
     }
 }
 
@@ -393,14 +392,14 @@ proptest! {
             let loader = |rank| TrainingLoader::new(samples.clone(), sharding(rank), 1, reading.clone()).unwrap();
             let mut loaders: Vec<TrainingLoader> = (0..ranks).map(loader).collect();
             let steps = (share * loaders[0].steps_after(behind) as f64) as usize;
-            let (mut pixels, mut labels) = (vec![0.0; batch], vec![0; batch]);
+            let mut read = Batch::new(batch, 1);
             let mut run = |loaders: &mut Vec<TrainingLoader>, steps: usize| {
                 let mut seen = Vec::new();
                 for (step, rank, micro) in
                     (0..steps).flat_map(|s| (0..ranks).flat_map(move |r| (0..accumulation).map(move |m| (s, r, m))))
                 {
-                    loaders[rank].fill(step, micro, &mut pixels, &mut labels).unwrap();
-                    seen.extend_from_slice(&labels);
+                    loaders[rank].fill(step, micro, &mut read).unwrap();
+                    seen.extend_from_slice(&read.labels);
                 }
                 seen
             };
@@ -436,22 +435,57 @@ proptest! {
     }
 }
 
+/// A packed file's blocks are the same for ever: whoever was always mixed with its neighbour would see few others.
+#[test]
+fn images_read_in_blocks_are_mixed_with_those_of_other_blocks() {
+    for (block, global) in [(None, 20), (Some(5), 20), (Some(5), 6), (Some(1), 2)] {
+        let set = Arc::new(Numbered(103, block));
+        let augment = "mixup=0.5".parse().unwrap();
+        let samples = Samples::new(set.clone(), [1, 1, 1], &*set).for_training(augment, 1, 1);
+        let loader = |ranks: usize, rank: usize| {
+            let sharding = Sharding { ranks, rank, batch: global / ranks, accumulation: 1 };
+            TrainingLoader::new(samples.clone(), sharding, 1, Reading::inline()).unwrap()
+        };
+        let mut all = Vec::new();
+        for ranks in [1, 2] {
+            let mut batch = Batch::new(global / ranks, 1);
+            let mut loaders: Vec<TrainingLoader> = (0..ranks).map(|rank| loader(ranks, rank)).collect();
+            let mut pairs = Vec::new();
+            for step in 0..loaders[0].steps() {
+                for loader in &mut loaders {
+                    loader.fill(step, 0, &mut batch).unwrap();
+                    pairs.extend(batch.labels.iter().copied().zip(batch.others.iter().copied()));
+                }
+            }
+            all.push(pairs);
+        }
+        assert_eq!(all[0], all[1]);
+        let partners: HashSet<i32> = all[0].iter().map(|pair| pair.1).collect();
+        assert_eq!(partners.len(), all[0].len(), "each is a partner once");
+        assert!(all[0].iter().all(|(own, other)| own != other));
+        if global == 20 {
+            let block = block.unwrap_or(1) as i32;
+            assert!(all[0].iter().all(|(own, other)| own / block != other / block), "{block}");
+        }
+    }
+}
+
 #[test]
 fn the_last_test_batches_are_padded() {
     let sets = digits();
-    let mut labels = vec![0; 50];
-    let mut images = vec![f32::NAN; 50 * 784];
+    let mut batch = Batch::new(50, 784);
+    batch.images.fill(f32::NAN);
     let mut seen = Vec::new();
     for rank in 0..3 {
         let sharding = Sharding { ranks: 3, rank, batch: 50, accumulation: 1 };
         let mut loader = TestLoader::new(sets.test.clone().unwrap(), sharding, Reading::inline());
         // 360 images in rounds of 150: the third round has 60, 50 for rank 0 and 10 for rank 1.
         assert_eq!(loader.steps(), 3);
-        let count = loader.fill(2, &mut images, &mut labels).unwrap();
+        let count = loader.fill(2, &mut batch).unwrap();
         assert_eq!(count, [50, 10, 0][rank]);
-        assert!(labels[count..].iter().all(|&label| label == -1));
-        assert!(images[count * 784..].iter().all(|&value| value == 0.0));
-        seen.extend_from_slice(&labels[..count]);
+        assert!(batch.labels[count..].iter().all(|&label| label == -1));
+        assert!(batch.images[count * 784..].iter().all(|&value| value == 0.0));
+        seen.extend_from_slice(&batch.labels[..count]);
     }
     let expected: Vec<i32> = (300..360).map(|index| sets.test.as_ref().unwrap().label(index)).collect();
     assert_eq!(seen, expected);

@@ -94,6 +94,7 @@ fn every_gpu_is_named() {
         name: format!("GPU {}", 70 + index),
         compute_capability: (9, 0),
         memory_bytes: 1000 * (70 + index as u64),
+        identity: "ffffffff:ffffffff:ffffffff".into(),
     };
     let expected = Driver { cuda_version: (12, 2), gpus: vec![gpu(0), gpu(1)] };
     assert_eq!(probe_with(&fake(0, 2), &[]), format!("{:?}", Ok::<_, String>(expected)));

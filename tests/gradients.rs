@@ -234,6 +234,32 @@ proptest! {
         let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
         case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
     }
+
+    /// The same where samples have two labels, which may be the same one.
+    #[test]
+    fn mixed_cross_entropy(
+        classes in 2usize..8, label in 0usize..8, other in 0usize..8, share in 0f32..=1.0, smoothing in 0f32..1.0,
+    ) {
+        let logits = random(dims([3, classes]), 1);
+        let integers = |values: [usize; 2], last| {
+            let values = vec![(values[0] % classes) as f32, last, (values[1] % classes) as f32];
+            (Spec { shape: dims([3]), dtype: DType::I32 }, values)
+        };
+        let inputs = [
+            logits.clone(),
+            integers([label, other], -1.0),
+            integers([other, other], 1.0),
+            (f32s(dims([3])), vec![share, 0.5, 1.0 - share]),
+        ];
+        let outputs = [f32s(dims([3])), f32s(dims([3]))];
+        let backward = Op::MixedCrossEntropyBackward { smoothing, weight: 0.5 };
+        let scaled = &run(backward, &inputs, &[logits.0])[0];
+        prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
+        let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
+        let op = Op::MixedCrossEntropy { smoothing, weight: 0.5 };
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
+        case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
+    }
 }
 
 /// Away from zero and the cut-off, where it has no derivative.

@@ -13,9 +13,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use dltrain::config::{Augment, DataFormat, Input};
+use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
 use dltrain::data::{
-    self, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader, TrainingLoader, Wanted,
+    self, Batch, Jpeg, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
+    TrainingLoader, Wanted,
 };
 use dltrain::error::{Error, Kind};
 use proptest::prelude::*;
@@ -190,8 +191,7 @@ fn cifar_is_read_byte_for_byte() {
 }
 
 /// The images of an epoch's first batches, with every rank's put together.
-fn epoch(samples: &Samples, ranks: usize, threads: usize, epoch: usize) -> (Vec<f32>, Vec<i32>) {
-    let (mut all, mut all_labels) = (Vec::new(), Vec::new());
+fn epoch(samples: &Samples, ranks: usize, threads: usize, epoch: usize) -> Batch {
     let loaders = (0..ranks).map(|rank| {
         let sharding = Sharding { ranks, rank, batch: 12 / ranks, accumulation: 1 };
         let reading = Reading::new(threads, false).unwrap();
@@ -201,24 +201,26 @@ fn epoch(samples: &Samples, ranks: usize, threads: usize, epoch: usize) -> (Vec<
     });
     let mut loaders: Vec<TrainingLoader> = loaders.collect();
     let size: usize = samples.sample().iter().product();
-    let (mut images, mut labels) = (vec![0.0; 12 / ranks * size], vec![0; 12 / ranks]);
+    let (mut all, mut batch) = (Batch::new(0, size), Batch::new(12 / ranks, size));
     for step in 0..loaders[0].steps() {
         for loader in &mut loaders {
-            loader.fill(step, 0, &mut images, &mut labels).unwrap();
-            all.extend_from_slice(&images);
-            all_labels.extend_from_slice(&labels);
+            loader.fill(step, 0, &mut batch).unwrap();
+            all.images.extend_from_slice(&batch.images);
+            all.labels.extend_from_slice(&batch.labels);
+            all.others.extend_from_slice(&batch.others);
+            all.shares.extend_from_slice(&batch.shares);
         }
     }
-    (all, all_labels)
+    all
 }
 
 #[test]
 fn ranks_and_threads_change_nothing() {
     let root = folder(9);
-    for augment in ["none", "imagenet,randaugment,jitter,lighting,cutout", "cifar"] {
+    for augment in ["none", "imagenet,randaugment,jitter,lighting,cutout", "cifar", "crop,mixup,cutmix"] {
         let sets = open(root.path(), &augmented(augment)).unwrap();
         let alone = epoch(&sets.training, 1, 0, 1);
-        assert_eq!(alone.1.len(), 24);
+        assert_eq!(alone.labels.len(), 24);
         for (ranks, threads) in [(1, 1), (1, 3), (2, 0), (3, 2)] {
             assert!(
                 epoch(&sets.training, ranks, threads, 1) == alone,
@@ -227,6 +229,74 @@ fn ranks_and_threads_change_nothing() {
         }
         let other = epoch(&sets.training, 1, 0, 2);
         assert!(other != alone);
+    }
+}
+
+/// Every image is mixed with the next of the epoch, as that one is without mixing; the shares say how, and no evaluation is.
+#[test]
+fn mixed_images_are_those_of_the_unmixed_epoch() {
+    let root = folder(9);
+    let order = data::epoch_order(3, 1, 27);
+    let plain_sets = open(root.path(), &augmented("imagenet")).unwrap();
+    let plain = |place: usize| read(&plain_sets.training, 1, order[place % 27] as usize);
+    for part in ["mixup=0.4", "cutmix"] {
+        let sets = open(root.path(), &augmented(&format!("imagenet,{part}"))).unwrap();
+        let mixed = epoch(&sets.training, 2, 1, 1);
+        let mut between = 0;
+        for place in 0..24 {
+            let (own, partner, share) = (plain(place), plain(place + 1), mixed.shares[place]);
+            let label = |place: usize| plain_sets.training.label(order[place % 27] as usize);
+            assert_eq!([mixed.labels[place], mixed.others[place]], [label(place), label(place + 1)]);
+            between += usize::from(share > 0.0 && share < 1.0);
+            let image = &mixed.images[place * 3072..][..3072];
+            if part == "cutmix" {
+                let kept = image.iter().zip(&own).zip(&partner).filter(|((value, own), partner)| {
+                    assert!(value == own || value == partner);
+                    value == own
+                });
+                assert!(kept.count() as f32 >= share * 3072.0 - 0.5, "{share}");
+            } else {
+                let blend =
+                    own.iter().zip(&partner).map(|(own, partner)| share * own + (1.0 - share) * partner);
+                assert!(image.iter().copied().eq(blend));
+            }
+        }
+        assert!(between > 12, "{part}: {:?}", mixed.shares);
+        assert_eq!(read(sets.test.as_ref().unwrap(), 0, 0), read(plain_sets.test.as_ref().unwrap(), 0, 0));
+        let sharding = Sharding { ranks: 1, rank: 0, batch: 6, accumulation: 1 };
+        let mut tested = Batch::new(6, 3072);
+        TestLoader::new(sets.test.unwrap(), sharding, Reading::inline()).fill(0, &mut tested).unwrap();
+        assert_eq!((&tested.others, tested.shares), (&tested.labels, vec![1.0; 6]));
+    }
+}
+
+/// What does not decode is skipped itself, and its neighbour stays as it is.
+#[test]
+fn nothing_is_mixed_with_an_image_that_does_not_decode() {
+    let root = folder(9);
+    let sets = open(root.path(), &augmented("none,mixup")).unwrap();
+    let whole = epoch(&sets.training, 1, 0, 0);
+    let order = data::epoch_order(3, 0, 27);
+    // One in the middle, and the one behind the last, which is read only to be mixed.
+    for place in [7, 24] {
+        let image = order[place] as usize;
+        let name = ["ant", "bee", "cat"][image / 9];
+        let path = root.path().join(format!("train/{name}/nested/{:03}.JPEG", image % 9));
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let broken = epoch(&sets.training, 1, 2, 0);
+        for (at, &index) in order[..24].iter().enumerate() {
+            let same = broken.images[at * 3072..][..3072] == whole.images[at * 3072..][..3072];
+            match at {
+                _ if at == place => assert_eq!(broken.labels[at], PADDING),
+                _ if at + 1 == place => {
+                    assert_eq!((broken.others[at], broken.shares[at]), (broken.labels[at], 1.0));
+                    assert_eq!(broken.images[at * 3072..][..3072], read(&sets.training, 0, index as usize));
+                }
+                _ => assert!(same && broken.labels[at] == whole.labels[at], "{at}"),
+            }
+        }
+        fs::write(&path, bytes).unwrap();
     }
 }
 
@@ -274,17 +344,16 @@ fn a_jump_to_any_step_finds_its_batch() {
         TrainingLoader::new(samples.clone(), sharding, 3, reading).unwrap()
     };
     let (mut inline, mut ahead) = (loader(0), loader(2));
-    let (mut expected, mut images) = (vec![0.0; 3 * 3072], vec![0.0; 3 * 3072]);
-    let (mut expected_labels, mut labels) = (vec![0; 3], vec![0; 3]);
+    let (mut expected, mut found) = (Batch::new(3, 3072), Batch::new(3, 3072));
     // In order, over the end of an epoch, again, back, and far ahead.
     for (epoch, step, micro) in
         [(0, 2, 1), (0, 3, 0), (0, 3, 1), (1, 0, 0), (1, 0, 0), (0, 0, 1), (7, 2, 0), (7, 2, 1)]
     {
         inline.start_epoch(epoch);
-        inline.fill(step, micro, &mut expected, &mut expected_labels).unwrap();
+        inline.fill(step, micro, &mut expected).unwrap();
         ahead.start_epoch(epoch);
-        ahead.fill(step, micro, &mut images, &mut labels).unwrap();
-        assert!((&images, &labels) == (&expected, &expected_labels), "{epoch} {step} {micro}");
+        ahead.fill(step, micro, &mut found).unwrap();
+        assert!(found == expected, "{epoch} {step} {micro}");
     }
 }
 
@@ -296,7 +365,7 @@ fn an_image_that_does_not_decode_counts_nowhere() {
     let sets = open(root.path(), &augmented("none")).unwrap();
     let whole = epoch(&sets.training, 1, 0, 0);
     let place = |labels: &[i32]| labels.iter().position(|&label| label == PADDING);
-    assert_eq!(place(&whole.1), None);
+    assert_eq!(place(&whole.labels), None);
     // Truncated, something else, and gone after the start.
     for broken in [Some(&bytes[..bytes.len() / 2]), Some(b"\xff\xd8\xff\xe0 junk".as_slice()), None] {
         match broken {
@@ -304,40 +373,115 @@ fn an_image_that_does_not_decode_counts_nowhere() {
             None => fs::remove_file(&bad).unwrap(),
         }
         for (ranks, threads) in [(1, 0), (1, 2), (2, 0)] {
-            let (images, labels) = epoch(&sets.training, ranks, threads, 0);
+            let Batch { images, labels, .. } = epoch(&sets.training, ranks, threads, 0);
             let skipped = place(&labels).expect("one is skipped");
             for (at, &label) in labels.iter().enumerate() {
                 let span = at * 3072..(at + 1) * 3072;
                 if at == skipped {
                     assert!(images[span].iter().all(|&value| value == 0.0));
                 } else {
-                    assert!(images[span.clone()] == whole.0[span] && label == whole.1[at]);
+                    assert!(images[span.clone()] == whole.images[span] && label == whole.labels[at]);
                 }
             }
         }
         let sharding = Sharding { ranks: 1, rank: 0, batch: 12, accumulation: 1 };
-        let (mut images, mut labels) = (vec![0.0; 12 * 3072], vec![0; 12]);
+        let mut batch = Batch::new(12, 3072);
         for threads in [0, 2] {
             let mut loader =
                 TrainingLoader::new(sets.training.clone(), sharding, 3, Reading::new(threads, true).unwrap())
                     .unwrap();
-            let error = loader.fill(0, 0, &mut images, &mut labels).expect_err("strict");
+            let error = loader.fill(0, 0, &mut batch).expect_err("strict");
             assert!(error.kind == Kind::Data && error.message.contains("bee/nested/001.JPEG"), "{error}");
             let mut test =
                 TestLoader::new(sets.training.clone(), sharding, Reading::new(threads, false).unwrap());
-            assert_eq!(test.fill(0, &mut images, &mut labels).unwrap(), 11);
+            assert_eq!(test.fill(0, &mut batch).unwrap(), 11);
         }
     }
 }
 
+/// The JPEG decoders that this machine has.
+fn decoders() -> Vec<Jpeg> {
+    let turbo = Jpeg::find(JpegDecoder::Turbo);
+    if let Err(error) = &turbo {
+        assert!(error.kind == Kind::Environment && error.message.contains("libturbojpeg0"), "{error}");
+        eprintln!("libjpeg-turbo is not tested: {error}");
+    }
+    [Ok(Jpeg::Rust), turbo].into_iter().flatten().collect()
+}
+
 /// Bytes a run of the decoder allocates are bounded by its picture; that by the file.
 fn decode_is_sane(bytes: &[u8]) {
-    let mut picture = Picture::default();
-    if data::decode(bytes, &mut picture).is_ok() {
-        assert_eq!(picture.pixels.len(), picture.height * picture.width * picture.channels);
-        assert!(matches!(picture.channels, 1 | 3));
+    for jpeg in decoders() {
+        let mut picture = Picture::default();
+        if data::decode(bytes, &mut picture, jpeg).is_ok() {
+            assert_eq!(picture.pixels.len(), picture.height * picture.width * picture.channels);
+            assert!(matches!(picture.channels, 1 | 3));
+        }
+        assert!(picture.pixels.capacity() <= 3 * 1032 * bytes.len().max(64), "{} bytes", bytes.len());
     }
-    assert!(picture.pixels.capacity() <= 3 * 1032 * bytes.len().max(64), "{} bytes", bytes.len());
+}
+
+/// Of each kind of JPEG file that there is both make the same picture, to some units; files are those of `make fuzz`.
+#[test]
+fn jpeg_decoders_agree() {
+    for name in ["rgb", "progressive", "grey", "full", "restart", "cmyk"] {
+        let path = format!("{}/fuzz/seeds/picture/{name}_jpg", env!("CARGO_MANIFEST_DIR"));
+        let bytes = fs::read(path).unwrap();
+        let decoded = decoders().into_iter().map(|jpeg| {
+            let mut picture = Picture::default();
+            data::decode(&bytes, &mut picture, jpeg).unwrap();
+            assert!(
+                data::decode(&bytes[..bytes.len() - 8], &mut Picture::default(), jpeg).is_err(),
+                "{name}"
+            );
+            picture
+        });
+        let decoded: Vec<Picture> = decoded.collect();
+        let [first, rest @ ..] = decoded.as_slice() else { unreachable!() };
+        assert_eq!((first.height, first.width, first.channels), (19, 23, if name == "grey" { 1 } else { 3 }));
+        for other in rest {
+            let differences = first.pixels.iter().zip(&other.pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
+            let mean = differences.sum::<f64>() / first.pixels.len() as f64;
+            assert!(
+                (other.height, other.width, other.channels) == (19, 23, first.channels) && mean < 2.0,
+                "{name}: {mean}"
+            );
+        }
+    }
+}
+
+/// What a run says and records; `auto` takes libjpeg-turbo where there is one, and a run that goes on says if it changes.
+#[test]
+fn a_run_says_what_decodes_its_jpegs() {
+    let root = folder(4);
+    let results = TempDir::new().unwrap();
+    let run = |decoder: &str, more: &[&str]| {
+        let (data, kept) = (root.path().to_str().unwrap(), results.path().join("kept"));
+        let flags = [
+            "--model",
+            "cifar_net",
+            "--data",
+            data,
+            "--batch",
+            "4",
+            "--threads",
+            "1",
+            "--jpeg-decoder",
+            decoder,
+        ];
+        let file = results.path().join("run.h5");
+        let files = ["--results", file.to_str().unwrap(), "--checkpoint", kept.to_str().unwrap()];
+        job::run(1, &[&flags[..], &files, more].concat())
+    };
+    let said = run("rust", &["--epochs", "1"]);
+    assert!(said.contains("JPEG by the decoder in Rust"), "{said}");
+    let said = run("auto", &["--epochs", "2", "--resume", "auto"]);
+    if decoders().len() == 2 {
+        assert!(said.contains("JPEG by libjpeg-turbo"), "{said}");
+        assert!(said.contains("changed: input.jpeg_decoder rust then, turbo now"), "{said}");
+    } else {
+        assert!(said.contains("JPEG by the decoder in Rust"), "{said}");
+    }
 }
 
 proptest! {
@@ -369,7 +513,7 @@ fn a_header_that_promises_the_moon_costs_nothing() {
     let frame = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
     for size in [[0x7f, 0xff, 0x7f, 0xff], [0xff; 4], [0, 0, 0, 9]] {
         bytes[frame + 5..frame + 9].copy_from_slice(&size);
-        let error = data::decode(&bytes, &mut Picture::default()).unwrap_err();
+        let error = data::decode(&bytes, &mut Picture::default(), Jpeg::Rust).unwrap_err();
         assert!(error.contains("than") || error.contains("corrupt") || error.contains("says"), "{error}");
         decode_is_sane(&bytes);
     }
@@ -382,7 +526,7 @@ fn a_header_that_promises_the_moon_costs_nothing() {
 fn transparency_and_sixteen_bits_are_left_away() {
     let rgba = Picture { pixels: vec![1, 2, 3, 0, 4, 5, 6, 255], height: 1, width: 2, channels: 4 };
     let mut decoded = Picture::default();
-    data::decode(&png(&rgba), &mut decoded).unwrap();
+    data::decode(&png(&rgba), &mut decoded, Jpeg::Rust).unwrap();
     assert_eq!((decoded.channels, decoded.pixels.as_slice()), (3, [1, 2, 3, 4, 5, 6].as_slice()));
 }
 
@@ -561,7 +705,7 @@ fn a_damaged_image_in_a_packed_file_is_found_and_skipped() {
     bytes[chunk + 3 * 24 * 50] ^= 1;
     fs::write(&packed, bytes).unwrap();
     let sets = open(Path::new(&packed), &augmented("none")).unwrap();
-    let (_, labels) = epoch(&sets.training, 1, 0, 0);
+    let labels = epoch(&sets.training, 1, 0, 0).labels;
     assert_eq!(labels.iter().filter(|&&label| label == PADDING).count(), 1);
     let message = job::refused(&[(1, &["pack", &packed, "--verify"])]);
     assert!(message.contains("1 damaged images") && message.contains("CRC-32"), "{message}");

@@ -6,8 +6,13 @@
 //! K products may be off by K·u·Σ|a·b| with u = 2⁻²⁴ (Higham, "Accuracy and stability of numerical algorithms",
 //! §3.1), where Σ|a·b| is what the definition gives for absolute values.
 
+#[path = "support/fake_cuda.rs"]
+mod fake_cuda;
+
+use std::process::Command;
 use std::slice::from_ref;
 
+use dltrain::device::cuda::Cuda;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
@@ -96,18 +101,23 @@ fn upload(device: &dyn Device, host: &Host) -> There {
     let layout = device.plain(&host.spec);
     let memory = device.allocate(layout.bytes()).unwrap();
     match host.spec.dtype {
-        DType::F32 => memory.write(bytes_of(&host.values)),
+        DType::F32 => device.upload(bytes_of(&host.values), &memory),
         DType::BF16 => {
-            memory.write(bytes_of(&host.values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()))
+            let halves: Vec<bf16> = host.values.iter().map(|&v| bf16::from_f32(v)).collect();
+            device.upload(bytes_of(&halves), &memory)
         }
-        _ => memory.write(bytes_of(&host.values.iter().map(|&v| v as i32).collect::<Vec<_>>())),
+        _ => {
+            let integers: Vec<i32> = host.values.iter().map(|&v| v as i32).collect();
+            device.upload(bytes_of(&integers), &memory)
+        }
     }
+    .unwrap();
     There { spec: host.spec.clone(), layout, memory }
 }
 
-fn raw(memory: &Memory) -> Vec<u8> {
+fn raw(device: &dyn Device, memory: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; memory.bytes()];
-    memory.read(&mut bytes);
+    device.download(memory, &mut bytes).unwrap();
     bytes
 }
 
@@ -117,7 +127,7 @@ fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
     }
     let memory = device.allocate(layout.bytes()).unwrap();
     // What was in the memory before must not show through the padding of a blocked layout.
-    memory.write(&vec![0x7f; layout.bytes()]);
+    device.upload(&vec![0x7f; layout.bytes()], &memory).unwrap();
     let kernel = device.reorder(&tensor.spec, &tensor.layout, layout).unwrap();
     let workspace = device.allocate(kernel.workspace()).unwrap();
     let mut step = kernel.bind(from_ref(&tensor.memory), from_ref(&memory), &workspace).unwrap();
@@ -166,7 +176,7 @@ fn apply(
         .zip(kernel.outputs())
         .map(|(spec, layout)| {
             let memory = device.allocate(layout.bytes()).unwrap();
-            memory.write(&vec![0x7f; layout.bytes()]);
+            device.upload(&vec![0x7f; layout.bytes()], &memory).unwrap();
             There { spec: spec.clone(), layout: layout.clone(), memory }
         })
         .collect();
@@ -175,7 +185,7 @@ fn apply(
     let mut step = kernel.bind(&memory(&inputs), &memory(&outputs), &workspace).unwrap();
     // Twice: what a step writes must not depend on what was there, and must be the same bits every time.
     step.run(&SCALARS).unwrap();
-    let bytes = || -> Vec<Vec<u8>> { outputs.iter().map(|t| raw(&t.memory)).collect() };
+    let bytes = || -> Vec<Vec<u8>> { outputs.iter().map(|t| raw(device, &t.memory)).collect() };
     let first = bytes();
     step.run(&SCALARS).unwrap();
     assert!(bytes() == first, "{} by {} is not repeatable", op.name(), kernel.implementation());
@@ -213,9 +223,19 @@ fn agrees(
     for (output, &sum) in sums.iter().enumerate() {
         // What is stored as bf16 is rounded once more, by either to one of the same two neighbours.
         let stored = if outputs[output].dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+        // cuDNN gives its products in the type of their factors, and a bias comes behind that.
+        let multiplies = matches!(
+            op,
+            Op::Conv2d(_) | Op::Conv2dBackwardData(_) | Op::Conv2dBackwardWeights(_) | Op::Linear { .. }
+        );
+        let narrow =
+            inputs.iter().map(|host| &host.spec).chain(outputs).any(|spec| spec.dtype == DType::BF16);
+        let twice = if on_gpu() && multiplies && narrow { 2.0 * BF16_STEP } else { 0.0 };
         let bounds = sizes[output].iter().zip(&expected[output]).map(|(&size, &value)| match numbers {
-            Numbers::Integers => 0.0,
-            Numbers::Reals => (sum + 2) as f64 * U * f64::from(size) + stored * f64::from(value.abs()),
+            Numbers::Integers => twice * f64::from(size),
+            Numbers::Reals => {
+                ((sum + 2) as f64 * U + twice) * f64::from(size) + stored * f64::from(value.abs())
+            }
         });
         let what = format!("{} output {output} by {}", op.name(), kernel.implementation());
         close(&found[output], &expected[output], bounds, &what)?;
@@ -237,13 +257,53 @@ fn close(
     Ok(())
 }
 
-fn cpus() -> Vec<Cpu> {
-    [1, 2].map(|threads| Cpu::new(threads).unwrap()).into()
+/// The GPU where DLTRAIN_TEST_DEVICE says so (`on_a_gpu_every_op_is_what_it_is_defined_to_be`), else the CPU.
+fn on_gpu() -> bool {
+    std::env::var("DLTRAIN_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
+/// The devices under test.
+fn devices() -> Vec<&'static dyn Device> {
+    if on_gpu() {
+        return vec![Box::leak(Box::new(Cuda::new(0, false, 1).unwrap()))];
+    }
+    [1, 2].map(|threads| &*Box::leak(Box::new(Cpu::new(threads).unwrap())) as &dyn Device).into()
+}
+
+/// A double of a GPU is some hundred times as slow as a CPU: it gets fewer cases.
 fn config(cases: u32) -> Config {
+    let cases = if on_gpu() { cases.div_ceil(4) } else { cases };
     Config { cases, failure_persistence: None, ..Config::default() }
 }
+
+/// Every test here but those of the CPU alone, with the GPU in its place: in a process that finds the doubles of CUDA's
+/// libraries.
+#[test]
+fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
+    if on_gpu() {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--test-threads", "2"])
+        .args(CPU_ONLY.iter().flat_map(|name| ["--skip", name]))
+        .env("DLTRAIN_TEST_DEVICE", "cuda")
+        .env("DLTRAIN_CUDA_PATH", fake_cuda::libraries())
+        .env("DLTRAIN_CUDNN_CACHE", cache.path().join("cudnn.json"))
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}{}", text[0], text[1]);
+}
+
+/// What is about oneDNN's layouts, words and threads.
+const CPU_ONLY: [&str; 5] = [
+    "concatenations_of_whole_blocks_keep_their_layout",
+    "a_label_that_is_no_class_is_an_error",
+    "the_words_of_a_layout_tell_unlike_layouts_apart",
+    "a_geometry_that_cannot_be_is_an_error_not_a_crash",
+    "moments_do_not_depend_on_threads_and_survive_a_large_mean",
+];
 
 fn numbers() -> impl Strategy<Value = Numbers> {
     prop_oneof![Just(Numbers::Integers), Just(Numbers::Reals)]
@@ -302,7 +362,7 @@ impl ConvCase {
     }
 }
 
-fn conv_agrees(cpu: &Cpu, case: &ConvCase, numbers: Numbers) -> Result<(), TestCaseError> {
+fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result<(), TestCaseError> {
     let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
     let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
         .map(|extents| random(extents, numbers, extents.len() as u32));
@@ -311,26 +371,26 @@ fn conv_agrees(cpu: &Cpu, case: &ConvCase, numbers: Numbers) -> Result<(), TestC
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
     let forward =
-        agrees(cpu, &Op::Conv2d(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
+        agrees(device, &Op::Conv2d(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
 
     let op = Op::Conv2dBackwardData(conv);
     let sum = case.filters / conv.groups * kh * kw;
-    agrees(cpu, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
+    agrees(device, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
 
     let op = Op::Conv2dBackwardWeights(conv);
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let sum = y[0] * y[2] * y[3];
-    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
     Ok(())
 }
 
 #[test]
 fn convolutions_are_what_they_are_defined_to_be() {
-    let cpus = cpus();
+    let devices = devices();
     proptest!(config(96), |(case in convs(), numbers in numbers())| {
-        for cpu in &cpus {
-            conv_agrees(cpu, &case, numbers)?;
+        for &device in &devices {
+            conv_agrees(device, &case, numbers)?;
         }
     });
 }
@@ -339,7 +399,7 @@ fn convolutions_are_what_they_are_defined_to_be() {
 /// blocks of 16, and blocks need not be full.
 #[test]
 fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
-    let cpus = cpus();
+    let devices = devices();
     for (filters, channels, kernel, padding) in [
         (32, 80, [3, 3], [0, 0]),
         (64, 80, [3, 3], [1, 1]),
@@ -349,8 +409,8 @@ fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
         let conv = Conv2d { kernel, padding, ..Conv2d::square(1) };
         let output = windows([5, 20], kernel, [1, 1], padding).unwrap();
         let case = ConvCase { conv, x: [2, channels, 5, 20], filters, output };
-        for cpu in &cpus {
-            let agree = conv_agrees(cpu, &case, Numbers::Reals);
+        for &device in &devices {
+            let agree = conv_agrees(device, &case, Numbers::Reals);
             agree.unwrap_or_else(|e| panic!("{case:?}: {e}"));
         }
     }
@@ -358,14 +418,14 @@ fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
 
 #[test]
 fn linear_layers_are_what_they_are_defined_to_be() {
-    let cpus = cpus();
+    let devices = devices();
     let x = prop_oneof![
         (1usize..=9, 1usize..=70).prop_map(|(n, i)| vec![n, i]),
         (1usize..=9, 1usize..=35, 1usize..=4, 1usize..=4).prop_map(|(n, c, h, w)| vec![n, c, h, w]),
     ];
     proptest!(config(64), |(x in x, features in 1usize..=66, bias: bool, relu: bool, numbers in numbers())| {
-        for cpu in &cpus {
-            linear_agrees(cpu, &x, features, [bias, relu], numbers)?;
+        for &device in &devices {
+            linear_agrees(device, &x, features, [bias, relu], numbers)?;
         }
     });
 }
@@ -374,12 +434,12 @@ fn linear_layers_are_what_they_are_defined_to_be() {
 /// 64 outputs, and one whose outputs are no whole blocks.
 #[test]
 fn large_linear_layers_are_what_they_are_defined_to_be() {
-    for cpu in &cpus() {
+    for device in devices() {
         for (samples, width, features) in
             [(32, 1024, 1024), (32, 9216, 128), (20, 1008, 1056), (16, 1024, 1030)]
         {
             for numbers in [Numbers::Integers, Numbers::Reals] {
-                let agree = linear_agrees(cpu, &[samples, width], features, [true, false], numbers);
+                let agree = linear_agrees(device, &[samples, width], features, [true, false], numbers);
                 agree.unwrap_or_else(|e| panic!("{samples}×{width} to {features}: {e}"));
             }
         }
@@ -389,18 +449,18 @@ fn large_linear_layers_are_what_they_are_defined_to_be() {
 /// Samples longer than the pieces in which random numbers are made, and no multiple of them.
 #[test]
 fn dropout_drops_what_it_is_defined_to_drop() {
-    for cpu in &cpus() {
+    for device in devices() {
         let x = random(&[3, 1001], Numbers::Reals, 5);
         let outputs = from_ref(&x.spec);
         for op in [Op::Dropout { p: 0.3, layer: 2 }, Op::DropoutBackward { p: 0.3, layer: 2 }] {
-            let agree = agrees(cpu, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
+            let agree = agrees(device, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
             agree.unwrap_or_else(|e| panic!("{}: {e}", op.name()));
         }
     }
 }
 
 fn linear_agrees(
-    cpu: &Cpu,
+    device: &dyn Device,
     x: &[usize],
     features: usize,
     [bias, relu]: [bool; 2],
@@ -413,13 +473,13 @@ fn linear_agrees(
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(bias)];
     let op = Op::Linear { bias, relu };
-    let forward = agrees(cpu, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
+    let forward = agrees(device, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
     let op = Op::LinearBackwardData { bias };
-    agrees(cpu, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[features])?;
+    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[features])?;
     let op = Op::LinearBackwardWeights { bias };
     let outputs = [spec(&w), spec(&[features])];
     let outputs = &outputs[..1 + usize::from(bias)];
-    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
     Ok(())
 }
 
@@ -452,24 +512,24 @@ fn pools() -> impl Strategy<Value = PoolCase> {
 }
 
 /// A 1×1 convolution that hands its input on unchanged, so that what follows gets a layout that the library chose.
-fn in_chosen_layout(cpu: &Cpu, host: &Host) -> There {
+fn in_chosen_layout(device: &dyn Device, host: &Host) -> There {
     let [_, c, _, _] = host.spec.shape.nchw().unwrap();
     let mut identity = Host { spec: spec(&[c, c, 1, 1]), values: vec![0.0; c * c] };
     (0..c).for_each(|i| identity.values[i * c + i] = 1.0);
     let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(1) });
-    let inputs = [upload(cpu, host), upload(cpu, &identity)];
-    apply(cpu, &conv, &[&inputs[0], &inputs[1]], from_ref(&host.spec), None).1.remove(0)
+    let inputs = [upload(device, host), upload(device, &identity)];
+    apply(device, &conv, &[&inputs[0], &inputs[1]], from_ref(&host.spec), None).1.remove(0)
 }
 
 #[test]
 fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     proptest!(config(96), |(case in pools(), numbers in numbers(), plain: bool)| {
         let y = [case.x[0], case.x[1], case.output[0], case.output[1]];
         let (x, dy) = (random(&case.x, numbers, 1), random(&y, numbers, 2));
         let area = case.pool.kernel[0] * case.pool.kernel[1];
-        for cpu in &cpus {
-            let there = if plain { upload(cpu, &x) } else { in_chosen_layout(cpu, &x) };
+        for &device in &devices {
+            let there = if plain { upload(device, &x) } else { in_chosen_layout(device, &x) };
 
             // The winner passes a gradient on, whoever writes down how: forward and backward go together.
             let outputs = [spec(&y), saved(&y)];
@@ -480,7 +540,7 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
                 let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x)], Some(&*forward));
                 (forward.implementation(), download(device, &made[0]), download(device, &dx[0]))
             };
-            let (name, found, found_back) = ends(cpu, &there);
+            let (name, found, found_back) = ends(device, &there);
             let (_, expected, expected_back) = ends(&Reference, &upload(&Reference, &x));
             close(&found, &expected, std::iter::repeat(0.0), &name)?;
             let bound = match numbers {
@@ -495,13 +555,13 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             // Averages are of reals: a division is not exact.
             let real = (area + 2) as f64 * U * 3.0;
             let op = Op::AvgPool(case.pool);
-            let (forward, y_there) = apply(cpu, &op, &[&there], &[spec(&y)], None);
+            let (forward, y_there) = apply(device, &op, &[&there], &[spec(&y)], None);
             let (_, expected) = through(&Reference, &op, &[&x], &[spec(&y)], None);
             let name = forward.implementation();
-            close(&download(cpu, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
+            close(&download(device, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
             let op = Op::AvgPoolBackward(case.pool);
             let dx = [spec(&case.x)];
-            let (_, found) = through(cpu, &op, &[&dy], &dx, Some(&*forward));
+            let (_, found) = through(device, &op, &[&dy], &dx, Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&dy], &dx, None);
             // Each element gets at most `area` shares of at most 3 each.
             let bound = (area + 2) as f64 * U * 3.0 * area as f64;
@@ -530,10 +590,10 @@ fn norms() -> impl Strategy<Value = NormCase> {
 
 /// Every number of a tensor that is not zero, in order of size: in a blocked layout what pads it must be zero, since
 /// the next op reads it.
-fn not_zero(tensor: &There) -> Vec<u32> {
+fn not_zero(device: &dyn Device, tensor: &There) -> Vec<u32> {
     // The first bit, the sign, goes.
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
-    let bytes = raw(&tensor.memory);
+    let bytes = raw(device, &tensor.memory);
     let mut words: Vec<u32> = match tensor.layout.dtype() {
         DType::BF16 => bytes.chunks_exact(2).map(|bytes| word(bytes) << 17).collect(),
         _ => bytes.chunks_exact(4).map(|bytes| word(bytes) << 1).collect(),
@@ -543,30 +603,43 @@ fn not_zero(tensor: &There) -> Vec<u32> {
     words
 }
 
-fn padding_is_zero(cpu: &Cpu, tensor: &There, what: &str) -> Result<(), TestCaseError> {
-    let plain = in_layout(cpu, tensor, &cpu.plain(&tensor.spec));
-    prop_assert!(not_zero(tensor) == not_zero(&plain), "{what}: {:?}", tensor.layout);
+/// On the CPU a tensor stays in the layout that it was given; images of a GPU have their channels last.
+fn keeps(device: &dyn Device, made: &Layout, given: &There) -> Result<(), TestCaseError> {
+    let kept = match on_gpu() {
+        true => {
+            in_chosen_layout(device, &Host { values: download(device, given), spec: given.spec.clone() })
+                .layout
+        }
+        false => given.layout.clone(),
+    };
+    prop_assert_eq!(made, &kept, "the layout that was given is not kept");
+    Ok(())
+}
+
+fn padding_is_zero(device: &dyn Device, tensor: &There, what: &str) -> Result<(), TestCaseError> {
+    let plain = in_layout(device, tensor, &device.plain(&tensor.spec));
+    prop_assert!(not_zero(device, tensor) == not_zero(device, &plain), "{what}: {:?}", tensor.layout);
     Ok(())
 }
 
 /// All operands lie in [−1, 1). With n values a channel and σ² the least variance plus epsilon: the mean is off by
 /// (n+1)u, the variance by 4(n+4)u, and y by |w| times what both do to (x − mean)/σ, |x − mean| ≤ 2.
-fn norm_agrees(cpu: &Cpu, case: &NormCase) -> Result<(), TestCaseError> {
+fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError> {
     let NormCase { norm, x, plain } = *case;
     let (n, full, vector) = ((x[0] * x[2] * x[3]) as f64, spec(&x), spec(&[x[1]]));
     let hx = random(&x, Numbers::Reals, 1);
     let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
     let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
-    let mut there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+    let mut there: Vec<There> = hosts.iter().map(|host| upload(device, host)).collect();
     if !plain {
-        there[0] = in_chosen_layout(cpu, &hx);
+        there[0] = in_chosen_layout(device, &hx);
     }
     let there: Vec<&There> = there.iter().collect();
 
     let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
     outputs.extend(norm.relu.then(|| saved(&x)));
-    let (forward, made) = apply(cpu, &Op::BatchNorm(norm), &there, &outputs, None);
-    prop_assert_eq!(&made[0].layout, &there[0].layout, "the layout that was given is not kept");
+    let (forward, made) = apply(device, &Op::BatchNorm(norm), &there, &outputs, None);
+    keeps(device, &made[0].layout, there[0])?;
     let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
     let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
     let sigma = f64::from(least + norm.epsilon).sqrt();
@@ -576,31 +649,34 @@ fn norm_agrees(cpu: &Cpu, case: &NormCase) -> Result<(), TestCaseError> {
     let name = forward.implementation();
     for (index, bound) in [of_y, of_mean, of_variance, of_mean, unbiased].into_iter().enumerate() {
         let what = format!("{name} output {index}");
-        close(&download(cpu, &made[index]), &expected[index], std::iter::repeat(bound), &what)?;
+        close(&download(device, &made[index]), &expected[index], std::iter::repeat(bound), &what)?;
     }
-    padding_is_zero(cpu, &made[0], &name)?;
+    padding_is_zero(device, &made[0], &name)?;
 
     // Given the mean and variance that it found, it gives the same bits again.
     let given = [there[0], there[1], there[2], &made[1], &made[2]];
     let both = [from_ref(&outputs[0]), &outputs[5..]].concat();
-    let (_, again) = apply(cpu, &Op::BatchNormInference(norm), &given, &both, None);
+    let (_, again) = apply(device, &Op::BatchNormInference(norm), &given, &both, None);
     for (again, first) in again.iter().zip([from_ref(&made[0]), &made[5..]].concat().iter()) {
-        prop_assert!(raw(&again.memory) == raw(&first.memory), "{name}: other bits the second time");
+        prop_assert!(
+            raw(device, &again.memory) == raw(device, &first.memory),
+            "{name}: other bits the second time"
+        );
     }
 
-    let (evaluation, y) = apply(cpu, &Op::BatchNormInference(norm), &there, from_ref(&full), None);
+    let (evaluation, y) = apply(device, &Op::BatchNormInference(norm), &there, from_ref(&full), None);
     let (_, expected) = through(&Reference, &Op::BatchNormInference(norm), &hosts, from_ref(&full), None);
     let least = variance.values.iter().fold(f32::INFINITY, |least, v| least.min(v.abs())) + norm.epsilon;
     let bound = 16.0 * U * (1.0 + 2.0 / f64::from(least).sqrt());
-    close(&download(cpu, &y[0]), &expected[0], std::iter::repeat(bound), &evaluation.implementation())?;
-    padding_is_zero(cpu, &y[0], "inference")?;
-    norm_gradients_agree(cpu, case, [&hx, &w], &there, (&*forward, &made), sigma)
+    close(&download(device, &y[0]), &expected[0], std::iter::repeat(bound), &evaluation.implementation())?;
+    padding_is_zero(device, &y[0], "inference")?;
+    norm_gradients_agree(device, case, [&hx, &w], &there, (&*forward, &made), sigma)
 }
 
 /// The definition gets the statistics that the device found, and its word on which outputs were above zero, so that
 /// only the backward pass itself differs. x̂ is at most X = min(2/σ, √n) and off by 8u/σ.
 fn norm_gradients_agree(
-    cpu: &Cpu,
+    device: &dyn Device,
     case: &NormCase,
     [x, w]: [&Host; 2],
     there: &[&There],
@@ -610,19 +686,19 @@ fn norm_gradients_agree(
     let norm = case.norm;
     let n = (case.x[0] * case.x[2] * case.x[3]) as f64;
     let (full, vector, dy) = (spec(&case.x), spec(&[case.x[1]]), random(&case.x, Numbers::Reals, 6));
-    let host = |spec: Spec, t: &There| Host { spec, values: download(cpu, t) };
+    let host = |spec: Spec, t: &There| Host { spec, values: download(device, t) };
     let (mean, variance) = (host(vector.clone(), &made[1]), host(vector.clone(), &made[2]));
-    let above = download(cpu, &made[0]).iter().map(|&y| f32::from(u8::from(y > 0.0))).collect();
+    let above = download(device, &made[0]).iter().map(|&y| f32::from(u8::from(y > 0.0))).collect();
     let above = Host { spec: saved(&case.x), values: above };
     let hosts = [&dy, x, w, &mean, &variance, &above];
     let hosts = &hosts[..5 + usize::from(norm.relu)];
 
-    let dy_there = upload(cpu, &dy);
+    let dy_there = upload(device, &dy);
     let mut inputs = vec![&dy_there, there[0], there[1], &made[1], &made[2]];
     inputs.extend(made.get(5));
     let outputs = [full, vector.clone(), vector];
     let op = Op::BatchNormBackward(norm);
-    let (kernel, found) = apply(cpu, &op, &inputs, &outputs, Some(forward));
+    let (kernel, found) = apply(device, &op, &inputs, &outputs, Some(forward));
     let (_, expected) = through(&Reference, &op, hosts, &outputs, None);
     let largest = (2.0 / sigma).min(n.sqrt());
     let bounds = [
@@ -632,29 +708,36 @@ fn norm_gradients_agree(
     ];
     for (index, bound) in bounds.into_iter().enumerate() {
         let what = format!("{} backward output {index}", kernel.implementation());
-        close(&download(cpu, &found[index]), &expected[index], std::iter::repeat(bound), &what)?;
+        close(&download(device, &found[index]), &expected[index], std::iter::repeat(bound), &what)?;
     }
-    padding_is_zero(cpu, &found[0], "backward")?;
+    padding_is_zero(device, &found[0], "backward")?;
 
     // Over dy, the same bits.
     prop_assert_eq!(kernel.in_place(), Some(0));
-    let over = in_layout(cpu, &dy_there, &kernel.inputs()[0]);
+    let over = in_layout(device, &dy_there, &kernel.inputs()[0]);
     let place = |t: &There| t.memory.clone();
-    let memory = [vec![place(&over)], inputs[1..].iter().map(|t| place(t)).collect()].concat();
+    let memory = over_first(device, &*kernel, &over, &inputs);
     let results = [place(&over), place(&found[1]), place(&found[2])];
-    let workspace = cpu.allocate(kernel.workspace()).unwrap();
+    let workspace = device.allocate(kernel.workspace()).unwrap();
     kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap();
     let over = There { layout: kernel.outputs()[0].clone(), ..over };
-    prop_assert_eq!(download(cpu, &over), download(cpu, &found[0]));
+    prop_assert_eq!(download(device, &over), download(device, &found[0]));
     Ok(())
+}
+
+/// The memories of a kernel's inputs where it wants them, `over` in place of the first.
+fn over_first(device: &dyn Device, kernel: &dyn Kernel, over: &There, inputs: &[&There]) -> Vec<Memory> {
+    let rest = inputs[1..].iter().zip(&kernel.inputs()[1..]);
+    let rest = rest.map(|(tensor, layout)| in_layout(device, tensor, layout).memory);
+    [over.memory.clone()].into_iter().chain(rest).collect()
 }
 
 #[test]
 fn batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     proptest!(config(96), |(case in norms())| {
-        for cpu in &cpus {
-            norm_agrees(cpu, &case)?;
+        for &device in &devices {
+            norm_agrees(device, &case)?;
         }
     });
 }
@@ -680,22 +763,29 @@ fn gathered_moments(own: &[f32], ranks: usize) -> Host {
 
 /// As `norm_agrees`, with a batch of which other ranks have parts of the same size. What is kept in bf16 may differ by
 /// one step more.
-fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> Result<(), TestCaseError> {
+fn sync_norm_agrees(
+    device: &dyn Device,
+    case: &NormCase,
+    ranks: usize,
+    dtype: DType,
+) -> Result<(), TestCaseError> {
     let NormCase { norm, x, plain } = *case;
     let (n, c) = ((x[0] * x[2] * x[3]) as f64, x[1]);
     let (full, vector, pair) = (Spec { dtype, ..spec(&x) }, spec(&[c]), spec(&[2, c]));
     let hx = kept_in(dtype, random(&x, Numbers::Reals, 1));
-    let x_there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
-    let (_, own) = apply(cpu, &Op::BatchNormMoments, &[&x_there], from_ref(&pair), None);
-    let (own, (_, expected)) =
-        (download(cpu, &own[0]), through(&Reference, &Op::BatchNormMoments, &[&hx], from_ref(&pair), None));
+    let x_there = if plain { upload(device, &hx) } else { in_chosen_layout(device, &hx) };
+    let (_, own) = apply(device, &Op::BatchNormMoments, &[&x_there], from_ref(&pair), None);
+    let (own, (_, expected)) = (
+        download(device, &own[0]),
+        through(&Reference, &Op::BatchNormMoments, &[&hx], from_ref(&pair), None),
+    );
     let (of_mean, of_variance) = ((n + 4.0) * U, 4.0 * (n + 6.0) * U);
     let bounds = [vec![of_mean; c], vec![of_variance; c]].concat();
     close(&own, &expected[0], bounds.into_iter(), "moments")?;
 
     let pair_of_all = [spec(&[ranks, 2, c])];
     let (_, copies) = through(
-        cpu,
+        device,
         &Op::Exchange { ranks },
         &[&Host { spec: pair.clone(), values: own.clone() }],
         &pair_of_all,
@@ -706,12 +796,12 @@ fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> R
     let all = gathered_moments(&expected[0], ranks);
     let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[c], Numbers::Reals, which));
     let hosts = [&hx, &w, &b, &mean, &absolute(&variance), &all];
-    let mut there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+    let mut there: Vec<There> = hosts.iter().map(|host| upload(device, host)).collect();
     there[0] = x_there;
     let op = Op::SyncBatchNorm(norm);
     let outputs = [vec![full.clone()], vec![vector.clone(); 4]].concat();
-    let (_, made) = apply(cpu, &op, &there.iter().collect::<Vec<_>>(), &outputs, None);
-    prop_assert_eq!(&made[0].layout, &there[0].layout, "the layout that was given is not kept");
+    let (_, made) = apply(device, &op, &there.iter().collect::<Vec<_>>(), &outputs, None);
+    keeps(device, &made[0].layout, &there[0])?;
     let (_, expected) = through(&Reference, &op, &hosts, &outputs, None);
     let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
     let sigma = f64::from(least + norm.epsilon).sqrt();
@@ -720,16 +810,16 @@ fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> R
     for (index, bound) in [of_y, 4.0 * U, 8.0 * U, 8.0 * U, 32.0 * U].into_iter().enumerate() {
         let what = format!("sync batch norm output {index}");
         let bounds = with_step(&outputs[index], &expected[index], bound);
-        close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
+        close(&download(device, &made[index]), &expected[index], bounds, &what)?;
     }
-    padding_is_zero(cpu, &made[0], "sync batch norm")?;
+    padding_is_zero(device, &made[0], "sync batch norm")?;
     let again: Vec<&There> = there[..3].iter().chain(&made[1..3]).collect();
-    let (_, again) = apply(cpu, &Op::SyncBatchNormAgain(norm), &again, from_ref(&full), None);
-    prop_assert_eq!(raw(&again[0].memory), raw(&made[0].memory), "again it is not the same");
+    let (_, again) = apply(device, &Op::SyncBatchNormAgain(norm), &again, from_ref(&full), None);
+    prop_assert_eq!(raw(device, &again[0].memory), raw(device, &made[0].memory), "again it is not the same");
     let linear = BatchNorm { relu: false, ..norm };
     let (_, linear) = through(&Reference, &Op::SyncBatchNorm(linear), &hosts, &outputs, None);
     sync_norm_gradients_agree(
-        cpu,
+        device,
         case,
         ranks,
         &there[..3],
@@ -742,7 +832,7 @@ fn sync_norm_agrees(cpu: &Cpu, case: &NormCase, ranks: usize, dtype: DType) -> R
 /// Where y is so close to zero that a rounding decides what a ReLU does, dy is 0. Own numbers are as in
 /// `norm_gradients_agree`; dx has three terms, of at most 1, 1/2 and 2/2σ² in size before they are divided by σ.
 fn sync_norm_gradients_agree(
-    cpu: &Cpu,
+    device: &dyn Device,
     case: &NormCase,
     ranks: usize,
     there: &[There],
@@ -756,58 +846,58 @@ fn sync_norm_gradients_agree(
     let full = &hosts[0].spec;
     let mut dy = kept_in(full.dtype, random(&x, Numbers::Reals, 6));
     dy.values.iter_mut().zip(y).filter(|(_, y)| f64::from(y.abs()) <= of_y).for_each(|(dy, _)| *dy = 0.0);
-    let of = |t: &There| Host { spec: vector.clone(), values: download(cpu, t) };
+    let of = |t: &There| Host { spec: vector.clone(), values: download(device, t) };
     let statistics_here = [of(&statistics[0]), of(&statistics[1])];
-    let dy_there = upload(cpu, &dy);
+    let dy_there = upload(device, &dy);
     let mut inputs: Vec<&There> = [&dy_there].into_iter().chain(there).chain(statistics).collect();
     let mut expected_of: Vec<&Host> =
         [&dy].into_iter().chain(hosts.iter().copied()).chain(&statistics_here).collect();
 
     let outputs = [spec(&[2, c]), vector.clone(), vector.clone()];
     let op = Op::SyncBatchNormSums(norm);
-    let (_, found) = apply(cpu, &op, &inputs, &outputs, None);
+    let (_, found) = apply(device, &op, &inputs, &outputs, None);
     let (_, expected) = through(&Reference, &op, &expected_of, &outputs, None);
     let (of_b, of_w) = (n * (n + 4.0) * U, n * (n + 16.0) * U * (12.0 / sigma));
-    let found: Vec<Vec<f32>> = found.iter().map(|t| download(cpu, t)).collect();
+    let found: Vec<Vec<f32>> = found.iter().map(|t| download(device, t)).collect();
     close(&found[1], &expected[1], std::iter::repeat(of_w), "dw")?;
     close(&found[2], &expected[2], std::iter::repeat(of_b), "db")?;
     prop_assert_eq!(&found[0], &[&found[2][..], &found[1]].concat(), "the sums are not db and dw");
 
     let all = random(&[ranks, 2, c], Numbers::Reals, 8);
-    let all_there = upload(cpu, &all);
+    let all_there = upload(device, &all);
     inputs.push(&all_there);
     expected_of.push(&all);
     let op = Op::SyncBatchNormBackward(norm);
-    let (kernel, found) = apply(cpu, &op, &inputs, from_ref(full), None);
+    let (kernel, found) = apply(device, &op, &inputs, from_ref(full), None);
     let (_, expected) = through(&Reference, &op, &expected_of, from_ref(full), None);
     let bound = 16.0 * U * (1.5 + 1.0 / sigma.powi(2)) / sigma;
     let bounds = with_step(full, &expected[0], bound);
-    close(&download(cpu, &found[0]), &expected[0], bounds, "sync batch norm backward")?;
-    padding_is_zero(cpu, &found[0], "sync batch norm backward")?;
+    close(&download(device, &found[0]), &expected[0], bounds, "sync batch norm backward")?;
+    padding_is_zero(device, &found[0], "sync batch norm backward")?;
 
     // Over dy, the same bits.
     prop_assert_eq!(kernel.in_place(), Some(0));
-    let over = in_layout(cpu, &dy_there, &kernel.inputs()[0]);
-    let memory: Vec<Memory> =
-        [&over].into_iter().chain(inputs[1..].iter().copied()).map(|t| t.memory.clone()).collect();
-    let workspace = cpu.allocate(kernel.workspace()).unwrap();
+    let over = in_layout(device, &dy_there, &kernel.inputs()[0]);
+    let memory = over_first(device, &*kernel, &over, &inputs);
+    let workspace = device.allocate(kernel.workspace()).unwrap();
     kernel.bind(&memory, from_ref(&over.memory), &workspace).unwrap().run(&SCALARS).unwrap();
-    prop_assert_eq!(download(cpu, &over), download(cpu, &found[0]));
+    let over = There { layout: kernel.outputs()[0].clone(), ..over };
+    prop_assert_eq!(download(device, &over), download(device, &found[0]));
     Ok(())
 }
 
 #[test]
 fn synchronised_batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     // These loops need no bf16 arithmetic, but the convolution does that chooses a layout.
-    let dtypes = match cpus_with_bf16() {
+    let dtypes = match devices_with_bf16() {
         Some(_) => vec![DType::F32, DType::BF16],
         None => vec![DType::F32],
     };
     let dtypes = prop::sample::select(dtypes);
     proptest!(config(192), |(case in norms(), ranks in 1usize..=4, dtype in dtypes)| {
-        for cpu in &cpus {
-            sync_norm_agrees(cpu, &case, ranks, dtype)?;
+        for &device in &devices {
+            sync_norm_agrees(device, &case, ranks, dtype)?;
         }
     });
 }
@@ -843,7 +933,7 @@ fn parts() -> impl Strategy<Value = Vec<(usize, bool)>> {
 
 #[test]
 fn concatenations_and_slices_are_exact_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     proptest!(config(64), |(parts in parts(), [n, h, w] in [1usize..=3, 1usize..=5, 1usize..=5], plain: bool)| {
         let total = parts.iter().map(|(channels, _)| channels).sum();
         let y = [n, total, h, w];
@@ -851,27 +941,27 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
             (0..).zip(&parts).map(|(i, &(c, _))| random(&[n, c, h, w], Numbers::Reals, i)).collect();
         let dy = random(&y, Numbers::Reals, 99);
         let (_, expected) = through(&Reference, &Op::Concat, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
-        for cpu in &cpus {
+        for &device in &devices {
             let there: Vec<There> = hosts
                 .iter()
                 .zip(&parts)
-                .map(|(host, &(_, plain))| if plain { upload(cpu, host) } else { in_chosen_layout(cpu, host) })
+                .map(|(host, &(_, plain))| if plain { upload(device, host) } else { in_chosen_layout(device, host) })
                 .collect();
             let refs: Vec<&There> = there.iter().collect();
-            let (forward, found) = apply(cpu, &Op::Concat, &refs, &[spec(&y)], None);
-            prop_assert_eq!(&download(cpu, &found[0]), &expected[0], "{}", forward.implementation());
-            padding_is_zero(cpu, &found[0], "concat")?;
+            let (forward, found) = apply(device, &Op::Concat, &refs, &[spec(&y)], None);
+            prop_assert_eq!(&download(device, &found[0]), &expected[0], "{}", forward.implementation());
+            padding_is_zero(device, &found[0], "concat")?;
             let dy_there = match plain {
-                true => upload(cpu, &dy),
-                false => in_layout(cpu, &upload(cpu, &dy), &found[0].layout),
+                true => upload(device, &dy),
+                false => in_layout(device, &upload(device, &dy), &found[0].layout),
             };
             let mut from = 0;
             for host in &hosts {
                 let op = Op::Slice { from };
-                let (kernel, part) = apply(cpu, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
+                let (kernel, part) = apply(device, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
                 let (_, expected) = through(&Reference, &op, &[&dy], from_ref(&host.spec), None);
-                prop_assert_eq!(&download(cpu, &part[0]), &expected[0], "{}", kernel.implementation());
-                padding_is_zero(cpu, &part[0], "slice")?;
+                prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
+                padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
             }
         }
@@ -901,7 +991,7 @@ fn concatenations_of_whole_blocks_keep_their_layout() {
 /// backward pass sums `size` such terms, each at most 2·(1/k)^(beta + 1).
 #[test]
 fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     let channels = prop_oneof![1usize..=9, Just(16), Just(20), Just(32), Just(48)];
     let norm = (prop_oneof![Just(1usize), Just(3), Just(5), Just(7)], 0f32..1.0, 0.5f32..2.0);
     let norm = (norm, prop_oneof![2 => Just(0.75f32), 1 => 0.1f32..1.0])
@@ -912,26 +1002,26 @@ fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
         let none = Host { spec: saved(&x), values: vec![0.0; hx.values.len()] };
         let largest = f64::from(norm.k).powf(-f64::from(norm.beta)).max(1.0);
         let of_y = (norm.size as f64 + 13.0) * U * largest;
-        for cpu in &cpus {
-            let there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
+        for &device in &devices {
+            let there = if plain { upload(device, &hx) } else { in_chosen_layout(device, &hx) };
             let (op, outputs) = (Op::LocalResponseNorm(norm), [spec(&x), saved(&x)]);
-            let (forward, made) = apply(cpu, &op, &[&there], &outputs, None);
-            prop_assert_eq!(&made[0].layout, &there.layout, "the layout that was given is not kept");
+            let (forward, made) = apply(device, &op, &[&there], &outputs, None);
+            keeps(device, &made[0].layout, &there)?;
             let (_, expected) = through(&Reference, &op, &[&hx], &outputs, None);
             let name = forward.implementation();
-            close(&download(cpu, &made[0]), &expected[0], std::iter::repeat(of_y), &name)?;
-            let (op, dy) = (Op::LocalResponseNormBackward(norm), upload(cpu, &hdy));
-            let (_, found) = apply(cpu, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&*forward));
+            close(&download(device, &made[0]), &expected[0], std::iter::repeat(of_y), &name)?;
+            let (op, dy) = (Op::LocalResponseNormBackward(norm), upload(device, &hdy));
+            let (_, found) = apply(device, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&hdy, &hx, &none], &outputs[..1], None);
             let bound = of_y * (2.0 + 4.0 * norm.size as f64 / f64::from(norm.k).min(1.0));
-            close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(bound), &format!("{name} backward"))?;
+            close(&download(device, &found[0]), &expected[0], std::iter::repeat(bound), &format!("{name} backward"))?;
         }
     });
 }
 
 #[test]
 fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     let sizes = ([1usize..=4, 1usize..=33], [1usize..=12, 1usize..=12], [1usize..=9, 1usize..=9]);
     proptest!(config(64), |(([n, c], [h, w], [oh, ow]) in sizes, numbers in numbers(), plain: bool)| {
         let (x, y) = ([n, c, h, w], [n, c, oh, ow]);
@@ -939,14 +1029,14 @@ fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
         // A window has at most this many elements, and an element lies in at most so many windows; none is above 3.
         let (window, windows) = ((h / oh + 2) * (w / ow + 2), (oh / h + 2) * (ow / w + 2));
         let bound = |summands: usize| (summands + 3) as f64 * U * 3.0;
-        for cpu in &cpus {
-            let there = if plain { upload(cpu, &hx) } else { in_chosen_layout(cpu, &hx) };
-            let (forward, found) = apply(cpu, &Op::AdaptiveAvgPool, &[&there], &[spec(&y)], None);
+        for &device in &devices {
+            let there = if plain { upload(device, &hx) } else { in_chosen_layout(device, &hx) };
+            let (forward, found) = apply(device, &Op::AdaptiveAvgPool, &[&there], &[spec(&y)], None);
             let (_, expected) = through(&Reference, &Op::AdaptiveAvgPool, &[&hx], &[spec(&y)], None);
-            let found = download(cpu, &found[0]);
+            let found = download(device, &found[0]);
             close(&found, &expected[0], std::iter::repeat(bound(window)), "adaptive pooling")?;
             let op = Op::AdaptiveAvgPoolBackward;
-            let (_, found) = through(cpu, &op, &[&hdy], &[spec(&x)], Some(&*forward));
+            let (_, found) = through(device, &op, &[&hdy], &[spec(&x)], Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&hdy], &[spec(&x)], None);
             let bound = bound(windows) * windows as f64;
             close(&found[0], &expected[0], std::iter::repeat(bound), "adaptive pooling backward")?;
@@ -956,14 +1046,14 @@ fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
 
 #[test]
 fn elementwise_ops_are_exact_in_any_layout() {
-    let cpus = cpus();
+    let devices = devices();
     let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 1usize..=6, 1usize..=6);
     proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers(), plain: bool)| {
         let extents = [n, c, h, w];
         let (a, b) = (random(&extents, numbers, 1), random(&extents, numbers, 2));
-        for cpu in &cpus {
-            let there = |host: &Host| if plain { upload(cpu, host) } else { in_chosen_layout(cpu, host) };
-            let (a_there, b_there) = (there(&a), upload(cpu, &b));
+        for &device in &devices {
+            let there = |host: &Host| if plain { upload(device, host) } else { in_chosen_layout(device, host) };
+            let (a_there, b_there) = (there(&a), upload(device, &b));
             for (op, second) in [
                 (Op::Relu { max: f32::INFINITY }, false),
                 (Op::Relu { max: 2.0 }, false),
@@ -978,10 +1068,10 @@ fn elementwise_ops_are_exact_in_any_layout() {
                 let y = if op == Op::Reshape { spec(&[n, c * h * w]) } else { spec(&extents) };
                 let count = 1 + usize::from(second);
                 let (kernel, found) =
-                    apply(cpu, &op, &[&a_there, &b_there][..count], from_ref(&y), None);
+                    apply(device, &op, &[&a_there, &b_there][..count], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &op, &[&a, &b][..count], &[y], None);
                 let what = format!("{} by {}", op.name(), kernel.implementation());
-                close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
             }
         }
     });
@@ -989,7 +1079,7 @@ fn elementwise_ops_are_exact_in_any_layout() {
 
 #[test]
 fn what_may_run_in_place_gives_the_same_there() {
-    let cpu = Cpu::new(2).unwrap();
+    let device = devices()[0];
     // Large enough for several threads to share.
     let extents = [3, 5, 70, 70];
     let (a, b) = (random(&extents, Numbers::Reals, 1), random(&extents, Numbers::Reals, 2));
@@ -1003,30 +1093,30 @@ fn what_may_run_in_place_gives_the_same_there() {
         (Op::Reshape, 1),
         (Op::Dropout { p: 0.5, layer: 0 }, 1),
     ] {
-        let inputs = [upload(&cpu, &a), upload(&cpu, &b)];
+        let inputs = [upload(device, &a), upload(device, &b)];
         let inputs: Vec<&There> = inputs[..count].iter().collect();
-        let (kernel, apart) = apply(&cpu, &op, &inputs, &[spec(&extents)], None);
+        let (kernel, apart) = apply(device, &op, &inputs, &[spec(&extents)], None);
         assert_eq!(kernel.in_place(), Some(0), "{}", op.name());
         let memory: Vec<Memory> = inputs.iter().map(|t| t.memory.clone()).collect();
-        let workspace = cpu.allocate(kernel.workspace()).unwrap();
+        let workspace = device.allocate(kernel.workspace()).unwrap();
         kernel.bind(&memory, &memory[..1], &workspace).unwrap().run(&SCALARS).unwrap();
-        assert_eq!(download(&cpu, inputs[0]), download(&cpu, &apart[0]), "{}", op.name());
+        assert_eq!(download(device, inputs[0]), download(device, &apart[0]), "{}", op.name());
     }
 }
 
 #[test]
 fn a_tensor_can_be_added_to_itself() {
-    let cpu = Cpu::new(1).unwrap();
+    let device = devices()[0];
     let a = random(&[2, 3, 4, 5], Numbers::Reals, 1);
     let twice: Vec<f32> = a.values.iter().map(|v| 2.0 * v).collect();
-    let there = upload(&cpu, &a);
-    let (kernel, sum) = apply(&cpu, &Op::Add { relu: false }, &[&there, &there], from_ref(&a.spec), None);
-    assert_eq!(download(&cpu, &sum[0]), twice);
+    let there = upload(device, &a);
+    let (kernel, sum) = apply(device, &Op::Add { relu: false }, &[&there, &there], from_ref(&a.spec), None);
+    assert_eq!(download(device, &sum[0]), twice);
     let memory = there.memory.clone();
     let mut step =
         kernel.bind(&[memory.clone(), memory.clone()], &[memory], &sum[0].memory.slice(0, 0)).unwrap();
     step.run(&SCALARS).unwrap();
-    assert_eq!(download(&cpu, &there), twice);
+    assert_eq!(download(device, &there), twice);
 }
 
 // ---- bf16: activations and their gradients are kept so, the rest is f32 ----
@@ -1034,10 +1124,10 @@ fn a_tensor_can_be_added_to_itself() {
 /// Sums of integers are exact until they are stored: then bf16 has 8 bits for them, and both devices round alike.
 #[test]
 fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
-    let Some(cpus) = cpus_with_bf16() else { return };
+    let Some(devices) = devices_with_bf16() else { return };
     proptest!(config(64), |(case in convs(), numbers in numbers(), f32_ends: [bool; 2])| {
-        for cpu in &cpus {
-            conv_agrees_in_bf16(cpu, &case, numbers, f32_ends)?;
+        for &device in &devices {
+            conv_agrees_in_bf16(device, &case, numbers, f32_ends)?;
         }
     });
     let sizes = (1usize..=9, 1usize..=70, 1usize..=66);
@@ -1047,31 +1137,30 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
         let of = |extents: &[usize], which| random(extents, numbers, which);
         let (x, w, b) = (in_bf16(&of(&[n, features], 1)), rounded(&of(&[y, features], 2)), of(&[y], 3));
         let dy = Host { spec: kept(&[n, y]), ..rounded(&of(&[n, y], 4)) };
-        for cpu in &cpus {
+        for &device in &devices {
             let op = Op::Linear { bias: true, relu: false };
-            let forward = agrees(cpu, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
+            let forward = agrees(device, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
             let op = Op::LinearBackwardData { bias: true };
-            agrees(cpu, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
+            agrees(device, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
             let op = Op::LinearBackwardWeights { bias: true };
             let outputs = [w.spec.clone(), b.spec.clone()];
-            agrees(cpu, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
+            agrees(device, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
         }
     });
 }
 
 /// `None`, and said so, where the CPU has no such arithmetic.
-fn cpus_with_bf16() -> Option<Vec<Cpu>> {
-    let cpus = cpus();
-    if let Err(error) = cpus[0].has_bf16() {
+fn devices_with_bf16() -> Option<Vec<&'static dyn Device>> {
+    if let (false, Err(error)) = (on_gpu(), Cpu::new(1).unwrap().has_bf16()) {
         eprintln!("not tested: {error}");
         return None;
     }
-    Some(cpus)
+    Some(devices())
 }
 
 /// `f32_ends`: whether x is a network's images, and y its scores.
 fn conv_agrees_in_bf16(
-    cpu: &Cpu,
+    device: &dyn Device,
     case: &ConvCase,
     numbers: Numbers,
     [images, scores]: [bool; 2],
@@ -1087,31 +1176,31 @@ fn conv_agrees_in_bf16(
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
     let sum = per_group * kh * kw + 1;
-    let forward = agrees(cpu, &Op::Conv2d(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
+    let forward = agrees(device, &Op::Conv2d(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
     if !images {
         let op = Op::Conv2dBackwardData(conv);
         let sum = case.filters / conv.groups * kh * kw;
-        agrees(cpu, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
+        agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
     }
     let op = Op::Conv2dBackwardWeights(conv);
     let outputs = [hw.spec.clone(), hb.spec.clone()];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let sum = y[0] * y[2] * y[3];
-    agrees(cpu, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
     Ok(())
 }
 
 /// What is computed from one or a few numbers, is in bf16 the f32 result rounded once.
 #[test]
 fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
-    let Some(cpus) = cpus_with_bf16() else { return };
+    let Some(devices) = devices_with_bf16() else { return };
     let shape = (1usize..=4, prop_oneof![1usize..=20, Just(33)], 2usize..=7, 2usize..=7);
     proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers())| {
         let extents = [n, c, h, w];
         let [a, b] = [1, 2].map(|which| in_bf16(&random(&extents, numbers, which)));
         let pool = Pool2d { stride: [1, 2], ..Pool2d::square(2) };
         let windows = pool.windows([h, w]).unwrap();
-        for cpu in &cpus {
+        for &device in &devices {
             for (op, count, y) in [
                 (Op::Relu { max: f32::INFINITY }, 1, extents),
                 (Op::Relu { max: 0.5 }, 1, extents),
@@ -1123,13 +1212,13 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
                 (Op::AvgPool(pool), 1, [n, c, windows[0], windows[1]]),
                 (Op::AdaptiveAvgPool, 1, [n, c, 3, 3]),
             ] {
-                agrees(cpu, &op, &[&a, &b][..count], &[bf16_spec(&y)], None, Numbers::Reals, &[16])?;
+                agrees(device, &op, &[&a, &b][..count], &[bf16_spec(&y)], None, Numbers::Reals, &[16])?;
             }
             let y = [n, c, windows[0], windows[1]];
             let outputs = [bf16_spec(&y), saved(&y)];
-            let (_, found) = apply(cpu, &Op::MaxPool(pool), &[&upload(cpu, &a)], &outputs, None);
+            let (_, found) = apply(device, &Op::MaxPool(pool), &[&upload(device, &a)], &outputs, None);
             let (_, expected) = through(&Reference, &Op::MaxPool(pool), &[&a], &outputs, None);
-            close(&download(cpu, &found[0]), &expected[0], std::iter::repeat(0.0), "max pool")?;
+            close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), "max pool")?;
         }
     });
 }
@@ -1138,7 +1227,7 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
 /// bounds of the sums themselves are those of f32, far below.
 #[test]
 fn batch_norm_in_bf16_has_statistics_in_f32() {
-    let Some(cpus) = cpus_with_bf16() else { return };
+    let Some(devices) = devices_with_bf16() else { return };
     proptest!(config(48), |(case in norms())| {
         let NormCase { norm, x, .. } = case;
         let n = (x[0] * x[2] * x[3]) as f64;
@@ -1153,15 +1242,15 @@ fn batch_norm_in_bf16_has_statistics_in_f32() {
         let sigma = f64::from(least + norm.epsilon).sqrt();
         let of_y = (n + 8.0) * U * (4.0 + 4.0 / sigma + 4.0 / sigma.powi(3));
         let bounds = [of_y, (n + 4.0) * U, 4.0 * (n + 6.0) * U];
-        for cpu in &cpus {
-            let there: Vec<There> = hosts.iter().map(|host| upload(cpu, host)).collect();
+        for &device in &devices {
+            let there: Vec<There> = hosts.iter().map(|host| upload(device, host)).collect();
             let there: Vec<&There> = there.iter().collect();
-            let (forward, made) = apply(cpu, &Op::BatchNorm(norm), &there, &outputs, None);
+            let (forward, made) = apply(device, &Op::BatchNorm(norm), &there, &outputs, None);
             for (index, bound) in bounds.into_iter().enumerate() {
                 let step = if index == 0 { BF16_STEP } else { 0.0 };
                 let bounds = expected[index].iter().map(|&v| bound + step * f64::from(v.abs()));
                 let what = format!("{} output {index}", forward.implementation());
-                close(&download(cpu, &made[index]), &expected[index], bounds, &what)?;
+                close(&download(device, &made[index]), &expected[index], bounds, &what)?;
             }
         }
     });
@@ -1169,7 +1258,7 @@ fn batch_norm_in_bf16_has_statistics_in_f32() {
 
 #[test]
 fn the_loss_is_what_it_is_defined_to_be() {
-    let cpu = Cpu::new(1).unwrap();
+    let device = devices()[0];
     let smoothings = prop_oneof![Just(0f32), 0.01f32..=1.0];
     let numbers = (numbers(), smoothings, prop_oneof![Just(1f32), Just(0.4)]);
     proptest!(config(64), |(n in 1usize..=9, classes in 1usize..=40, scale in 0.1f32..60.0, (numbers, smoothing, weight) in numbers)| {
@@ -1182,23 +1271,38 @@ fn the_loss_is_what_it_is_defined_to_be() {
             spec: Spec { shape: Shape(vec![n]), dtype: DType::I32 },
             values: (0..n).map(draw).collect(),
         };
-        let inputs = [&logits, &labels];
+        let others = Host { spec: labels.spec.clone(), values: labels.values.iter().rev().map(|v| v.max(0.0)).collect() };
+        let shares = [0.0, 1.0, 0.5, 0.3, 0.75, 0.125, 0.9, 0.4, 0.6][..n].to_vec();
+        let shares = Host { spec: spec(&[n]), values: shares };
         // An exponent v − max is off by u·|v − max|, and that is the relative error of its exponential; six more
         // roundings (exponential, sum, logarithm or division, two with the weight, the last one).
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
         let relative = U * (spread + 8.0);
-        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
-        let outputs = [spec(&[n]), spec(&[n])];
-        let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
-        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
-        close(&found[0], &expected[0], expected[0].iter().map(|&v| relative * (1.0 + f64::from(v))), "loss")?;
-        prop_assert_eq!(&found[1], &expected[1]);
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
-        let outputs = [spec(&[n, classes])];
-        let (_, found) = through(&cpu, &op, &inputs, &outputs, None);
-        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
-        let bound = 2.0 * relative * f64::from(SCALARS.gradient_scale);
-        close(&found[0], &expected[0], std::iter::repeat(bound), "loss gradient")?;
+        let single = (
+            Op::SoftmaxCrossEntropy { smoothing, weight },
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight },
+            vec![&logits, &labels],
+        );
+        let mixed = (
+            Op::MixedCrossEntropy { smoothing, weight },
+            Op::MixedCrossEntropyBackward { smoothing, weight },
+            vec![&logits, &labels, &others, &shares],
+        );
+        // Not on a GPU yet.
+        let cases = if on_gpu() { vec![single] } else { vec![single, mixed] };
+        for (forward, backward, inputs) in cases {
+            let outputs = [spec(&[n]), spec(&[n])];
+            let (_, found) = through(device, &forward, &inputs, &outputs, None);
+            let (_, expected) = through(&Reference, &forward, &inputs, &outputs, None);
+            let bounds = expected[0].iter().map(|&v| relative * (1.0 + f64::from(v)));
+            close(&found[0], &expected[0], bounds, forward.name())?;
+            prop_assert_eq!(&found[1], &expected[1]);
+            let outputs = [spec(&[n, classes])];
+            let (_, found) = through(device, &backward, &inputs, &outputs, None);
+            let (_, expected) = through(&Reference, &backward, &inputs, &outputs, None);
+            let bound = 2.0 * relative * f64::from(SCALARS.gradient_scale);
+            close(&found[0], &expected[0], std::iter::repeat(bound), backward.name())?;
+        }
     });
 }
 
@@ -1223,7 +1327,7 @@ fn a_label_that_is_no_class_is_an_error() {
 /// kernel asks for one. On integers, so that every tensor on the way must be exact.
 #[test]
 fn a_network_in_chosen_layouts_is_exact() {
-    let cpus = cpus();
+    let devices = devices();
     let sizes = (
         1usize..=4,
         prop_oneof![Just(1usize), Just(3), Just(5), Just(16)],
@@ -1269,8 +1373,8 @@ fn a_network_in_chosen_layouts_is_exact() {
             all.into_iter().map(|t| download(device, t)).collect()
         };
         let expected = run(&Reference);
-        for cpu in &cpus {
-            prop_assert_eq!(&run(cpu), &expected);
+        for &device in &devices {
+            prop_assert_eq!(&run(device), &expected);
         }
     });
 }
@@ -1308,8 +1412,8 @@ fn updates_and_accumulation_are_the_references_bit_for_bit() {
         let expected = run(&Reference);
         assert_ne!(expected[0], regions[0].values);
         assert_eq!(expected[0][100_001..100_016], regions[0].values[100_001..100_016]);
-        for cpu in cpus() {
-            assert!(run(&cpu) == expected, "{rule:?}");
+        for device in devices() {
+            assert!(run(device) == expected, "{rule:?}");
         }
     }
 }
@@ -1327,12 +1431,12 @@ fn clipping_and_averaging_are_the_references_bit_for_bit() {
     for max_norm in [1.0, 1000.0] {
         let expected = run(&Reference, max_norm);
         assert_eq!(expected[0] == regions[0].values, max_norm == 1000.0);
-        for cpu in cpus() {
-            assert!(run(&cpu, max_norm) == expected, "to {max_norm}");
+        for device in devices() {
+            assert!(run(device, max_norm) == expected, "to {max_norm}");
         }
     }
     // A gradient that is not finite must not be hidden by the scaling.
-    for device in cpus().iter().map(|cpu| cpu as &dyn Device).chain([&Reference as &dyn Device]) {
+    for device in devices().into_iter().chain([&Reference as &dyn Device]) {
         for broken in [f32::NAN, f32::INFINITY] {
             let gradients = upload(device, &Host { spec: spec(&[3]), values: vec![1.0, broken, 2.0] });
             device.clip(1.0, &gradients.memory).unwrap().run(&SCALARS).unwrap();
@@ -1405,9 +1509,9 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
 
 #[test]
 fn memory_too_small_for_a_tensor_is_refused() {
-    let cpu = Cpu::new(1).unwrap();
+    let device = devices()[0];
     let x = spec(&[2, 3, 4, 4]);
-    let inputs = [(x.clone(), Some(cpu.plain(&x)))];
+    let inputs = [(x.clone(), Some(device.plain(&x)))];
     let outputs = [x];
     let request = Request {
         op: &Op::Relu { max: f32::INFINITY },
@@ -1416,9 +1520,9 @@ fn memory_too_small_for_a_tensor_is_refused() {
         forward: None,
         training: true,
     };
-    let kernel = cpu.compile(&request).unwrap();
-    let (enough, less) = (cpu.allocate(384).unwrap(), cpu.allocate(383).unwrap());
-    let nothing = cpu.allocate(kernel.workspace()).unwrap();
+    let kernel = device.compile(&request).unwrap();
+    let (enough, less) = (device.allocate(384).unwrap(), device.allocate(383).unwrap());
+    let nothing = device.allocate(kernel.workspace()).unwrap();
     let error = kernel.bind(&[enough], &[less], &nothing).err().unwrap();
     assert!(error.message.contains("383 bytes"), "{error}");
 }

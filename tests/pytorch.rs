@@ -285,23 +285,39 @@ fn ops_and_their_gradients() {
 #[test]
 fn cross_entropy() {
     let fixture = fixture();
-    let cases = fixture["cross_entropy"].as_array().unwrap();
-    assert!(cases.len() >= 3, "the fixture lost cases");
-    cases.iter().for_each(cross_entropy_is);
+    let cases = |name: &str| fixture[name].as_array().unwrap().clone();
+    let (single, mixed) = (cases("cross_entropy"), cases("mixed"));
+    assert!(single.len() >= 3 && mixed.len() >= 2, "the fixture lost cases");
+    single.iter().chain(&mixed).for_each(cross_entropy_is);
 }
 
+/// Of samples with one label, or with two and the share of the first.
 fn cross_entropy_is(fixture: &Value) {
     let smoothing = fixture["smoothing"].as_f64().unwrap() as f32;
     let (spec, values) = operand(&[5, 7], 1);
     let logits = (spec.clone(), values.iter().map(|v| v * 4.0).collect::<Vec<f32>>());
-    let labels = numbers(&fixture["labels"]).iter().map(|&v| v as f32).collect();
-    let labels: Operand = (Spec { shape: Shape(vec![5]), dtype: DType::I32 }, labels);
+    let given = |name: &str, dtype| -> Operand {
+        let values = numbers(&fixture[name]).iter().map(|&v| v as f32).collect();
+        (Spec { shape: Shape(vec![5]), dtype }, values)
+    };
     let vector = f32s(Shape(vec![5]));
-    let inputs = [logits, labels];
-    let forward = run(Op::SoftmaxCrossEntropy { smoothing, weight: 1.0 }, &inputs, &[vector.clone(), vector]);
+    let mut inputs = vec![logits, given("labels", DType::I32)];
+    let weight = 1.0;
+    let mut ops = (
+        Op::SoftmaxCrossEntropy { smoothing, weight },
+        Op::SoftmaxCrossEntropyBackward { smoothing, weight },
+    );
+    if fixture["others"].is_array() {
+        inputs.extend([given("others", DType::I32), given("shares", DType::F32)]);
+        ops = (
+            Op::MixedCrossEntropy { smoothing, weight },
+            Op::MixedCrossEntropyBackward { smoothing, weight },
+        );
+    }
+    let forward = run(ops.0, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight: 1.0 }, &inputs, &[spec])[0];
+    let gradient = &run(ops.1, &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

@@ -80,6 +80,8 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         communication: 0.0004,
         input: 0.0002,
         encoding: 0.0,
+        copying: 0.0,
+        saving: false,
         buckets: &BUCKETS,
     }
 }

@@ -31,7 +31,7 @@ has_flag() {
 contenders() {
     local all=(dltrain)
     ! has_flag --recompute || all+=(dltrain-recompute)
-    all+=(eager channels_last +channels_last +channels_last,compile)
+    all+=(eager channels_last +channels_last "+channels_last,compile")
     echo "${CONTENDERS:-${all[*]}}"
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # How fast images are decoded and prepared (random resized crop to 224, mirrored, normalised) by one thread: JPEG files by
-# dltrain and by torchvision behind a DataLoader, and the same images packed as pixels. Then how long a resnet50
-# step waits for packed images.
+# dltrain, with each of its decoders, and by torchvision behind a DataLoader, and the same images packed as pixels. Then how
+# long a resnet50 step waits for packed images.
 #
 # Usage: run.sh DLTRAIN    (make bench-data); needs DLTRAIN_MPIRUN and .deps/torch
 #        ROUNDS=3 BATCHES=16 run.sh …
@@ -29,7 +29,7 @@ one_core() { # the program alone on one core
 }
 
 ours() {
-    one_core "$dltrain" bench data "$1" --augment imagenet --loader-threads 1 --batches "$batches"
+    one_core "$dltrain" bench data "$1" --augment imagenet --loader-threads 1 --batches "$batches" --jpeg-decoder "$2"
 }
 
 theirs() {
@@ -45,6 +45,11 @@ agree() {
     }
 }
 
+against() { # a name, a file of rates, the peer's rate
+    awk -v name="$1" -v ours="$(median <"$2")" -v peer="$3" \
+        'BEGIN { printf "%-44s%12.1f%23.2fx\n", name, ours, ours / peer }'
+}
+
 step() {
     local images=$1
     "$dltrain" --model resnet50 --data "$images" --batch 8 --epochs 1 --steps 6 --warmup 2 --threads "$cores" \
@@ -53,31 +58,34 @@ step() {
 }
 
 measure() {
-    local round jpeg peer_rate inline packed encoded
+    local round peer_rate decoder decoders=(rust)
     "$python" $peer make "$scratch/images"
     "$dltrain" pack "$scratch/images" "$scratch/packed.h5" >/dev/null
     "$dltrain" pack "$scratch/images" "$scratch/encoded.h5" --encoded >/dev/null
     echo "images:   $(find "$scratch/images" -name '*.JPEG' | wc -l) JPEG files of 500×375, $(du -sk "$scratch/images" | cut -f1) KB"
     echo "versions: $("$python" -c 'import torch, torchvision, PIL; print("PyTorch", torch.__version__, "torchvision", torchvision.__version__, "PIL", PIL.__version__)')"
-    agree "$(ours "$scratch/images")" "$(theirs 0)"
+    echo "libjpeg-turbo of dltrain: $("$dltrain" info | sed -n 's/^JPEG *//p')"
+    # A machine without libjpeg-turbo has no line for it.
+    ! ours "$scratch/images" turbo >/dev/null 2>&1 || decoders=(turbo rust)
+    for decoder in "${decoders[@]}"; do agree "$(ours "$scratch/images" "$decoder")" "$(theirs 0)"; done
     for ((round = 0; round < rounds; round++)); do
-        ours "$scratch/images" | rate >>"$scratch/jpeg"
         theirs 0 | rate >>"$scratch/inline"
         theirs 1 | rate >>"$scratch/peer"
-        ours "$scratch/packed.h5" | rate >>"$scratch/pixels"
-        ours "$scratch/encoded.h5" | rate >>"$scratch/encoded"
+        for decoder in "${decoders[@]}"; do
+            ours "$scratch/images" "$decoder" | rate >>"$scratch/jpeg-$decoder"
+            ours "$scratch/encoded.h5" "$decoder" | rate >>"$scratch/encoded-$decoder"
+        done
+        ours "$scratch/packed.h5" rust | rate >>"$scratch/pixels"
     done
-    jpeg=$(median <"$scratch/jpeg")
     peer_rate=$(cat "$scratch/inline" "$scratch/peer" | sort -g | tail -n 1)
-    inline=$(median <"$scratch/inline")
-    packed=$(median <"$scratch/pixels")
-    encoded=$(median <"$scratch/encoded")
     printf '%-44s%12s%24s\n' 'one core' images/s 'against the best peer'
-    printf '%-44s%12.1f\n' 'torchvision, DataLoader without workers' "$inline"
+    printf '%-44s%12.1f\n' 'torchvision, DataLoader without workers' "$(median <"$scratch/inline")"
     printf '%-44s%12.1f\n' 'torchvision, DataLoader with one worker' "$(median <"$scratch/peer")"
-    awk -v ours="$jpeg" -v peer="$peer_rate" 'BEGIN { printf "%-42s%12.1f%23.2fx\n", "dltrain, JPEG files", ours, ours / peer }'
-    awk -v ours="$encoded" -v peer="$peer_rate" 'BEGIN { printf "%-42s%12.1f%23.2fx\n", "dltrain, packed as JPEG", ours, ours / peer }'
-    awk -v ours="$packed" -v peer="$peer_rate" 'BEGIN { printf "%-42s%12.1f%23.2fx\n", "dltrain, packed as pixels", ours, ours / peer }'
+    for decoder in "${decoders[@]}"; do
+        against "dltrain, JPEG files, $decoder" "$scratch/jpeg-$decoder" "$peer_rate"
+        against "dltrain, packed as JPEG, $decoder" "$scratch/encoded-$decoder" "$peer_rate"
+    done
+    against 'dltrain, packed as pixels' "$scratch/pixels" "$peer_rate"
     echo "resnet50, batch 8, $cores threads, packed as pixels: $(step "$scratch/packed.h5")"
     echo "resnet50, batch 8, $cores threads, JPEG files:       $(step "$scratch/images")"
 }

@@ -8,7 +8,7 @@ use super::limits::{self, Limits};
 use super::sizes::{Sizes, show};
 use crate::collective::cost::{CANDIDATES, Cost, Nodes};
 use crate::collective::tuning::{Level, Machine, Parameters, Times, Tuning, usual_place};
-use crate::collective::{Allreduce, select, wait};
+use crate::collective::{Collective, select, wait};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::device::onednn::Cpu;
@@ -81,7 +81,7 @@ fn algorithms(world: &World, sizes: &[usize]) -> Result<Vec<Times>> {
 }
 
 fn times(world: &World, kind: AllreduceKind, region: &Rc<Region>, sizes: &[usize]) -> Result<Times> {
-    let mut algorithm = select(kind, Wire::F32, world, region)?;
+    let mut algorithm = select(kind, Wire::F32, &Tuning::built_in(), world, region)?;
     let mut times = Times { algorithm: kind.name().into(), bytes: Vec::new(), us: Vec::new() };
     for &bytes in sizes {
         let seconds = median(world, &mut *algorithm, bytes)?;
@@ -99,7 +99,7 @@ fn times(world: &World, kind: AllreduceKind, region: &Rc<Region>, sizes: &[usize
 }
 
 /// Seconds of the slowest rank; the same number on all. Collective.
-fn median(world: &World, algorithm: &mut dyn Allreduce, bytes: usize) -> Result<f64> {
+fn median(world: &World, algorithm: &mut dyn Collective, bytes: usize) -> Result<f64> {
     let slot = algorithm.prepare(0..bytes / size_of::<f32>())?;
     let mut sample = |repeats: usize| {
         world.barrier()?;

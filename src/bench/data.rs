@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::comm::World;
-use crate::config::{Augment, Input};
-use crate::data::{self, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
+use crate::config::{Augment, Input, JpegDecoder};
+use crate::data::{self, Batch, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
 use crate::error::{Error, Result};
 use crate::record::{self, Place};
 
@@ -27,6 +27,9 @@ pub struct Args {
     /// Threads a rank that read.
     #[arg(long, default_value_t = 1, value_name = "N")]
     loader_threads: usize,
+    /// What decodes JPEG files.
+    #[arg(long, value_enum, default_value = "auto", value_name = "NAME")]
+    jpeg_decoder: JpegDecoder,
 }
 
 /// Images that are prepared as for evaluation, so that another program can be compared.
@@ -37,17 +40,19 @@ const CHECKED: usize = 16;
 /// # Errors
 /// `Data`, also when any image cannot be read: it would count as fast.
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let input = Input { augment: args.augment.clone(), ..Input::default() };
+    let augment = args.augment.clone();
+    let input = Input { augment, jpeg_decoder: args.jpeg_decoder, ..Input::default() };
     let sample = [3, args.image_size, args.image_size];
     let wanted = Wanted { sample, classes: 1_000_000, seed: 1, input: &input };
     let sets = world.agree(data::open(&args.path, &wanted))?;
     let check = world.agree(check(sets.test.as_ref().unwrap_or(&sets.training)))?;
+    let decoder =
+        sets.training.set().jpeg().map_or(String::new(), |jpeg| format!("; JPEG by {}", jpeg.name()));
     let sharding = Sharding { ranks: world.size(), rank: world.rank(), batch: args.batch, accumulation: 1 };
     let reading = world.agree(Reading::new(args.loader_threads, true))?;
     let loader = TrainingLoader::new(sets.training, sharding, 1, reading);
     let mut loader = world.agree(loader)?;
-    let (mut images, mut labels) =
-        (vec![0.0; args.batch * sample.iter().product::<usize>()], vec![0; args.batch]);
+    let mut batch = Batch::new(args.batch, sample.iter().product());
     let mut begun = Instant::now();
     let mut outcome = Ok(());
     for number in 0..args.batches + 2 {
@@ -56,14 +61,14 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
             begun = Instant::now();
         }
         loader.start_epoch(number / loader.steps());
-        outcome = outcome.and_then(|()| loader.fill(number % loader.steps(), 0, &mut images, &mut labels));
+        outcome = outcome.and_then(|()| loader.fill(number % loader.steps(), 0, &mut batch));
     }
     let mut seconds = [begun.elapsed().as_secs_f64()];
     world.agree(outcome)?;
     world.max_f64(&mut seconds)?;
     let rate = (world.size() * args.batch * args.batches) as f64 / seconds[0];
     let threads = world.size() * args.loader_threads.max(1);
-    let text = format!("{rate:.1} images/s, {:.1} a thread; {check}", rate / threads as f64);
+    let text = format!("{rate:.1} images/s, {:.1} a thread; {check}{decoder}", rate / threads as f64);
     record::say(Place { rank: world.rank(), size: world.size() }, &text);
     Ok(())
 }

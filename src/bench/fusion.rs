@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     tuning: Option<std::path::PathBuf>,
     /// Backward passes to time; the median counts
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 15)]
     iterations: usize,
 }
 
@@ -73,19 +73,25 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let region = Region::allocate(world, plan.sizes.gradients, selection.wants_shared(&plan.bucket_bytes()))?;
     let mut replay = Replay { world, plan, steps, selection, region };
     replay.print_header(args);
-    let mut wrong_in_all = 0;
     let thresholds = [("one a tensor", 0), ("4 MB", 4 << 20), ("16 MB", 16 << 20), ("64 MB", 64 << 20)];
+    let mut cuts = Vec::new();
     for (name, threshold) in thresholds {
         replay.plan.cut_at(threshold);
-        wrong_in_all += replay.measure(name, args.iterations)?;
+        cuts.push(replay.prepare(name)?);
     }
     replay.plan.buckets = adapted;
-    wrong_in_all += replay.measure("adaptive", args.iterations)?;
-    if wrong_in_all > 0 {
-        let text = format!("fusion: {wrong_in_all} wrong elements");
-        return world.agree(Err(Error::new(Kind::Internal, text)));
-    }
-    Ok(())
+    cuts.push(replay.prepare("adaptive")?);
+    replay.measure(&mut cuts, args.iterations)
+}
+
+/// The gradients in buckets of one kind, and what summing them took.
+struct Cut {
+    name: &'static str,
+    buckets: Vec<usize>,
+    fusion: Fusion,
+    wrong: usize,
+    totals: Vec<f64>,
+    exposed: Vec<f64>,
 }
 
 fn planned(args: &Args) -> Result<Plan> {
@@ -94,36 +100,57 @@ fn planned(args: &Args) -> Result<Plan> {
     plan::plan(graph, &Reference, &Options { fusion_threshold: 0, training: None })
 }
 
+impl Cut {
+    fn print(&self) {
+        let ms = |seconds: &[f64]| {
+            let mut seconds = seconds.to_vec();
+            seconds.sort_by(f64::total_cmp);
+            seconds.get(seconds.len() / 2).map_or(f64::NAN, |seconds| seconds * 1e3)
+        };
+        let Cut { name, buckets, wrong, .. } = self;
+        println!(
+            "{name:>14} {:>8} {:>10.3} {:>10.3} {:>10.3} {:>12.3} {:>12.3} {wrong:>8}",
+            buckets.len(),
+            buckets[0] as f64 / 1e6,
+            buckets.iter().copied().max().unwrap_or(0) as f64 / 1e6,
+            buckets[buckets.len() - 1] as f64 / 1e6,
+            ms(&self.totals),
+            ms(&self.exposed),
+        );
+    }
+}
+
 impl Replay<'_> {
-    /// Checks the sums, then times and prints a line. Returns the number of wrong elements. Collective.
-    fn measure(&mut self, name: &str, iterations: usize) -> Result<usize> {
+    /// Makes the sums of the plan's buckets and checks them. Collective.
+    fn prepare(&self, name: &'static str) -> Result<Cut> {
         let sums = self.selection.build(self.world, &self.region)?;
         let mut fusion = self.world.agree(Fusion::new(sums, &self.plan.buckets, true))?;
         let wrong = self.check(&mut fusion)?;
-        let (mut totals, mut exposed) = (Vec::new(), Vec::new());
+        let buckets = self.plan.bucket_bytes();
+        Ok(Cut { name, buckets, fusion, wrong, totals: Vec::new(), exposed: Vec::new() })
+    }
+
+    /// Times the cuts in turn, so that what else the machine does meets all alike, and prints a line for each. Collective.
+    ///
+    /// # Errors
+    /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.
+    fn measure(&self, cuts: &mut [Cut], iterations: usize) -> Result<()> {
+        let wrong: usize = cuts.iter().map(|cut| cut.wrong).sum();
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
-            let mut seconds = self.pass(&mut fusion, true)?;
-            self.world.max_f64(&mut seconds)?;
-            totals.push(seconds[0]);
-            exposed.push(seconds[1]);
+            for cut in cuts.iter_mut() {
+                let mut seconds = self.pass(&mut cut.fusion, true)?;
+                self.world.max_f64(&mut seconds)?;
+                cut.totals.push(seconds[0]);
+                cut.exposed.push(seconds[1]);
+            }
         }
         if self.world.rank() == 0 {
-            let bytes = self.plan.bucket_bytes();
-            let ms = |mut seconds: Vec<f64>| {
-                seconds.sort_by(f64::total_cmp);
-                seconds.get(seconds.len() / 2).map_or(f64::NAN, |seconds| seconds * 1e3)
-            };
-            println!(
-                "{name:>14} {:>8} {:>10.3} {:>10.3} {:>10.3} {:>12.3} {:>12.3} {wrong:>8}",
-                bytes.len(),
-                bytes[0] as f64 / 1e6,
-                bytes.iter().copied().max().unwrap_or(0) as f64 / 1e6,
-                bytes[bytes.len() - 1] as f64 / 1e6,
-                ms(totals),
-                ms(exposed),
-            );
+            cuts.iter().for_each(Cut::print);
         }
-        Ok(wrong)
+        self.world.agree(match wrong {
+            0 => Ok(()),
+            wrong => Err(Error::new(Kind::Internal, format!("fusion: {wrong} wrong elements"))),
+        })
     }
 
     /// One backward pass: its seconds, and those in which nothing was computed. Collective.

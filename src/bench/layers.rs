@@ -99,6 +99,9 @@ impl Subject {
         let device = Cpu::new(threads)?;
         let graph = match args.precision {
             Precision::F32 => forward,
+            Precision::Tf32 => {
+                return Err(Error::usage("--precision tf32 is for GPUs; this measures the CPU"));
+            }
             Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
         };
         let options = Options { fusion_threshold: 1 << 20, training: None };

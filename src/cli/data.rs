@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dltrain::config::{Augment, DataFormat, Input};
+use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
 use dltrain::error::{Error, Result};
 
 #[derive(Debug, clap::Args)]
@@ -14,7 +14,8 @@ pub struct Args {
     #[arg(long, value_enum, help_heading = "Model and data")]
     data_format: Option<DataFormat>,
     /// What is done to training images: imagenet, cifar, none, or a list of crop, pad-crop, flip, randaugment, jitter,
-    /// lighting, cutout [default: imagenet for images of any size, none for those of one small size].
+    /// lighting, cutout, mixup=ALPHA, cutmix=ALPHA [default: imagenet for images of any size, none for those of one small
+    /// size].
     #[arg(long, value_name = "LIST", help_heading = "Model and data")]
     augment: Option<Augment>,
     /// Times each training image comes in an epoch.
@@ -26,6 +27,9 @@ pub struct Args {
     /// Stop at an image that cannot be read, instead of skipping it.
     #[arg(long, help_heading = "Model and data")]
     strict: bool,
+    /// What decodes JPEG files: libjpeg-turbo (turbo), a decoder in Rust (rust), or turbo where all ranks have it (auto).
+    #[arg(long, value_enum, default_value = "auto", value_name = "NAME", help_heading = "Model and data")]
+    jpeg_decoder: JpegDecoder,
 }
 
 impl Args {
@@ -38,6 +42,7 @@ impl Args {
             (self.augment.is_some(), "augment"),
             (self.repeat_data > 1, "repeat-data"),
             (self.strict, "strict"),
+            (self.jpeg_decoder != JpegDecoder::Auto, "jpeg-decoder"),
         ];
         if let (None, Some((_, flag))) = (&self.data, given.iter().find(|(given, _)| *given)) {
             return Err(Error::usage(format!("--{flag} needs --data")));
@@ -48,6 +53,7 @@ impl Args {
             repeat: self.repeat_data,
             loader_threads: self.loader_threads,
             strict: self.strict,
+            jpeg_decoder: self.jpeg_decoder,
         };
         Ok((self.data, input))
     }

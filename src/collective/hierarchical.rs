@@ -7,7 +7,8 @@
 //! "Designing multi-leader-based allgather algorithms for multi-core clusters" (CAC 2009) has the idea for few leaders;
 //! here all ranks lead.
 //!
-//! Two counters a slot, which only ever grow. In round k (from 1) on a node of L ranks:
+//! A long range is worked through in pieces, one after the other: while one is between the nodes the next is added up and
+//! the one before written. Two counters a piece, which only ever grow. In round k (from 1) on a node of L ranks:
 //!   arrivals ≥ k·L   everybody's values are in place;
 //!   written  ≥ k·L   every segment is written to every rank, and nobody reads any more.
 
@@ -15,10 +16,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::boards::Boards;
 use super::schedule::{Group, segment};
-use super::scheduled::Scheduled;
+use super::scheduled::{self, Scheduled};
 use super::{Collective, Slot, ring};
-use crate::comm::{Channel, Counters, Region, World};
+use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::Result;
 use crate::trace::{self, Kind};
@@ -26,21 +28,26 @@ use crate::trace::{self, Kind};
 /// Elements that one `poll` adds up or writes: 128 KB a rank.
 const CHUNK: usize = 32 * 1024;
 
-/// Counters come in boards of so many slots.
-const BOARD: usize = 128;
+/// Elements of a piece, at most: 8 MB. On a link of 1 Gbit/s that is 70 ms, and adding it up takes a few.
+const PIECE: usize = 2 << 20;
+
+/// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
+const RINGS: usize = 3;
 
 pub struct Hierarchical {
     world: World,
     region: Rc<Region>,
     /// The rings of this rank and its like on the other nodes.
     rings: Scheduled<Channel>,
-    boards: Vec<Counters>,
-    slots: Vec<Round>,
-    /// Slots in flight, the oldest first.
-    flying: Vec<Slot>,
+    counters: Boards,
+    /// Which pieces are a slot's.
+    slots: Vec<Range<usize>>,
+    pieces: Vec<Piece>,
+    /// Pieces in flight, the oldest first.
+    flying: Vec<usize>,
 }
 
-/// Where a slot is.
+/// Where a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Idle,
@@ -54,13 +61,27 @@ enum Stage {
     Waiting,
 }
 
-struct Round {
-    /// This rank's part of the range.
+struct Piece {
+    /// This rank's part of it.
     segment: Range<usize>,
     /// The same in `rings`.
     ring: Slot,
     started: u64,
     stage: Stage,
+}
+
+/// A range in pieces.
+fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let count = range.len().div_ceil(PIECE).max(1);
+    (0..count).map(move |index| segment(range, count, index))
+}
+
+/// Bytes of memory that a slot of so many elements takes beside its range.
+pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
+    let of_piece = |piece: Range<usize>| {
+        scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes, false)
+    };
+    pieces(&(0..elements)).map(of_piece).sum()
 }
 
 impl Hierarchical {
@@ -73,36 +94,46 @@ impl Hierarchical {
             world: world.clone(),
             region: region.clone(),
             rings: Scheduled::new("ring", ring::allreduce, wire, channel, region).among(group),
-            boards: Vec::new(),
+            counters: Boards::new(world, 2),
             slots: Vec::new(),
+            pieces: Vec::new(),
             flying: Vec::new(),
         })
     }
 
-    fn arrivals(&self, slot: Slot) -> &AtomicU64 {
-        self.boards[slot / BOARD].get(2 * (slot % BOARD))
+    fn arrivals(&self, piece: usize) -> &AtomicU64 {
+        self.counters.get(piece, 0)
     }
 
-    fn written(&self, slot: Slot) -> &AtomicU64 {
-        self.boards[slot / BOARD].get(2 * (slot % BOARD) + 1)
+    fn written(&self, piece: usize) -> &AtomicU64 {
+        self.counters.get(piece, 1)
     }
 
-    /// The next stage of a slot, if there is something to do for it now.
-    fn advance(&mut self, slot: Slot) -> Result<Option<Stage>> {
-        let Round { ref segment, ring, started, stage, .. } = self.slots[slot];
+    fn prepare_piece(&mut self, range: Range<usize>) -> Result<()> {
+        self.counters.prepare(self.pieces.len())?;
+        let segment = segment(&range, self.world.local_size(), self.world.local_rank());
+        let ring = self.rings.prepare(segment.clone())?;
+        self.pieces.push(Piece { segment, ring, started: 0, stage: Stage::Idle });
+        Ok(())
+    }
+
+    /// The next stage of a piece, if there is something to do for it now.
+    fn advance(&mut self, piece: usize) -> Result<Option<Stage>> {
+        let Piece { ref segment, ring, started, stage, .. } = self.pieces[piece];
         let all = started * self.world.local_size() as u64;
         let chunk = |from: usize| from..segment.end.min(from + CHUNK);
         Ok(match stage {
             Stage::Idle => None,
             // Acquire: what the others wrote before they arrived is seen.
-            Stage::Adding(_) if self.arrivals(slot).load(Ordering::Acquire) < all => None,
+            Stage::Adding(_) if self.arrivals(piece).load(Ordering::Acquire) < all => None,
             Stage::Adding(from) if from < segment.end => {
                 let chunk = chunk(from);
                 let begun = trace::now();
                 self.region.sum_from_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
+                trace::record(Kind::Reduce, begun, piece, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Adding(chunk.end))
             }
+            Stage::Adding(_) if self.between() == RINGS => None,
             Stage::Adding(_) => {
                 self.rings.start(ring)?;
                 Some(Stage::Between)
@@ -112,17 +143,21 @@ impl Hierarchical {
                 let chunk = chunk(from);
                 let begun = trace::now();
                 self.region.write_to_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
+                trace::record(Kind::Reduce, begun, piece, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Writing(chunk.end))
             }
             Stage::Writing(_) => {
                 // Release: the sums are seen by those who see the round over.
-                self.written(slot).fetch_add(1, Ordering::Release);
+                self.written(piece).fetch_add(1, Ordering::Release);
                 Some(Stage::Waiting)
             }
             // Acquire: the sums written by others are seen.
-            Stage::Waiting => (self.written(slot).load(Ordering::Acquire) >= all).then_some(Stage::Idle),
+            Stage::Waiting => (self.written(piece).load(Ordering::Acquire) >= all).then_some(Stage::Idle),
         })
+    }
+
+    fn between(&self) -> usize {
+        self.flying.iter().filter(|&&piece| self.pieces[piece].stage == Stage::Between).count()
     }
 }
 
@@ -132,54 +167,61 @@ impl Collective for Hierarchical {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
-        let slot = self.slots.len();
-        if slot == self.boards.len() * BOARD {
-            self.boards.push(Counters::allocate(&self.world, 2 * BOARD)?);
+        let first = self.pieces.len();
+        for piece in pieces(&range) {
+            self.prepare_piece(piece)?;
         }
-        let segment = segment(&range, self.world.local_size(), self.world.local_rank());
-        let ring = self.rings.prepare(segment.clone())?;
-        self.slots.push(Round { segment, ring, started: 0, stage: Stage::Idle });
-        self.flying.reserve(self.slots.len());
-        Ok(slot)
+        self.slots.push(first..self.pieces.len());
+        self.flying.reserve(self.pieces.len());
+        Ok(self.slots.len() - 1)
     }
 
     fn start(&mut self, slot: Slot) -> Result<()> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
-        let round = &mut self.slots[slot];
-        round.started += 1;
-        round.stage = Stage::Adding(round.segment.start);
-        self.flying.push(slot);
-        // Release: what this rank wrote is seen by those who see its arrival.
-        self.arrivals(slot).fetch_add(1, Ordering::Release);
+        for index in self.slots[slot].clone() {
+            let piece = &mut self.pieces[index];
+            piece.started += 1;
+            piece.stage = Stage::Adding(piece.segment.start);
+            self.flying.push(index);
+            // Release: what this rank wrote is seen by those who see its arrival.
+            self.arrivals(index).fetch_add(1, Ordering::Release);
+        }
         Ok(())
     }
 
     fn poll(&mut self) -> Result<bool> {
         let mut moved = self.rings.poll()?;
         let mut index = 0;
-        while let Some(&slot) = self.flying.get(index) {
-            if let Some(stage) = self.advance(slot)? {
-                self.slots[slot].stage = stage;
+        while let Some(&piece) = self.flying.get(index) {
+            let next = self.advance(piece)?;
+            if let Some(stage) = next {
+                self.pieces[piece].stage = stage;
                 moved = true;
             }
-            if self.slots[slot].stage == Stage::Idle {
+            let stage = self.pieces[piece].stage;
+            if stage == Stage::Idle {
                 self.flying.remove(index);
             } else {
                 index += 1;
+            }
+            // One chunk's work at a time. And rings start in the same order on all ranks, since only so many may be
+            // under way: nothing overtakes a piece that is still to be added up.
+            let worked = next.is_some() && matches!(stage, Stage::Adding(_) | Stage::Writing(_));
+            if worked || matches!(stage, Stage::Adding(_)) {
+                break;
             }
         }
         Ok(moved)
     }
 
     fn is_done(&self, slot: Slot) -> bool {
-        self.slots[slot].stage == Stage::Idle
+        self.pieces[self.slots[slot].clone()].iter().all(|piece| piece.stage == Stage::Idle)
     }
 
     /// Known between nodes; the counters within one are nobody's.
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
-        match self.slots[slot].stage {
-            Stage::Between => self.rings.waiting_for(self.slots[slot].ring),
-            _ => Vec::new(),
-        }
+        let pieces = &self.pieces[self.slots[slot].clone()];
+        let between = pieces.iter().find(|piece| piece.stage == Stage::Between);
+        between.map_or(Vec::new(), |piece| self.rings.waiting_for(piece.ring))
     }
 }

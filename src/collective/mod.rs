@@ -7,6 +7,7 @@
 //!
 //! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
 
+mod boards;
 mod broadcast;
 pub mod cost;
 mod gather;
@@ -14,6 +15,7 @@ mod halving;
 mod hierarchical;
 pub mod limits;
 mod link;
+mod near;
 mod operation;
 mod part;
 mod ring;
@@ -61,6 +63,11 @@ pub trait Collective {
     /// "ring", "shm", "vendor", ….
     fn name(&self) -> &'static str;
 
+    /// The algorithm of a slot, where they differ.
+    fn algorithm(&self, _slot: Slot) -> &'static str {
+        self.name()
+    }
+
     /// Prepares a range, in elements. Collective; not for use within a step.
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot>;
 
@@ -81,10 +88,7 @@ pub trait Collective {
     }
 }
 
-/// A sum over all ranks.
-pub use Collective as Allreduce;
-
-/// Makes the algorithm asked for, chosen where that is left open by what is built in. Collective.
+/// Makes the algorithm asked for, chosen where that is left open by what was measured. Collective.
 ///
 /// # Errors
 /// The same on every rank: `Usage` when what is asked for cannot be had with these ranks and nodes, `Environment` when
@@ -92,10 +96,11 @@ pub use Collective as Allreduce;
 pub fn select(
     kind: AllreduceKind,
     wire: Wire,
+    tuning: &Tuning,
     world: &World,
     region: &Rc<Region>,
-) -> Result<Box<dyn Allreduce>> {
-    let selection = Selection::new(kind, wire, &Nodes::of(world), &Tuning::built_in());
+) -> Result<Box<dyn Collective>> {
+    let selection = Selection::new(kind, wire, &Nodes::of(world), tuning);
     world.agree(selection)?.build(world, region)
 }
 
@@ -116,7 +121,7 @@ pub fn wait(collective: &mut dyn Collective, slot: Slot) -> Result<()> {
         match collective.poll()? {
             true => wait.moved(),
             false => wait.idle(|| Awaited {
-                what: format!("{} collective", collective.name()),
+                what: format!("{} collective", collective.algorithm(slot)),
                 peers: collective.waiting_for(slot),
             })?,
         }

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::link::Link;
+use super::near::{End, Ends, Near};
 use super::schedule::{self, Apply, Group, Message, Round, Schedule};
 use super::{Collective, Slot};
-use crate::comm::Region;
+use crate::comm::{Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Result};
 use crate::trace::{self, Kind};
@@ -28,6 +29,8 @@ pub struct Scheduled<L: Link> {
     chunk: usize,
     group: Group,
     link: L,
+    /// For messages that need no link.
+    near: Option<Near>,
     region: Rc<Region>,
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first.
@@ -41,6 +44,10 @@ pub struct Scheduled<L: Link> {
 /// A prepared range, and how far its current run is. Messages start and end in order.
 struct Progress<R> {
     schedule: Schedule,
+    /// The other ends of its messages on this node, where these share their regions.
+    ends: Ends,
+    /// How often it was started.
+    round: u64,
     /// `WINDOW` messages in which comes what is to be added, or is not f32; and as many for what leaves that is not f32.
     incoming: Rc<Region>,
     outgoing: Rc<Region>,
@@ -75,6 +82,7 @@ impl<L: Link> Scheduled<L> {
             chunk: CHUNK,
             group: Group::all(link.rank(), link.size()),
             link,
+            near: None,
             region: region.clone(),
             slots,
             flying,
@@ -86,6 +94,12 @@ impl<L: Link> Scheduled<L> {
     /// Among some of the ranks, in this order.
     pub fn among(self, group: Group) -> Scheduled<L> {
         Scheduled { group, ..self }
+    }
+
+    /// Without messages between ranks of a node, if they share the region.
+    pub fn within(self, world: &World) -> Scheduled<L> {
+        let near = takes_within(self.wire, self.region.is_shared()) && world.local_size() > 1;
+        Scheduled { near: near.then(|| Near::new(world)), ..self }
     }
 
     /// With messages of at most so many elements.
@@ -114,6 +128,11 @@ impl<L: Link> Scheduled<L> {
             }
             let message = &at.schedule.receives[at.receiving];
             let begun = trace::now();
+            if at.ends.receives[at.receiving].is_some() {
+                at.receives_begun[at.receiving % WINDOW] = begun;
+                at.receiving += 1;
+                continue;
+            }
             let request = if in_place(message, self.wire) {
                 // What stands there must have been made, and must have left.
                 if message.receives > at.received || message.sends > at.sent {
@@ -140,56 +159,136 @@ impl<L: Link> Scheduled<L> {
             }
             let words = self.wire.words(message.range.len());
             let begun = trace::now();
-            let request = if self.wire == Wire::F32 {
-                self.link.send(&self.region, &message.range, message.peer, tag)?
+            let request = if at.ends.sends[at.sending].is_some() {
+                None
+            } else if self.wire == Wire::F32 {
+                Some(self.link.send(&self.region, &message.range, message.peer, tag)?)
             } else {
                 let start = at.sending % WINDOW * longest;
                 self.region.pack(message.range.clone(), self.wire, &outgoing, start);
-                self.link.send(&outgoing, &(start..start + words), message.peer, tag)?
+                Some(self.link.send(&outgoing, &(start..start + words), message.peer, tag)?)
             };
             self.words_sent += words as u64;
-            at.sends[at.sending % WINDOW] = Some(request);
+            at.sends[at.sending % WINDOW] = request;
             at.sends_begun[at.sending % WINDOW] = begun;
             at.sending += 1;
+        }
+        if let Some(near) = &self.near {
+            let at = &self.slots[slot];
+            near.post(slot, (at.round - 1) * sends as u64 + at.sending as u64);
         }
         Ok(())
     }
 
     /// Ends what has come in (one message at most) and what has left; returns whether there was any.
     fn land(&mut self, slot: Slot) -> Result<bool> {
-        let (link, wire, region) = (&self.link, self.wire, &self.region);
-        let traced = |kind, begun, message: &Message| {
-            let bytes = wire.words(message.range.len()) * size_of::<f32>();
-            trace::record(kind, begun, message.peer, self.channel << 16 | slot, bytes);
-        };
-        let at = &mut self.slots[slot];
         let mut moved = false;
-        while at.sent < at.sending && ended(link, &mut at.sends[at.sent % WINDOW])? {
-            traced(Kind::Send, at.sends_begun[at.sent % WINDOW], &at.schedule.sends[at.sent]);
+        while self.slots[slot].sent < self.slots[slot].sending && self.has_left(slot)? {
+            let at = &mut self.slots[slot];
+            let (begun, sent) = (at.sends_begun[at.sent % WINDOW], at.sent);
             at.sent += 1;
+            self.traced(Kind::Send, begun, slot, |schedule| &schedule.sends[sent]);
             moved = true;
         }
-        if at.received < at.receiving {
-            let message = &at.schedule.receives[at.received];
-            if !at.arrived && ended(link, &mut at.receives[at.received % WINDOW])? {
-                at.arrived = true;
-                traced(Kind::Receive, at.receives_begun[at.received % WINDOW], message);
-            }
-            // What is written over must have left. The message is taken before: its sender may wait for that with what
-            // this rank in turn waits for.
-            if at.arrived && at.sent >= message.sends {
-                at.arrived = false;
-                let start = at.received % WINDOW * at.longest;
-                if !in_place(message, wire) {
-                    let add = message.apply == Apply::Add;
-                    region.unpack(message.range.clone(), wire, &at.incoming, start, add);
-                }
-                at.received += 1;
-                moved = true;
-            }
+        let at = &self.slots[slot];
+        if at.received == at.receiving {
+            return Ok(moved);
         }
-        Ok(moved)
+        let taken = match at.ends.receives[at.received] {
+            Some(from) => self.land_near(slot, from),
+            None => self.land_message(slot)?,
+        };
+        Ok(moved || taken)
     }
+
+    /// Whether the oldest message under way has left.
+    fn has_left(&mut self, slot: Slot) -> Result<bool> {
+        let at = &mut self.slots[slot];
+        match (&self.near, at.ends.sends[at.sent]) {
+            (Some(near), Some(by)) => Ok(near.is_taken(slot, by, at.round)),
+            _ => ended(&self.link, &mut at.sends[at.sent % WINDOW]),
+        }
+    }
+
+    /// Ends the next message, if it is here.
+    fn land_message(&mut self, slot: Slot) -> Result<bool> {
+        let at = &mut self.slots[slot];
+        let received = at.received;
+        if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
+            at.arrived = true;
+            let begun = at.receives_begun[received % WINDOW];
+            self.traced(Kind::Receive, begun, slot, |schedule| &schedule.receives[received]);
+        }
+        let at = &mut self.slots[slot];
+        let message = &at.schedule.receives[received];
+        // What is written over must have left. The message is taken before: its sender may wait for that with what
+        // this rank in turn waits for.
+        let lands = at.arrived && at.sent >= message.sends;
+        if lands {
+            at.arrived = false;
+            if !in_place(message, self.wire) {
+                let start = received % WINDOW * at.longest;
+                let add = message.apply == Apply::Add;
+                self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
+            }
+            at.received += 1;
+        }
+        if let Some(near) = &self.near {
+            near.take(slot, at.taken());
+        }
+        Ok(lands)
+    }
+
+    /// Takes the next message from its sender's memory, if it is there.
+    fn land_near(&mut self, slot: Slot, from: End) -> bool {
+        let at = &mut self.slots[slot];
+        let Some(near) = self.near.as_ref().filter(|near| near.is_posted(slot, from, at.round)) else {
+            return false;
+        };
+        let message = &at.schedule.receives[at.received];
+        let (range, add) = (message.range.clone(), message.apply == Apply::Add);
+        let (free, start) = (at.sent >= message.sends, at.received % WINDOW * at.longest);
+        if at.arrived && free {
+            self.region.unpack(range, self.wire, &at.incoming, start, add);
+        } else if free {
+            self.region.take_from_near(range, from.local_rank, add);
+        } else if add && !at.arrived {
+            // As a message it would be here, though what stands in its place has yet to leave.
+            self.region.copy_from_near(range, from.local_rank, &at.incoming, start);
+        } else {
+            return false;
+        }
+        at.arrived = !free;
+        if free {
+            at.received += 1;
+        }
+        near.take(slot, at.taken());
+        if free {
+            let (begun, index) = (at.receives_begun[(at.received - 1) % WINDOW], at.received - 1);
+            self.traced(Kind::Receive, begun, slot, |schedule| &schedule.receives[index]);
+        }
+        true
+    }
+
+    fn traced(&self, kind: Kind, begun: u64, slot: Slot, of: impl Fn(&Schedule) -> &Message) {
+        let message = of(&self.slots[slot].schedule);
+        let bytes = self.wire.words(message.range.len()) * size_of::<f32>();
+        trace::record(kind, begun, message.peer, self.channel << 16 | slot, bytes);
+    }
+}
+
+impl<R> Progress<R> {
+    /// Messages taken from their senders since the beginning.
+    fn taken(&self) -> u64 {
+        (self.round - 1) * self.schedule.receives.len() as u64
+            + self.received as u64
+            + u64::from(self.arrived)
+    }
+}
+
+/// Whether ranks of a node take messages out of each other's memory. What is rounded to travel comes by messages too.
+pub fn takes_within(wire: Wire, shared: bool) -> bool {
+    shared && wire == Wire::F32
 }
 
 /// Whether a message comes in where it belongs.
@@ -209,19 +308,23 @@ fn ended<L: Link>(link: &L, request: &mut Option<L::Request>) -> Result<bool> {
     Ok(done)
 }
 
-/// Words of the longest message, and of the memory for messages to come in and to leave.
-fn scratch(rounds: &[Round], chunk: usize, wire: Wire) -> (usize, [usize; 2]) {
-    let longest = wire.words(schedule::longest(rounds, chunk));
-    let all = WINDOW * longest;
-    let adds = |round: &Round| matches!(&round.receive, Some((_, Apply::Add)));
-    let apart = wire != Wire::F32 || rounds.iter().any(adds);
-    (longest, [if apart { all } else { 0 }, if wire == Wire::F32 { 0 } else { all }])
+/// Words of memory for messages to come in and to leave, of which the longest has so many. `near` are those that
+/// come from the same node without one.
+fn scratch(schedule: &Schedule, longest: usize, wire: Wire, near: impl Fn(usize) -> bool) -> [usize; 2] {
+    let apart = |(index, message): (usize, &Message)| match near(index) {
+        true => message.apply == Apply::Add && message.sends > 0,
+        false => !in_place(message, wire),
+    };
+    let all = |needed: bool| if needed { WINDOW * longest } else { 0 };
+    [all(schedule.receives.iter().enumerate().any(apart)), all(wire != Wire::F32)]
 }
 
-/// Bytes of memory that a slot of so many elements takes beside its range.
-pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
+/// Bytes of memory that a slot of so many elements takes beside its range, which all ranks share or do not.
+pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize, shared: bool) -> usize {
     let rounds = algorithm(&Group::all(0, ranks), &(0..elements));
-    scratch(&rounds, CHUNK, wire).1.iter().sum::<usize>() * size_of::<f32>()
+    let longest = wire.words(schedule::longest(&rounds, CHUNK));
+    let near = |_| takes_within(wire, shared);
+    scratch(&Schedule::new(&rounds, CHUNK), longest, wire, near).iter().sum::<usize>() * size_of::<f32>()
 }
 
 impl<L: Link> Collective for Scheduled<L> {
@@ -235,11 +338,23 @@ impl<L: Link> Collective for Scheduled<L> {
         if slot > 32_767 {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
-        let rounds = (self.algorithm)(&self.group, &range);
-        let (longest, words) = scratch(&rounds, self.chunk, self.wire);
+        let rounds_of = |place| (self.algorithm)(&Group { place, ..self.group.clone() }, &range);
+        let rounds = rounds_of(self.group.place);
+        let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
+        let schedule = Schedule::new(&rounds, self.chunk);
+        let ends = match &mut self.near {
+            Some(near) => {
+                near.prepare(slot)?;
+                near.ends(&schedule, &self.group, |place| Schedule::new(&rounds_of(place), self.chunk))
+            }
+            None => Ends::far(&schedule),
+        };
+        let words = scratch(&schedule, longest, self.wire, |index| ends.receives[index].is_some());
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
-            schedule: Schedule::new(&rounds, self.chunk),
+            schedule,
+            ends,
+            round: 0,
             incoming: region(words[0])?,
             outgoing: region(words[1])?,
             longest,
@@ -261,6 +376,7 @@ impl<L: Link> Collective for Scheduled<L> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
         let at = &mut self.slots[slot];
         (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
+        at.round += 1;
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
             self.flying.push(slot);
             self.launch(slot)?;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use super::cost::{Cost, Nodes};
 use super::scheduled::{self, Scheduled};
 use super::tuning::Tuning;
-use super::{Allreduce, Hierarchical, Shm, Slot, Vendor, ring, schedule_of};
+use super::{Collective, Hierarchical, Shm, Slot, Vendor, hierarchical, schedule_of};
 use crate::comm::{Channel, Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub struct Choice {
 pub struct Selection {
     kind: AllreduceKind,
     wire: Wire,
+    /// Whether some node has several ranks.
+    neighbours: bool,
     cost: Cost,
 }
 
@@ -47,7 +49,8 @@ impl Selection {
             )),
             _ => {
                 let cost = Cost::new(nodes, wire, tuning);
-                Ok(Selection { kind, wire, cost })
+                let neighbours = nodes.0.iter().any(|ranks| ranks.len() > 1);
+                Ok(Selection { kind, wire, neighbours, cost })
             }
         }
     }
@@ -63,8 +66,10 @@ impl Selection {
 
     /// Whether gradients are to lie in memory that the ranks of a node share, with buckets of so many bytes.
     pub fn wants_shared(&self, buckets: &[usize]) -> bool {
-        let in_memory = |bytes: &usize| {
-            matches!(self.choose(*bytes, true).kind, AllreduceKind::Shm | AllreduceKind::Hierarchical)
+        let in_memory = |bytes: &usize| match self.choose(*bytes, true).kind {
+            AllreduceKind::Shm | AllreduceKind::Hierarchical => true,
+            AllreduceKind::Vendor => false,
+            _ => self.neighbours && scheduled::takes_within(self.wire, true),
         };
         buckets.iter().any(in_memory)
     }
@@ -83,10 +88,11 @@ impl Selection {
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
             AllreduceKind::Shm | AllreduceKind::Vendor => 0,
-            AllreduceKind::Hierarchical => {
-                scheduled::memory(ring::allreduce, self.wire, bytes / 4 / local, world.nodes())
+            AllreduceKind::Hierarchical => hierarchical::memory(self.wire, bytes / 4, local, world.nodes()),
+            kind => {
+                let shared = shared && world.nodes() == 1;
+                scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size(), shared)
             }
-            kind => scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
         };
         [mapped, buckets.iter().map(messages).sum()]
     }
@@ -95,7 +101,7 @@ impl Selection {
     ///
     /// # Errors
     /// `Environment`, the same on every rank, when what is asked for needs a shared region and this one is not.
-    pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+    pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
         let kind = match self.kind {
             AllreduceKind::Auto => return Ok(Box::new(PerRange::new(self.clone(), world, region))),
             kind => kind,
@@ -118,14 +124,14 @@ fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
 }
 
 /// One algorithm. Collective.
-fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> Result<Box<dyn Allreduce>> {
+fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
     Ok(match kind {
         AllreduceKind::Shm => Box::new(Shm::new(world, region)),
         AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
         AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
         kind => {
             let (name, algorithm) = schedule_of(kind);
-            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
+            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region).within(world))
         }
     })
 }
@@ -135,7 +141,7 @@ struct PerRange {
     selection: Selection,
     world: World,
     region: Rc<Region>,
-    made: Vec<(AllreduceKind, Box<dyn Allreduce>)>,
+    made: Vec<(AllreduceKind, Box<dyn Collective>)>,
     /// Which of `made` has a slot, and as which of its own.
     slots: Vec<(usize, Slot)>,
 }
@@ -147,12 +153,16 @@ impl PerRange {
     }
 }
 
-impl Allreduce for PerRange {
+impl Collective for PerRange {
     fn name(&self) -> &'static str {
         match &self.made[..] {
             [(_, only)] => only.name(),
             _ => "auto",
         }
+    }
+
+    fn algorithm(&self, slot: Slot) -> &'static str {
+        self.made[self.slots[slot].0].1.name()
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
@@ -224,7 +234,8 @@ mod tests {
     fn gradients_are_shared_only_for_those_who_use_that() {
         let wants = |kind, nodes: &Nodes| selection(kind, nodes).wants_shared(&[64, 64 << 20]);
         assert!(wants(AllreduceKind::Auto, &nodes(1, 2)) && wants(AllreduceKind::Auto, &nodes(2, 2)));
-        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Ring, &nodes(1, 2)));
+        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Vendor, &nodes(1, 2)));
+        assert!(!wants(AllreduceKind::Ring, &nodes(4, 1)) && wants(AllreduceKind::Ring, &nodes(2, 2)));
         assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::Hierarchical, &nodes(2, 2)));
     }
 

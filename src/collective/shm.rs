@@ -15,9 +15,10 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::boards::Boards;
 use super::schedule::segment;
 use super::{Collective, Slot};
-use crate::comm::{Counters, Region, World};
+use crate::comm::{Region, World};
 use crate::error::Result;
 use crate::trace;
 
@@ -27,14 +28,11 @@ const CHUNK: usize = 32 * 1024;
 /// Elements from which a second rank's help is worth its while: 4 KB.
 const SMALL: usize = 1024;
 
-/// Counters come in boards of so many slots.
-const BOARD: usize = 128;
-
 pub struct Shm {
     world: World,
     region: Rc<Region>,
     kind: Kind,
-    boards: Vec<Counters>,
+    counters: Boards,
     slots: Vec<Round>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
@@ -88,8 +86,8 @@ impl Shm {
     }
 
     fn of(kind: Kind, world: &World, region: &Rc<Region>) -> Shm {
-        let (boards, slots, flying) = (Vec::new(), Vec::new(), Vec::new());
-        Shm { world: world.clone(), region: region.clone(), kind, boards, slots, flying }
+        let (counters, slots, flying) = (Boards::new(world, 3), Vec::new(), Vec::new());
+        Shm { world: world.clone(), region: region.clone(), kind, counters, slots, flying }
     }
 
     /// A range as chunks: at least as many as ranks, unless it is small.
@@ -116,20 +114,16 @@ impl Shm {
         }
     }
 
-    fn counter(&self, slot: Slot, which: usize) -> &AtomicU64 {
-        self.boards[slot / BOARD].get(3 * (slot % BOARD) + which)
-    }
-
     fn arrivals(&self, slot: Slot) -> &AtomicU64 {
-        self.counter(slot, 0)
+        self.counters.get(slot, 0)
     }
 
     fn claims(&self, slot: Slot) -> &AtomicU64 {
-        self.counter(slot, 1)
+        self.counters.get(slot, 1)
     }
 
     fn done(&self, slot: Slot) -> &AtomicU64 {
-        self.counter(slot, 2)
+        self.counters.get(slot, 2)
     }
 
     /// Takes the next chunk of a slot, if all ranks have arrived and one is left.
@@ -161,9 +155,7 @@ impl Collective for Shm {
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
         let slot = self.slots.len();
-        if slot == self.boards.len() * BOARD {
-            self.boards.push(Counters::allocate(&self.world, 3 * BOARD)?);
-        }
+        self.counters.prepare(slot)?;
         self.slots.push(Round { chunks: self.cut(&range), started: 0, flying: false });
         self.flying.reserve(self.slots.len());
         Ok(slot)

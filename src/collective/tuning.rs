@@ -204,7 +204,10 @@ impl Tuning {
     }
 
     /// The tuning in a file's text, if it is whole and of this machine; else why not.
-    fn from_text(text: &str, here: &Machine) -> std::result::Result<Tuning, String> {
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn from_text(text: &str, here: &Machine) -> std::result::Result<Tuning, String> {
         let damaged = |why: &str| format!("it is damaged ({why})");
         let Envelope { checksum, tuning, .. } =
             serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;

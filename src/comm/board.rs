@@ -19,6 +19,8 @@ pub enum Phase {
     Step,
     Evaluation,
     End,
+    /// It has ended the job, and said why.
+    Abort,
 }
 
 /// A phase, and which of its kind where they are counted.
@@ -38,6 +40,7 @@ impl fmt::Display for Place {
             Phase::Step => write!(f, "step {}", self.number),
             Phase::Evaluation => write!(f, "the evaluation after epoch {}", self.number),
             Phase::End => f.write_str("the end"),
+            Phase::Abort => f.write_str("ending the job"),
         }
     }
 }
@@ -115,7 +118,7 @@ impl Line {
 impl Phase {
     pub(super) fn from_code(code: u8) -> Phase {
         use Phase::*;
-        let all = [Start, Data, Plan, Memory, Step, Evaluation, End];
+        let all = [Start, Data, Plan, Memory, Step, Evaluation, End, Abort];
         all.into_iter().find(|phase| *phase as u8 == code).unwrap_or(Start)
     }
 }

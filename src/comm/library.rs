@@ -73,6 +73,15 @@ impl Library {
     }
 }
 
+/// Whether the MPI library says that it sends and receives a GPU's memory by itself (`MPIX_Query_cuda_support`); `None`
+/// where it does not say.
+pub fn is_cuda_aware() -> Option<bool> {
+    type Query = unsafe extern "C" fn() -> c_int;
+    let this = libloading::os::unix::Library::this();
+    // SAFETY: the signature is that of Open MPI's and MPICH's headers; it takes nothing and asks the library only.
+    unsafe { this.get::<Query>(b"MPIX_Query_cuda_support\0").ok().map(|query| query() == 1) }
+}
+
 impl fmt::Display for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.version)

@@ -34,7 +34,7 @@ pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
 pub use common::{Barrier, Common};
 pub use launcher::launcher_rank;
-pub use library::{Family, Library, release_user_signal};
+pub use library::{Family, Library, is_cuda_aware, release_user_signal};
 pub use region::Region;
 pub use stall::{Awaited, Wait, enter};
 pub use topology::Topology;

@@ -196,6 +196,42 @@ impl Region {
         self.copy_to_node(range, self.peers[local_rank]);
     }
 
+    /// Adds another rank's values of a range to this rank's, or puts them in their place.
+    ///
+    /// # Panics
+    /// When that rank is this one.
+    pub fn take_from_near(&self, range: Range<usize>, local_rank: usize, add: bool) {
+        let (to, from) = (self.at(&range), self.near(&range, local_rank));
+        // SAFETY: every peer's region has as many elements as this one, and is another; nobody writes to the range
+        // there, and nobody else uses it here, until it is taken (the contract of `Region`).
+        unsafe {
+            let to = std::slice::from_raw_parts_mut(to, range.len());
+            let from = std::slice::from_raw_parts(from, range.len());
+            match add {
+                true => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+                false => to.copy_from_slice(from),
+            }
+        }
+    }
+
+    /// Copies another rank's values of a range to another region, from `start` on.
+    ///
+    /// # Panics
+    /// When that rank is this one.
+    pub fn copy_from_near(&self, range: Range<usize>, local_rank: usize, other: &Region, start: usize) {
+        let from = self.near(&range, local_rank);
+        let to = other.at(&(start..start + range.len()));
+        // SAFETY: as in `take_from_near`; the other region is this rank's alone.
+        unsafe { to.copy_from_nonoverlapping(from, range.len()) }
+    }
+
+    fn near(&self, range: &Range<usize>, local_rank: usize) -> *const f32 {
+        self.check(range);
+        let part = self.peers[local_rank];
+        assert!(part != self.address, "a rank takes from another one");
+        part.wrapping_add(range.start)
+    }
+
     fn copy_to_node(&self, range: Range<usize>, from: *mut f32) {
         self.check(&range);
         for &part in self.peers.iter().filter(|&&part| part != from) {

@@ -215,9 +215,12 @@ impl Watch {
         {
             news.borrow_mut().exchange(job.lines(), &job.topology, job.own_group(), now, job.beat(first))?;
         }
-        if abort > 0 && waited >= abort && (job.speaks(now, abort) || waited >= abort + GRACE) {
-            self.over.set(true);
+        let mine = || job.speaks(now, abort) && !job.ends();
+        if abort > 0 && waited >= abort && (mine() || waited >= abort + GRACE) {
             let what = self.report(job, waited, now, awaited(), first);
+            self.place.set(Place { phase: Phase::Abort, number: 0 });
+            self.say(None);
+            self.over.set(true);
             wait.warned = None;
             return Err(Error::new(Kind::Stalled, format!("{what}; --stall-abort ends the job")));
         }
@@ -304,6 +307,12 @@ impl Job {
             long(status) && now.saturating_sub(status.said) <= self.fresh(*rank, limit)
         });
         waiting.next().is_none()
+    }
+
+    /// Whether another rank ends the job already. Its launcher may wake a stopped one only to end it, which then finds
+    /// that it waits.
+    fn ends(&self) -> bool {
+        self.lines().iter().any(|line| line.read().place.phase == Phase::Abort)
     }
 }
 

@@ -22,6 +22,29 @@ pub enum DataFormat {
     Packed,
 }
 
+/// By what JPEG files are decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JpegDecoder {
+    /// By libjpeg-turbo where every rank has it, else in Rust.
+    #[default]
+    Auto,
+    /// By libjpeg-turbo.
+    Turbo,
+    /// By a decoder in Rust, which every build has.
+    Rust,
+}
+
+impl fmt::Display for JpegDecoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            JpegDecoder::Auto => "whichever decoder there is",
+            JpegDecoder::Turbo => "libjpeg-turbo",
+            JpegDecoder::Rust => "the decoder in Rust",
+        })
+    }
+}
+
 /// One thing done to a training image; they come in the order of this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Augmentation {
@@ -42,22 +65,52 @@ pub enum Augmentation {
     Cutout,
 }
 
-/// What is done to training images, each at most once, in the order of `Augmentation`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Augment(pub Vec<Augmentation>);
+/// What is done to training images: to each by itself, and then to pairs of them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Augment {
+    /// Each at most once, in the order of `Augmentation`.
+    pub parts: Vec<Augmentation>,
+    /// α of the distribution Beta(α, α) of an image's share in its mixture with another: Zhang et al., 2018.
+    pub mixup: Option<f64>,
+    /// The same for the share of its area that it keeps beside a window of the other: Yun et al., 2019.
+    pub cutmix: Option<f64>,
+}
+
+/// α where none is given: those of the papers, for ImageNet.
+const MIXUP: f64 = 0.2;
+const CUTMIX: f64 = 1.0;
+
+/// No α is larger: all shares would be a half.
+const LARGEST_ALPHA: f64 = 1000.0;
 
 impl Augment {
     pub fn imagenet() -> Augment {
-        Augment(vec![Augmentation::Crop, Augmentation::Flip])
+        Augment { parts: vec![Augmentation::Crop, Augmentation::Flip], ..Augment::default() }
     }
 
     pub fn cifar() -> Augment {
-        Augment(vec![Augmentation::PadCrop, Augmentation::Flip])
+        Augment { parts: vec![Augmentation::PadCrop, Augmentation::Flip], ..Augment::default() }
     }
 
     pub fn has(&self, part: Augmentation) -> bool {
-        self.0.contains(&part)
+        self.parts.contains(&part)
     }
+
+    /// Whether images are mixed, so that each has two classes.
+    pub fn mixes(&self) -> bool {
+        self.mixup.is_some() || self.cutmix.is_some()
+    }
+}
+
+/// The α behind the name of a mixture, or its usual one.
+fn alpha(name: &str, given: Option<&str>, usual: f64) -> Result<Option<f64>, String> {
+    let Some(text) = given else { return Ok(Some(usual)) };
+    let alpha = text.trim().parse().ok().filter(|alpha| *alpha > 0.0 && *alpha <= LARGEST_ALPHA);
+    alpha.map(Some).ok_or_else(|| {
+        format!(
+            "{name}={text}: what follows is a number above 0, up to {LARGEST_ALPHA}, as in {name}={usual}"
+        )
+    })
 }
 
 impl FromStr for Augment {
@@ -65,15 +118,21 @@ impl FromStr for Augment {
 
     /// "imagenet,jitter": presets and parts, separated by commas.
     fn from_str(text: &str) -> Result<Augment, String> {
-        let mut parts = Vec::new();
-        for name in text.split(',') {
-            match name.trim() {
-                "none" => {}
-                "imagenet" => parts.extend(Augment::imagenet().0),
-                "cifar" => parts.extend(Augment::cifar().0),
-                name => match Augmentation::from_str(name, false) {
-                    Ok(part) => parts.push(part),
-                    Err(_) => return Err(format!("{name:?} is none of {}", names())),
+        let mut augment = Augment::default();
+        let parts = &mut augment.parts;
+        for part in text.split(',') {
+            let (name, number) =
+                part.split_once('=').map_or((part, None), |(name, number)| (name, Some(number)));
+            match (name.trim(), number) {
+                (name @ "mixup", number) => augment.mixup = alpha(name, number, MIXUP)?,
+                (name @ "cutmix", number) => augment.cutmix = alpha(name, number, CUTMIX)?,
+                ("none", None) => {}
+                ("imagenet", None) => parts.extend(Augment::imagenet().parts),
+                ("cifar", None) => parts.extend(Augment::cifar().parts),
+                (name, number) => match (Augmentation::from_str(name, false), number) {
+                    (Ok(part), None) => parts.push(part),
+                    (Ok(_), Some(_)) => return Err(format!("{name} takes no number")),
+                    (Err(_), _) => return Err(format!("{:?} is none of {}", part.trim(), names())),
                 },
             }
         }
@@ -82,13 +141,15 @@ impl FromStr for Augment {
         if parts.contains(&Augmentation::Crop) && parts.contains(&Augmentation::PadCrop) {
             return Err("crop and pad-crop exclude each other".into());
         }
-        Ok(Augment(parts))
+        Ok(augment)
     }
 }
 
 fn names() -> String {
     let parts = Augmentation::value_variants().iter().map(|part| part_name(*part));
-    ["none", "imagenet", "cifar"].map(String::from).into_iter().chain(parts).collect::<Vec<_>>().join(", ")
+    let mixtures = ["mixup", "cutmix"].map(String::from);
+    let names = ["none", "imagenet", "cifar"].map(String::from).into_iter().chain(parts).chain(mixtures);
+    names.collect::<Vec<_>>().join(", ")
 }
 
 fn part_name(part: Augmentation) -> String {
@@ -97,7 +158,10 @@ fn part_name(part: Augmentation) -> String {
 
 impl fmt::Display for Augment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<String> = self.0.iter().map(|part| part_name(*part)).collect();
+        let mut parts: Vec<String> = self.parts.iter().map(|part| part_name(*part)).collect();
+        let mixtures = [("mixup", self.mixup), ("cutmix", self.cutmix)];
+        parts
+            .extend(mixtures.iter().filter_map(|(name, alpha)| alpha.map(|alpha| format!("{name}={alpha}"))));
         f.pad(if parts.is_empty() { "none".into() } else { parts.join(",") }.as_str())
     }
 }
@@ -109,7 +173,7 @@ impl Serialize for Augment {
 }
 
 /// How images are read and prepared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Input {
     /// `None`: found out from the files.
     pub format: Option<DataFormat>,
@@ -121,11 +185,13 @@ pub struct Input {
     pub loader_threads: Option<usize>,
     /// Whether an image that cannot be read ends the run instead of being skipped.
     pub strict: bool,
+    pub jpeg_decoder: JpegDecoder,
 }
 
 impl Default for Input {
     fn default() -> Input {
-        Input { format: None, augment: None, repeat: 1, loader_threads: None, strict: false }
+        let jpeg_decoder = JpegDecoder::Auto;
+        Input { format: None, augment: None, repeat: 1, loader_threads: None, strict: false, jpeg_decoder }
     }
 }
 
@@ -139,6 +205,11 @@ mod tests {
         assert_eq!(text("none"), Ok("none".into()));
         assert_eq!(text("imagenet"), Ok("crop,flip".into()));
         assert_eq!(text("cutout, cifar,flip"), Ok("pad-crop,flip,cutout".into()));
+        assert_eq!(text("mixup,crop,cutmix=0.5"), Ok("crop,mixup=0.2,cutmix=0.5".into()));
+        for wrong in ["mixup=0", "mixup=-1", "cutmix=", "mixup=x", "mixup=inf", "mixup=NaN", "cutmix=1e9"] {
+            assert!(text(wrong).is_err_and(|error| error.contains("a number above 0")), "{wrong}");
+        }
+        assert!(text("flip=1").is_err_and(|error| error == "flip takes no number"));
         assert!(text("imagenet,cifar").is_err_and(|error| error.contains("exclude")));
         assert!(text("crop,blur").is_err_and(|error| error.contains("\"blur\" is none of none, imagenet")));
     }

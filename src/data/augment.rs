@@ -13,7 +13,7 @@ pub fn apply(
     picture: &mut Picture,
     spare: &mut Picture,
 ) {
-    for &part in &augment.0 {
+    for &part in &augment.parts {
         let stream = &mut draws(part).0;
         match part {
             Augmentation::PadCrop => pad_and_crop(stream, picture, spare),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Dataset, Frame, Samples, Sets, Wanted, cifar, folder, idx, packed, shapes, shards};
+use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, folder, idx, packed, shapes, shards};
 use crate::config::{Augment, Augmentation, DataFormat};
 use crate::error::{Error, Result};
 
@@ -54,12 +54,13 @@ pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
         Some(format) => format,
         None => recognise(path)?,
     };
+    let jpeg = Jpeg::find(wanted.input.jpeg_decoder)?;
     match format {
         DataFormat::Idx => idx::open(path, wanted),
         DataFormat::Cifar => cifar::open(path, wanted),
-        DataFormat::Folder => folder::open(path),
-        DataFormat::Tar => shards::open(path),
-        DataFormat::Packed => packed::open(path),
+        DataFormat::Folder => folder::open(path, jpeg),
+        DataFormat::Tar => shards::open(path, jpeg),
+        DataFormat::Packed => packed::open(path, jpeg),
     }
 }
 

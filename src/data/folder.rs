@@ -13,7 +13,7 @@ use flate2::Crc;
 
 use super::detect::{Parts, entries};
 use super::picture::{self, Picture};
-use super::{Colours, Dataset, Frame};
+use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
 
 /// What parts for testing are called.
@@ -26,14 +26,14 @@ const TRIED: usize = 256;
 ///
 /// # Errors
 /// `Data`: a directory that cannot be read, a class without images, a file that is none.
-pub fn open(directory: &Path) -> Result<Parts> {
+pub fn open(directory: &Path, jpeg: Jpeg) -> Result<Parts> {
     let inner = |name: &str| Some(directory.join(name)).filter(|path| path.is_dir());
     let Some(training) = inner("train") else {
-        return Ok(Parts { training: Arc::new(Folder::list(directory, None)?), test: None });
+        return Ok(Parts { training: Arc::new(Folder::list(directory, None, jpeg)?), test: None });
     };
-    let training = Folder::list(&training, None)?;
+    let training = Folder::list(&training, None, jpeg)?;
     let test = TEST_NAMES.iter().find_map(|name| inner(name));
-    let test = test.map(|test| Folder::list(&test, Some(&training.classes))).transpose()?;
+    let test = test.map(|test| Folder::list(&test, Some(&training.classes), jpeg)).transpose()?;
     Ok(Parts { training: Arc::new(training), test: test.map(|test| Arc::new(test) as Arc<dyn Dataset>) })
 }
 
@@ -44,11 +44,12 @@ pub struct Folder {
     files: Vec<String>,
     labels: Vec<i32>,
     classes: Vec<String>,
+    jpeg: Jpeg,
 }
 
 impl Folder {
     /// `known`: the classes of the training set, which this one's must be among.
-    fn list(directory: &Path, known: Option<&[String]>) -> Result<Folder> {
+    fn list(directory: &Path, known: Option<&[String]>, jpeg: Jpeg) -> Result<Folder> {
         let (mut files, mut labels, mut classes) = (Vec::new(), Vec::new(), Vec::new());
         for class in entries(directory)?.into_iter().filter(|path| path.is_dir()) {
             let Some(name) = class.file_name().and_then(|name| name.to_str()) else {
@@ -82,7 +83,7 @@ impl Folder {
             ));
         }
         let classes = known.map_or(classes, <[String]>::to_vec);
-        let folder = Folder { directory: directory.to_path_buf(), files, labels, classes };
+        let folder = Folder { directory: directory.to_path_buf(), files, labels, classes, jpeg };
         folder.try_some()?;
         Ok(folder)
     }
@@ -159,7 +160,11 @@ impl Dataset for Folder {
 
     fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
         let bytes = self.bytes(index)?;
-        picture::decode(&bytes, picture).map_err(|what| Error::data(&self.path(index), what))
+        picture::decode(&bytes, picture, self.jpeg).map_err(|what| Error::data(&self.path(index), what))
+    }
+
+    fn jpeg(&self) -> Option<Jpeg> {
+        Some(self.jpeg)
     }
 
     fn encoded(&self, index: usize) -> Result<Option<Vec<u8>>> {

@@ -1,9 +1,10 @@
 //! A rank's batches. Which images they hold is a function of (seed, epoch, step) and the sharding alone.
 
-use super::prefetch::{Order, Reader};
+use super::prefetch::{Chosen, Order, Reader};
 use std::sync::Arc;
 
-pub use super::prefetch::{PADDING, Reading};
+use super::prefetch::AHEAD;
+pub use super::prefetch::{Batch, PADDING, Reading};
 use super::sample::Samples;
 use super::shard::{Sharding, WINDOW, block_order, epoch_order};
 use crate::error::Result;
@@ -31,10 +32,13 @@ impl TrainingLoader {
             seed,
             images: samples.len(),
             blocks: samples.blocks(),
+            mixes: samples.augment().mixes(),
             start: Start { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
             shuffled: None,
         };
-        let kept = samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
+        let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
+        let partners = (AHEAD + 1) * apart * size_of::<f32>();
+        let kept = partners + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
         Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
@@ -55,7 +59,7 @@ impl TrainingLoader {
         &self.fingerprint
     }
 
-    /// Bytes of files that are kept in memory.
+    /// Bytes of files that are kept in memory, and of images that are read to be mixed into others.
     pub fn kept(&self) -> usize {
         self.kept
     }
@@ -74,21 +78,15 @@ impl TrainingLoader {
         self.start_epoch(epoch);
     }
 
-    /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch: images
-    /// (batch, C, H, W), labels (batch). Both may come back as other memory of the same length. An image that cannot be read
-    /// is zeros with the label `PADDING`. Steps in order are read ahead; any other is found too.
+    /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch, or exchanges it for a filled
+    /// one. An image that cannot be read is zeros with the label `PADDING`. Steps in order are read ahead; any other is
+    /// found too.
     ///
     /// # Errors
     /// `Data`: an image cannot be read and is not to be skipped, or none can be.
-    pub fn fill(
-        &mut self,
-        step: usize,
-        micro: usize,
-        images: &mut Vec<f32>,
-        labels: &mut Vec<i32>,
-    ) -> Result<()> {
+    pub fn fill(&mut self, step: usize, micro: usize, batch: &mut Batch) -> Result<()> {
         let number = self.order.number(self.epoch, step, micro);
-        let (_, unread) = self.reader.fill(number, images, labels)?;
+        let (_, unread) = self.reader.fill(number, batch)?;
         self.skipped += unread;
         Ok(())
     }
@@ -117,6 +115,8 @@ struct TrainingOrder {
     images: usize,
     /// Where blocks begin; none where images are shuffled one by one.
     blocks: Arc<Vec<u32>>,
+    /// Whether each image is mixed with another.
+    mixes: bool,
     start: Start,
     /// The epoch in hand and its order.
     shuffled: Option<(usize, Vec<u32>)>,
@@ -127,11 +127,27 @@ impl TrainingOrder {
         if self.blocks.is_empty() {
             return epoch_order(self.seed, epoch, self.images);
         }
-        let global = match epoch == self.start.epoch {
+        let global = self.shuffled_for(epoch);
+        block_order(self.seed, epoch, self.images, &self.blocks, global, WINDOW * global)
+    }
+
+    /// The global batch by which an epoch is shuffled.
+    fn shuffled_for(&self, epoch: usize) -> usize {
+        match epoch == self.start.epoch {
             true => self.start.shuffled_for,
             false => self.sharding.global_batch(),
-        };
-        block_order(self.seed, epoch, self.images, &self.blocks, global, WINDOW * global)
+        }
+    }
+
+    /// How far behind an image in the epoch's order the one lies that it is mixed with; 0 where none is. The next one, but
+    /// where images are read in blocks, which always hold the same ones, the first that is sure to lie in another block.
+    fn apart(&self, epoch: usize) -> usize {
+        let ends = self.blocks.iter().skip(1).copied().chain([self.images as u32]);
+        let largest = self.blocks.iter().zip(ends).map(|(start, end)| (end - start) as usize).max();
+        match self.mixes {
+            true => largest.unwrap_or(1).clamp(1, (self.shuffled_for(epoch) / 2).max(1)),
+            false => 0,
+        }
     }
 
     fn steps_after(&self, seen: usize) -> usize {
@@ -163,14 +179,21 @@ impl TrainingOrder {
 }
 
 impl Order for TrainingOrder {
-    fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)> {
+    fn images(&mut self, batch: u64) -> Option<Chosen> {
         let (epoch, step, micro) = self.place(batch);
         let seen = if epoch == self.start.epoch { self.start.seen } else { 0 };
+        let apart = self.apart(epoch);
         let (_, order) = match self.shuffled.take() {
             Some(shuffled) if shuffled.0 == epoch => self.shuffled.insert(shuffled),
             _ => self.shuffled.insert((epoch, self.shuffle(epoch))),
         };
-        Some((epoch, order[seen..][self.sharding.training(step, micro)].to_vec()))
+        let own = self.sharding.training(step, micro);
+        let (first, count) = (seen + own.start, own.len());
+        let mut images = order[first..first + count].to_vec();
+        // The last ones' partners lie behind them.
+        let more = first + apart.max(count)..first + apart + count;
+        images.extend(more.map(|place| order[place % order.len()]));
+        Some(Chosen { epoch, images, count })
     }
 }
 
@@ -196,8 +219,8 @@ impl TestLoader {
     ///
     /// # Errors
     /// As for training.
-    pub fn fill(&mut self, step: usize, images: &mut Vec<f32>, labels: &mut Vec<i32>) -> Result<usize> {
-        let (count, unread) = self.reader.fill(step as u64, images, labels)?;
+    pub fn fill(&mut self, step: usize, batch: &mut Batch) -> Result<usize> {
+        let (count, unread) = self.reader.fill(step as u64, batch)?;
         if step + 1 == self.steps() {
             self.reader.rest();
         }
@@ -212,9 +235,14 @@ struct TestOrder {
 }
 
 impl Order for TestOrder {
-    fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)> {
+    fn images(&mut self, batch: u64) -> Option<Chosen> {
         let step = batch as usize;
-        (step < self.sharding.test_steps(self.images))
-            .then(|| (0, self.sharding.test(step, self.images).map(|index| index as u32).collect()))
+        let places = self.sharding.test(step, self.images);
+        let count = places.len();
+        (step < self.sharding.test_steps(self.images)).then(|| Chosen {
+            epoch: 0,
+            images: places.map(|index| index as u32).collect(),
+            count,
+        })
     }
 }

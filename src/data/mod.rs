@@ -13,6 +13,7 @@ mod folder;
 mod idx;
 mod images;
 mod loader;
+mod mix;
 pub mod packed;
 mod picture;
 mod prefetch;
@@ -22,11 +23,13 @@ mod shapes;
 mod shard;
 mod shards;
 mod synthetic;
+#[allow(unsafe_code)]
+mod turbojpeg;
 
 pub use colours::{Colours, Sums};
 pub use detect::{Parts, open, parts};
-pub use loader::{PADDING, Reading, TestLoader, TrainingLoader};
-pub use picture::{Picture, decode};
+pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
+pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
 pub use sample::{Samples, Scratch, shorter_side};
 pub use shard::{Sharding, block_order, epoch_order};
@@ -77,6 +80,11 @@ pub trait Dataset: Send + Sync {
     /// As for `read`.
     fn encoded(&self, _index: usize) -> Result<Option<Vec<u8>>> {
         Ok(None)
+    }
+
+    /// What decodes its images, where they may be JPEG files.
+    fn jpeg(&self) -> Option<Jpeg> {
+        None
     }
 
     /// Where blocks of images begin that are best read together; empty where any order is as good.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::detect::{Parts, entries};
 use super::picture::{self, Picture};
-use super::{Colours, Dataset, Frame, Sums};
+use super::{Colours, Dataset, Frame, Jpeg, Sums};
 use crate::error::{Error, Result};
 
 const MAGIC: &str = "dltrain images 1";
@@ -122,13 +122,17 @@ pub fn crc32(parts: &[&[u8]]) -> u32 {
 ///
 /// # Errors
 /// `Data`: a file that is missing, damaged, or belongs to another set.
-pub fn open(path: &Path) -> Result<Parts> {
+pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
     let files = files_of(path)?;
     let files = files.iter().map(|file| Pack::open(file)).collect::<Result<Vec<Pack>>>()?;
     let part = |name: &str| -> Result<Option<Arc<Packed>>> {
         let mut of: Vec<Pack> = files.iter().filter(|file| file.header.part == name).cloned().collect();
         of.sort_by_key(|file| file.header.file);
-        if of.is_empty() { Ok(None) } else { Packed::join(path, of).map(|packed| Some(Arc::new(packed))) }
+        if of.is_empty() {
+            Ok(None)
+        } else {
+            Packed::join(path, of, jpeg).map(|packed| Some(Arc::new(packed)))
+        }
     };
     let Some(training) = part("training")? else {
         return Err(Error::data(path, "packed images, but none to train on"));
@@ -248,10 +252,11 @@ pub struct Packed {
     cache: Mutex<VecDeque<Chunk>>,
     /// Chunks that are kept.
     keep: AtomicUsize,
+    jpeg: Jpeg,
 }
 
 impl Packed {
-    fn join(path: &Path, files: Vec<Pack>) -> Result<Packed> {
+    fn join(path: &Path, files: Vec<Pack>, jpeg: Jpeg) -> Result<Packed> {
         let head = &files[0].header;
         if let Some(number) =
             (1..=head.files).find(|number| files.iter().all(|file| file.header.file != *number))
@@ -285,6 +290,7 @@ impl Packed {
             first,
             cache: Mutex::default(),
             keep: AtomicUsize::new(2),
+            jpeg,
         })
     }
 
@@ -296,7 +302,7 @@ impl Packed {
         let mut pack = Pack::open(path)?;
         let header = Arc::make_mut(&mut pack.header);
         (header.file, header.files) = (1, 1);
-        Packed::join(path, vec![pack])
+        Packed::join(path, vec![pack], Jpeg::Rust)
     }
 
     fn place(&self, index: usize) -> (usize, usize) {
@@ -377,12 +383,16 @@ impl Dataset for Packed {
             let mut bytes = Vec::new();
             let (file, _) = self.checked(index, &mut bytes)?;
             let wrong = |what| Error::data(&self.files[file].path, format!("{}: {what}", self.name(index)));
-            return picture::decode(&bytes, picture).map_err(wrong);
+            return picture::decode(&bytes, picture, self.jpeg).map_err(wrong);
         }
         let (file, at) = self.checked(index, &mut picture.pixels)?;
         let [height, width, channels] = self.files[file].shapes[at].map(|side| side as usize);
         (picture.height, picture.width, picture.channels) = (height, width, channels);
         Ok(())
+    }
+
+    fn jpeg(&self) -> Option<Jpeg> {
+        self.files.iter().any(|file| file.header.encoded).then_some(self.jpeg)
     }
 
     fn encoded(&self, index: usize) -> Result<Option<Vec<u8>>> {

@@ -8,6 +8,10 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
+use super::turbojpeg::{self, Turbo};
+use crate::config;
+use crate::error::{Error, Result};
+
 /// An image as bytes: rows from the top, channels innermost. One channel is grey, three are red, green, blue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
@@ -17,12 +21,43 @@ pub struct Picture {
     pub channels: usize,
 }
 
+/// What decodes JPEG files. Their pixels differ by a unit here and there.
+#[derive(Clone, Copy)]
+pub enum Jpeg {
+    /// zune-jpeg.
+    Rust,
+    /// libjpeg-turbo.
+    Turbo(&'static Turbo),
+}
+
+impl Jpeg {
+    /// # Errors
+    /// `Environment` where libjpeg-turbo is asked for and cannot be loaded.
+    pub fn find(wanted: config::JpegDecoder) -> Result<Jpeg> {
+        match (wanted, turbojpeg::library()) {
+            (config::JpegDecoder::Rust, _) | (config::JpegDecoder::Auto, Err(_)) => Ok(Jpeg::Rust),
+            (_, Ok(turbo)) => Ok(Jpeg::Turbo(turbo)),
+            (config::JpegDecoder::Turbo, Err(why)) => Err(Error::environment(format!(
+                "--jpeg-decoder turbo: {why}; install it (Debian and Ubuntu: libturbojpeg0 or libturbojpeg), or leave \
+                 the flag out to decode in Rust"
+            ))),
+        }
+    }
+
+    pub fn name(self) -> config::JpegDecoder {
+        match self {
+            Jpeg::Rust => config::JpegDecoder::Rust,
+            Jpeg::Turbo(_) => config::JpegDecoder::Turbo,
+        }
+    }
+}
+
 /// No image has more pixels than this on a side.
 const LARGEST_SIDE: usize = 1 << 15;
 
 /// Pixels a byte of a file can stand for at most, so that a header that lies costs no memory. A JPEG spends at least one
 /// bit on each block of 64 pixels; deflate, in a PNG, writes no more than 1032 bytes for one.
-const BEST_JPEG: usize = 512;
+pub(super) const BEST_JPEG: usize = 512;
 const BEST_PNG: usize = 1032;
 
 impl Picture {
@@ -42,22 +77,27 @@ pub fn is_known(start: &[u8]) -> bool {
 ///
 /// # Errors
 /// What is wrong with it, in words that follow the file's name.
-pub fn decode(bytes: &[u8], picture: &mut Picture) -> Result<(), String> {
+pub fn decode(bytes: &[u8], picture: &mut Picture, jpeg: Jpeg) -> std::result::Result<(), String> {
     // A defect of a decoder costs one image, not the run.
     let decoded = catch_unwind(AssertUnwindSafe(|| match bytes {
         [] => Err("empty".into()),
-        [0xff, 0xd8, ..] => decode_jpeg(bytes, picture),
+        [0xff, 0xd8, ..] => decode_jpeg(bytes, picture, jpeg),
         [0x89, b'P', b'N', b'G', ..] => decode_png(bytes, picture),
         _ => Err("neither JPEG nor PNG".into()),
     }));
     decoded.unwrap_or_else(|_| Err("the decoder failed".into()))
 }
 
-fn decode_jpeg(bytes: &[u8], picture: &mut Picture) -> Result<(), String> {
+fn decode_jpeg(bytes: &[u8], picture: &mut Picture, jpeg: Jpeg) -> std::result::Result<(), String> {
     let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("corrupt JPEG file ({error:?})");
-    // The decoder fills with grey what a truncated file lacks; such an image shall not be learned.
+    // Decoders fill with grey what a truncated file lacks; such an image shall not be learned.
     if !ends(bytes) {
         return Err("truncated JPEG file".into());
+    }
+    if let Jpeg::Turbo(turbo) = jpeg
+        && turbo.decode(bytes, picture)?
+    {
+        return Ok(());
     }
     let options = DecoderOptions::default()
         .set_max_width(LARGEST_SIDE)
@@ -93,7 +133,7 @@ fn ends(bytes: &[u8]) -> bool {
     scan.windows(2).rev().any(|pair| pair == [0xff, 0xd9])
 }
 
-fn decode_png(bytes: &[u8], picture: &mut Picture) -> Result<(), String> {
+fn decode_png(bytes: &[u8], picture: &mut Picture) -> std::result::Result<(), String> {
     let wrong = |error: png::DecodingError| format!("corrupt or truncated PNG file ({error})");
     let mut decoder = png::Decoder::new(Cursor::new(bytes));
     decoder.set_transformations(png::Transformations::EXPAND | png::Transformations::STRIP_16);
@@ -115,7 +155,12 @@ fn decode_png(bytes: &[u8], picture: &mut Picture) -> Result<(), String> {
     Ok(())
 }
 
-fn plausible(height: usize, width: usize, bytes: usize, best: usize) -> Result<(), String> {
+pub(super) fn plausible(
+    height: usize,
+    width: usize,
+    bytes: usize,
+    best: usize,
+) -> std::result::Result<(), String> {
     if height == 0 || width == 0 {
         return Err(format!("its header says {width}×{height} pixels"));
     }

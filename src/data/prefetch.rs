@@ -11,9 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::prelude::{IntoParallelRefIterator, IntoParallelRefMutIterator};
-use rayon::slice::ParallelSliceMut;
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::sample::{Samples, Scratch};
@@ -61,22 +59,66 @@ impl Reading {
 
 /// Which images a batch consists of.
 pub trait Order: Clone + Send + 'static {
-    /// The epoch and the images of a batch, fewer than a batch has room for at the end; `None` behind the last one.
-    fn images(&mut self, batch: u64) -> Option<(usize, Vec<u32>)>;
+    /// The images of a batch; `None` behind the last one.
+    fn images(&mut self, batch: u64) -> Option<Chosen>;
 }
 
-struct Batch {
+/// The images of a batch.
+#[derive(Default)]
+pub struct Chosen {
+    pub epoch: usize,
+    /// First its own, fewer than it has room for at the end; then those which are read only to be mixed with its last
+    /// ones. With so many of these, so far behind an image lies the one that it is mixed with.
+    pub images: Vec<u32>,
+    /// How many are its own.
+    pub count: usize,
+}
+
+/// What a rank reads at a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// (N,C,H,W)
+    pub images: Vec<f32>,
+    /// (N) classes; `PADDING` where there is no image.
+    pub labels: Vec<i32>,
+    /// (N) classes of what was mixed into the images, and the shares of the images themselves: 1 where nothing was.
+    pub others: Vec<i32>,
+    pub shares: Vec<f32>,
+    /// Images that are mixed with the last ones, and their classes.
+    partners: (Vec<f32>, Vec<i32>),
+}
+
+impl Batch {
+    /// Room for so many images of so many values.
+    pub fn new(count: usize, values: usize) -> Batch {
+        Batch {
+            images: vec![0.0; count * values],
+            labels: vec![PADDING; count],
+            others: vec![PADDING; count],
+            shares: vec![1.0; count],
+            partners: Default::default(),
+        }
+    }
+
+    /// Room for as many images as another.
+    fn like(other: &Batch) -> Batch {
+        let count = other.labels.len();
+        Batch::new(count, other.images.len() / count.max(1))
+    }
+}
+
+/// A batch under way from the thread that fills it, or back.
+struct Parcel {
     number: u64,
-    images: Vec<f32>,
-    labels: Vec<i32>,
+    batch: Batch,
     /// Places that belong to images, readable or not.
     count: usize,
     read: Result<()>,
 }
 
 struct Ahead {
-    ready: Receiver<Batch>,
-    empty: Option<Sender<Batch>>,
+    ready: Receiver<Parcel>,
+    empty: Option<Sender<Parcel>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -94,30 +136,26 @@ impl<O: Order> Reader<O> {
         Reader { samples, order, reading, bad: Arc::default(), ahead: None }
     }
 
-    /// Fills a batch; places without a readable image are zeros with the label `PADDING`. Returns how many places belong to
-    /// images, and how many of those could not be read.
+    /// Fills a batch, or exchanges it for a filled one; places without a readable image are zeros with the label `PADDING`.
+    /// Returns how many places belong to images, and how many of those could not be read.
     ///
     /// # Errors
     /// `Data` for an image that cannot be read, where those are not to be skipped, and when nothing can be read any more.
-    pub fn fill(
-        &mut self,
-        number: u64,
-        images: &mut Vec<f32>,
-        labels: &mut Vec<i32>,
-    ) -> Result<(usize, usize)> {
+    pub fn fill(&mut self, number: u64, batch: &mut Batch) -> Result<(usize, usize)> {
         let count = match self.reading.pool {
             None => {
-                let (epoch, indices) = self.order.images(number).unwrap_or_default();
-                let places = indices.iter().zip(images.chunks_exact_mut(self.size())).zip(&mut *labels);
-                let job = self.job();
-                places.for_each(|((&index, image), label)| *label = job.read(epoch, index as usize, image));
-                clear(indices.len(), self.size(), images, labels);
+                let chosen = self.order.images(number).unwrap_or_default();
+                let (job, epoch) = (self.job(), chosen.epoch);
+                for (index, image, label) in job.places(&chosen, batch) {
+                    *label = job.read(epoch, index as usize, image);
+                }
+                job.finish(&chosen, batch);
                 self.bad.outcome(self.reading.strict)?;
-                indices.len()
+                chosen.count
             }
-            Some(_) => self.take(number, images, labels)?,
+            Some(_) => self.take(number, batch)?,
         };
-        let unread = labels[..count].iter().filter(|&&label| label == PADDING).count();
+        let unread = batch.labels[..count].iter().filter(|&&label| label == PADDING).count();
         Ok((count, unread))
     }
 
@@ -132,52 +170,52 @@ impl<O: Order> Reader<O> {
         self.ahead = None;
     }
 
-    fn take(&mut self, number: u64, images: &mut Vec<f32>, labels: &mut Vec<i32>) -> Result<usize> {
+    fn take(&mut self, number: u64, batch: &mut Batch) -> Result<usize> {
         for _ in 0..2 {
             let ahead = match self.ahead.take() {
                 Some(ahead) => ahead,
-                None => self.start(number, images.len(), labels.len())?,
+                None => self.start(number, batch)?,
             };
-            let Ok(mut batch) = ahead.ready.recv() else { continue };
-            if batch.number != number {
+            let Ok(mut parcel) = ahead.ready.recv() else { continue };
+            if parcel.number != number {
                 continue;
             }
-            std::mem::swap(images, &mut batch.images);
-            std::mem::swap(labels, &mut batch.labels);
-            let (count, read) = (batch.count, std::mem::replace(&mut batch.read, Ok(())));
+            std::mem::swap(batch, &mut parcel.batch);
+            let (count, read) = (parcel.count, std::mem::replace(&mut parcel.read, Ok(())));
             // The thread has ended where there is nothing more to read.
-            let _ = ahead.empty.as_ref().map(|empty| empty.send(batch));
+            if let Some(empty) = &ahead.empty {
+                let _ = empty.send(parcel);
+            }
             self.ahead = Some(ahead);
             return read.map(|()| count);
         }
         Err(Error::internal("the thread that reads images ended"))
     }
 
-    fn start(&self, first: u64, values: usize, places: usize) -> Result<Ahead> {
+    fn start(&self, first: u64, like: &Batch) -> Result<Ahead> {
         let (give, ready) = channel();
-        let (empty, waiting) = channel::<Batch>();
+        let (empty, waiting) = channel::<Parcel>();
         for _ in 0..AHEAD {
-            let (images, labels) = (vec![0.0; values], vec![0; places]);
             // The receiver is in this function.
-            let _ = empty.send(Batch { number: 0, images, labels, count: 0, read: Ok(()) });
+            let _ = empty.send(Parcel { number: 0, batch: Batch::like(like), count: 0, read: Ok(()) });
         }
-        let (mut order, job, reading, size) =
-            (self.order.clone(), self.job(), self.reading.clone(), self.size());
+        let (mut order, job, reading) = (self.order.clone(), self.job(), self.reading.clone());
         let work = move || {
             let Some(pool) = reading.pool else { return };
             for number in first.. {
-                let Some((epoch, indices)) = order.images(number) else { return };
-                let Ok(mut batch) = waiting.recv() else { return };
-                (batch.number, batch.count) = (number, indices.len());
-                let images = batch.images.par_chunks_exact_mut(size);
-                let places = images.zip(batch.labels.par_iter_mut()).zip(indices.par_iter()).with_max_len(1);
+                let Some(chosen) = order.images(number) else { return };
+                let Ok(mut parcel) = waiting.recv() else { return };
+                (parcel.number, parcel.count) = (number, chosen.count);
+                let places: Vec<_> = job.places(&chosen, &mut parcel.batch).collect();
+                let places = places.into_par_iter().with_max_len(1);
                 pool.install(|| {
-                    places
-                        .for_each(|((image, label), &index)| *label = job.read(epoch, index as usize, image));
+                    places.for_each(|(index, image, label)| {
+                        *label = job.read(chosen.epoch, index as usize, image);
+                    });
                 });
-                clear(batch.count, size, &mut batch.images, &mut batch.labels);
-                batch.read = job.bad.outcome(reading.strict);
-                if give.send(batch).is_err() {
+                job.finish(&chosen, &mut parcel.batch);
+                parcel.read = job.bad.outcome(reading.strict);
+                if give.send(parcel).is_err() {
                     return;
                 }
             }
@@ -188,19 +226,9 @@ impl<O: Order> Reader<O> {
         Ok(Ahead { ready, empty: Some(empty), thread: Some(thread) })
     }
 
-    fn size(&self) -> usize {
-        self.samples.sample().iter().product()
-    }
-
     fn job(&self) -> Job {
         Job { samples: self.samples.clone(), bad: self.bad.clone() }
     }
-}
-
-/// Zeros where there is no image.
-fn clear(count: usize, size: usize, images: &mut [f32], labels: &mut [i32]) {
-    images[count * size..].fill(0.0);
-    labels[count..].fill(PADDING);
 }
 
 impl Drop for Ahead {
@@ -221,6 +249,53 @@ struct Job {
 }
 
 impl Job {
+    fn size(&self) -> usize {
+        self.samples.sample().iter().product()
+    }
+
+    /// Where each of the images goes, with its label.
+    fn places<'a>(
+        &self,
+        chosen: &'a Chosen,
+        batch: &'a mut Batch,
+    ) -> impl Iterator<Item = (u32, &'a mut [f32], &'a mut i32)> {
+        let (size, more) = (self.size(), chosen.images.len() - chosen.count);
+        batch.partners.0.resize(more * size, 0.0);
+        batch.partners.1.resize(more, PADDING);
+        let own = batch.images.chunks_exact_mut(size).zip(&mut batch.labels).take(chosen.count);
+        let partners = batch.partners.0.chunks_exact_mut(size).zip(&mut batch.partners.1);
+        let indices = chosen.images.iter();
+        indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
+    }
+
+    /// Mixes what was read, where it is to be, and makes zeros where there is no image.
+    fn finish(&self, chosen: &Chosen, batch: &mut Batch) {
+        let (size, count, apart) = (self.size(), chosen.count, chosen.images.len() - chosen.count);
+        batch.images[count * size..].fill(0.0);
+        batch.labels[count..].fill(PADDING);
+        batch.others.copy_from_slice(&batch.labels);
+        batch.shares.fill(1.0);
+        if apart == 0 {
+            return;
+        }
+        // In this order an image's partner, which lies behind it, has not been mixed itself.
+        for place in 0..count {
+            let (before, behind) = batch.images.split_at_mut((place + 1) * size);
+            let image = &mut before[place * size..];
+            let (partner, label) = match (place + apart).checked_sub(count) {
+                Some(more) => (&batch.partners.0[more * size..][..size], batch.partners.1[more]),
+                None => (&behind[(apart - 1) * size..][..size], batch.labels[place + apart]),
+            };
+            let mix = self.samples.mix(chosen.epoch, chosen.images[place] as usize);
+            // What could not be read is mixed with nothing, and into nothing.
+            if let (Some(mix), true) = (mix, batch.labels[place] != PADDING && label != PADDING) {
+                let [_, height, width] = self.samples.sample();
+                mix.apply(image, partner, [height, width]);
+                (batch.others[place], batch.shares[place]) = (label, mix.share());
+            }
+        }
+    }
+
     fn read(&self, epoch: usize, index: usize, image: &mut [f32]) -> i32 {
         let read = SCRATCH.with_borrow_mut(|scratch| self.samples.read(epoch, index, image, scratch));
         match read {

@@ -9,6 +9,7 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::augment;
+use super::mix::Mix;
 use super::picture::Picture;
 use super::{Dataset, Frame};
 use crate::config::{Augment, Augmentation};
@@ -129,6 +130,12 @@ impl Samples {
             augment::cutout(&mut draws(Augmentation::Cutout).0, self.sample, image);
         }
         Ok(self.set.label(stored))
+    }
+
+    /// What becomes of an image and its partner in this epoch, where images are mixed.
+    pub fn mix(&self, epoch: usize, index: usize) -> Option<Mix> {
+        let mut stream = Stream::at(key(self.seed, Purpose::Mix, 0), [index as u32, epoch as u32]);
+        Mix::draw(&self.augment, &mut stream, [self.sample[1], self.sample[2]])
     }
 
     /// Cuts out and scales what the model sees: `source` becomes `scaled`.

@@ -16,7 +16,7 @@ use super::detect::{Parts, entries};
 use super::folder::{TEST_NAMES, is_image};
 use super::packed::crc32;
 use super::picture::{self, Picture};
-use super::{Colours, Dataset, Frame};
+use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
 
 /// A `.cls` file that is longer is none.
@@ -26,7 +26,7 @@ const LONGEST_LABEL: u64 = 64;
 ///
 /// # Errors
 /// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all.
-pub fn open(path: &Path) -> Result<Parts> {
+pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
     let is_tar = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "tar");
     let mut files = vec![path.to_path_buf()];
     if path.is_dir() {
@@ -44,10 +44,10 @@ pub fn open(path: &Path) -> Result<Parts> {
     if training.iter().any(|file| begins(file, &["train"])) {
         training.retain(|file| begins(file, &["train"]));
     }
-    let training = Shards::list(path, training, None)?;
+    let training = Shards::list(path, training, None, jpeg)?;
     let test = match test.is_empty() {
         true => None,
-        false => Some(Shards::list(path, test, Some(&training.classes))?),
+        false => Some(Shards::list(path, test, Some(&training.classes), jpeg)?),
     };
     Ok(Parts { training: Arc::new(training), test: test.map(|test| Arc::new(test) as Arc<dyn Dataset>) })
 }
@@ -66,10 +66,11 @@ pub struct Shards {
     images: Vec<Entry>,
     labels: Vec<i32>,
     classes: Vec<String>,
+    jpeg: Jpeg,
 }
 
 impl Shards {
-    fn list(place: &Path, paths: Vec<PathBuf>, known: Option<&[String]>) -> Result<Shards> {
+    fn list(place: &Path, paths: Vec<PathBuf>, known: Option<&[String]>, jpeg: Jpeg) -> Result<Shards> {
         let (mut files, mut images, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
         for (index, path) in paths.iter().enumerate() {
             let read = || -> std::result::Result<File, String> {
@@ -89,7 +90,7 @@ impl Shards {
             by_number(&images, &numbers).map_err(|(file, what)| Error::data(&paths[file], what))?
         };
         let classes = known.filter(|known| known.len() >= classes.len()).map_or(classes, <[String]>::to_vec);
-        Ok(Shards { paths, files, images, labels, classes })
+        Ok(Shards { paths, files, images, labels, classes, jpeg })
     }
 
     fn bytes(&self, index: usize) -> Result<Vec<u8>> {
@@ -199,7 +200,11 @@ impl Dataset for Shards {
     }
 
     fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
-        picture::decode(&self.bytes(index)?, picture).map_err(|what| self.wrong(index, what))
+        picture::decode(&self.bytes(index)?, picture, self.jpeg).map_err(|what| self.wrong(index, what))
+    }
+
+    fn jpeg(&self) -> Option<Jpeg> {
+        Some(self.jpeg)
     }
 
     fn encoded(&self, index: usize) -> Result<Option<Vec<u8>>> {

@@ -8,6 +8,7 @@
 
 pub mod cuda;
 mod layout;
+mod loaded;
 pub mod memory;
 pub mod onednn;
 pub mod reference;
@@ -15,7 +16,7 @@ mod update;
 
 use std::any::Any;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
 pub use layout::Layout;
@@ -84,6 +85,15 @@ pub trait Step {
 pub trait Device {
     /// "reference", "cpu".
     fn name(&self) -> &'static str;
+    /// Whether the host reads and writes this device's memory as it lies. Collectives then work in it; else gradients go
+    /// through memory of the host (`fetch`, `put`), and each rank has parameters of its own.
+    fn is_host(&self) -> bool {
+        true
+    }
+    /// Bytes that a device with memory of its own can still give this rank.
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
     /// One line for the record: library, version, instruction set, threads.
     fn describe(&self) -> String;
     /// Zeroed memory.
@@ -123,6 +133,22 @@ pub trait Device {
     /// Whether everything enqueued before the event was recorded has finished.
     fn reached(&self, _event: &Event) -> Result<bool> {
         Ok(true)
+    }
+    /// Makes copies between this host memory and the device fast, if that can be.
+    fn lock(&self, _host: &Memory) {}
+    /// Enqueues a copy of device memory to the host, behind all that was enqueued before and beside what is enqueued after.
+    /// The event says when it is there; until then nobody may touch `host`. For devices that are not `is_host`.
+    fn fetch(&self, _from: &Memory, _host: &Memory) -> Result<Event> {
+        Err(Error::internal(format!("{} has nothing to fetch", self.name())))
+    }
+    /// Enqueues a copy of host memory to the device; what is enqueued from now on finds it there. Nobody may write to
+    /// `host` but a later `fetch`. For devices that are not `is_host`.
+    fn put(&self, _host: &Memory, _to: &Memory) -> Result<()> {
+        Err(Error::internal(format!("{} has nowhere to put", self.name())))
+    }
+    /// One step that does what these do, with less work for the host, where the device can; they are not run.
+    fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
+        Ok(None)
     }
     /// Waits until everything enqueued has finished.
     fn synchronize(&self) -> Result<()> {

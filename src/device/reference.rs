@@ -6,7 +6,7 @@ mod sync_norm;
 
 use std::any::Any;
 
-use half::bf16;
+use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
@@ -160,6 +160,11 @@ fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
             memory.read(bytes_of_mut(&mut halves));
             halves.into_iter().map(bf16::to_f32).collect()
         }
+        DType::F16 => {
+            let mut halves = vec![f16::ZERO; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut halves));
+            halves.into_iter().map(f16::to_f32).collect()
+        }
         DType::I32 | DType::Saved => {
             let mut integers = vec![0i32; spec.shape.elements()];
             memory.read(bytes_of_mut(&mut integers));
@@ -174,6 +179,7 @@ fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
     match spec.dtype {
         DType::F32 => memory.write(bytes_of(&values.collect::<Vec<f32>>())),
         DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
+        DType::F16 => memory.write(bytes_of(&values.map(f16::from_f32).collect::<Vec<_>>())),
         DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }
@@ -259,8 +265,11 @@ fn evaluate(
             let channels = *from..from + shape(0)[1];
             vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
         }
-        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
-        Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+        Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
+            softmax_cross_entropy(inputs, *smoothing, *weight)?
+        }
+        Op::SoftmaxCrossEntropyBackward { smoothing, weight }
+        | Op::MixedCrossEntropyBackward { smoothing, weight } => {
             let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
             vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
@@ -602,35 +611,54 @@ fn rows(logits: &ArrayD<f32>) -> Result<Vec<Vec<f64>>> {
     Ok(logits.rows().into_iter().map(|row| row.iter().map(|&v| f64::from(v)).collect()).collect())
 }
 
+/// What each row of logits shall give, and the class that counts as right; none for a sample that only fills the batch.
+/// Inputs are logits, labels and, where samples are mixed, other labels and the shares of the first.
+fn targets(inputs: &[ArrayD<f32>], smoothing: f32) -> Vec<Option<(Vec<f64>, usize)>> {
+    let classes = inputs[0].shape()[1];
+    let target = |n: usize| {
+        let label = inputs[1][[n]];
+        let (other, share) = match inputs.get(2..4) {
+            Some([others, shares]) => (others[[n]], f64::from(shares[[n]])),
+            _ => (label, 1.0),
+        };
+        (label >= 0.0).then(|| {
+            let mut target = vec![f64::from(smoothing) / classes as f64; classes];
+            target[label as usize] += (1.0 - f64::from(smoothing)) * share;
+            target[other as usize] += (1.0 - f64::from(smoothing)) * (1.0 - share);
+            (target, if share >= 0.5 { label } else { other } as usize)
+        })
+    };
+    (0..inputs[1].len()).map(target).collect()
+}
+
 fn softmax_cross_entropy(inputs: &[ArrayD<f32>], smoothing: f32, weight: f32) -> Result<Vec<ArrayD<f32>>> {
     let (mut losses, mut hits) = (Vec::new(), Vec::new());
-    for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
-        if label < 0.0 {
+    for (row, target) in rows(&inputs[0])?.iter().zip(targets(inputs, smoothing)) {
+        let Some((target, right)) = target else {
             losses.push(0.0);
             hits.push(0.0);
             continue;
-        }
+        };
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let logsum = largest + row.iter().map(|v| (v - largest).exp()).sum::<f64>().ln();
-        let smoothing = f64::from(smoothing);
-        let mean = row.iter().sum::<f64>() / row.len() as f64;
-        let target = (1.0 - smoothing) * row[label as usize] + smoothing * mean;
-        losses.push((f64::from(weight) * (logsum - target)) as f32);
+        let logsum = row.iter().map(|v| (v - largest).exp()).sum::<f64>().ln();
+        let aimed = row.iter().zip(&target).filter(|(_, share)| **share != 0.0);
+        let aim: f64 = aimed.map(|(v, share)| (v - largest) * share).sum();
+        losses.push((f64::from(weight) * (logsum - aim)) as f32);
         let first = row.iter().position(|&v| v == largest);
-        hits.push(f32::from(u8::from(first == Some(label as usize))));
+        hits.push(f32::from(u8::from(first == Some(right))));
     }
     Ok(vec![Array1::from(losses).into_dyn(), Array1::from(hits).into_dyn()])
 }
 
 fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], smoothing: f32, scale: f64) -> Result<ArrayD<f32>> {
-    let smoothing = f64::from(smoothing);
     let mut gradient = Vec::with_capacity(inputs[0].len());
-    for (row, &label) in rows(&inputs[0])?.iter().zip(&inputs[1]) {
-        for (class, probability) in softmax(row).into_iter().enumerate() {
-            let onehot = if class as f32 == label { 1.0 } else { 0.0 };
-            let target = (1.0 - smoothing) * onehot + smoothing / row.len() as f64;
-            let value = if label < 0.0 { 0.0 } else { probability - target };
-            gradient.push((value * scale) as f32);
+    for (row, target) in rows(&inputs[0])?.iter().zip(targets(inputs, smoothing)) {
+        match target {
+            Some((target, _)) => {
+                let differences = softmax(row).into_iter().zip(target).map(|(p, target)| p - target);
+                gradient.extend(differences.map(|difference| (difference * scale) as f32));
+            }
+            None => gradient.extend(row.iter().map(|_| 0.0)),
         }
     }
     reshaped(Array1::from(gradient).into_dyn(), inputs[0].shape())

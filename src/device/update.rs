@@ -186,7 +186,7 @@ impl Rule {
 }
 
 /// 1 − β₁ᵗ and 1 − β₂ᵗ, in f64: for large t both powers are tiny and f32 would lose them.
-fn adam_corrections(scalars: &Scalars, beta1: f32, beta2: f32) -> (f64, f64) {
+pub(super) fn adam_corrections(scalars: &Scalars, beta1: f32, beta2: f32) -> (f64, f64) {
     let t = scalars.update as f64;
     (1.0 - f64::from(beta1).powf(t), 1.0 - f64::from(beta2).powf(t))
 }

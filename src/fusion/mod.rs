@@ -10,11 +10,12 @@ pub mod adaptive;
 pub mod compress;
 mod exchange;
 
+use std::ops::Range;
 use std::time::Instant;
 
-use crate::collective::Allreduce;
+use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
-use crate::device::{Device, Event};
+use crate::device::{Device, Event, Memory};
 use crate::error::Result;
 use crate::plan::Bucket;
 use crate::trace;
@@ -36,37 +37,52 @@ const POLLS: usize = 16;
 
 /// The buckets of a plan, and the collective that averages them.
 pub struct Fusion {
-    allreduce: Box<dyn Allreduce>,
+    allreduce: Box<dyn Collective>,
     buckets: Vec<InFlight>,
     times: Vec<BucketTime>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
     overlap: bool,
     begun: Instant,
+    /// Where the device's gradients are not in memory of the host.
+    staging: Option<Staging>,
     /// Buckets whose step has run; of these the first `started` have been started.
     complete: usize,
     started: usize,
     finished: usize,
 }
 
+/// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
+/// fetched when it is complete, and put back when it is averaged, both beside what the device computes.
+pub struct Staging {
+    pub device: Memory,
+    pub host: Memory,
+}
+
+impl Staging {
+    fn parts(&self, bytes: &Range<usize>) -> [Memory; 2] {
+        [&self.device, &self.host].map(|memory| memory.slice(bytes.start, bytes.len()))
+    }
+}
+
 struct InFlight {
     after: usize,
     slot: usize,
-    /// Recorded behind the step that completes the bucket: a device may still be writing.
+    /// When the bucket is where the collective finds it: a device may still be writing, or copying.
     written: Option<Event>,
-    bytes: usize,
+    bytes: Range<usize>,
     /// For the timeline.
     begun: u64,
 }
 
 impl Fusion {
     /// Prepares a collective for every bucket. Without `overlap` all of them start in `finish`.
-    pub fn new(mut allreduce: Box<dyn Allreduce>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
+    pub fn new(mut allreduce: Box<dyn Collective>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
         let mut flights = Vec::with_capacity(buckets.len());
         for bucket in buckets {
             let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
-            let bytes = bucket.bytes.len();
-            flights.push(InFlight { after: bucket.after, slot, written: None, bytes, begun: 0 });
+            let (after, bytes) = (bucket.after, bucket.bytes.clone());
+            flights.push(InFlight { after, slot, written: None, bytes, begun: 0 });
         }
         Ok(Fusion {
             allreduce,
@@ -75,6 +91,7 @@ impl Fusion {
             exchanges: None,
             overlap,
             begun: Instant::now(),
+            staging: None,
             complete: 0,
             started: 0,
             finished: 0,
@@ -84,6 +101,11 @@ impl Fusion {
     /// With exchanges between the steps of the program.
     pub fn with_exchanges(self, exchanges: Option<Exchanges>) -> Fusion {
         Fusion { exchanges, ..self }
+    }
+
+    /// For a device with memory of its own.
+    pub fn through(self, staging: Option<Staging>) -> Fusion {
+        Fusion { staging, ..self }
     }
 
     /// The name of the collective.
@@ -126,7 +148,14 @@ impl Fusion {
     /// progress on those under way.
     pub fn after_step(&mut self, step: usize, device: &dyn Device) -> Result<()> {
         while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
-            self.buckets[self.complete].written = Some(device.record()?);
+            let bucket = &mut self.buckets[self.complete];
+            bucket.written = Some(match &self.staging {
+                None => device.record()?,
+                Some(staging) => {
+                    let [own, host] = staging.parts(&bucket.bytes);
+                    device.fetch(&own, &host)?
+                }
+            });
             self.complete += 1;
         }
         if self.overlap && self.complete > 0 {
@@ -164,7 +193,7 @@ impl Fusion {
             let time = &mut self.times[self.finished];
             (time.finish, time.exposed) = (now, 0.0);
             let bucket = &self.buckets[self.finished];
-            trace::record(trace::Kind::Bucket, bucket.begun, self.finished, bucket.slot, bucket.bytes);
+            trace::record(trace::Kind::Bucket, bucket.begun, self.finished, bucket.slot, bucket.bytes.len());
             self.finished += 1;
         }
         Ok(moved)
@@ -172,8 +201,8 @@ impl Fusion {
 
     /// What is waited for while a bucket is not done.
     fn awaited(&self, index: usize) -> Awaited {
-        let what =
-            format!("bucket {} of {} ({} allreduce)", index + 1, self.buckets.len(), self.allreduce.name());
+        let algorithm = self.allreduce.algorithm(self.buckets[index].slot);
+        let what = format!("bucket {} of {} ({algorithm} allreduce)", index + 1, self.buckets.len());
         let peers = if index < self.started {
             self.allreduce.waiting_for(self.buckets[index].slot)
         } else {
@@ -209,6 +238,10 @@ impl Fusion {
                 trace::record(trace::Kind::Wait, begun, index, 0, 0);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
+            if let Some(staging) = &self.staging {
+                let [own, host] = staging.parts(&self.buckets[index].bytes);
+                device.put(&host, &own)?;
+            }
             averaged(index)?;
         }
         Ok(())
@@ -227,7 +260,7 @@ mod tests {
     /// Records what is asked of it; each bucket is done after two polls.
     struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>);
 
-    impl Allreduce for Script {
+    impl Collective for Script {
         fn name(&self) -> &'static str {
             "script"
         }

@@ -266,6 +266,7 @@ impl Builder {
             recomputed: Vec::new(),
             images: self.images,
             labels,
+            mixed: None,
             logits,
             losses,
             hits,

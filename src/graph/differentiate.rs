@@ -32,8 +32,16 @@ impl Graph {
     fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
         let node = self.node(id).clone();
         let x = node.inputs[0];
-        if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
-            let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
+        let of_loss = match node.op {
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                Some(Op::SoftmaxCrossEntropyBackward { smoothing, weight })
+            }
+            Op::MixedCrossEntropy { smoothing, weight } => {
+                Some(Op::MixedCrossEntropyBackward { smoothing, weight })
+            }
+            _ => None,
+        };
+        if let Some(op) = of_loss {
             let dx = self.backward(id, op, node.inputs.clone(), x);
             gradients[x.0] = Some(dx);
             return;

@@ -28,6 +28,8 @@ pub enum DType {
     F32,
     /// The upper half of an f32: its range, with 8 bits of precision in place of 24.
     BF16,
+    /// IEEE 754's half: 11 bits of precision, numbers up to 65504.
+    F16,
     /// Class labels.
     I32,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
@@ -38,14 +40,14 @@ pub enum DType {
 impl DType {
     /// Whether elements are real numbers, which may be stored in another real type.
     pub fn is_real(self) -> bool {
-        matches!(self, DType::F32 | DType::BF16)
+        matches!(self, DType::F32 | DType::BF16 | DType::F16)
     }
 
     /// Bytes of one element; `Saved` has none of its own.
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::BF16 => 2,
+            DType::BF16 | DType::F16 => 2,
             DType::Saved => 0,
         }
     }
@@ -140,6 +142,8 @@ pub struct Graph {
     /// (N,C,H,W) images and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,
+    /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
+    pub mixed: Option<[TensorId; 2]>,
     /// (N,K) scores before the softmax; those of the main head where there are several.
     pub logits: TensorId,
     /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
@@ -195,6 +199,31 @@ impl Graph {
             }
         }
         self
+    }
+
+    /// The same network learning from mixed samples, which have two labels each: `Op::MixedCrossEntropy`. For a forward
+    /// graph.
+    pub fn mix_labels(mut self) -> Graph {
+        let shape = self.tensor(self.labels).spec.shape.clone();
+        let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
+            self.tensors.push(Tensor {
+                name: name.into(),
+                spec: Spec { shape: shape.clone(), dtype },
+                role: Role::Input,
+                init: None,
+                decay: false,
+                frozen: false,
+                gradient_of: None,
+            });
+            TensorId(self.tensors.len() - 1)
+        });
+        for node in &mut self.nodes {
+            if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
+                node.op = Op::MixedCrossEntropy { smoothing, weight };
+                node.inputs.extend(mixed);
+            }
+        }
+        Graph { mixed: Some(mixed), ..self }
     }
 
     /// The nodes that read a tensor.

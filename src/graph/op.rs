@@ -241,6 +241,13 @@ pub enum Op {
     /// logits (N,K), labels (N) → dlogits = (softmax − target)·weight·gradient_scale, the scale that of the run
     /// (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
     SoftmaxCrossEntropyBackward { smoothing: f32, weight: f32 },
+    /// logits (N,K), labels (N), others (N), shares (N) → losses, hits: as `SoftmaxCrossEntropy` where a sample's target is
+    /// share λ (0 to 1) of its label and 1 − λ of its other one (mixup, cutmix), so that with label smoothing s it is
+    /// (1−s)·(λ·onehot(label) + (1−λ)·onehot(other)) + s/K. A hit is one of the label with the larger share, the first
+    /// of two equal ones. A sample with a label below 0 counts nowhere.
+    MixedCrossEntropy { smoothing: f32, weight: f32 },
+    /// logits, labels, others, shares → dlogits, as `SoftmaxCrossEntropyBackward`.
+    MixedCrossEntropyBackward { smoothing: f32, weight: f32 },
 }
 
 impl Op {
@@ -286,6 +293,8 @@ impl Op {
             Op::Add { .. } => "add",
             Op::SoftmaxCrossEntropy { .. } => "softmax cross-entropy",
             Op::SoftmaxCrossEntropyBackward { .. } => "softmax cross-entropy backward",
+            Op::MixedCrossEntropy { .. } => "mixed cross-entropy",
+            Op::MixedCrossEntropyBackward { .. } => "mixed cross-entropy backward",
         }
     }
 }

@@ -365,6 +365,10 @@ impl<'a> Planner<'a> {
                 .ok_or_else(|| Error::internal(format!("{} has no place", self.graph.tensor(id).name)))
         };
         let [images, labels] = [first(self.graph.images)?, first(self.graph.labels)?];
+        let mixed = match self.graph.mixed {
+            Some([others, shares]) => Some([first(others)?, first(shares)?]),
+            None => None,
+        };
         let [losses, hits] = [first(self.graph.losses)?, first(self.graph.hits)?];
         let steps: Vec<PlannedStep> = std::mem::take(&mut self.drafts)
             .into_iter()
@@ -398,6 +402,7 @@ impl<'a> Planner<'a> {
             sizes,
             images,
             labels,
+            mixed,
             losses,
             hits,
             unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),

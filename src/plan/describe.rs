@@ -43,6 +43,8 @@ pub struct Extent {
     pub compression: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
+    /// Whether the device has memory of its own, apart from the host's.
+    pub own_memory: bool,
 }
 
 impl Sizes {
@@ -78,9 +80,24 @@ impl Sizes {
         ]
     }
 
-    /// Bytes that a rank has at its peak: what the operating system calls the peak resident set of its process.
+    /// Bytes that a rank has at its peak: what the operating system calls the peak resident set of its process. Without
+    /// what lies on a device with memory of its own.
     pub fn total(&self, extent: Extent) -> usize {
-        self.kinds(extent).iter().map(|(_, size)| size).sum()
+        self.kinds(extent).iter().map(|(_, size)| size).sum::<usize>() - self.on_device(extent)
+    }
+
+    /// Bytes on a device with memory of its own.
+    pub fn on_device(&self, extent: Extent) -> usize {
+        if !extent.own_memory {
+            return 0;
+        }
+        let steps = self.activations + self.workspace + self.inputs + self.metrics + self.statistics;
+        steps + extent.gradients * self.gradients + self.parameters + extent.optimizer
+    }
+
+    /// What a batch is limited by: the device's memory where it has its own, else the host's.
+    pub fn limiting(&self, extent: Extent) -> usize {
+        if extent.own_memory { self.on_device(extent) } else { self.total(extent) }
     }
 
     /// Of these, what its machine must still give once the plan is there: neither what other ranks bring nor what the
@@ -208,8 +225,18 @@ impl Plan {
         for (kind, size) in rows {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         }
-        let total = sizes.total(extent);
+        let on_device = sizes.on_device(extent);
+        let total = sizes.total(extent) + on_device;
         let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
+        if extent.own_memory {
+            let _ = writeln!(
+                out,
+                "  {:<12} {:>10}  ({} bytes)",
+                "on the GPU",
+                bytes(on_device),
+                group(on_device)
+            );
+        }
         if extent.sharers > 1 {
             let _ = writeln!(
                 out,

@@ -105,6 +105,8 @@ pub struct Plan {
     /// Where the host puts images and labels and finds losses and hits.
     pub images: Place,
     pub labels: Place,
+    /// Other labels and shares, where samples are mixed.
+    pub mixed: Option<[Place; 2]>,
     pub losses: Place,
     pub hits: Place,
     /// What the activations would take if none shared memory with another.

@@ -1,6 +1,6 @@
 //! A plan bound to memory: what runs, step after step.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Place, Plan, Region, Sizes};
 use crate::device::{Device, Layout, Memory, Scalars, Step};
@@ -57,6 +57,8 @@ pub struct Program {
     pub forward_steps: usize,
     pub images: Memory,
     pub labels: Memory,
+    /// Other labels and shares, where samples are mixed.
+    pub mixed: Option<[Memory; 2]>,
     pub losses: Memory,
     pub hits: Memory,
     /// In the order of their steps.
@@ -106,6 +108,7 @@ impl Plan {
             forward_steps: self.forward_steps,
             images: regions.at(&self.images),
             labels: regions.at(&self.labels),
+            mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
             losses: regions.at(&self.losses),
             hits: regions.at(&self.hits),
             exchanges,
@@ -172,6 +175,7 @@ pub fn has_not_finite(device: &dyn Device, memory: &Memory, dtype: DType) -> Res
         device.download(&piece, bytes)?;
         let finite = match dtype {
             DType::BF16 => bytes.as_chunks::<2>().0.iter().all(|&half| bf16::from_ne_bytes(half).is_finite()),
+            DType::F16 => bytes.as_chunks::<2>().0.iter().all(|&half| f16::from_ne_bytes(half).is_finite()),
             _ => bytes.as_chunks::<4>().0.iter().all(|&word| f32::from_ne_bytes(word).is_finite()),
         };
         if !finite {

@@ -1,9 +1,10 @@
 //! A checkpoint file: everything a run needs to go on, in one HDF5 file behind a block with its checksum.
 //!
-//! HDF5 leaves the first 512 bytes to us (a user block): a magic word, the file's length and the CRC-32 of all
-//! that follows, so that a damaged file is found before HDF5 sees it. HDF5 only makes the arrays' places; the
-//! numbers are written there past it, because its one lock for all threads would keep the results file waiting
-//! while a checkpoint is written in the background. `docs/results.md` is the schema.
+//! HDF5 leaves the start of the file to us (a user block). Its first 512 bytes are a magic word, the file's length and
+//! the CRC-32 of all that follows; then an index says what the file holds, and where. Reading goes by the index alone:
+//! the HDF5 library loops or takes terabytes on files made to do harm, this parser trusts nothing. HDF5 only makes
+//! the arrays' places; the numbers are written there past it, because its one lock for all threads would keep the
+//! results file waiting while a checkpoint is written in the background. `docs/results.md` is the schema.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -13,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use flate2::Crc;
+use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
-use hdf5::{File, Group};
 
-use crate::device::memory::bytes_of;
+use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, Kind, Result};
 
 /// The schema's version. Raised when a reader of the older one would misread.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 const MAGIC: &str = "dltrain checkpoint";
-/// Bytes before the HDF5 part.
-const USER_BLOCK: usize = 512;
+/// Bytes before the index.
+const BLOCK: usize = 512;
 /// Bytes summed up at a time.
 const PIECE: usize = 1 << 20;
 
@@ -63,11 +64,14 @@ impl Contents {
 
     /// The reverse of `head`.
     pub fn from_head(text: &str) -> Result<Contents> {
-        type Head = (BTreeMap<String, String>, BTreeMap<String, u64>, Vec<Array>);
-        let (texts, bits, arrays): Head = serde_json::from_str(text)
+        let (texts, bits, arrays): (Texts, Bits, Vec<Array>) = serde_json::from_str(text)
             .map_err(|error| Error::internal(format!("a checkpoint's head came damaged: {error}")))?;
-        let numbers = bits.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
-        Ok(Contents { texts, numbers, arrays, values: Vec::new() })
+        Ok(Contents { texts, numbers: numbers(bits), arrays, values: Vec::new() })
+    }
+
+    /// What stands in the file before the HDF5 part: the head, and where in the file each array lies.
+    fn index(&self, offsets: &[u64]) -> String {
+        serde_json::to_string(&(self.head(), offsets)).unwrap_or_default()
     }
 
     /// A number that every checkpoint has.
@@ -92,6 +96,14 @@ impl Contents {
         }
         None
     }
+}
+
+type Texts = BTreeMap<String, String>;
+/// Numbers by name, which JSON would not keep to the bit.
+type Bits = BTreeMap<String, u64>;
+
+fn numbers(bits: Bits) -> BTreeMap<String, f64> {
+    bits.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect()
 }
 
 /// The name under which a checkpoint is written before it is whole.
@@ -122,16 +134,19 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 fn build(path: &Path, contents: &Contents) -> std::result::Result<(), String> {
+    // As long as the index can be; HDF5 wants a power of two.
+    let longest = contents.index(&vec![u64::MAX; contents.arrays.len()]).len();
+    let user_block = (BLOCK + longest).next_power_of_two();
     // Room for what HDF5 itself writes: it does not take a full disk well.
-    let room = vec![0u8; (1 << 16) + 2048 * contents.arrays.len()];
+    let room = vec![0u8; (1 << 16) + 2048 * contents.arrays.len() + user_block];
     fs::write(path, room).map_err(|error| error.to_string())?;
-    let offsets = lay_out(path, contents).map_err(|error| error.to_string())?;
+    let offsets = lay_out(path, contents, user_block as u64).map_err(|error| error.to_string())?;
     fill(path, contents, &offsets).map_err(|error| error.to_string())
 }
 
 /// Makes the file with everything but the arrays' numbers; returns where in the file those belong.
-fn lay_out(path: &Path, contents: &Contents) -> hdf5::Result<Vec<u64>> {
-    let file = File::with_options().with_fcpl(|create| create.userblock(USER_BLOCK as u64)).create(path)?;
+fn lay_out(path: &Path, contents: &Contents, user_block: u64) -> hdf5::Result<Vec<u64>> {
+    let file = File::with_options().with_fcpl(|create| create.userblock(user_block)).create(path)?;
     let filled = describe(&file, contents);
     match filled {
         Ok(offsets) => file.close().map(|()| offsets),
@@ -171,7 +186,7 @@ fn text(location: &hdf5::Location, name: &str, value: &str) -> hdf5::Result<()> 
     location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
 }
 
-/// The numbers, then the block with the checksum, then all of it to disk.
+/// The numbers and the index, then the block with the checksum, then all of it to disk.
 fn fill(path: &Path, contents: &Contents, offsets: &[u64]) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut rest = contents.values.as_slice();
@@ -180,21 +195,24 @@ fn fill(path: &Path, contents: &Contents, offsets: &[u64]) -> io::Result<()> {
         rest = others;
         file.write_all_at(bytes_of(values), offset)?;
     }
+    let index = contents.index(offsets);
+    file.write_all_at(index.as_bytes(), BLOCK as u64)?;
     let length = file.metadata()?.len();
     let sum = checksum(&file)?;
-    file.write_all_at(&user_block(sum, length), 0)?;
+    file.write_all_at(&first_block(sum, length, index.len() as u64), 0)?;
     file.sync_all()
 }
 
-fn user_block(sum: u32, length: u64) -> Vec<u8> {
-    let mut block = format!("{MAGIC} {SCHEMA}\ncrc32 {sum:08x}\nbytes {length}\n").into_bytes();
-    block.resize(USER_BLOCK, 0);
+fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
+    let mut block =
+        format!("{MAGIC} {SCHEMA}\ncrc32 {sum:08x}\nbytes {length}\nindex {index}\n").into_bytes();
+    block.resize(BLOCK, 0);
     block
 }
 
-/// The CRC-32 of everything after the user block.
+/// The CRC-32 of everything after the first block.
 fn checksum(mut file: &fs::File) -> io::Result<u32> {
-    file.seek(SeekFrom::Start(USER_BLOCK as u64))?;
+    file.seek(SeekFrom::Start(BLOCK as u64))?;
     let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
     loop {
         match file.read(&mut bytes)? {
@@ -209,20 +227,81 @@ fn checksum(mut file: &fs::File) -> io::Result<u32> {
 /// # Errors
 /// `Kind::Data` where the file is not what was once written, `Kind::Environment` where it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Contents> {
-    check(path)?;
-    let damaged = |error: hdf5::Error| Error::data(path, format!("cannot be read as a checkpoint: {error}"));
-    let file = File::open(path).map_err(damaged)?;
-    extract(&file).map_err(damaged)
+    let stored = Stored::open(path)?;
+    let mut contents = stored.head.clone();
+    contents.values.reserve_exact(contents.arrays.iter().map(Array::elements).sum());
+    for which in 0..contents.arrays.len() {
+        contents.values.extend(stored.values(which)?);
+    }
+    Ok(contents)
 }
 
-/// Whether the file is, byte for byte, what was written.
-fn check(path: &Path) -> Result<()> {
-    let unreadable =
-        |error: io::Error| Error::environment(format!("{}: cannot be read: {error}", path.display()));
-    let mut file = fs::File::open(path).map_err(unreadable)?;
-    let length = file.metadata().map_err(unreadable)?.len();
-    let mut block = Vec::with_capacity(USER_BLOCK);
-    io::Read::by_ref(&mut file).take(USER_BLOCK as u64).read_to_end(&mut block).map_err(unreadable)?;
+/// A checkpoint that is read array by array.
+pub(super) struct Stored {
+    path: PathBuf,
+    file: fs::File,
+    /// All but the values.
+    pub head: Contents,
+    /// Where in the file each array lies.
+    offsets: Vec<u64>,
+}
+
+impl Stored {
+    /// Checks every byte, and that what the index promises is there.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn open(path: &Path) -> Result<Stored> {
+        let unreadable = |error: io::Error| unreadable(path, &error);
+        let mut file = fs::File::open(path).map_err(unreadable)?;
+        let length = file.metadata().map_err(unreadable)?.len();
+        let index = check(path, &file, length)?;
+        let mut text = vec![0u8; index as usize];
+        file.seek(SeekFrom::Start(BLOCK as u64)).map_err(unreadable)?;
+        file.read_exact(&mut text).map_err(unreadable)?;
+        let damaged =
+            |what: &dyn std::fmt::Display| Error::data(path, format!("has a damaged index: {what}"));
+        let (head, offsets): (String, Vec<u64>) = serde_json::from_slice(&text).map_err(|e| damaged(&e))?;
+        let head = Contents::from_head(&head).map_err(|error| damaged(&error.message))?;
+        let bytes = |array: &Array| {
+            let elements = array.shape.iter().try_fold(1u64, |n, &extent| n.checked_mul(extent as u64))?;
+            elements.checked_mul(4)
+        };
+        let mut all = 0u64;
+        for (array, offset) in head.arrays.iter().zip(&offsets) {
+            let within =
+                bytes(array).filter(|bytes| offset.checked_add(*bytes).is_some_and(|end| end <= length));
+            all = within
+                .and_then(|bytes| all.checked_add(bytes))
+                .filter(|all| *all <= length)
+                .ok_or_else(|| damaged(&format!("{} does not fit into {length} bytes", array.path)))?;
+        }
+        if offsets.len() != head.arrays.len() {
+            return Err(damaged(&format!("{} places for {} arrays", offsets.len(), head.arrays.len())));
+        }
+        Ok(Stored { path: path.into(), file, head, offsets })
+    }
+
+    /// The numbers of one array.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn values(&self, which: usize) -> Result<Vec<f32>> {
+        let mut values = vec![0f32; self.head.arrays[which].elements()];
+        let read = self.file.read_exact_at(bytes_of_mut(&mut values), self.offsets[which]);
+        read.map(|()| values).map_err(|error| unreadable(&self.path, &error))
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    Error::environment(format!("{}: cannot be read: {error}", path.display()))
+}
+
+/// Whether the file is, byte for byte, what was written; returns the length of its index.
+fn check(path: &Path, mut file: &fs::File, length: u64) -> Result<u64> {
+    let unreadable = |error: io::Error| unreadable(path, &error);
+    let mut block = Vec::with_capacity(BLOCK);
+    io::Read::by_ref(&mut file).take(BLOCK as u64).read_to_end(&mut block).map_err(unreadable)?;
     let text = String::from_utf8_lossy(&block);
     let Some(schema) = text.strip_prefix(MAGIC).and_then(|rest| rest.trim_start().lines().next()) else {
         return Err(Error::data(path, "is no checkpoint of dltrain, or its beginning is damaged"));
@@ -230,52 +309,16 @@ fn check(path: &Path) -> Result<()> {
     if schema != SCHEMA.to_string() {
         return Err(Error::data(path, format!("has schema {schema}; this dltrain reads schema {SCHEMA}")));
     }
-    let expected = text.lines().find_map(|line| line.strip_prefix("bytes ")).unwrap_or("");
-    if expected != length.to_string() {
-        return Err(Error::data(path, format!("is truncated: {length} of {expected} bytes")));
+    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");
+    if line("bytes ") != length.to_string() {
+        return Err(Error::data(path, format!("is truncated: {length} of {} bytes", line("bytes "))));
     }
-    match user_block(checksum(&file).map_err(unreadable)?, length) == block {
-        true => Ok(()),
+    let index = line("index ").parse().unwrap_or(0);
+    let sum = checksum(file).map_err(unreadable)?;
+    match first_block(sum, length, index) == block && index <= length.saturating_sub(BLOCK as u64) {
+        true => Ok(index),
         false => Err(Error::data(path, "is damaged: its checksum is not that of its contents")),
     }
-}
-
-fn extract(file: &File) -> hdf5::Result<Contents> {
-    let mut contents = Contents::default();
-    let config = file.group("config")?;
-    for name in config.attr_names()? {
-        let value = config.attr(&name)?.read_scalar::<VarLenUnicode>()?;
-        contents.texts.insert(name, value.to_string());
-    }
-    let progress = file.group("progress")?;
-    for name in progress.attr_names()? {
-        contents.numbers.insert(name.clone(), progress.attr(&name)?.read_scalar()?);
-    }
-    let length = file.size() as usize;
-    contents.values.reserve_exact(length / 4);
-    for name in file.member_names()? {
-        if name != "config" && name != "progress" {
-            extract_group(&file.group(&name)?, &name, length, &mut contents)?;
-        }
-    }
-    Ok(contents)
-}
-
-fn extract_group(group: &Group, path: &str, length: usize, contents: &mut Contents) -> hdf5::Result<()> {
-    for name in group.member_names()? {
-        let path = format!("{path}/{name}");
-        let Ok(dataset) = group.dataset(&name) else {
-            extract_group(&group.group(&name)?, &path, length, contents)?;
-            continue;
-        };
-        let array = Array { path, shape: dataset.shape() };
-        if array.elements().saturating_mul(4) > length {
-            return Err(hdf5::Error::from(format!("{} is larger than the file", array.path)));
-        }
-        contents.values.extend(dataset.read_raw::<f32>()?);
-        contents.arrays.push(array);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -335,7 +378,7 @@ mod tests {
             bytes[place] ^= 1 << bit;
             refused(&bytes);
         }
-        for length in [0, 10, USER_BLOCK, whole.len() / 2, whole.len() - 1] {
+        for length in [0, 10, BLOCK, whole.len() / 2, whole.len() - 1] {
             refused(&whole[..length]);
         }
         refused(&[whole.as_slice(), b"x"].concat());

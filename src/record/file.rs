@@ -50,6 +50,8 @@ const STEP_VALUES: &Columns = &[
         "s",
         "time in which gradients were encoded and decoded, within the others; 0 without compression",
     ),
+    ("copying", "s", "time before the step in which a checkpoint was copied; nothing is trained meanwhile"),
+    ("saving", "1", "1 where a checkpoint was being written in the background during the step, else 0"),
 ];
 const BUCKET_TIMES: &Columns = &[
     ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
@@ -247,6 +249,8 @@ impl ResultsFile {
                 r.communication,
                 r.input,
                 r.encoding,
+                r.copying,
+                f64::from(u8::from(r.saving)),
             ],
         );
         // A step that reports other than the planned buckets leaves the rest unknown.

@@ -105,6 +105,12 @@ impl Checkpoints {
         keeper.outcome.clone()
     }
 
+    /// Whether one is being written now, by this rank.
+    pub fn is_writing(&self) -> bool {
+        let writing = self.keeper.as_ref().and_then(|keeper| keeper.writing.as_ref());
+        writing.is_some_and(|thread| !thread.is_finished())
+    }
+
     /// The longest time that one took.
     pub fn seconds(&self) -> f64 {
         self.keeper.as_ref().map_or(0.0, |keeper| keeper.seconds)

@@ -129,6 +129,10 @@ pub struct StepRecord<'a> {
     pub input: f64,
     /// What of it all went into encoding and decoding compressed gradients.
     pub encoding: f64,
+    /// Before the step, for a checkpoint's copy.
+    pub copying: f64,
+    /// Whether a checkpoint was being written in the background.
+    pub saving: bool,
     /// One entry for each of the description's buckets.
     pub buckets: &'a [BucketTime],
 }

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use flate2::Crc;
 use half::{bf16, f16};
-use hdf5::types::{FloatSize, TypeDescriptor, VarLenUnicode};
+use hdf5::types::{FloatSize, TypeDescriptor};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
+use super::checkpoint::{Array, Stored};
 use crate::error::{Error, Kind, Result};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
@@ -31,6 +32,8 @@ enum Content {
     SafeTensors(Vec<u8>),
     /// By name.
     Hdf5(Sets),
+    /// By name, the number of the array.
+    Checkpoint(Stored, HashMap<String, usize>),
 }
 
 type Sets = HashMap<String, hdf5::Dataset>;
@@ -43,8 +46,9 @@ impl WeightsFile {
         let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
         let (content, mut shapes) = match &start {
+            b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
-            b"\x89HDF\r\n\x1a\n" | b"dltrain " => open_hdf5(path)?,
+            b"dltrain " => open_checkpoint(path)?,
             [b'P', b'K', 3, 4, ..] | [0x80, 2, 0x8a, ..] => {
                 return Err(Error::data(
                     path,
@@ -93,8 +97,13 @@ impl WeightsFile {
             }
             Content::Hdf5(sets) => {
                 let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;
-                let values = set.read_raw::<f32>().map_err(|e| wrong(&e))?;
-                Ok(if is_of_each_rank(set) { mean(&values, set.shape()[0]) } else { values })
+                set.read_raw::<f32>().map_err(|e| wrong(&e))
+            }
+            Content::Checkpoint(stored, arrays) => {
+                let which = *arrays.get(name).ok_or_else(|| wrong(&"is not there"))?;
+                let values = stored.values(which)?;
+                let array = &stored.head.arrays[which];
+                Ok(if is_of_each_rank(array) { mean(&values, array.shape[0]) } else { values })
             }
         }
     }
@@ -141,38 +150,58 @@ fn numbers(view: &TensorView) -> Option<Vec<f32>> {
 fn open_hdf5(path: &Path) -> Result<Opened> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
-    let sets = weights_in(&file).map_err(wrong)?;
+    let mut sets = Sets::new();
+    // A results file has series, not weights.
+    if !file.link_exists("summary") {
+        collect(&file, "", DEEPEST, &mut sets).map_err(wrong)?;
+    }
     if sets.is_empty() {
         return Err(Error::data(path, "holds no weights"));
     }
-    let shape = |set: &hdf5::Dataset| set.shape()[usize::from(is_of_each_rank(set))..].to_vec();
-    let shapes = sets.iter().map(|(name, set)| (name.clone(), shape(set))).collect();
+    let size = file.size();
+    if let Some((name, set)) = sets.iter().find(|(_, set)| !fits(set, size)) {
+        let what =
+            format!("tensor {name}: {:?} numbers, more than a file of {size} bytes can hold", set.shape());
+        return Err(Error::data(path, what));
+    }
+    let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
     Ok((Content::Hdf5(sets), shapes))
 }
 
-/// All data sets of real numbers; of a checkpoint those of the network that would be tested, of a results file none.
-fn weights_in(file: &hdf5::File) -> hdf5::Result<Sets> {
-    let mut sets = Sets::new();
-    let is = |format: &str| {
-        let attribute = file.attr("format").and_then(|attribute| attribute.read_scalar::<VarLenUnicode>());
-        attribute.is_ok_and(|found| found.as_str() == format)
-    };
-    if is("dltrain checkpoint") {
-        // The moving average is there where it is what evaluation uses.
-        for part in ["parameters", "average", "statistics"] {
-            if file.link_exists(part) {
-                collect(&file.group(part)?, "", &mut sets)?;
+/// Groups within groups that are looked into. One that holds itself has no end.
+const DEEPEST: usize = 16;
+
+/// Deflate writes no more than this for one byte.
+const BEST_COMPRESSION: u64 = 1032;
+
+/// Whether a file of so many bytes can hold so many numbers: memory is taken for those that do.
+fn fits(set: &hdf5::Dataset, size: u64) -> bool {
+    let elements = set.shape().iter().try_fold(4u64, |bytes, &extent| bytes.checked_mul(extent as u64));
+    let most = if set.is_chunked() { size.saturating_mul(BEST_COMPRESSION) } else { size };
+    elements.is_some_and(|bytes| bytes <= most)
+}
+
+/// Of a checkpoint, what would be tested.
+fn open_checkpoint(path: &Path) -> Result<Opened> {
+    let stored = Stored::open(path)?;
+    let mut arrays = HashMap::new();
+    // The moving average is there where it is what evaluation uses.
+    for part in ["parameters/", "average/", "statistics/"] {
+        for (which, array) in stored.head.arrays.iter().enumerate() {
+            if let Some(name) = array.path.strip_prefix(part) {
+                arrays.insert(name.to_string(), which);
             }
         }
-    } else if !is("dltrain results") {
-        collect(file, "", &mut sets)?;
     }
-    Ok(sets)
+    let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
+    let shapes =
+        arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
+    Ok((Content::Checkpoint(stored, arrays), shapes))
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
-fn is_of_each_rank(set: &hdf5::Dataset) -> bool {
-    set.name().starts_with("/statistics/") && set.ndim() == 2
+fn is_of_each_rank(array: &Array) -> bool {
+    array.path.starts_with("statistics/") && array.shape.len() == 2
 }
 
 fn mean(values: &[f32], ranks: usize) -> Vec<f32> {
@@ -182,7 +211,7 @@ fn mean(values: &[f32], ranks: usize) -> Vec<f32> {
 }
 
 /// Every data set of real numbers below a group, by its path with dots between the parts.
-fn collect(group: &hdf5::Group, prefix: &str, into: &mut Sets) -> hdf5::Result<()> {
+fn collect(group: &hdf5::Group, prefix: &str, deeper: usize, into: &mut Sets) -> hdf5::Result<()> {
     for set in group.datasets()? {
         let is_real =
             matches!(set.dtype()?.to_descriptor(), Ok(TypeDescriptor::Float(FloatSize::U4 | FloatSize::U8)));
@@ -190,8 +219,8 @@ fn collect(group: &hdf5::Group, prefix: &str, into: &mut Sets) -> hdf5::Result<(
             into.insert(joined(prefix, &set.name()), set);
         }
     }
-    for inner in group.groups()? {
-        collect(&inner, &joined(prefix, &inner.name()), into)?;
+    for inner in group.groups()?.iter().filter(|_| deeper > 0) {
+        collect(inner, &joined(prefix, &inner.name()), deeper - 1, into)?;
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ pub fn answer(
         one.or_else(|e| planned(world, network, config, device, averaging, 2).map_err(|_| e))?.extent.program;
     let total = |batch| {
         let plans = planned(world, network, config, device, averaging, batch)?;
-        Ok(plans.sizes.total(Extent { program, ..plans.extent }))
+        Ok(plans.sizes.limiting(Extent { program, ..plans.extent }))
     };
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
     let (name, limit) = (network.model.name, bytes(limit));
@@ -70,26 +70,43 @@ pub fn check(
     averaging: &Averaging,
     plans: &Plans,
 ) -> Result<()> {
+    let ranks = world.local_size().max(1);
+    if let Some(share) = device.free_bytes()? {
+        let place = format!("{} has {} free on the rank's GPU", world.host(), bytes(share));
+        fits(network, config, plans.on_device(), share, &place, |batch| {
+            Ok(planned(world, network, config, device, averaging, batch)?.on_device())
+        })?;
+    }
     let Some(available) = available() else { return Ok(()) };
-    let (ranks, needed) = (world.local_size().max(1), plans.to_come());
-    let share = available / ranks;
+    let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
+    let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
+    fits(network, config, plans.to_come(), share, &place, |batch| {
+        Ok(planned(world, network, config, device, averaging, batch)?.to_come())
+    })
+}
+
+/// Makes sure that what is needed is there; the error has the largest batch that fits.
+fn fits(
+    network: &Network,
+    config: &Config,
+    needed: usize,
+    share: usize,
+    place: &str,
+    of_batch: impl Fn(usize) -> Result<usize>,
+) -> Result<()> {
     if needed <= share {
         return Ok(());
     }
-    let to_come = |batch| Ok(planned(world, network, config, device, averaging, batch)?.to_come());
-    let fit = largest(share, to_come)?;
+    let fit = largest(share, of_batch)?;
     let remedy = match fit.batch {
         0 => format!("not even the smallest fits (it needs {})", bytes(fit.next)),
         batch => format!("the largest --batch that fits is {batch}"),
     };
     Err(Error::environment(format!(
-        "{} with --batch {} needs {} a rank, and {} has {} free for each of its {ranks} rank{}: {remedy}",
+        "{} with --batch {} needs {} a rank, and {place}: {remedy}",
         network.model.name,
         config.batch,
         bytes(needed),
-        world.host(),
-        bytes(share),
-        if ranks == 1 { "" } else { "s" },
     )))
 }
 

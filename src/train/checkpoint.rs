@@ -209,6 +209,8 @@ pub struct Saver {
     saved: Option<Position>,
     /// One is due and waits for the epoch's evaluation.
     pub due: bool,
+    /// Seconds since the last step in which one was taken.
+    pub copying: f64,
 }
 
 impl Saver {
@@ -220,7 +222,8 @@ impl Saver {
         resumed: Option<Position>,
     ) -> Saver {
         let active = config.session.checkpoint.is_some();
-        Saver { active, watch, checkpoints, every: config.session.every, texts, saved: resumed, due: false }
+        let (every, saved) = (config.session.every, resumed);
+        Saver { active, watch, checkpoints, every, texts, saved, due: false, copying: 0.0 }
     }
 
     /// Whether a checkpoint is due after so many steps. `clock`: by the clock of some rank.
@@ -267,6 +270,11 @@ impl Saver {
         self.watch.checkpointed();
         log::debug!("checkpoint after step {}: copied in {:?}", standing.at.done, begun.elapsed());
         Ok(())
+    }
+
+    /// Whether one is being written in the background, by this rank.
+    pub fn is_writing(&self) -> bool {
+        self.checkpoints.is_writing()
     }
 
     /// What this rank tells the others with the next step.

@@ -2,7 +2,7 @@
 
 use super::Test;
 use crate::comm::World;
-use crate::data::TestLoader;
+use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
@@ -14,8 +14,7 @@ pub struct Evaluator {
     /// Every running statistic, where training keeps it.
     pub statistics: Memory,
     pub loader: TestLoader,
-    pub images: Vec<f32>,
-    pub labels: Vec<i32>,
+    pub batch: Batch,
 }
 
 impl Evaluator {
@@ -31,20 +30,20 @@ impl Evaluator {
             Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
         agree_on_statistics(world, device, &self.statistics)?;
         let mut sums = [0f64; 3];
-        let mut metrics = vec![0f32; self.labels.len()];
+        let mut metrics = vec![0f32; self.batch.labels.len()];
         for batch in 0..self.loader.steps() {
             let mut stopping = [if stop() { 1.0 } else { 0.0 }];
             world.max_f64(&mut stopping)?;
             if stopping != [0.0] {
                 return Ok(None);
             }
-            let images = self.loader.fill(batch, &mut self.images, &mut self.labels)?;
+            let images = self.loader.fill(batch, &mut self.batch)?;
             sums[2] += images as f64;
             if images == 0 {
                 continue;
             }
-            device.upload(bytes_of(&self.images), &self.program.images)?;
-            device.upload(bytes_of(&self.labels), &self.program.labels)?;
+            device.upload(bytes_of(&self.batch.images), &self.program.images)?;
+            device.upload(bytes_of(&self.batch.labels), &self.program.labels)?;
             for step in &mut self.program.steps {
                 step.run(&scalars)?;
             }

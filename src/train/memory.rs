@@ -27,7 +27,9 @@ pub struct Memories {
     pub average: Option<Memory>,
     /// Where gradients are averaged: memory that `comm` gave, in a shared window where that serves.
     pub gradients: Rc<Region>,
-    /// The same memory as the device sees it.
+    /// The same memory as a device of the host sees it.
+    pub on_host: Memory,
+    /// Where the update finds averaged gradients: the same again, or memory of a device that has its own.
     pub averaged: Memory,
 }
 
@@ -54,8 +56,8 @@ impl Sharing {
     }
 
     /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
-    pub fn expected(world: &World, bytes: usize) -> Sharing {
-        let fits = some_share(world) && Common::fits(bytes);
+    pub fn expected(world: &World, device: &dyn Device, bytes: usize) -> Sharing {
+        let fits = device.is_host() && some_share(world) && Common::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
     }
 
@@ -97,7 +99,11 @@ impl Memories {
         shared: bool,
     ) -> Result<Memories> {
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
-        let averaged = as_memory(&gradients);
+        let on_host = as_memory(&gradients);
+        let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };
+        if !device.is_host() && world.size() > 1 {
+            device.lock(&on_host);
+        }
         // With accumulation a micro-step's own gradients are apart from their sum.
         let written = match config.accumulation {
             1 => averaged.clone(),
@@ -110,7 +116,7 @@ impl Memories {
         sharing.clear(device, &parts, &parameters)?;
         let average = config.optimizer.ema.and_then(|_| copies.pop());
         let regions = Regions::new(sizes, parameters, written, |bytes| device.allocate(bytes))?;
-        Ok(Memories { regions, state: copies, sharing, parts, average, gradients, averaged })
+        Ok(Memories { regions, state: copies, sharing, parts, average, gradients, on_host, averaged })
     }
 
     /// What the evaluation plan is bound to: the averaged parameters where there are such.
@@ -236,7 +242,8 @@ fn like_parameters(
     copies: usize,
 ) -> Result<(Sharing, Vec<Memory>)> {
     let bytes = sizes.parameters;
-    let common = if some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
+    let common =
+        if device.is_host() && some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
     let Some(common) = common else {
         let memories = (0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?;
         return Ok((Sharing::ALONE, memories));

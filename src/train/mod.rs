@@ -2,13 +2,14 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`source`: where batches come from,
 //! `plans`), `step` is one training step,
-//! `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! `device` what a rank drives, `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
 //! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
 //! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
 mod averaging;
 mod capacity;
 mod checkpoint;
+mod device;
 mod evaluate;
 mod length;
 mod memory;
@@ -143,6 +144,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         trace::step(done as u64);
         let rate = job.schedule.rate(done);
         job.trainer.flags = job.saver.flags();
+        let saving = job.saver.is_writing();
         let result = job.trainer.step(&*job.device, &mut job.source, step, done, rate)?;
         recorder.step(&StepRecord {
             step: done as u64,
@@ -156,6 +158,8 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             communication: result.communication,
             input: result.input,
             encoding: result.encoding,
+            copying: std::mem::take(&mut job.saver.copying),
+            saving,
             buckets: job.trainer.bucket_times(),
         });
         histograms(job, recorder, done + 1)?;
@@ -196,11 +200,14 @@ fn histograms(job: &Job, recorder: &mut Recorder, done: usize) -> Result<()> {
 
 /// Takes a checkpoint of where the run stands, never one that is broken. Collective.
 fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    let begun = Instant::now();
     if job.saver.active {
         all_finite(world, job)?;
     }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())
+    job.saver.take(world, &*job.device, &state, &job.standing, || recorder.numbers())?;
+    job.saver.copying += begun.elapsed().as_secs_f64();
+    Ok(())
 }
 
 /// Parameters are the same on all ranks, and so is the answer.

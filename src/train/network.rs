@@ -1,6 +1,6 @@
 //! What is trained: a model for the images and classes of this run.
 
-use crate::config::{Config, Precision, SyncBatchNorm};
+use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::error::{Error, Result};
 use crate::graph::{Frozen, Graph};
 use crate::model::{self, Model};
@@ -13,6 +13,8 @@ pub struct Network {
     pub image: [usize; 3],
     pub classes: usize,
     label_smoothing: f32,
+    /// Whether it learns from mixed images.
+    mixed: bool,
     precision: Precision,
     /// What is not learned.
     frozen: Option<Frozen>,
@@ -31,6 +33,7 @@ impl Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
             classes: config.classes.unwrap_or(model.classes),
             label_smoothing: config.label_smoothing,
+            mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,
             frozen: frozen(&config.freeze),
             statistics_of: group(config.sync_bn, ranks)?,
@@ -46,7 +49,10 @@ impl Network {
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
         }
-        let graph = self.compact(graph);
+        let mut graph = self.compact(graph);
+        if self.mixed {
+            graph = graph.mix_labels();
+        }
         Ok(graph.synchronise_batch_norms(self.statistics_of).differentiate())
     }
 
@@ -64,7 +70,7 @@ impl Network {
 
     fn compact(&self, graph: Graph) -> Graph {
         match self.precision {
-            Precision::F32 => graph.simplify(),
+            Precision::F32 | Precision::Tf32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
         }
     }

@@ -81,6 +81,11 @@ impl Plans {
             .collect()
     }
 
+    /// Bytes on a device with memory of its own.
+    pub fn on_device(&self) -> usize {
+        self.sizes.on_device(self.extent)
+    }
+
     /// Of these, what the machine must still give.
     pub fn to_come(&self) -> usize {
         self.sizes.to_come(self.extent)
@@ -120,10 +125,13 @@ fn extent(
     device: &dyn Device,
     evaluate: bool,
 ) -> Extent {
-    let [[mapped, messages], compression] = match config.compress {
+    let own_memory = !device.is_host();
+    let [[mapped, mut messages], compression] = match config.compress {
         None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
         Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
     };
+    // Gradients go to the host for the others to see.
+    messages += if own_memory { plan.sizes.gradients } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
@@ -134,7 +142,7 @@ fn extent(
         false => 0,
     };
     let copies = 1 + rule.states() + averages;
-    let sharing = Sharing::expected(world, copies * plan.sizes.parameters + of_gradients);
+    let sharing = Sharing::expected(world, device, copies * plan.sizes.parameters + of_gradients);
     // An evaluation reads all averages; else each rank touches its share.
     let share = sharing.largest(plan, &rule);
     let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
@@ -148,6 +156,7 @@ fn extent(
         checkpoint: checkpoint_bytes(world, config, plan),
         compression: compression.iter().sum(),
         program: resident::now().unwrap_or(0),
+        own_memory,
     }
 }
 

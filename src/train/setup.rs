@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::averaging::Averaging;
 use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
+use super::device;
 use super::evaluate::Evaluator;
 use super::length::Length;
 use super::memory::Memories;
@@ -16,20 +17,18 @@ use super::network::Network;
 use super::plans::{Plans, computing, shares_gradients};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
-use super::step::{Accumulation, Trainer};
+use super::step::{Accumulation, Stretch, Trainer};
 use super::stop::{Flags, Watch};
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Allreduce, Gather};
+use crate::collective::{Collective, Gather};
 use crate::comm::{self, Barrier, Phase, World};
-use crate::config::{Config, DeviceKind, Precision};
-use crate::data::{Sets, TestLoader};
-use crate::device::onednn::{self, Cpu};
-use crate::device::reference::Reference;
+use crate::config::{Config, JpegDecoder};
+use crate::data::{Batch, Sets, TestLoader};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
-use crate::fusion::{Exchanges, Fusion};
+use crate::fusion::{Exchanges, Fusion, Staging};
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
 use crate::plan::{Plan, Program, TAIL};
@@ -71,7 +70,7 @@ pub fn prepare(
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
-        let device = open_device(world, config, threads)?;
+        let device = device::open(world, config, threads)?;
         let averaging = Averaging::new(world, config, threads)?;
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
@@ -92,7 +91,7 @@ pub fn prepare(
     let (source, test) = open_data(world, config, &network, sets)?;
     tell("data sets open");
     comm::enter(Phase::Plan, 0);
-    let device = open_device(world, config, threads)?;
+    let device = device::open(world, config, threads)?;
     let rule = optim::rule(&config.optimizer);
     let averaging = Averaging::new(world, config, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
@@ -218,28 +217,6 @@ pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
 }
 
-fn open_device(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
-    if config.device == DeviceKind::Reference {
-        return Ok(Box::new(Reference));
-    }
-    // Layouts depend on the instruction set: ranks on unlike CPUs use what all of them have.
-    let own = world.agree(onednn::isa())?;
-    let texts = world.gather_text(&own.0.to_string())?;
-    let others = texts.iter().filter_map(|text| text.parse().ok()).map(onednn::Isa);
-    let common = others.fold(own, onednn::Isa::common);
-    if common != own {
-        log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
-    }
-    world.agree(onednn::limit_isa(common))?;
-    let device = world.agree(Cpu::new(threads))?;
-    if config.precision == Precision::Bf16 {
-        world.agree(
-            device.has_bf16().map_err(|e| e.context(format!("--precision bf16 on {}", world.host()))),
-        )?;
-    }
-    Ok(Box::new(device))
-}
-
 #[allow(clippy::too_many_arguments)]
 fn assemble(
     world: &World,
@@ -265,6 +242,11 @@ fn assemble(
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
+    // A rank alone has nobody to tell.
+    let apart = !device.is_host() && world.size() > 1;
+    let staging =
+        apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
+    let fusion = fusion.through(staging);
     let program = world.agree(training.bind(&memories.regions))?;
     let fusion = fusion.with_exchanges(exchanges(world, &program)?);
     let trainer =
@@ -276,8 +258,7 @@ fn assemble(
             program: world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
-            images: vec![0.0; training.images.bytes / 4],
-            labels: vec![0; config.batch],
+            batch: empty_batch(training, config),
         }),
         _ => None,
     };
@@ -311,14 +292,14 @@ fn reduction(
     plan: &Plan,
     device: &dyn Device,
     memories: &Memories,
-) -> Result<(Box<dyn Allreduce>, Option<Account>)> {
+) -> Result<(Box<dyn Collective>, Option<Account>)> {
     match config.compress {
         None => {
             let reduce = averaging.selection.build(world, &memories.gradients);
             Ok((world.agree(reduce)?, None))
         }
         Some(scheme) => {
-            let gradients = &memories.averaged;
+            let gradients = &memories.on_host;
             let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
             let compressed = world.agree(made)?;
             let account = compressed.account();
@@ -370,7 +351,10 @@ fn trainer(
         None
     };
     let global_batch = world.size() * config.batch * config.accumulation;
+    let buckets = plan.buckets.iter().map(|bucket| bucket.after);
     Ok(Trainer {
+        stretches: Stretch::cut(&program, buckets, device),
+        runs: 0,
         program,
         bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
         fusion,
@@ -384,8 +368,7 @@ fn trainer(
         flags: Flags::default(),
         seed: config.seed,
         gradient_scale: 1.0 / global_batch as f32,
-        images: vec![0.0; plan.images.bytes / 4],
-        labels: vec![0; config.batch],
+        batch: empty_batch(plan, config),
         metrics: vec![0.0; config.batch],
         parameters: plan
             .parameters
@@ -411,6 +394,10 @@ fn images(config: &Config, sets: Option<&Sets>) -> String {
 fn run_file(config: &Config, threads: usize) -> String {
     let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
     config.run_file.clone() + &found
+}
+
+fn empty_batch(plan: &Plan, config: &Config) -> Batch {
+    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.
@@ -460,7 +447,10 @@ fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
-        device: computing(config, device),
+        device: match config.input.jpeg_decoder {
+            JpegDecoder::Auto => computing(config, device),
+            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+        },
         threads,
         batch: config.batch,
         accumulation: config.accumulation,

@@ -3,8 +3,8 @@
 use super::checkpoint::Position;
 use super::network::Network;
 use crate::comm::World;
-use crate::config::Config;
-use crate::data::{self, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
+use crate::config::{Config, Input, JpegDecoder};
+use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::error::Result;
 
 /// Where batches come from.
@@ -64,20 +64,14 @@ impl Source {
     ///
     /// # Errors
     /// `Data`: images cannot be read.
-    pub fn fill(
-        &mut self,
-        step: usize,
-        micro: usize,
-        images: &mut Vec<f32>,
-        labels: &mut Vec<i32>,
-    ) -> Result<bool> {
+    pub fn fill(&mut self, step: usize, micro: usize, batch: &mut Batch) -> Result<bool> {
         match self {
-            Source::Data(loader, _) => loader.fill(step, micro, images, labels)?,
+            Source::Data(loader, _) => loader.fill(step, micro, batch)?,
             // What every later micro-step of such a run sees is the batch of the first step's last one.
             Source::Synthetic(loader, sharding, true) if step == 0 => {
-                loader.fill(0, sharding.accumulation - 1, images, labels)?;
+                loader.fill(0, sharding.accumulation - 1, batch)?;
             }
-            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, images, labels)?,
+            Source::Synthetic(loader, ..) if step == 0 => loader.fill(0, micro, batch)?,
             Source::Synthetic(..) => return Ok(false),
         }
         Ok(true)
@@ -97,8 +91,9 @@ impl Source {
 /// The data set, where there is one. Ranks with unlike data are found here.
 pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Option<Sets>> {
     let Some(path) = &config.data else { return Ok(None) };
-    let wanted =
-        Wanted { sample: network.image, classes: network.classes, seed: config.seed, input: &config.input };
+    let jpeg_decoder = jpeg_decoder(world, config)?;
+    let input = &Input { jpeg_decoder, ..config.input.clone() };
+    let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
     let sets = world.agree(data::open(path, &wanted))?;
     world.same(&[
         ("training images".into(), sets.training.fingerprint()),
@@ -107,11 +102,28 @@ pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Op
     Ok(Some(sets))
 }
 
+/// What decodes JPEG files on every rank, or what a rank reads would depend on who reads it. Collective.
+fn jpeg_decoder(world: &World, config: &Config) -> Result<JpegDecoder> {
+    let own = world.agree(Jpeg::find(config.input.jpeg_decoder))?.name();
+    let mut lacking = [if own == JpegDecoder::Rust { 1.0 } else { 0.0 }];
+    world.max_f64(&mut lacking)?;
+    if lacking == [0.0] {
+        return Ok(own);
+    }
+    if own == JpegDecoder::Turbo {
+        log::warn!("not every rank has libjpeg-turbo: all of them use the JPEG decoder in Rust");
+    }
+    Ok(JpegDecoder::Rust)
+}
+
 /// The configuration with what the data decide where no flag did.
 pub fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
     let mut config = config.clone();
     let Some(sets) = sets else { return config };
     config.input.augment = Some(sets.training.augment().clone());
+    if let Some(jpeg) = sets.training.set().jpeg() {
+        config.input.jpeg_decoder = jpeg.name();
+    }
     config.input.loader_threads.get_or_insert(sets.training.reading_threads(threads));
     config
 }

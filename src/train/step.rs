@@ -1,10 +1,12 @@
 //! One training step: read, forward, backward with communication, update.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
+use crate::data::Batch;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::Result;
@@ -24,6 +26,36 @@ struct Tail {
     images: f32,
     /// How many ranks found a number that is not finite.
     diverged: f32,
+}
+
+/// Steps of the program between two points at which the host has something to do: a bucket to start, statistics to
+/// exchange. On a device of the host that is after every step.
+pub struct Stretch {
+    steps: Range<usize>,
+    /// The device's way to do all of them at once, made when they have run once.
+    captured: Option<Box<dyn Step>>,
+}
+
+impl Stretch {
+    /// Cuts a program. `buckets` are the steps after which one is complete.
+    pub fn cut(program: &Program, buckets: impl Iterator<Item = usize>, device: &dyn Device) -> Vec<Stretch> {
+        let end = program.steps.len();
+        let mut ends: Vec<usize> = match device.is_host() {
+            true => (1..=end).collect(),
+            false => {
+                let exchanges = program.exchanges.iter().map(|exchange| exchange.step + 1);
+                buckets.map(|after| after + 1).chain(exchanges).chain([program.forward_steps, end]).collect()
+            }
+        };
+        ends.sort_unstable();
+        ends.dedup();
+        let mut start = 0;
+        let stretch = |end| {
+            let steps = std::mem::replace(&mut start, end)..end;
+            Stretch { steps, captured: None }
+        };
+        ends.into_iter().filter(|&end| end > 0).map(stretch).collect()
+    }
 }
 
 /// What came of a step. Loss and hits are those of all ranks, times those of this one.
@@ -50,6 +82,9 @@ pub struct StepResult {
 /// Everything a step needs, made once.
 pub struct Trainer {
     pub program: Program,
+    pub stretches: Vec<Stretch>,
+    /// Steps that this process has done. In the first one libraries make what they need of their own.
+    pub runs: usize,
     pub fusion: Fusion,
     /// Where gradients are compressed: what that comes to, and its state.
     pub compression: Option<Account>,
@@ -70,9 +105,8 @@ pub struct Trainer {
     pub seed: u64,
     /// One over the images of all ranks in a step.
     pub gradient_scale: f32,
-    /// Host copies of a batch.
-    pub images: Vec<f32>,
-    pub labels: Vec<i32>,
+    /// The host's copy of a batch.
+    pub batch: Batch,
     pub metrics: Vec<f32>,
     pub bucket_times: Vec<BucketTime>,
     /// Every parameter by name.
@@ -110,6 +144,10 @@ impl Trainer {
         let mut result = StepResult { learning_rate, ..StepResult::default() };
         let mut tail = Tail::default();
         let micro_steps = self.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
+        if self.runs == 1 {
+            self.capture(device, &scalars)?;
+        }
+        self.runs += 1;
         for micro in 0..micro_steps {
             result.input += self.read(device, source, step, micro)?;
             scalars.first_sample = source.first_sample(micro) as u64;
@@ -127,19 +165,44 @@ impl Trainer {
     /// Fills the batch; returns the seconds that took.
     fn read(&mut self, device: &dyn Device, source: &mut Source, step: usize, micro: usize) -> Result<f64> {
         let (begun, traced) = (Instant::now(), trace::now());
-        if source.fill(step, micro, &mut self.images, &mut self.labels)? {
-            device.upload(bytes_of(&self.images), &self.program.images)?;
-            device.upload(bytes_of(&self.labels), &self.program.labels)?;
+        if source.fill(step, micro, &mut self.batch)? {
+            device.upload(bytes_of(&self.batch.images), &self.program.images)?;
+            device.upload(bytes_of(&self.batch.labels), &self.program.labels)?;
+            if let Some([others, shares]) = &self.program.mixed {
+                device.upload(bytes_of(&self.batch.others), others)?;
+                device.upload(bytes_of(&self.batch.shares), shares)?;
+            }
         }
         trace::record(trace::Kind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// One step of the plan.
-    fn run_step(&mut self, index: usize, scalars: &Scalars) -> Result<()> {
+    /// The steps of one stretch; returns the last of them.
+    fn run_stretch(&mut self, index: usize, scalars: &Scalars) -> Result<usize> {
+        let Stretch { steps, captured } = &mut self.stretches[index];
         let begun = trace::now();
-        self.program.steps[index].run(scalars)?;
-        trace::record(trace::Kind::Layer, begun, index, 0, 0);
+        match captured {
+            Some(captured) => {
+                captured.run(scalars)?;
+                trace::record(trace::Kind::Layer, begun, steps.start, 0, 0);
+            }
+            None => {
+                for step in steps.clone() {
+                    let begun = trace::now();
+                    self.program.steps[step].run(scalars)?;
+                    trace::record(trace::Kind::Layer, begun, step, 0, 0);
+                }
+            }
+        }
+        Ok(steps.end - 1)
+    }
+
+    /// Lets the device do each stretch at once from now on, if it can: before the second step.
+    fn capture(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<()> {
+        for stretch in &mut self.stretches {
+            let steps = &mut self.program.steps[stretch.steps.clone()];
+            stretch.captured = device.capture(steps, scalars)?;
+        }
         Ok(())
     }
 
@@ -151,25 +214,23 @@ impl Trainer {
         tail: &mut Tail,
         result: &mut StepResult,
     ) -> Result<()> {
-        let forward = self.program.forward_steps;
-        let begun = trace::now();
-        for index in 0..forward {
-            self.run_step(index, scalars)?;
-            self.fusion.exchange(index, device)?;
-        }
-        self.read_metrics(device, scalars, tail, result)?;
-        trace::record(trace::Kind::Forward, begun, 0, 0, 0);
-        let begun = trace::now();
+        let mut begun = trace::now();
+        let (forward, end) = (self.program.forward_steps, self.program.steps.len());
         let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
-        let end = self.program.steps.len();
-        for index in forward..end {
-            self.run_step(index, scalars)?;
+        for stretch in 0..self.stretches.len() {
+            let index = self.run_stretch(stretch, scalars)?;
             self.fusion.exchange(index, device)?;
+            if index + 1 == forward {
+                trace::record(trace::Kind::Forward, begun, 0, 0, 0);
+                begun = trace::now();
+            }
             if index + 1 == end {
+                // Not before: a device with a queue would run dry while the host waits for them.
+                self.read_metrics(device, scalars, tail, result)?;
                 self.end_micro_step(device, scalars, micro, tail)?;
             }
             // With accumulation no bucket is complete before the last micro-step has been added.
-            if last && (self.accumulate.is_none() || index + 1 == end) {
+            if last && index >= forward && (self.accumulate.is_none() || index + 1 == end) {
                 self.fusion.after_step(index, device)?;
             }
         }
@@ -191,7 +252,7 @@ impl Trainer {
         tail.loss += loss;
         tail.hits += sum(&self.metrics);
         // An image that could not be read has no label, and counts nowhere.
-        tail.images += self.labels.iter().filter(|&&label| label >= 0).count() as f32;
+        tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         if !loss.is_finite() && result.where_diverged.is_none() {
             tail.diverged = 1.0;
             result.where_diverged = self.program.first_not_finite(device, scalars)?;

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use super::Args;
 use super::yardstick::Yardstick;
+use crate::collective::tuning::Tuning;
 use crate::collective::{Collective, Operation, Slot, segment, select, wait};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
@@ -163,7 +164,10 @@ fn sums(args: &Args, world: &World, region: &Rc<Region>) -> Result<Vec<Box<dyn C
     let all = all.into_iter().filter_map(|(kind, can)| can.then_some(kind)).collect();
     let kinds = world.agree(asked(args, all, "allreduce"))?;
     let wire = |kind| if kind == Vendor && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
-    kinds.into_iter().map(|kind| select(kind, wire(kind), world, region)).collect()
+    // What a run would choose.
+    let measured = kinds.contains(&AllreduceKind::Auto);
+    let tuning = if measured { Tuning::load(world, None)? } else { Tuning::built_in() };
+    kinds.into_iter().map(|kind| select(kind, wire(kind), &tuning, world, region)).collect()
 }
 
 fn others(

@@ -1,140 +1,276 @@
-//! CUDA: so far only the question which GPUs there are, or why none.
+//! The GPU of one rank: CUDA's driver, cuBLAS and cuDNN, loaded at run time, in three layers.
 //!
-//! The driver library is found and opened by `cudarc` at run time, so that one binary serves machines with and
-//! without CUDA. May use: `error`. Used by: `dltrain info`.
+//! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
+//! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
+//!   libraries' handles and descriptors, `tune` remembers cuDNN's algorithms, `gpu` is all of it for one GPU;
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update` by kernels of
+//!   our own (`kernels/`), through what all share (`kernel`, `layout`).
+//!
+//! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
+//! `README.md` lists every foreign call. May use: `device`, `graph`, `error`. Used by: whoever chooses the device
+//! (`train`, `info`).
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+mod blas;
+mod conv;
+mod dnn;
+mod gpu;
+mod handle;
+mod kernel;
+mod layout;
+mod library;
+mod linear;
+mod norm;
+mod pool;
+mod probe;
+mod simple;
+mod sys;
+mod tune;
+mod update;
 
-use cudarc::driver::sys;
+use std::cell::RefCell;
+use std::rc::Rc;
 
-/// A GPU that CUDA lets this process see.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpu {
-    /// CUDA's number for it, after CUDA_VISIBLE_DEVICES.
-    pub index: usize,
-    pub name: String,
-    /// (major, minor): (9, 0) for Hopper.
-    pub compute_capability: (i32, i32),
-    pub memory_bytes: u64,
-}
+use self::handle::Registered;
+use self::kernel::CudaKernel;
+use super::{Device, Event, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
+use crate::error::{Error, Result};
+use crate::graph::{Op, Spec};
 
-/// The driver and its GPUs; at least one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Driver {
-    /// The newest CUDA the driver supports, as (major, minor).
-    pub cuda_version: (i32, i32),
-    pub gpus: Vec<Gpu>,
-}
+pub use library::Found;
+pub use probe::{Driver, Gpu, probe};
 
-// The few driver calls, with plain integers as results: `cudarc` reads them as a Rust enum, which a newer
-// driver's unknown code must not become, and panics where a symbol is missing.
-type Init = unsafe extern "C" fn(c_uint) -> c_int;
-type ToInt = unsafe extern "C" fn(*mut c_int) -> c_int;
-type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
-type DeviceName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-type DeviceMemory = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
-type DeviceAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-type ErrorString = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
-
-const NO_DEVICE: c_int = 100;
-const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
-const COMPUTE_CAPABILITY_MINOR: c_int = 76;
-
-/// Asks the CUDA driver for its GPUs. Where there is none the text says why. Creates no context.
-pub fn probe() -> Result<Driver, String> {
-    // SAFETY: opens the driver library by its usual names; running its constructors is what we want.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("no CUDA driver library (libcuda.so.1) on this machine".into());
-    }
-    // SAFETY: the types are those of the driver API's reference, unchanged since CUDA 3.2 (the _v2 sizes).
-    let (init, version, count, get, name, memory, attribute) = unsafe {
-        (
-            symbol::<Init>("cuInit")?,
-            symbol::<ToInt>("cuDriverGetVersion")?,
-            symbol::<ToInt>("cuDeviceGetCount")?,
-            symbol::<DeviceGet>("cuDeviceGet")?,
-            symbol::<DeviceName>("cuDeviceGetName")?,
-            symbol::<DeviceMemory>("cuDeviceTotalMem_v2")?,
-            symbol::<DeviceAttribute>("cuDeviceGetAttribute")?,
-        )
-    };
-    // The version can be asked for even where cuInit fails, and is what an administrator needs then.
-    let mut number = 0;
-    // SAFETY: one out-parameter, alive during the call.
-    let known = unsafe { version(&mut number) } == 0 && number > 0;
-    let cuda_version = (number / 1000, number % 1000 / 10);
-    let driver = match known {
-        true => format!("a CUDA {}.{} driver is installed", cuda_version.0, cuda_version.1),
-        false => "a CUDA driver library is installed".to_string(),
-    };
-    let check = |call: &str, code: c_int| match code {
-        0 => Ok(()),
-        NO_DEVICE => Err(format!("{driver}, but it sees no GPU{}", visible_devices())),
-        code => Err(format!("{driver}, but {call} failed with code {code} ({})", meaning(code))),
-    };
-    // SAFETY: cuInit takes only its flags, which must be 0.
-    check("cuInit", unsafe { init(0) })?;
-    let mut devices = 0;
-    // SAFETY: one out-parameter, alive during the call.
-    check("cuDeviceGetCount", unsafe { count(&mut devices) })?;
-    if devices == 0 {
-        check("cuDeviceGetCount", NO_DEVICE)?;
-    }
-    let mut gpus = Vec::new();
-    for index in 0..devices {
-        let (mut device, mut memory_bytes, mut major, mut minor) = (0, 0, 0, 0);
-        let mut text = [0 as c_char; 256];
-        // SAFETY: out-parameters alive during the calls; the name is written within the length given, with its
-        // closing zero; `device` is what cuDeviceGet answered.
-        unsafe {
-            check("cuDeviceGet", get(&mut device, index))?;
-            check("cuDeviceGetName", name(text.as_mut_ptr(), text.len() as c_int, device))?;
-            check("cuDeviceTotalMem", memory(&mut memory_bytes, device))?;
-            check("cuDeviceGetAttribute", attribute(&mut major, COMPUTE_CAPABILITY_MAJOR, device))?;
-            check("cuDeviceGetAttribute", attribute(&mut minor, COMPUTE_CAPABILITY_MINOR, device))?;
-        }
-        let bytes = text.map(|c| c as u8);
-        let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned();
-        gpus.push(Gpu {
-            index: index as usize,
-            name,
-            compute_capability: (major, minor),
-            memory_bytes: memory_bytes as u64,
-        });
-    }
-    Ok(Driver { cuda_version, gpus })
-}
-
-/// A function of the driver library.
+/// The libraries that `--device cuda` would use.
 ///
-/// # Safety
-/// `F` must be the function's type, and the library must have been found to be present.
-unsafe fn symbol<F: Copy>(name: &str) -> Result<F, String> {
-    // SAFETY: the caller vouches for the type; the library, once open, stays open for the process's life.
-    unsafe { sys::culib().get::<F>(name.as_bytes()) }
-        .map(|symbol| *symbol)
-        .map_err(|_| format!("the CUDA driver library is too old or not one: it has no {name}"))
+/// # Errors
+/// `Environment`: what is missing or too old, where it was looked for, and the remedy.
+pub fn found() -> Result<Found> {
+    Ok(library::libraries()?.found.clone())
 }
 
-/// The driver's words for a code.
-fn meaning(code: c_int) -> String {
-    let mut text = std::ptr::null();
-    // SAFETY: the type is the reference's; the text is static and ends with a zero.
-    unsafe {
-        match symbol::<ErrorString>("cuGetErrorString") {
-            Ok(error_string) if error_string(code, &mut text) == 0 && !text.is_null() => {
-                CStr::from_ptr(text).to_string_lossy().into_owned()
+/// The GPU of one rank.
+pub struct Cuda {
+    gpu: Rc<gpu::Gpu>,
+    /// Ranks that use this GPU.
+    sharers: usize,
+    /// Host memory that gradients go through.
+    locked: RefCell<Vec<Registered>>,
+}
+
+impl Cuda {
+    /// The GPU of this number, after CUDA_VISIBLE_DEVICES, which so many ranks share. With `tf32` products of f32 are rounded to its 10 bits.
+    ///
+    /// # Errors
+    /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
+    pub fn new(ordinal: usize, tf32: bool, sharers: usize) -> Result<Cuda> {
+        Ok(Cuda { gpu: gpu::Gpu::new(ordinal, tf32)?, sharers, locked: RefCell::default() })
+    }
+
+    fn kernel(&self, request: &Request) -> Result<CudaKernel> {
+        let gpu = &self.gpu;
+        match *request.op {
+            Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
+            Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
+            Op::Conv2dBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
+            Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
+            Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
+            Op::BatchNorm(norm) => norm::training(gpu, request, norm),
+            Op::BatchNormInference(norm) | Op::SyncBatchNormAgain(norm) => {
+                norm::given_statistics(gpu, request, norm)
             }
-            _ => "unknown to this driver".into(),
+            Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
+            Op::BatchNormMoments => norm::moments(gpu, request),
+            Op::Exchange { ranks } => simple::exchange(gpu, request, ranks),
+            Op::SyncBatchNorm(norm) => norm::synchronised(gpu, request, norm),
+            Op::SyncBatchNormSums(norm) => norm::synchronised_sums(gpu, request, norm),
+            Op::SyncBatchNormBackward(norm) => norm::synchronised_backward(gpu, request, norm),
+            Op::LocalResponseNorm(norm) => norm::local_response(gpu, request, norm),
+            Op::LocalResponseNormBackward(norm) => norm::local_response_backward(gpu, request, norm),
+            Op::Relu { max } => simple::relu(gpu, request, max),
+            Op::ReluBackward { max } => simple::relu_backward(gpu, request, max),
+            Op::MaxPool(pool) => pool::max(gpu, request, &pool),
+            Op::MaxPoolBackward(pool) => pool::max_backward(gpu, request, &pool),
+            Op::AvgPool(pool) => pool::average(gpu, request, &pool),
+            Op::AvgPoolBackward(pool) => pool::average_backward(gpu, request, &pool),
+            Op::AdaptiveAvgPool => pool::adaptive(gpu, request),
+            Op::AdaptiveAvgPoolBackward => pool::adaptive_backward(gpu, request),
+            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
+                simple::dropout(gpu, request, p, layer)
+            }
+            Op::Reshape => simple::reshape(gpu, request),
+            Op::Concat => simple::concat(gpu, request),
+            Op::Slice { from } => simple::slice(gpu, request, from),
+            Op::Add { relu } => simple::add(gpu, request, relu),
+            Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+                simple::loss_backward(gpu, request, smoothing, weight)
+            }
+            Op::MixedCrossEntropy { .. } | Op::MixedCrossEntropyBackward { .. } => Err(Error::usage(
+                "mixed images (--augment mixup, cutmix) are not to be had on a GPU yet; leave them out or use --device cpu",
+            )),
         }
+    }
+
+    /// "NVIDIA H200".
+    pub fn gpu_name(&self) -> &str {
+        &self.gpu.name
     }
 }
 
-/// A GPU is most often not seen because it was hidden.
-fn visible_devices() -> String {
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(value) => format!(" (CUDA_VISIBLE_DEVICES is \"{value}\")"),
-        Err(_) => String::new(),
+impl Device for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        let (Found { driver, cudnn, cublas, .. }, (major, minor)) = (self.gpu.found(), self.gpu.capability);
+        let name = &self.gpu.name;
+        format!(
+            "{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}",
+            driver.0, driver.1
+        )
+    }
+
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        let memory = handle::allocate(&self.gpu.context, bytes)?;
+        self.gpu.stream.zero(&memory)?;
+        Ok(memory)
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>> {
+        Ok(Some(self.gpu.context.memory()?.0 / self.sharers.max(1)))
+    }
+
+    fn plain(&self, spec: &Spec) -> Layout {
+        layout::plain(spec)
+    }
+
+    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+        let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
+        let subject = || format!("{} of {}", request.op.name(), shapes.join(" and "));
+        self.kernel(request).map(|kernel| Box::new(kernel) as _).map_err(|e| e.context(subject()))
+    }
+
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+        let kernel = simple::reorder(&self.gpu, spec, from, to);
+        kernel
+            .map(|kernel| Box::new(kernel) as _)
+            .map_err(|e| e.context(format!("reorder of {}", spec.shape)))
+    }
+
+    fn update(
+        &self,
+        rule: &Rule,
+        spans: &[Span],
+        parameters: &Memory,
+        gradients: &Memory,
+        state: &[Memory],
+    ) -> Result<Box<dyn Step>> {
+        update::update(&self.gpu, rule, spans, parameters, gradients, state)
+    }
+
+    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
+        update::clip(&self.gpu, max_norm, gradients)
+    }
+
+    fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        update::average(&self.gpu, decay, from, into)
+    }
+
+    fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+        update::accumulate(&self.gpu, from, into)
+    }
+
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        if from.len() != to.bytes() {
+            return Err(Error::internal(format!("{} bytes for {}", from.len(), to.bytes())));
+        }
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: whether pinned or not, nobody may write to `from` before the copy has ended, when this returns.
+        unsafe { self.gpu.stream.upload(from, to) }?;
+        self.synchronize()
+    }
+
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        if from.bytes() != to.len() {
+            return Err(Error::internal(format!("{} bytes for {}", from.bytes(), to.len())));
+        }
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `to` is borrowed until the copy has ended, when this returns.
+        unsafe { self.gpu.stream.download(from, to.as_mut_ptr()) }?;
+        self.synchronize()
+    }
+
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        self.gpu.stream.zero(memory)
+    }
+
+    fn record(&self) -> Result<Event> {
+        Ok(Event(Some(Box::new(self.gpu.stream.record()?))))
+    }
+
+    fn reached(&self, event: &Event) -> Result<bool> {
+        match event.0.as_ref().and_then(|event| event.downcast_ref::<handle::Event>()) {
+            Some(event) => event.reached(),
+            None => Ok(true),
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.gpu.stream.synchronize()
+    }
+
+    /// Without page-locking copies are slower, but the same.
+    fn lock(&self, host: &Memory) {
+        match Registered::new(&self.gpu.context, host) {
+            Ok(registered) => self.locked.borrow_mut().push(registered),
+            Err(e) => log::warn!("gradients cannot be page-locked, their copies will be slower: {e}"),
+        }
+    }
+
+    fn fetch(&self, from: &Memory, to: &Memory) -> Result<Event> {
+        let gpu::Gpu { stream, copies, .. } = &*self.gpu;
+        copies.wait(&stream.record()?)?;
+        // SAFETY: `to` is host memory that the collectives leave alone until they are started, after the event.
+        unsafe { copies.download(from, to.address()) }?;
+        Ok(Event(Some(Box::new(copies.record()?))))
+    }
+
+    fn put(&self, from: &Memory, to: &Memory) -> Result<()> {
+        let gpu::Gpu { stream, copies, .. } = &*self.gpu;
+        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next is a `fetch`, behind
+        // this copy in the same queue.
+        unsafe { copies.upload(from.as_slice(), to) }?;
+        stream.wait(&copies.record()?)
+    }
+
+    fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
+        if std::env::var("DLTRAIN_CUDA_GRAPH").is_ok_and(|value| value == "0") {
+            return Ok(None);
+        }
+        let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
+        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
+    }
+}
+
+/// Steps that run as one graph.
+struct Captured {
+    gpu: Rc<gpu::Gpu>,
+    graph: handle::Graph,
+}
+
+impl Step for Captured {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self.gpu.set_scalars(scalars)?;
+        self.graph.launch()
     }
 }

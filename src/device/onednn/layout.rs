@@ -50,6 +50,7 @@ pub fn data_type(dtype: DType) -> Result<sys::DataType> {
     match dtype {
         DType::F32 => Ok(sys::F32),
         DType::BF16 => Ok(sys::BF16),
+        DType::F16 => Err(Error::environment("--precision f16 is for --device cuda; use bf16 or f32")),
         DType::I32 => Ok(sys::S32),
         DType::Saved => Err(Error::internal("a saved tensor has no plain layout")),
     }

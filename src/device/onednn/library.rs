@@ -2,12 +2,13 @@
 //! its threading runtime, the instruction set it will use.
 
 use std::env;
-use std::ffi::{CStr, OsStr, c_int, c_uint};
+use std::ffi::{OsStr, c_int, c_uint};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::sys::{self, Functions};
+use crate::device::loaded::file_of;
 use crate::error::{Error, Result};
 
 const SONAME: &str = "libdnnl.so.3";
@@ -280,19 +281,6 @@ fn runtime(handle: &libloading::Library, runtime: c_uint) -> std::result::Result
                                  OpenMP build (PyPI's onednn-cpu-gomp)"
             .to_string()),
         other => Err(format!("this oneDNN was built for an unknown CPU runtime ({other})")),
-    }
-}
-
-/// The file that a function was loaded from.
-fn file_of(function: *const ()) -> Option<PathBuf> {
-    // SAFETY: dladdr fills `info` when it returns non-zero, with pointers that live as long as the library.
-    unsafe {
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(function.cast(), &mut info) == 0 || info.dli_fname.is_null() {
-            return None;
-        }
-        let name = Path::new(CStr::from_ptr(info.dli_fname).to_str().ok()?).to_path_buf();
-        Some(name.canonicalize().unwrap_or(name))
     }
 }
 

@@ -136,10 +136,11 @@ impl Cpu {
             Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
             Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
             Op::Reshape => simple::reshape(engine, request),
-            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+            Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
                 loss::forward_pass(engine, request, smoothing, weight)
             }
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight }
+            | Op::MixedCrossEntropyBackward { smoothing, weight } => {
                 loss::backward(engine, request, smoothing, weight)
             }
             _ => return None,

@@ -9,7 +9,7 @@
 //!
 //! docs/algorithms.md has steps and bytes.
 
-pub(crate) mod codec;
+pub mod codec;
 mod one_bit;
 pub(crate) mod powersgd;
 mod split;
@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
-use crate::collective::{Allreduce, Operation, Route, Selection, Slot};
+use crate::collective::{Collective, Operation, Route, Selection, Slot};
 use crate::comm::{Region, World};
 use crate::config::{Compression, Wire};
 use crate::device::{Device, Memory};
@@ -39,9 +39,9 @@ const WORK: usize = 4 * codec::PIECE;
 /// Two regions, and what carries them between ranks.
 pub struct Carriers {
     /// What is summed over ranks, and its sum.
-    pub summed: (Rc<Region>, Box<dyn Allreduce>),
+    pub summed: (Rc<Region>, Box<dyn Collective>),
     /// What is gathered; with PowerSGD the second sum.
-    pub second: (Rc<Region>, Box<dyn Allreduce>),
+    pub second: (Rc<Region>, Box<dyn Collective>),
 }
 
 /// The sum over ranks of compressed gradients.
@@ -107,7 +107,7 @@ pub fn memory(
 impl Carriers {
     /// `selection` is how sums are made; messages go round a ring. Collective.
     fn new(scheme: Compression, selection: &Selection, world: &World, split: &Split) -> Result<Carriers> {
-        let summed = |words: usize, of| -> Result<(Rc<Region>, Box<dyn Allreduce>)> {
+        let summed = |words: usize, of| -> Result<(Rc<Region>, Box<dyn Collective>)> {
             let shared = selection.wants_shared(&split.bytes_of(of));
             let region = Region::allocate(world, 4 * words, shared)?;
             let sum = selection.build(world, &region)?;
@@ -223,7 +223,7 @@ fn arrived(carriers: &Carriers, slots: [Slot; 2]) -> bool {
     carriers.summed.1.is_done(slots[0]) && carriers.second.1.is_done(slots[1])
 }
 
-impl Allreduce for Compressed {
+impl Collective for Compressed {
     fn name(&self) -> &'static str {
         self.name
     }

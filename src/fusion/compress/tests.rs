@@ -27,7 +27,7 @@ struct Copies {
     started: Vec<usize>,
 }
 
-impl Allreduce for Copies {
+impl Collective for Copies {
     fn name(&self) -> &'static str {
         "copies"
     }
@@ -98,7 +98,7 @@ fn ranks(scheme: &str, ranks: usize, plan: &Plan, device: &dyn Device) -> Vec<Ra
     let gathers = !matches!(scheme, Compression::PowerSgd { .. });
     let rank = |rank: usize| {
         let split = Split::new(scheme, plan, device, ranks);
-        let carrier = |which: usize, words: usize| -> (Rc<Region>, Box<dyn Allreduce>) {
+        let carrier = |which: usize, words: usize| -> (Rc<Region>, Box<dyn Collective>) {
             let region = Rc::new(Region::private(4 * words).unwrap());
             meetings[which].borrow_mut().regions.push(region.clone());
             let gathers = gathers && which == 1;

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs fuzz targets one after the other, each for some seconds, and says how many inputs each was given.
+#
+# Usage: run.sh "TARGET..." SECONDS    (make fuzz; no targets: all of them)
+#
+# What it finds lies in fuzz/artifacts/TARGET; put into fuzz/seeds/TARGET it is tried by `cargo test --test fuzz` from then on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=$2
+read -ra targets <<<"$1"
+if [ ${#targets[@]} = 0 ]; then
+    mapfile -t targets < <(sed -n 's/^name = "\([a-z]*\)"$/\1/p' fuzz/Cargo.toml)
+fi
+if ! cargo +nightly fuzz --version >/dev/null 2>&1; then
+    echo "fuzzing needs nightly Rust and cargo-fuzz: rustup toolchain install nightly && cargo install cargo-fuzz" >&2
+    exit 1
+fi
+
+failed=0
+for target in "${targets[@]}"; do
+    mkdir -p "fuzz/corpus/$target"
+    log=fuzz/corpus/$target.log
+    # What new inputs lead to is kept in corpus/; the parsers' own limit of memory is tighter than these.
+    cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        -max_total_time="$seconds" -timeout=20 -max_len=32768 -rss_limit_mb=2048 -malloc_limit_mb=512 \
+        -print_final_stats=1 >"$log" 2>&1 || {
+        failed=1
+        grep -aE 'SUMMARY|panicked|Test unit written|error' "$log" >&2 || tail -n 20 "$log" >&2
+    }
+    printf '%-11s %12s inputs in %s s\n' "$target" \
+        "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" "$seconds"
+done
+exit "$failed"

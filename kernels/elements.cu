@@ -1,0 +1,123 @@
+// Element by element: fill, scale, cast, accumulate, ReLU, add, bias.
+#include "common.cuh"
+
+template <class T> __device__ inline void fill(T *y, Long n, float value) {
+    each(n, aligned(y), [&](Long i, auto count) {
+        float out[count.value];
+        for (int k = 0; k < count.value; ++k) out[k] = value;
+        store(y + i, out);
+    });
+}
+
+// y = f(x), element by element; y may be x.
+template <class F, class T, class Change> __device__ inline void map(const F *x, T *y, Long n, Change change) {
+    each(n, aligned(x) && aligned(y), [&](Long i, auto count) {
+        float v[count.value];
+        load(x + i, v);
+        for (int k = 0; k < count.value; ++k) v[k] = change(v[k]);
+        store(y + i, v);
+    });
+}
+
+// y = f(a, b); y may be a or b.
+template <class A, class B, class T, class Join>
+__device__ inline void zip(const A *a, const B *b, T *y, Long n, Join join) {
+    each(n, aligned(a) && aligned(b) && aligned(y), [&](Long i, auto count) {
+        float left[count.value], right[count.value];
+        load(a + i, left);
+        load(b + i, right);
+        for (int k = 0; k < count.value; ++k) left[k] = join(left[k], right[k]);
+        store(y + i, left);
+    });
+}
+
+#define ELEMENTS(T, t)                                                                                                 \
+    extern "C" __global__ void fill_##t(T *y, Long n, float value) { fill(y, n, value); }                              \
+    ENTRY(fill_##t)                                                                                                    \
+    extern "C" __global__ void scale_##t(T *y, Long n, float factor) {                                                 \
+        map(y, y, n, [=](float v) { return v * factor; });                                                             \
+    }                                                                                                                  \
+    ENTRY(scale_##t)                                                                                                   \
+    extern "C" __global__ void accumulate_##t(const T *from, float *into, Long n) {                                    \
+        zip(into, from, into, n, [](float a, float b) { return a + b; });                                              \
+    }                                                                                                                  \
+    ENTRY(accumulate_##t)                                                                                              \
+    extern "C" __global__ void relu_##t(const T *x, T *y, Long n, float max) {                                         \
+        map(x, y, n, [=](float v) { return fminf(fmaxf(v, 0.0f), max); });                                             \
+    }                                                                                                                  \
+    ENTRY(relu_##t)                                                                                                    \
+    extern "C" __global__ void relu_backward_##t(const T *dy, const T *y, T *dx, Long n, float max) {                  \
+        zip(dy, y, dx, n, [=](float d, float v) { return v > 0.0f && v < max ? d : 0.0f; });                           \
+    }                                                                                                                  \
+    ENTRY(relu_backward_##t)                                                                                           \
+    extern "C" __global__ void add_##t(const T *a, const T *b, T *y, Long n, int relu) {                               \
+        if (relu) zip(a, b, y, n, [](float v, float w) { return fmaxf(v + w, 0.0f); });                                \
+        else zip(a, b, y, n, [](float v, float w) { return v + w; });                                                  \
+    }                                                                                                                  \
+    ENTRY(add_##t)
+
+FOR_NUMBERS(ELEMENTS)
+
+#define CAST(F, f, T, t)                                                                                               \
+    extern "C" __global__ void cast_##f##_##t(const F *x, T *y, Long n, float factor) {                                \
+        map(x, y, n, [=](float v) { return v * factor; });                                                             \
+    }                                                                                                                  \
+    ENTRY(cast_##f##_##t)
+
+FOR_PAIRS(CAST)
+
+// What travels between ranks: a sum is rounded to what travels next.
+#define WIRE(H, h)                                                                                                     \
+    extern "C" __global__ void accumulate_rounded_##h(const H *from, float *into, Long n) {                            \
+        zip(into, from, into, n, [](float a, float b) { return number(Rounded<H>::of(a + b)); });                      \
+    }                                                                                                                  \
+    ENTRY(accumulate_rounded_##h)                                                                                      \
+    extern "C" __global__ void round_##h(float *values, H *wire, Long n) {                                             \
+        each(n, aligned(values) && aligned(wire), [&](Long i, auto count) {                                            \
+            float v[count.value];                                                                                      \
+            load(values + i, v);                                                                                       \
+            store(wire + i, v);                                                                                        \
+            for (int k = 0; k < count.value; ++k) v[k] = number(Rounded<H>::of(v[k]));                                 \
+            store(values + i, v);                                                                                      \
+        });                                                                                                            \
+    }                                                                                                                  \
+    ENTRY(round_##h)
+
+FOR_HALVES(WIRE)
+
+// b is one number a channel.
+template <class T> __device__ inline void bias(T *y, const float *b, Long rows, int channels, float max) {
+    const bool wide = channels % 4 == 0 && aligned(y) && aligned(b);
+    each(rows * channels, wide, [&](Long i, auto count) {
+        const int c = (int)(i % channels);
+        float v[count.value], add[count.value];
+        load(y + i, v);
+        load(b + c, add);
+        for (int k = 0; k < count.value; ++k) {
+            v[k] += add[k];
+            if (max > 0.0f) v[k] = fminf(fmaxf(v[k], 0.0f), max);
+        }
+        store(y + i, v);
+    });
+}
+
+template <class T> __device__ inline void find_broken(const T *x, Long n, u32 *broken) {
+    bool found = false;
+    each(n, aligned(x), [&](Long i, auto count) {
+        float v[count.value];
+        load(x + i, v);
+        for (int k = 0; k < count.value; ++k) found |= !is_finite(v[k]);
+    });
+    // Whoever writes, it is the same.
+    if (found) *broken = 1;
+}
+
+#define ROWS(T, t)                                                                                                     \
+    extern "C" __global__ void bias_##t(T *y, const float *b, Long rows, int channels, float max) {                    \
+        bias(y, b, rows, channels, max);                                                                               \
+    }                                                                                                                  \
+    ENTRY(bias_##t)                                                                                                    \
+    extern "C" __global__ void find_broken_##t(const T *x, Long n, u32 *broken) { find_broken(x, n, broken); }         \
+    ENTRY(find_broken_##t)
+
+FOR_NUMBERS(ROWS)

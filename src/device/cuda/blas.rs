@@ -1,0 +1,128 @@
+//! cuBLAS: one handle, and the one product that linear layers need.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+use cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cudaDataType_t,
+};
+
+use super::handle::{Context, Stream, allocate};
+use super::layout::Real;
+use super::sys::cublasHandle_t;
+use crate::device::Memory;
+use crate::error::{Error, Result};
+
+/// Scratch memory that cuBLAS is given once: what its reference recommends for Hopper. Without it cuBLAS would allocate
+/// when it likes, and might not repeat its bits.
+const WORKSPACE: usize = 32 << 20;
+
+pub struct BlasHandle {
+    context: Rc<Context>,
+    raw: cublasHandle_t,
+    compute_type: c_int,
+    _workspace: Memory,
+}
+
+/// A matrix in memory, row by row.
+pub struct Matrix<'a> {
+    pub memory: &'a Memory,
+    pub real: Real,
+    pub rows: usize,
+    pub columns: usize,
+    /// Whether the product takes its transpose.
+    pub transposed: bool,
+}
+
+impl BlasHandle {
+    pub fn new(context: &Rc<Context>, stream: &Stream, tf32: bool) -> Result<BlasHandle> {
+        let blas = &context.libraries.blas;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out-parameter is alive during the call; the context is current.
+        unsafe { blas.cublasCreate_v2(&mut raw) }?;
+        let compute_type = match tf32 {
+            true => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        } as c_int;
+        let workspace = allocate(context, WORKSPACE)?;
+        // From here on dropping destroys it.
+        let handle =
+            BlasHandle { context: context.clone(), raw, compute_type, _workspace: workspace.clone() };
+        // SAFETY: handle, stream and workspace are alive and of one context. Setting the stream takes the workspace away,
+        // so the stream is first.
+        unsafe {
+            blas.cublasSetStream_v2(raw, stream.raw())?;
+            blas.cublasSetWorkspace_v2(raw, workspace.address().cast(), workspace.bytes())?;
+            blas.cublasSetMathMode(raw, cublasMath_t::CUBLAS_DEFAULT_MATH as c_int)?;
+        }
+        Ok(handle)
+    }
+
+    /// c = a·b, where each is taken row by row; summed in f32.
+    pub fn multiply(&self, a: &Matrix, b: &Matrix, c: &Matrix) -> Result<()> {
+        let shape = |m: &Matrix| if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
+        let ((rows, inner), (inner_b, columns)) = (shape(a), shape(b));
+        if inner != inner_b || (rows, columns) != (c.rows, c.columns) || c.transposed {
+            return Err(Error::internal("a product of matrices that do not fit"));
+        }
+        for m in [a, b, c] {
+            if m.memory.bytes() < m.rows * m.columns * m.real.bytes() {
+                return Err(Error::internal("a matrix larger than its memory"));
+            }
+        }
+        let int = |value: usize| {
+            c_int::try_from(value)
+                .map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))
+        };
+        let operation = |m: &Matrix| match m.transposed {
+            true => cublasOperation_t::CUBLAS_OP_T as c_int,
+            false => cublasOperation_t::CUBLAS_OP_N as c_int,
+        };
+        let (alpha, beta) = (1.0f32, 0.0f32);
+        let scalar = |value: &f32| ptr::from_ref(value).cast::<c_void>();
+        // cuBLAS takes matrices column by column: what it reads is the transpose of each. cᵀ = bᵀ·aᵀ.
+        // SAFETY: sizes were checked against the memories, which are of this handle's context.
+        let outcome = unsafe {
+            self.context.libraries.blas.cublasGemmEx(
+                self.raw,
+                operation(b),
+                operation(a),
+                int(columns)?,
+                int(rows)?,
+                int(inner)?,
+                scalar(&alpha),
+                b.memory.address().cast(),
+                data_type(b.real),
+                int(b.columns)?,
+                a.memory.address().cast(),
+                data_type(a.real),
+                int(a.columns)?,
+                scalar(&beta),
+                c.memory.address().cast(),
+                data_type(c.real),
+                int(c.columns)?,
+                self.compute_type,
+                cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int,
+            )
+        };
+        Ok(outcome?)
+    }
+}
+
+fn data_type(real: Real) -> c_int {
+    (match real {
+        Real::F32 => cudaDataType_t::CUDA_R_32F,
+        Real::BF16 => cudaDataType_t::CUDA_R_16BF,
+        Real::F16 => cudaDataType_t::CUDA_R_16F,
+    }) as c_int
+}
+
+impl Drop for BlasHandle {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        if let Err(failed) = unsafe { self.context.libraries.blas.cublasDestroy_v2(self.raw) } {
+            log::debug!("{} failed with code {}", failed.call, failed.code);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Convolutions: cuDNN's products, with bias and ReLU by a kernel of our own.
+
+use std::rc::Rc;
+
+use super::dnn::{Convolution, Direction, Extents};
+use super::gpu::{Argument::*, Gpu};
+use super::kernel::{CudaKernel, Operands, PART};
+use super::layout::{Real, channels_last_in, image, input, narrowest, output, plain_in};
+use super::norm::{column_parts, column_sums};
+use crate::device::{Layout, Request};
+use crate::error::Result;
+use crate::graph::{Conv2d, DType, Spec};
+
+fn compiled(
+    gpu: &Rc<Gpu>,
+    direction: Direction,
+    conv: &Conv2d,
+    real: Real,
+    [x, w, y]: [&Spec; 3],
+) -> Result<Rc<Convolution>> {
+    let at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
+    Ok(Rc::new(Convolution::new(gpu, direction, conv, real, at)?))
+}
+
+fn named(convolution: &Convolution, real: Real) -> String {
+    format!("cudnn:algorithm {} {}", convolution.choice.algorithm, real.suffix())
+}
+
+/// x, w, b? → y
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+    let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[x, y])?;
+    let product = compiled(gpu, Direction::Forward, conv, real, [x, w, y])?;
+    let mut inputs: Vec<Layout> = [x, w].map(|spec| channels_last_in(spec, real.dtype())).into();
+    inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
+    let outputs = vec![channels_last_in(y, real.dtype())];
+    let ([n, o, oh, ow], relu) = (image(y)?, conv.relu);
+    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let ([x, w], y) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
+        let product = product.clone();
+        let result = y.clone();
+        // SAFETY: the memories were checked against the layouts, which have the sizes of the descriptors.
+        operands.push(move || unsafe { product.run(&x, &w, &result, &workspace) });
+        after(operands, real, n * oh * ow, o, relu)
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
+}
+
+/// Adds the bias, if there is one (input 2), to output 0, then ReLU if asked for.
+pub fn after(operands: &mut Operands, real: Real, rows: usize, channels: usize, relu: bool) -> Result<()> {
+    let y = operands.outputs[0].clone();
+    let max = if relu { f32::INFINITY } else { 0.0 };
+    if let Some(bias) = operands.inputs.get(2).cloned() {
+        let arguments = [Memory(&y), Memory(&bias), Long(rows), Int(channels), Float(max)];
+        return operands.each("bias", real, rows * channels, &arguments);
+    }
+    match relu {
+        true => {
+            let n = rows * channels;
+            operands.each("relu", real, n, &[Memory(&y), Memory(&y), Long(n), Float(max)])
+        }
+        false => Ok(()),
+    }
+}
+
+/// dy, w → dx
+pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+    let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[dx, dy])?;
+    let product = compiled(gpu, Direction::BackwardData, conv, real, [dx, w, dy])?;
+    let inputs = [dy, w].map(|spec| channels_last_in(spec, real.dtype())).into();
+    let outputs = vec![channels_last_in(dx, real.dtype())];
+    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let ([dy, w], dx) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
+        let product = product.clone();
+        // SAFETY: as in `forward_pass`.
+        operands.push(move || unsafe { product.run(&w, &dy, &dx, &workspace) });
+        Ok(())
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
+}
+
+/// x, dy → dw, db?, both f32 whatever is multiplied.
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+    let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[x, dy])?;
+    let product = compiled(gpu, Direction::BackwardWeights, conv, real, [x, dw, dy])?;
+    let inputs = [x, dy].map(|spec| channels_last_in(spec, real.dtype())).into();
+    let mut outputs = vec![channels_last_in(dw, DType::F32)];
+    outputs.extend(request.outputs.get(1).map(|bias| plain_in(bias, DType::F32)));
+    let ([n, o, oh, ow], weights) = (image(dy)?, dw.shape.elements());
+    let rows = n * oh * ow;
+    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    // cuDNN gives dw in the type of x and dy.
+    let narrow = if real == Real::F32 { 0 } else { weights * real.bytes() };
+    let partials = if conv.bias { 4 * column_parts(rows, o) * o } else { 0 };
+    let workspace = (scratch.next_multiple_of(PART) + narrow).max(partials);
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
+        let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
+        let (product, result, of) = (product.clone(), to.clone(), dy.clone());
+        // SAFETY: as in `forward_pass`; the narrow copy has room for the weights.
+        operands.push(move || unsafe { product.run(&x, &of, &result, &workspace) });
+        if narrow > 0 {
+            let cast = format!("cast_{}", real.suffix());
+            let arguments = [Memory(&to), Memory(&dw), Long(weights), Float(1.0)];
+            operands.each(&cast, Real::F32, weights, &arguments)?;
+        }
+        if let Some(db) = operands.outputs.get(1).cloned() {
+            operands.reuse();
+            column_sums(operands, real, &dy, &db, rows, o)?;
+        }
+        Ok(())
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace))
+}

@@ -1,0 +1,221 @@
+//! One GPU with everything that its kernels share: queues, libraries' handles, our kernels, and the numbers of a step.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::rc::Rc;
+
+use super::blas::BlasHandle;
+use super::dnn::DnnHandle;
+use super::handle::{Context, Function, Module, Stream, address, allocate};
+use super::library::{Found, cuda};
+use super::tune::Tuned;
+use crate::device::memory::bytes_of;
+use crate::device::update::adam_corrections;
+use crate::device::{Memory, Scalars};
+use crate::error::{Error, Result};
+
+/// Our kernels for the oldest GPU; the driver compiles them for the one that is there, and keeps what it made.
+const PTX: &str = concat!(include_str!("../../../kernels/dltrain.ptx"), "\0");
+
+/// CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+const MULTIPROCESSORS: c_int = 16;
+
+/// Threads of a block, and elements that each block should have at least.
+pub const BLOCK: u32 = 256;
+const PER_BLOCK: usize = 1024;
+
+/// What kernels read of a step: `struct Scalars` of `kernels/common.cuh`, as words.
+const SCALARS_BYTES: usize = 64;
+
+/// A GPU ready to work.
+pub struct Gpu {
+    pub context: Rc<Context>,
+    /// Where everything runs, one after the other.
+    pub stream: Rc<Stream>,
+    /// Where gradients go to the host and come back, beside that.
+    pub copies: Rc<Stream>,
+    pub blas: BlasHandle,
+    pub dnn: DnnHandle,
+    pub tuned: Tuned,
+    /// "NVIDIA H200", and its compute capability.
+    pub name: String,
+    pub capability: (i32, i32),
+    /// Whether f32 products may be rounded to tf32's 10 bits.
+    pub tf32: bool,
+    multiprocessors: u32,
+    module: Rc<Module>,
+    functions: RefCell<HashMap<String, Function>>,
+    /// On the GPU, and what was last put there.
+    pub scalars: Memory,
+    current: Cell<Option<Scalars>>,
+    /// Adam's, for the corrections that kernels read with the scalars.
+    betas: Cell<(f32, f32)>,
+    /// While steps are being captured nothing may be uploaded beside them.
+    capturing: Cell<bool>,
+}
+
+impl Gpu {
+    pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
+        let context = Context::new(ordinal)?;
+        let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let driver = super::probe().map_err(Error::environment)?;
+        let gpu =
+            driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
+        let mut multiprocessors = 0;
+        // SAFETY: the out-parameter is alive; the device is the context's.
+        unsafe {
+            let probe = &cuda().map_err(Error::environment)?.probe;
+            probe.cuDeviceGetAttribute(&mut multiprocessors, MULTIPROCESSORS, context.device)?;
+        }
+        let module = Module::load(&context, PTX.as_bytes())
+            .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
+        let found = &context.libraries.found;
+        let tuned = Tuned::load(&format!("{}, cuDNN {}, CUDA {}", gpu.name, found.cudnn, found.cublas));
+        let gpu = Gpu {
+            blas: BlasHandle::new(&context, &stream, tf32)?,
+            dnn: DnnHandle::new(&context, &stream)?,
+            tuned,
+            name: gpu.name.clone(),
+            capability: gpu.compute_capability,
+            tf32,
+            multiprocessors: multiprocessors.max(1) as u32,
+            module,
+            functions: RefCell::default(),
+            scalars: allocate(&context, SCALARS_BYTES)?,
+            current: Cell::new(None),
+            betas: Cell::new((0.0, 0.0)),
+            capturing: Cell::new(false),
+            context,
+            stream,
+            copies,
+        };
+        Ok(Rc::new(gpu))
+    }
+
+    pub fn found(&self) -> &Found {
+        &self.context.libraries.found
+    }
+
+    /// One of our kernels.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        if let Some(function) = self.functions.borrow().get(name) {
+            return Ok(function.clone());
+        }
+        let function = self.module.function(name)?;
+        self.functions.borrow_mut().insert(name.into(), function.clone());
+        Ok(function)
+    }
+
+    /// Blocks for a kernel that strides over `n` elements.
+    pub fn blocks(&self, n: usize) -> [u32; 3] {
+        [self.at_most(n.div_ceil(PER_BLOCK)), 1, 1]
+    }
+
+    /// So many blocks, but no more than the GPU has at work at a time.
+    pub fn at_most(&self, blocks: usize) -> u32 {
+        blocks.clamp(1, 16 * self.multiprocessors as usize) as u32
+    }
+
+    /// The betas of Adam's rule, which the scalars' corrections are made of.
+    pub fn set_betas(&self, beta1: f32, beta2: f32) {
+        self.betas.set((beta1, beta2));
+        self.current.set(None);
+    }
+
+    /// Lets the kernels enqueued from now on read these numbers.
+    pub fn set_scalars(&self, scalars: &Scalars) -> Result<()> {
+        if self.capturing.get() || self.current.get() == Some(*scalars) {
+            return Ok(());
+        }
+        let (beta1, beta2) = self.betas.get();
+        let (correction1, correction2) = adam_corrections(scalars, beta1, beta2);
+        let mut bytes = [0u8; SCALARS_BYTES];
+        let (corrections, skip) = ([correction1, correction2], [0i32]);
+        let words = [scalars.seed, scalars.step, scalars.first_sample, scalars.update];
+        let factors = [scalars.gradient_scale, scalars.learning_rate, 1.0];
+        let mut at = 0;
+        let parts = [bytes_of(&words), bytes_of(&factors), bytes_of(&skip), bytes_of(&corrections)];
+        for part in parts {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        // SAFETY: the bytes are pageable: the driver has copied them when this returns.
+        unsafe { self.stream.upload(&bytes, &self.scalars) }?;
+        self.current.set(Some(*scalars));
+        Ok(())
+    }
+
+    /// Records what `enqueue` enqueues as one graph.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<super::handle::Graph> {
+        self.capturing.set(true);
+        let graph = self.stream.capture(enqueue);
+        self.capturing.set(false);
+        graph
+    }
+}
+
+/// One launch of a kernel with its arguments, ready to be repeated.
+pub struct Launch {
+    function: Function,
+    grid: [u32; 3],
+    block: [u32; 2],
+    /// Each argument in the low bytes of a word.
+    arguments: Vec<u64>,
+    /// What the arguments point to.
+    memory: Vec<Memory>,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy)]
+pub enum Argument<'a> {
+    Memory(&'a Memory),
+    /// A pointer that the kernel knows to be allowed to be missing.
+    Null,
+    Long(usize),
+    Int(usize),
+    Float(f32),
+    Bool(bool),
+}
+
+impl Launch {
+    /// # Safety
+    /// The arguments must be those that the kernel declares (`kernels/README.md`), the memory of each large enough.
+    pub unsafe fn new(gpu: &Gpu, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<Launch> {
+        let mut launch = Launch {
+            function: gpu.function(name)?,
+            grid,
+            block: [BLOCK, 1],
+            arguments: Vec::with_capacity(arguments.len()),
+            memory: Vec::new(),
+        };
+        for argument in arguments {
+            launch.arguments.push(match *argument {
+                Argument::Memory(memory) => {
+                    launch.memory.push(memory.clone());
+                    address(memory)
+                }
+                Argument::Null => 0,
+                Argument::Long(value) => value as u64,
+                Argument::Int(value) => i32::try_from(value).map_err(|_| {
+                    Error::usage(format!("{name}: {value} is too large for a GPU; use a smaller --batch"))
+                })? as u32 as u64,
+                Argument::Float(value) => u64::from(value.to_bits()),
+                Argument::Bool(value) => u64::from(value),
+            });
+        }
+        Ok(launch)
+    }
+
+    /// With blocks of another shape than 256 threads in a row.
+    pub fn in_blocks(self, block: [u32; 2]) -> Launch {
+        Launch { block, ..self }
+    }
+
+    pub fn run(&self, stream: &Stream) -> Result<()> {
+        let mut words = self.arguments.clone();
+        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
+        // SAFETY: `new`'s caller vouches for the arguments; `self.memory` keeps what they point to.
+        unsafe { stream.launch(&self.function, self.grid, self.block, &mut pointers) }
+    }
+}

@@ -1,0 +1,374 @@
+//! What the driver gives, owned: each handle frees itself, keeps alive what it depends on, and turns failures into errors.
+
+use std::any::Any;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+use super::library::{Libraries, cuda, libraries};
+use super::sys::{
+    self, CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+    Failed, Outcome,
+};
+use crate::device::Memory;
+use crate::error::{Error, Result};
+
+/// CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// CU_EVENT_DISABLE_TIMING
+const EVENT_DISABLE_TIMING: c_uint = 2;
+/// CU_MEMHOSTREGISTER_PORTABLE
+const PORTABLE: c_uint = 1;
+/// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+const CAPTURE_THREAD_LOCAL: c_int = 1;
+
+/// A handle that cannot be freed has no caller to tell; what matters is said by the next call that fails.
+fn freed(outcome: Outcome) {
+    if let Err(Failed { call, code, .. }) = outcome {
+        log::debug!("{call} failed with code {code}");
+    }
+}
+
+/// The primary context of one GPU, current in the thread that made it.
+pub struct Context {
+    pub libraries: &'static Libraries,
+    pub device: c_int,
+    /// CUDA's number of the GPU.
+    pub ordinal: usize,
+}
+
+impl Context {
+    /// # Errors
+    /// `Environment` when libraries are missing; `Foreign` when the GPU cannot be used.
+    pub fn new(ordinal: usize) -> Result<Rc<Context>> {
+        let libraries = libraries()?;
+        let probe = &cuda().map_err(Error::environment)?.probe;
+        let (mut device, mut raw) = (0, ptr::null_mut());
+        // SAFETY: out-parameters alive during the calls; the context is made current in the one thread that uses it.
+        unsafe {
+            probe.cuInit(0)?;
+            probe.cuDeviceGet(&mut device, ordinal as c_int)?;
+            libraries.driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
+        }
+        // From here on dropping releases it.
+        let context = Rc::new(Context { libraries, device, ordinal });
+        // SAFETY: the context was just retained.
+        unsafe { libraries.driver.cuCtxSetCurrent(raw) }?;
+        Ok(context)
+    }
+
+    /// Bytes free and in all on the GPU.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: out-parameters alive during the call; the context is current.
+        unsafe { self.libraries.driver.cuMemGetInfo_v2(&mut free, &mut total) }?;
+        Ok((free, total))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `new`; everything made in it holds an `Rc` of it and is gone.
+        freed(unsafe { self.libraries.driver.cuDevicePrimaryCtxRelease_v2(self.device) });
+    }
+}
+
+/// A queue of work on the GPU.
+pub struct Stream {
+    pub context: Rc<Context>,
+    raw: CUstream,
+}
+
+impl Stream {
+    pub fn new(context: &Rc<Context>) -> Result<Rc<Stream>> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out-parameter is alive during the call; the context is current.
+        unsafe { context.libraries.driver.cuStreamCreate(&mut raw, STREAM_NON_BLOCKING) }?;
+        Ok(Rc::new(Stream { context: context.clone(), raw }))
+    }
+
+    pub fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    fn driver(&self) -> &'static sys::Driver {
+        &self.context.libraries.driver
+    }
+
+    /// Waits until all that was enqueued has finished.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is alive.
+        Ok(unsafe { self.driver().cuStreamSynchronize(self.raw) }?)
+    }
+
+    /// Marks this point of the queue.
+    pub fn record(&self) -> Result<Event> {
+        let event = Event::new(&self.context)?;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { self.driver().cuEventRecord(event.raw, self.raw) }?;
+        Ok(event)
+    }
+
+    /// Lets what is enqueued from now on wait for an event of any stream.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both are alive; the driver keeps what it needs of the event.
+        Ok(unsafe { self.driver().cuStreamWaitEvent(self.raw, event.raw, 0) }?)
+    }
+
+    /// Copies host memory to the GPU behind what is enqueued.
+    ///
+    /// # Safety
+    /// `from` must stay as it is until that has happened, if it is pinned.
+    pub unsafe fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        assert_eq!(from.len(), to.bytes(), "an upload of unequal lengths");
+        // SAFETY: lengths are equal, the device memory is alive in the queue; of the rest the caller takes care.
+        Ok(unsafe {
+            self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw)
+        }?)
+    }
+
+    /// Copies GPU memory to the host behind what is enqueued.
+    ///
+    /// # Safety
+    /// Nobody may touch `to` until that has happened, if it is pinned.
+    pub unsafe fn download(&self, from: &Memory, to: *mut u8) -> Result<()> {
+        // SAFETY: as in `upload`.
+        Ok(unsafe { self.driver().cuMemcpyDtoHAsync_v2(to.cast(), address(from), from.bytes(), self.raw) }?)
+    }
+
+    /// Copies within the GPU.
+    pub fn copy(&self, from: &Memory, to: &Memory, bytes: usize) -> Result<()> {
+        assert!(bytes <= from.bytes() && bytes <= to.bytes(), "a copy beyond the end");
+        if bytes == 0 || from.address() == to.address() {
+            return Ok(());
+        }
+        // SAFETY: both ranges lie within memory of the GPU.
+        Ok(unsafe { self.driver().cuMemcpyDtoDAsync_v2(address(to), address(from), bytes, self.raw) }?)
+    }
+
+    pub fn zero(&self, memory: &Memory) -> Result<()> {
+        if memory.bytes() == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range is memory of the GPU.
+        Ok(unsafe { self.driver().cuMemsetD8Async(address(memory), 0, memory.bytes(), self.raw) }?)
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The arguments must be those that the kernel declares, and the memory they point to large enough.
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        grid: [u32; 3],
+        block: [u32; 2],
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let [x, y, z] = grid;
+        // SAFETY: function and stream are alive and of one context; the caller vouches for the arguments, which the
+        // driver copies before it returns.
+        let outcome = unsafe {
+            self.driver().cuLaunchKernel(
+                function.raw,
+                x,
+                y,
+                z,
+                block[0],
+                block[1],
+                1,
+                0,
+                self.raw,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        outcome.map_err(|failed| Error::from(failed).context(format!("kernel {}", function.name)))
+    }
+
+    /// Records what `enqueue` enqueues, instead of running it, as one graph.
+    pub fn capture(self: &Rc<Stream>, enqueue: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        // SAFETY: the stream is alive and not capturing.
+        unsafe { self.driver().cuStreamBeginCapture_v2(self.raw, CAPTURE_THREAD_LOCAL) }?;
+        let enqueued = enqueue();
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the stream is capturing; the out-parameter is alive. It must be ended also where enqueueing failed.
+        let ended = unsafe { self.driver().cuStreamEndCapture(self.raw, &mut graph) };
+        // What failed first says most.
+        enqueued.and(ended.map_err(Error::from)).inspect_err(|_| destroy(self.driver(), graph))?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the graph was just made; the executable does not need it any more once it is made.
+        let made = unsafe { self.driver().cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
+        destroy(self.driver(), graph);
+        made?;
+        Ok(Graph { stream: self.clone(), raw })
+    }
+}
+
+fn destroy(driver: &sys::Driver, graph: CUgraph) {
+    if !graph.is_null() {
+        // SAFETY: a graph that capturing gave, destroyed once.
+        freed(unsafe { driver.cuGraphDestroy(graph) });
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once.
+        freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
+    }
+}
+
+/// A point in a stream.
+pub struct Event {
+    context: Rc<Context>,
+    raw: CUevent,
+}
+
+impl Event {
+    fn new(context: &Rc<Context>) -> Result<Event> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out-parameter is alive during the call; the context is current.
+        unsafe { context.libraries.driver.cuEventCreate(&mut raw, EVENT_DISABLE_TIMING) }?;
+        Ok(Event { context: context.clone(), raw })
+    }
+
+    /// Whether everything before it has finished.
+    pub fn reached(&self) -> Result<bool> {
+        // SAFETY: the event is alive.
+        match unsafe { self.context.libraries.driver.cuEventQuery(self.raw) } {
+            Ok(()) => Ok(true),
+            Err(Failed { code: CUDA_ERROR_NOT_READY, .. }) => Ok(false),
+            Err(failed) => Err(failed.into()),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once; the driver waits for what still uses it.
+        freed(unsafe { self.context.libraries.driver.cuEventDestroy_v2(self.raw) });
+    }
+}
+
+/// Launches the whole of what was captured at once.
+pub struct Graph {
+    stream: Rc<Stream>,
+    raw: CUgraphExec,
+}
+
+impl Graph {
+    pub fn launch(&self) -> Result<()> {
+        // SAFETY: both are alive. What the graph's nodes point to is kept alive by who captured it.
+        Ok(unsafe { self.stream.driver().cuGraphLaunch(self.raw, self.stream.raw) }?)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by `capture`, destroyed once.
+        freed(unsafe { self.stream.driver().cuGraphExecDestroy(self.raw) });
+    }
+}
+
+/// Compiled kernels.
+pub struct Module {
+    context: Rc<Context>,
+    raw: CUmodule,
+}
+
+impl Module {
+    /// Loads PTX, which ends with a zero, or a cubin.
+    pub fn load(context: &Rc<Context>, image: &[u8]) -> Result<Rc<Module>> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the image is PTX that ends with a zero or a whole cubin; the driver copies it.
+        unsafe { context.libraries.driver.cuModuleLoadData(&mut raw, image.as_ptr().cast()) }?;
+        Ok(Rc::new(Module { context: context.clone(), raw }))
+    }
+
+    /// # Errors
+    /// `Internal` for a name that the module does not have: it is compiled into this program.
+    pub fn function(self: &Rc<Module>, name: &str) -> Result<Function> {
+        let text = CString::new(name).map_err(|e| Error::internal(e.to_string()))?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the name ends with a zero and lives during the call; the module is alive.
+        unsafe { self.context.libraries.driver.cuModuleGetFunction(&mut raw, self.raw, text.as_ptr()) }
+            .map_err(|failed| Error::from(failed).context(format!("kernel {name}")))?;
+        Ok(Function { raw, name: name.into(), _module: self.clone() })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load`, unloaded once; its functions hold an `Rc` of it.
+        freed(unsafe { self.context.libraries.driver.cuModuleUnload(self.raw) });
+    }
+}
+
+/// A kernel.
+#[derive(Clone)]
+pub struct Function {
+    raw: CUfunction,
+    name: Rc<str>,
+    _module: Rc<Module>,
+}
+
+/// An allocation on the GPU, freed with the last slice of it.
+struct Allocation {
+    context: Rc<Context>,
+    address: CUdeviceptr,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `allocate`, freed once. cuMemFree waits for the work that uses it.
+        freed(unsafe { self.context.libraries.driver.cuMemFree_v2(self.address) });
+    }
+}
+
+/// Memory of the GPU, not yet of any content.
+///
+/// # Errors
+/// `Environment` when there is not that much.
+pub fn allocate(context: &Rc<Context>, bytes: usize) -> Result<Memory> {
+    let mut address: CUdeviceptr = 0;
+    // A range of no bytes has an address too.
+    let room = bytes.max(crate::device::memory::ALIGNMENT);
+    // SAFETY: the out-parameter is alive during the call; the context is current.
+    let outcome = unsafe { context.libraries.driver.cuMemAlloc_v2(&mut address, room) };
+    outcome
+        .map_err(|failed| Error::from(failed).context(format!("{bytes} bytes on GPU {}", context.ordinal)))?;
+    let owner: Rc<dyn Any> = Rc::new(Allocation { context: context.clone(), address });
+    // SAFETY: memory of the GPU, alive with its owner. Its address is never read through on the host: whoever has a
+    // `Memory` of a device goes through that device.
+    Ok(unsafe { Memory::from_raw(address as *mut u8, bytes, owner) })
+}
+
+/// The address of a memory of the GPU.
+pub fn address(memory: &Memory) -> CUdeviceptr {
+    memory.address() as CUdeviceptr
+}
+
+/// Host memory of somebody else's that is page-locked as long as this lives.
+pub struct Registered {
+    context: Rc<Context>,
+    /// Held for its life.
+    memory: Memory,
+}
+
+impl Registered {
+    pub fn new(context: &Rc<Context>, memory: &Memory) -> Result<Registered> {
+        // SAFETY: the range is host memory, alive with `memory`.
+        unsafe {
+            context.libraries.driver.cuMemHostRegister_v2(memory.address().cast(), memory.bytes(), PORTABLE)
+        }?;
+        Ok(Registered { context: context.clone(), memory: memory.clone() })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: registered by `new`, unregistered once.
+        freed(unsafe { self.context.libraries.driver.cuMemHostUnregister(self.memory.address().cast()) });
+    }
+}

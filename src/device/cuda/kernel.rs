@@ -1,0 +1,206 @@
+//! A kernel of the plan on the GPU: its layouts, and how it becomes work when it is bound to memory.
+
+use std::any::Any;
+use std::rc::Rc;
+
+use super::gpu::{Argument, Gpu, Launch};
+use super::layout::Real;
+use crate::device::{Kernel, Layout, Memory, Scalars, Step};
+use crate::error::{Error, Result};
+
+/// Something to enqueue, as often as wanted.
+pub type Work = Box<dyn Fn() -> Result<()>>;
+
+/// What makes the work of a kernel from its memory, in the order of the op's inputs and outputs.
+type Bind = dyn Fn(&mut Operands) -> Result<()>;
+
+pub struct CudaKernel {
+    gpu: Rc<Gpu>,
+    implementation: String,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    workspace: usize,
+    in_place: Option<usize>,
+    bind: Box<Bind>,
+}
+
+/// Memory of a kernel, checked against its layouts, and the work made so far.
+pub struct Operands<'a> {
+    pub gpu: &'a Rc<Gpu>,
+    pub inputs: &'a [Memory],
+    pub outputs: &'a [Memory],
+    workspace: &'a Memory,
+    used: usize,
+    work: Vec<Work>,
+}
+
+impl CudaKernel {
+    pub fn new(
+        gpu: &Rc<Gpu>,
+        implementation: impl Into<String>,
+        inputs: Vec<Layout>,
+        outputs: Vec<Layout>,
+        bind: impl Fn(&mut Operands) -> Result<()> + 'static,
+    ) -> CudaKernel {
+        let (gpu, implementation) = (gpu.clone(), implementation.into());
+        CudaKernel {
+            gpu,
+            implementation,
+            inputs,
+            outputs,
+            workspace: 0,
+            in_place: None,
+            bind: Box::new(bind),
+        }
+    }
+
+    /// Asks for scratch memory, which `Operands::scratch` gives out.
+    pub fn with_workspace(self, bytes: usize) -> CudaKernel {
+        CudaKernel { workspace: bytes, ..self }
+    }
+
+    /// States that output 0 may be written over an input of the same size.
+    pub fn in_place(self, input: usize) -> CudaKernel {
+        let fits = self.inputs[input].bytes() == self.outputs[0].bytes();
+        CudaKernel { in_place: fits.then_some(input), ..self }
+    }
+}
+
+impl Kernel for CudaKernel {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.workspace
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place
+    }
+
+    fn implementation(&self) -> String {
+        self.implementation.clone()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        check(inputs, &self.inputs)?;
+        check(outputs, &self.outputs)?;
+        if workspace.bytes() < self.workspace {
+            return Err(Error::internal(format!("{} bytes of workspace", workspace.bytes())));
+        }
+        let gpu = &self.gpu;
+        let mut operands = Operands { gpu, inputs, outputs, workspace, used: 0, work: Vec::new() };
+        (self.bind)(&mut operands)?;
+        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Makes sure that every tensor has room in the memory meant for it.
+fn check(memory: &[Memory], layouts: &[Layout]) -> Result<()> {
+    if memory.len() != layouts.len() {
+        return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), layouts.len())));
+    }
+    match memory.iter().zip(layouts).find(|(memory, layout)| memory.bytes() < layout.bytes()) {
+        Some((memory, layout)) => {
+            Err(Error::internal(format!("{} bytes for a tensor of {layout:?}", memory.bytes())))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Every part of the workspace begins at such a multiple, as cuDNN and wide reads want it.
+pub const PART: usize = 256;
+
+impl Operands<'_> {
+    /// The next part of the workspace. Parts add up to what the kernel asked for, each rounded up to `PART`.
+    pub fn scratch(&mut self, bytes: usize) -> Memory {
+        let part = self.workspace.slice(self.used, bytes);
+        self.used += bytes.next_multiple_of(PART);
+        part
+    }
+
+    /// Gives all parts back: what is enqueued from now on may write over them.
+    pub fn reuse(&mut self) {
+        self.used = 0;
+    }
+
+    /// Adds something to enqueue.
+    pub fn push(&mut self, work: impl Fn() -> Result<()> + 'static) {
+        self.work.push(Box::new(work));
+    }
+
+    /// Adds a launch with blocks of 256 threads. The arguments are those of `kernels/README.md`.
+    pub fn launch(&mut self, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
+        // SAFETY: the families of kernels write their arguments after the table, tests run every one of them, and their
+        // memory was checked against the layouts by `bind`.
+        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        self.add(launch);
+        Ok(())
+    }
+
+    /// The same with blocks of another shape.
+    pub fn launch_in(
+        &mut self,
+        block: [u32; 2],
+        name: &str,
+        grid: [u32; 3],
+        arguments: &[Argument],
+    ) -> Result<()> {
+        // SAFETY: as in `launch`.
+        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        self.add(launch.in_blocks(block));
+        Ok(())
+    }
+
+    /// The same for a kernel that strides over `n` elements of a type, which its name ends with.
+    pub fn each(&mut self, name: &str, real: Real, n: usize, arguments: &[Argument]) -> Result<()> {
+        match n {
+            0 => Ok(()),
+            _ => self.launch(&format!("{name}_{}", real.suffix()), self.gpu.blocks(n), arguments),
+        }
+    }
+
+    fn add(&mut self, launch: Launch) {
+        let stream = self.gpu.stream.clone();
+        self.push(move || launch.run(&stream));
+    }
+
+    /// Adds a copy within the GPU.
+    pub fn copy(&mut self, from: &Memory, to: &Memory, bytes: usize) {
+        let (stream, from, to) = (self.gpu.stream.clone(), from.clone(), to.clone());
+        self.push(move || stream.copy(&from, &to, bytes));
+    }
+
+    /// Takes what was added, for a step that is not of the plan.
+    pub fn step(
+        gpu: &Rc<Gpu>,
+        workspace: &Memory,
+        add: impl FnOnce(&mut Operands) -> Result<()>,
+    ) -> Result<Box<dyn Step>> {
+        let mut operands = Operands { gpu, inputs: &[], outputs: &[], workspace, used: 0, work: Vec::new() };
+        add(&mut operands)?;
+        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))
+    }
+}
+
+/// A kernel bound to memory.
+struct CudaStep {
+    gpu: Rc<Gpu>,
+    work: Vec<Work>,
+}
+
+impl Step for CudaStep {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self.gpu.set_scalars(scalars)?;
+        self.work.iter().try_for_each(|work| work())
+    }
+}

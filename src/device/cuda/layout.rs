@@ -1,0 +1,116 @@
+//! Layouts of the GPU: images lie with their channels last, everything else as the host has it; and types of numbers.
+
+use crate::device::{Layout, Request};
+use crate::error::{Error, Result};
+use crate::graph::{DType, Spec};
+
+/// A type of real numbers that kernels have a version for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Real {
+    F32,
+    BF16,
+    F16,
+}
+
+impl Real {
+    pub fn of(dtype: DType) -> Result<Real> {
+        match dtype {
+            DType::F32 => Ok(Real::F32),
+            DType::BF16 => Ok(Real::BF16),
+            DType::F16 => Ok(Real::F16),
+            other => Err(Error::internal(format!("{other:?} where there should be real numbers"))),
+        }
+    }
+
+    pub fn bytes(self) -> usize {
+        if self == Real::F32 { 4 } else { 2 }
+    }
+
+    /// As kernels have it in their names.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Real::F32 => "f32",
+            Real::BF16 => "bf16",
+            Real::F16 => "f16",
+        }
+    }
+
+    pub fn dtype(self) -> DType {
+        match self {
+            Real::F32 => DType::F32,
+            Real::BF16 => DType::BF16,
+            Real::F16 => DType::F16,
+        }
+    }
+}
+
+/// The type in which layers multiply that read or write these: the narrower one.
+pub fn narrowest(specs: &[&Spec]) -> Result<Real> {
+    let reals = specs.iter().map(|spec| Real::of(spec.dtype)).collect::<Result<Vec<_>>>()?;
+    Ok(reals.into_iter().find(|real| *real != Real::F32).unwrap_or(Real::F32))
+}
+
+/// As the host has it, in a given type.
+pub fn plain_in(spec: &Spec, dtype: DType) -> Layout {
+    let bytes = spec.shape.elements() * dtype.bytes();
+    Layout::new(format!("{dtype:?} plain {}", spec.shape), bytes, dtype, None)
+}
+
+pub fn plain(spec: &Spec) -> Layout {
+    plain_in(spec, spec.dtype)
+}
+
+/// Channels last, in a given type: (N,H,W,C), a convolution's weights (O,kh,kw,C). Where that is the same order as the
+/// host's it is the same layout.
+pub fn channels_last_in(spec: &Spec, dtype: DType) -> Layout {
+    match spec.shape.0[..] {
+        [_, c, h, w] if c > 1 && h * w > 1 => {
+            let bytes = spec.shape.elements() * dtype.bytes();
+            Layout::new(format!("{dtype:?} nhwc {}", spec.shape), bytes, dtype, None)
+        }
+        _ => plain_in(spec, dtype),
+    }
+}
+
+pub fn channels_last(spec: &Spec) -> Layout {
+    channels_last_in(spec, spec.dtype)
+}
+
+/// What only a forward op and its backward op know: so many bytes.
+pub fn saved(spec: &Spec, what: &str, bytes: usize) -> Layout {
+    Layout::new(format!("{what} {}", spec.shape), bytes, DType::Saved, None)
+}
+
+/// The layout in which input `index` lies already, in its own type, or else channels last.
+pub fn given(request: &Request, index: usize) -> Result<Layout> {
+    let (spec, layout) = input(request, index)?;
+    Ok(match layout {
+        Some(layout) if layout.dtype() == spec.dtype => layout.clone(),
+        Some(layout) if *layout == plain_in(spec, layout.dtype()) => plain(spec),
+        _ => channels_last(spec),
+    })
+}
+
+pub fn input<'a>(request: &'a Request, index: usize) -> Result<&'a (Spec, Option<Layout>)> {
+    let lacks = || Error::internal(format!("{} lacks input {index}", request.op.name()));
+    request.inputs.get(index).ok_or_else(lacks)
+}
+
+pub fn output<'a>(request: &'a Request, index: usize) -> Result<&'a Spec> {
+    let lacks = || Error::internal(format!("{} lacks output {index}", request.op.name()));
+    request.outputs.get(index).ok_or_else(lacks)
+}
+
+/// (N, C, H, W) of an image tensor.
+pub fn image(spec: &Spec) -> Result<[usize; 4]> {
+    spec.shape.0[..].try_into().map_err(|_| Error::internal(format!("{} is no batch of images", spec.shape)))
+}
+
+/// (rows, channels) of a tensor whose channels lie last: (N·H·W, C) of images, (N, C) of flat ones.
+pub fn rows(spec: &Spec) -> Result<(usize, usize)> {
+    match spec.shape.0[..] {
+        [n, c, h, w] => Ok((n * h * w, c)),
+        [n, c] => Ok((n, c)),
+        _ => Err(Error::internal(format!("{} has no channels", spec.shape))),
+    }
+}

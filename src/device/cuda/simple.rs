@@ -1,0 +1,250 @@
+//! Ops that are one pass over memory, in whatever layout their input has: elementwise ones, concatenation, copies, the loss.
+
+use std::rc::Rc;
+
+use super::gpu::{Argument::*, Gpu};
+use super::kernel::{CudaKernel, Operands};
+use super::layout::{Real, channels_last, given, input, output, plain, plain_in, rows};
+use crate::device::{Layout, Request};
+use crate::error::{Error, Result};
+use crate::graph::{DType, Spec};
+
+/// The layout of one tensor, of another tensor of the same shape and type.
+fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
+    match layout.bytes() == spec.shape.elements() * spec.dtype.bytes() && layout.dtype() == spec.dtype {
+        true => Ok(layout.clone()),
+        false => {
+            Err(Error::internal(format!("{} cannot give {} in {layout:?}", request.op.name(), spec.shape)))
+        }
+    }
+}
+
+/// x → y
+pub fn relu(gpu: &Rc<Gpu>, request: &Request, max: f32) -> Result<CudaKernel> {
+    let (layout, y) = (given(request, 0)?, output(request, 0)?);
+    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let outputs = vec![alike(request, &layout, y)?];
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        operands.each("relu", real, n, &[Memory(x), Memory(y), Long(n), Float(max)])
+    };
+    Ok(CudaKernel::new(gpu, "own:relu", vec![layout], outputs, bind).in_place(0))
+}
+
+/// dy, y → dx, in the layout of y
+pub fn relu_backward(gpu: &Rc<Gpu>, request: &Request, max: f32) -> Result<CudaKernel> {
+    let (layout, dx) = (given(request, 1)?, output(request, 0)?);
+    let (real, n) = (Real::of(dx.dtype)?, dx.shape.elements());
+    let layouts = (vec![alike(request, &layout, &input(request, 0)?.0)?, layout.clone()], vec![layout]);
+    let bind = move |operands: &mut Operands| {
+        let ([dy, y], dx) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        operands.each("relu_backward", real, n, &[Memory(dy), Memory(y), Memory(dx), Long(n), Float(max)])
+    };
+    Ok(CudaKernel::new(gpu, "own:relu", layouts.0, layouts.1, bind).in_place(0))
+}
+
+/// a, b → y
+pub fn add(gpu: &Rc<Gpu>, request: &Request, relu: bool) -> Result<CudaKernel> {
+    let (layout, y) = (given(request, 0)?, output(request, 0)?);
+    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let inputs = vec![layout.clone(), alike(request, &layout, &input(request, 1)?.0)?];
+    let outputs = vec![alike(request, &layout, y)?];
+    let bind = move |operands: &mut Operands| {
+        let ([a, b], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        operands.each("add", real, n, &[Memory(a), Memory(b), Memory(y), Long(n), Bool(relu)])
+    };
+    Ok(CudaKernel::new(gpu, "own:add", inputs, outputs, bind).in_place(0))
+}
+
+/// x → y, and dy → dx
+pub fn dropout(gpu: &Rc<Gpu>, request: &Request, p: f32, layer: u32) -> Result<CudaKernel> {
+    let (layout, y) = (given(request, 0)?, output(request, 0)?);
+    let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
+    // Elements are numbered as the host has them, wherever they lie.
+    let (channels, plane) = match y.shape.0[..] {
+        [_, c, h, w] if layout != plain(y) => (c, h * w),
+        _ => (y.shape.per_sample(), 1),
+    };
+    let outputs = vec![alike(request, &layout, y)?];
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        let scalars = operands.gpu.scalars.clone();
+        let arguments = [
+            Memory(x),
+            Memory(y),
+            Long(samples),
+            Int(channels),
+            Int(plane),
+            Float(p),
+            Long(layer as usize),
+            Memory(&scalars),
+        ];
+        operands.each("dropout", real, samples * channels * plane, &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:dropout", vec![layout], outputs, bind).in_place(0))
+}
+
+/// Any number of x → y: their channels one after the other.
+pub fn concat(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+    let y = output(request, 0)?;
+    let (real, (count, width)) = (Real::of(y.dtype)?, rows(y)?);
+    let inputs = request.inputs.iter().map(|(spec, _)| channels_last(spec)).collect();
+    let parts = request.inputs.iter().map(|(spec, _)| Ok(rows(spec)?.1)).collect::<Result<Vec<_>>>()?;
+    let bind = move |operands: &mut Operands| {
+        let mut from = 0;
+        for (x, &channels) in operands.inputs.iter().zip(&parts) {
+            copy_channels(
+                operands,
+                real,
+                count,
+                channels,
+                (x, channels, 0),
+                (&operands.outputs[0], width, from),
+            )?;
+            from += channels;
+        }
+        Ok(())
+    };
+    Ok(CudaKernel::new(gpu, "own:copy", inputs, vec![channels_last(y)], bind))
+}
+
+/// x → the channels of it from `from` on
+pub fn slice(gpu: &Rc<Gpu>, request: &Request, from: usize) -> Result<CudaKernel> {
+    let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
+    let (real, width, (count, channels)) = (Real::of(y.dtype)?, rows(x)?.1, rows(y)?);
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        copy_channels(operands, real, count, channels, (x, width, from), (y, channels, 0))
+    };
+    Ok(CudaKernel::new(gpu, "own:copy", vec![channels_last(x)], vec![channels_last(y)], bind))
+}
+
+/// Rows of so many channels: from a place in rows of some width to another.
+type Place<'a> = (&'a crate::device::Memory, usize, usize);
+
+fn copy_channels(
+    operands: &mut Operands,
+    real: Real,
+    rows: usize,
+    channels: usize,
+    (x, x_width, x_from): Place,
+    (y, y_width, y_from): Place,
+) -> Result<()> {
+    let arguments = [
+        Memory(x),
+        Memory(y),
+        Long(rows),
+        Int(channels),
+        Int(x_width),
+        Int(x_from),
+        Int(y_width),
+        Int(y_from),
+    ];
+    operands.each("copy_channels", real, rows * channels, &arguments)
+}
+
+/// x → the same numbers under another shape
+pub fn reshape(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+    let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
+    if x.bytes() != y.bytes() {
+        return Err(Error::internal(format!("{x:?} cannot become {y:?}")));
+    }
+    let bytes = x.bytes();
+    let bind = move |operands: &mut Operands| {
+        operands.copy(&operands.inputs[0], &operands.outputs[0], bytes);
+        Ok(())
+    };
+    Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind).in_place(0))
+}
+
+/// x → x of every rank, which are this rank's own
+pub fn exchange(gpu: &Rc<Gpu>, request: &Request, ranks: usize) -> Result<CudaKernel> {
+    let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
+    let bytes = x.bytes();
+    if bytes * ranks != y.bytes() {
+        return Err(Error::internal(format!("{x:?} of {ranks} ranks is not {y:?}")));
+    }
+    let bind = move |operands: &mut Operands| {
+        for rank in 0..ranks {
+            operands.copy(&operands.inputs[0], &operands.outputs[0].slice(rank * bytes, bytes), bytes);
+        }
+        Ok(())
+    };
+    Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind))
+}
+
+/// logits, labels → losses, hits
+pub fn loss(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
+    let (logits, labels) = (&input(request, 0)?.0, &input(request, 1)?.0);
+    let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
+    let outputs = request.outputs.iter().map(plain).collect();
+    let bind = move |operands: &mut Operands| {
+        let ([logits, labels], [losses, hits]) =
+            ([0, 1].map(|index| &operands.inputs[index]), [0, 1].map(|index| &operands.outputs[index]));
+        let arguments = [
+            Memory(logits),
+            Memory(labels),
+            Memory(losses),
+            Memory(hits),
+            Null,
+            Int(rows),
+            Int(classes),
+            Float(smoothing),
+            Float(weight),
+        ];
+        operands.each("softmax_cross_entropy", Real::F32, rows * classes, &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:loss", vec![plain_in(logits, DType::F32), plain(labels)], outputs, bind))
+}
+
+/// logits, labels → dlogits
+pub fn loss_backward(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
+    let (logits, labels, dlogits) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
+    let inputs = vec![plain_in(logits, DType::F32), plain(labels)];
+    let bind = move |operands: &mut Operands| {
+        let ([logits, labels], dlogits) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        let scalars = operands.gpu.scalars.clone();
+        let arguments = [
+            Memory(logits),
+            Memory(labels),
+            Memory(dlogits),
+            Int(rows),
+            Int(classes),
+            Float(smoothing),
+            Float(weight),
+            Memory(&scalars),
+        ];
+        operands.each("softmax_cross_entropy_backward", Real::F32, rows * classes, &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:loss", inputs, vec![plain_in(dlogits, DType::F32)], bind))
+}
+
+/// A copy of a tensor from one layout, and type, into another.
+pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result<CudaKernel> {
+    let [source, target] = [Real::of(from.dtype())?, Real::of(to.dtype())?];
+    let names = format!("{}_{}", source.suffix(), target.suffix());
+    let [from_plain, to_plain] = [from, to].map(|layout| *layout == plain_in(spec, layout.dtype()));
+    let n = spec.shape.elements();
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        operands.each(
+            &format!("cast_{}", source.suffix()),
+            target,
+            n,
+            &[Memory(x), Memory(y), Long(n), Float(1.0)],
+        )
+    };
+    if from_plain == to_plain {
+        return Ok(CudaKernel::new(gpu, "own:cast", vec![from.clone()], vec![to.clone()], bind));
+    }
+    let [images, channels, h, w] = super::layout::image(spec)?;
+    let (name, plane) = (if from_plain { "to_channels_last" } else { "to_channels_first" }, h * w);
+    let grid = [plane.div_ceil(32) as u32, channels.div_ceil(32) as u32, images.min(65_535) as u32];
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(channels)];
+        operands.launch_in([32, 8], &format!("{name}_{names}"), grid, &arguments)
+    };
+    Ok(CudaKernel::new(gpu, "own:reorder", vec![from.clone()], vec![to.clone()], bind))
+}

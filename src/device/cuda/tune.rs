@@ -1,0 +1,112 @@
+//! Which algorithm serves a convolution best, by timing: asked of cuDNN once for each GPU, library version, shape and type,
+//! and kept in a file, so that the next run starts at once and computes the same bits.
+//!
+//! The file is `$DLTRAIN_CUDNN_CACHE`, else `cudnn.json` in `~/.cache/dltrain`. It may be deleted at any time. A file that
+//! cannot be read or written is a warning: the choice is then made again.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What was chosen for one convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    pub algorithm: c_int,
+    pub math_type: c_int,
+    pub workspace: usize,
+}
+
+/// The choices for one machine.
+pub struct Tuned {
+    /// GPU and versions: what every key begins with.
+    machine: String,
+    path: Option<PathBuf>,
+    choices: RefCell<BTreeMap<String, Choice>>,
+}
+
+impl Tuned {
+    pub fn load(machine: &str) -> Tuned {
+        let path = path();
+        let choices = path.as_deref().map(read).unwrap_or_default();
+        Tuned { machine: machine.into(), path, choices: RefCell::new(choices) }
+    }
+
+    /// The choice for a convolution, made by `choose` where there is none yet.
+    pub fn choice<E>(
+        &self,
+        convolution: &str,
+        choose: impl FnOnce() -> Result<Choice, E>,
+    ) -> Result<Choice, E> {
+        let key = format!("{}: {convolution}", self.machine);
+        if let Some(choice) = self.choices.borrow().get(&key) {
+            return Ok(*choice);
+        }
+        let choice = choose()?;
+        self.choices.borrow_mut().insert(key, choice);
+        self.keep();
+        Ok(choice)
+    }
+
+    /// Writes the file, with what other ranks have written meanwhile.
+    fn keep(&self) {
+        let Some(path) = &self.path else { return };
+        let mut all = read(path);
+        all.extend(self.choices.borrow().clone());
+        if let Err(e) = write(path, &all) {
+            log::warn!("{}: the choice of cuDNN's algorithms is not kept: {e}", path.display());
+        }
+    }
+}
+
+fn path() -> Option<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn.json")))
+}
+
+fn read(path: &Path) -> BTreeMap<String, Choice> {
+    let Ok(text) = std::fs::read_to_string(path) else { return BTreeMap::new() };
+    serde_json::from_str(&text).unwrap_or_else(|e| {
+        log::warn!("{}: is not a list of cuDNN's algorithms ({e}); choosing anew", path.display());
+        BTreeMap::new()
+    })
+}
+
+/// Under another name first: ranks write at the same time, and each file is whole.
+fn write(path: &Path, choices: &BTreeMap<String, Choice>) -> std::io::Result<()> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let text = serde_json::to_string_pretty(choices).map_err(std::io::Error::other)?;
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    std::fs::write(&new, text)?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_made_once_for_a_machine_and_survives_a_broken_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below/cudnn.json");
+        let tuned = |machine: &str| Tuned {
+            machine: machine.into(),
+            choices: RefCell::new(read(&path)),
+            path: Some(path.clone()),
+        };
+        let choose = |algorithm| move || Ok::<_, ()>(Choice { algorithm, math_type: 3, workspace: 64 });
+        assert_eq!(tuned("a").choice("x", choose(1)).unwrap().algorithm, 1);
+        assert_eq!(tuned("a").choice("x", choose(2)).unwrap().algorithm, 1);
+        assert_eq!(tuned("b").choice("x", choose(2)).unwrap().algorithm, 2);
+        assert_eq!(read(&path).len(), 2);
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(tuned("a").choice("x", choose(5)).unwrap().algorithm, 5);
+        assert_eq!(tuned("a").choice::<()>("y", || Err(())), Err(()));
+    }
+}

@@ -1,0 +1,188 @@
+//! Updates of parameters: one launch for all of a bucket, or three where the rule needs norms of each parameter.
+
+use std::rc::Rc;
+
+use super::gpu::{Argument::*, Gpu};
+use super::handle::allocate;
+use super::kernel::Operands;
+use crate::device::{Memory, Rule, Span, Step};
+use crate::error::{Error, Result};
+
+/// Elements that one block does at a time.
+const PIECE: usize = 16_384;
+
+/// What kernels take as `table`: pieces and spans on the GPU (`struct Piece`, `struct Span` of `kernels/update.cuh`).
+struct Table {
+    pieces: Memory,
+    count: usize,
+    spans: Memory,
+    span_count: usize,
+}
+
+impl Table {
+    fn new(gpu: &Gpu, spans: &[Span]) -> Result<Table> {
+        let (mut pieces, mut rows) = (Vec::new(), Vec::new());
+        let mut count = 0;
+        for (index, span) in spans.iter().enumerate() {
+            for word in [span.start as u64, span.length as u64, u64::from(span.decay)] {
+                rows.extend(word.to_le_bytes());
+            }
+            for start in (0..span.length).step_by(PIECE) {
+                let length = PIECE.min(span.length - start);
+                pieces.extend(((span.start + start) as u64).to_le_bytes());
+                pieces.extend((length as u32).to_le_bytes());
+                pieces.extend((index as u32).to_le_bytes());
+                count += 1;
+            }
+        }
+        Ok(Table { pieces: put(gpu, &pieces)?, count, spans: put(gpu, &rows)?, span_count: spans.len() })
+    }
+}
+
+/// Bytes on the GPU.
+fn put(gpu: &Gpu, bytes: &[u8]) -> Result<Memory> {
+    let memory = allocate(&gpu.context, bytes.len())?;
+    if !bytes.is_empty() {
+        // SAFETY: the bytes are pageable: the driver has copied them when this returns.
+        unsafe { gpu.stream.upload(bytes, &memory) }?;
+    }
+    Ok(memory)
+}
+
+pub fn update(
+    gpu: &Rc<Gpu>,
+    rule: &Rule,
+    spans: &[Span],
+    parameters: &Memory,
+    gradients: &Memory,
+    state: &[Memory],
+) -> Result<Box<dyn Step>> {
+    let end = spans.iter().map(|span| 4 * (span.start + span.length)).max().unwrap_or(0);
+    if state.len() != rule.states()
+        || [parameters, gradients].into_iter().chain(state).any(|region| region.bytes() < end)
+    {
+        return Err(Error::internal(format!("{rule:?}: spans reach beyond their memory")));
+    }
+    if let Rule::Adam { beta1, beta2, .. } | Rule::Lamb { beta1, beta2, .. } = *rule {
+        gpu.set_betas(beta1, beta2);
+    }
+    let table = Table::new(gpu, spans)?;
+    let scratch = allocate(&gpu.context, 16 * table.count)?;
+    let trust = allocate(&gpu.context, 4 * table.span_count)?;
+    Operands::step(gpu, &scratch, |operands| {
+        if table.count == 0 {
+            return Ok(());
+        }
+        let grid = [table.count.min(1 << 16) as u32, 1, 1];
+        let state_at = |index: usize| state.get(index).map_or(Null, Memory);
+        let of_table = [Memory(&table.pieces), Int(table.count), Memory(&table.spans)];
+        let (w, g, scalars) = (Memory(parameters), Memory(gradients), gpu.scalars.clone());
+        let scalars = Memory(&scalars);
+        // No copy in half precision: the plan casts where it wants one.
+        let half = [Null, Int(0)];
+        match *rule {
+            Rule::Sgd { momentum, nesterov, weight_decay } => {
+                let numbers = [Float(momentum), Bool(nesterov), Float(weight_decay), scalars];
+                let arguments = [&of_table[..], &[w, g, state_at(0)], &half, &numbers].concat();
+                operands.launch("update_sgd", grid, &arguments)
+            }
+            Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled } => {
+                let numbers = [
+                    Float(beta1),
+                    Float(beta2),
+                    Float(epsilon),
+                    Float(weight_decay),
+                    Bool(decoupled),
+                    scalars,
+                ];
+                let arguments = [&of_table[..], &[w, g, state_at(0), state_at(1)], &half, &numbers].concat();
+                operands.launch("update_adam", grid, &arguments)
+            }
+            Rule::RmsProp { rms_decay, momentum, epsilon, weight_decay, tensorflow } => {
+                let numbers = [
+                    Float(rms_decay),
+                    Float(momentum),
+                    Float(epsilon),
+                    Float(weight_decay),
+                    Bool(tensorflow),
+                    scalars,
+                ];
+                let arguments = [&of_table[..], &[w, g, state_at(0), state_at(1)], &half, &numbers].concat();
+                operands.launch("update_rms_prop", grid, &arguments)
+            }
+            Rule::Lars { momentum, trust: factor, weight_decay } => {
+                let sums = operands.scratch(16 * table.count);
+                let arguments = [&of_table[..], &[w, g, Memory(&sums), scalars]].concat();
+                operands.launch("measure_lars", grid, &arguments)?;
+                let numbers = [Float(factor), Float(weight_decay), Bool(true)];
+                let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
+                operands.launch(
+                    "trust",
+                    gpu.blocks(table.span_count),
+                    &[&of_table[..], &of_trust, &numbers].concat(),
+                )?;
+                let numbers = [Memory(&trust), Float(momentum), Float(weight_decay), scalars];
+                let arguments = [&of_table[..], &[w, g, state_at(0)], &half, &numbers].concat();
+                operands.launch("update_lars", grid, &arguments)
+            }
+            Rule::Lamb { beta1, beta2, epsilon, weight_decay } => {
+                let sums = operands.scratch(16 * table.count);
+                let numbers = [Float(beta1), Float(beta2), Float(epsilon), Float(weight_decay), scalars];
+                let arguments =
+                    [&of_table[..], &[w, g, state_at(0), state_at(1), Memory(&sums)], &numbers].concat();
+                operands.launch("measure_lamb", grid, &arguments)?;
+                let numbers = [Float(0.0), Float(weight_decay), Bool(false)];
+                let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
+                operands.launch(
+                    "trust",
+                    gpu.blocks(table.span_count),
+                    &[&of_table[..], &of_trust, &numbers].concat(),
+                )?;
+                let numbers = [Memory(&trust), Float(epsilon), Float(weight_decay), scalars];
+                let arguments = [&of_table[..], &[w, state_at(0), state_at(1)], &half, &numbers].concat();
+                operands.launch("update_lamb", grid, &arguments)
+            }
+        }
+    })
+}
+
+/// Partial sums of squares: as many on every GPU, so that bits do not depend on it.
+const PARTIALS: usize = 256;
+
+/// Scales gradients so that their norm is at most `max_norm`.
+pub fn clip(gpu: &Rc<Gpu>, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
+    let (partials, factor) = (allocate(&gpu.context, 8 * PARTIALS)?, allocate(&gpu.context, 4)?);
+    let n = gradients.bytes() / 4;
+    Operands::step(gpu, &partials, |operands| {
+        let grid = [PARTIALS as u32, 1, 1];
+        operands.launch("squares", grid, &[Memory(gradients), Long(n), Memory(&partials)])?;
+        let arguments = [Memory(&partials), Int(PARTIALS), Float(max_norm), Memory(&factor)];
+        operands.launch("clip_factor", [1, 1, 1], &arguments)?;
+        operands.launch("clip", gpu.blocks(n), &[Memory(gradients), Long(n), Memory(&factor)])
+    })
+}
+
+/// into = decay·into + (1 − decay)·from
+pub fn average(gpu: &Rc<Gpu>, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+    let n = same(from, into)?;
+    Operands::step(gpu, &into.slice(0, 0), |operands| {
+        let scalars = gpu.scalars.clone();
+        let arguments = [Memory(from), Memory(into), Long(n), Float(decay), Memory(&scalars)];
+        operands.launch("average", gpu.blocks(n), &arguments)
+    })
+}
+
+/// into += from
+pub fn accumulate(gpu: &Rc<Gpu>, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
+    let n = same(from, into)?;
+    Operands::step(gpu, &into.slice(0, 0), |operands| {
+        operands.launch("accumulate_f32", gpu.blocks(n), &[Memory(from), Memory(into), Long(n)])
+    })
+}
+
+fn same(from: &Memory, into: &Memory) -> Result<usize> {
+    match from.bytes() == into.bytes() {
+        true => Ok(from.bytes() / 4),
+        false => Err(Error::internal(format!("{} bytes into {}", from.bytes(), into.bytes()))),
+    }
+}

@@ -1,0 +1,185 @@
+//! Which device a rank drives, and opening it.
+
+use super::place;
+use crate::comm::World;
+use crate::config::{Config, DeviceKind, Precision};
+use crate::device::Device;
+use crate::device::cuda::{self, Cuda};
+use crate::device::onednn::{self, Cpu};
+use crate::device::reference::Reference;
+use crate::error::{Error, Result};
+use crate::record;
+
+/// The device of this rank. Collective.
+///
+/// # Errors
+/// The same on every rank: what the machine lacks, or a precision that the device has not.
+pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+    match config.device {
+        DeviceKind::Reference => {
+            world.agree(serves(
+                config.precision,
+                &[Precision::F32, Precision::Bf16],
+                "--device reference",
+            ))?;
+            Ok(Box::new(Reference))
+        }
+        DeviceKind::Cuda(number) => open_gpu(world, config, number),
+        DeviceKind::Auto if every_rank_has_gpu(world)? => open_gpu(world, config, None),
+        DeviceKind::Auto | DeviceKind::Cpu => open_cpu(world, config, threads),
+    }
+}
+
+fn serves(precision: Precision, served: &[Precision], device: &str) -> Result<()> {
+    match served.contains(&precision) {
+        true => Ok(()),
+        false => Err(Error::usage(format!(
+            "--precision {precision} needs a GPU (--device cuda); {device} serves {}",
+            served.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+        ))),
+    }
+}
+
+fn open_cpu(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+    let cpu = "this job on its CPUs";
+    world.agree(serves(config.precision, &[Precision::F32, Precision::Bf16], cpu))?;
+    // Layouts depend on the instruction set: ranks on unlike CPUs use what all of them have.
+    let own = world.agree(onednn::isa())?;
+    let texts = world.gather_text(&own.0.to_string())?;
+    let others = texts.iter().filter_map(|text| text.parse().ok()).map(onednn::Isa);
+    let common = others.fold(own, onednn::Isa::common);
+    if common != own {
+        log::warn!("using {common} instead of {own}, to agree with ranks on other CPUs");
+    }
+    world.agree(onednn::limit_isa(common))?;
+    let device = world.agree(Cpu::new(threads))?;
+    if config.precision == Precision::Bf16 {
+        world.agree(
+            device.has_bf16().map_err(|e| e.context(format!("--precision bf16 on {}", world.host()))),
+        )?;
+    }
+    Ok(Box::new(device))
+}
+
+/// Whether every rank sees a GPU and has the libraries for it; where only some do that is said. Collective.
+fn every_rank_has_gpu(world: &World) -> Result<bool> {
+    let usable = cuda::probe().map_err(Error::environment).and_then(|_| cuda::found());
+    let reason = usable.err().map_or(String::new(), |error| error.message);
+    let reasons = world.gather_text(&reason)?;
+    let without = |reason: &&String| !reason.is_empty();
+    if reasons.iter().filter(without).count() == reasons.len() {
+        log::info!("--device auto: the CPU, because {reason}");
+        return Ok(false);
+    }
+    if let Some((rank, reason)) = reasons.iter().enumerate().find(|(_, reason)| !reason.is_empty()) {
+        let text = format!(
+            "--device auto: the CPU on all ranks, because rank {rank} on {} has no GPU to use: {reason}",
+            world.host_of(rank)
+        );
+        record::say(place(world), &text);
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box<dyn Device>> {
+    let driver = world.agree(cuda::probe().map_err(|why| {
+        Error::environment(format!("--device cuda on {}: {why}; --device cpu runs without", world.host()))
+    }))?;
+    let slurm = std::env::var("SLURM_LOCALID").ok().and_then(|text| text.parse().ok());
+    let local_rank = slurm.unwrap_or(world.local_rank());
+    let choice = ordinal(number, local_rank, driver.gpus.len());
+    let ordinal =
+        world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
+    let gpu = &driver.gpus[ordinal];
+    if config.compress.is_some() {
+        return world.agree(Err(Error::usage(
+            "--compress works on gradients in the host's memory: it does not go with --device cuda; leave one out",
+        )));
+    }
+    world.agree(
+        precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
+    )?;
+    let sharers = sharers(world, gpu)?;
+    let device = Cuda::new(ordinal, config.precision == Precision::Tf32, sharers)
+        .map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host())));
+    Ok(Box::new(world.agree(device)?))
+}
+
+/// The GPU of a rank that sees `count` of them: the one asked for, or that of its place on the node. A rank that sees one
+/// was given it, by Slurm or by CUDA_VISIBLE_DEVICES.
+fn ordinal(number: Option<usize>, local_rank: usize, count: usize) -> Result<usize> {
+    match number {
+        Some(number) if number < count => Ok(number),
+        Some(number) => Err(Error::usage(format!(
+            "--device cuda:{number}: there {}",
+            match count {
+                1 => "is one GPU, number 0".into(),
+                _ => format!("are {count} GPUs, 0 to {}", count - 1),
+            }
+        ))),
+        None => Ok(local_rank % count),
+    }
+}
+
+fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
+    let (major, minor) = gpu.compute_capability;
+    let needed = match precision {
+        Precision::Tf32 | Precision::Bf16 => 8,
+        Precision::F32 => 6,
+    };
+    match major >= needed {
+        true => Ok(()),
+        false => Err(Error::environment(format!(
+            "--precision {precision} needs a GPU of sm_{needed}0 or newer, and {} is sm_{major}{minor}",
+            gpu.name
+        ))),
+    }
+}
+
+/// How many ranks have this rank's GPU; sharing is said once for each GPU. Collective.
+fn sharers(world: &World, gpu: &cuda::Gpu) -> Result<usize> {
+    let mine = format!("{} {}", world.node(), gpu.identity);
+    let all = world.gather_text(&mine)?;
+    let ranks: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] == mine).collect();
+    if ranks.len() > 1 && ranks[0] == world.rank() {
+        log::warn!(
+            "{} ranks share GPU {} ({}) of {}: they take turns on it. Start as many ranks as there are GPUs",
+            ranks.len(),
+            gpu.index,
+            gpu.name,
+            world.host()
+        );
+    }
+    Ok(ranks.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_go_round_the_gpus_they_see() {
+        let of = |count| (0..4).map(|rank| ordinal(None, rank, count).unwrap()).collect::<Vec<_>>();
+        assert_eq!((of(4), of(2), of(1)), (vec![0, 1, 2, 3], vec![0, 1, 0, 1], vec![0; 4]));
+        assert_eq!(ordinal(Some(1), 0, 2), Ok(1));
+        let error = ordinal(Some(2), 0, 2).unwrap_err();
+        assert_eq!(error.message, "--device cuda:2: there are 2 GPUs, 0 to 1");
+        assert_eq!(error.exit_code(), 2);
+    }
+
+    #[test]
+    fn a_precision_that_the_gpu_has_not_is_refused_with_what_it_takes() {
+        let gpu = |major| cuda::Gpu {
+            index: 0,
+            name: "P100".into(),
+            compute_capability: (major, 0),
+            memory_bytes: 1,
+            identity: "0".into(),
+        };
+        assert!(precision(Precision::F32, &gpu(6)).is_ok());
+        assert!(precision(Precision::Bf16, &gpu(8)).is_ok());
+        let error = precision(Precision::Tf32, &gpu(6)).unwrap_err();
+        assert!(error.message.contains("sm_80 or newer, and P100 is sm_60"), "{error}");
+    }
+}

@@ -1,0 +1,700 @@
+// libcuda.so.1, as far as dltrain calls it. README.md says what can be asked of it.
+#include <cstdio>
+#include <fcntl.h>
+#include <mutex>
+#include <string>
+
+#include "fake.hpp"
+#include "memory.hpp"
+#include "stream.hpp"
+
+extern "C" const char *kernel_arguments(const char *name);
+extern "C" bool kernel_run(const char *name, const unsigned *grid, const unsigned *block, void **arguments,
+                           bool descending);
+
+namespace {
+
+enum Code {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    NO_BINARY_FOR_GPU = 209,
+    UNSUPPORTED_PTX_VERSION = 222,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    HOST_MEMORY_ALREADY_REGISTERED = 712,
+    HOST_MEMORY_NOT_REGISTERED = 713,
+    STREAM_CAPTURE_UNSUPPORTED = 900,
+    STREAM_CAPTURE_INVALIDATED = 901,
+    UNKNOWN = 999,
+};
+
+struct Name {
+    int code;
+    const char *name, *words;
+};
+
+const Name NAMES[] = {
+    {SUCCESS, "CUDA_SUCCESS", "no error"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+    {UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"},
+    {HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+long number(const char *variable, long otherwise) {
+    const char *text = getenv(variable);
+    return text && *text ? atol(text) : otherwise;
+}
+
+size_t total_memory() { return size_t(number("FAKE_CUDA_MEMORY", 8L << 30)); }
+
+int driver_version() { return int(number("FAKE_CUDA_DRIVER", 13000)); }
+
+// The device numbers that CUDA_VISIBLE_DEVICES leaves: up to the first one that does not exist.
+std::vector<int> visible() {
+    const int there = int(number("FAKE_CUDA_DEVICES", 1));
+    std::vector<int> devices;
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; !text && i < there; ++i) devices.push_back(i);
+    while (text && *text) {
+        char *end;
+        const long device = strtol(text, &end, 10);
+        if (end == text || device < 0 || device >= there) break;
+        devices.push_back(int(device));
+        text = *end == ',' ? end + 1 : end;
+    }
+    return devices;
+}
+
+std::recursive_mutex &one_at_a_time() {
+    static std::recursive_mutex *it = new std::recursive_mutex;
+    return *it;
+}
+
+bool initialised = false;
+thread_local int current_device = -1;
+// After an illegal access a context is of no more use.
+int poisoned = SUCCESS;
+
+struct Module {
+    std::string text;
+};
+
+struct Function {
+    std::string name, arguments;
+};
+
+struct Executable {
+    std::vector<stream::Work> work;
+};
+
+// A handle that a call gave out, and that another one has not taken back.
+std::set<void *> &handles() {
+    static std::set<void *> *it = new std::set<void *>;
+    return *it;
+}
+
+template <class T> T *made(T *object) {
+    handles().insert(object);
+    return object;
+}
+
+bool is(void *handle) { return handles().count(handle) != 0; }
+
+// Reads or writes of a copy: null where the range is not all device memory, or pinned.
+bool ranges(const void *address, size_t bytes) { return bytes == 0 || memory::address(address, bytes) != nullptr; }
+
+bool pageable(const void *host, size_t bytes) { return memory::address(host, bytes) == nullptr; }
+
+// Copies in the order of the stream. What is pageable cannot be waited for: it is copied before the call returns.
+int copy(void *to, const void *from, size_t bytes, void *handle, const void *host) {
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    stream::put(in, [=] {
+        void *target = memory::is_device(to) ? memory::address(to, bytes) : to;
+        const void *source = memory::is_device(from) ? memory::address(from, bytes) : from;
+        if (target == nullptr || source == nullptr) poisoned = ILLEGAL_ADDRESS;
+        else memmove(target, source, bytes);
+    });
+    if (host && !in->capture && pageable(host, bytes)) stream::drain(in);
+    return poisoned;
+}
+
+} // namespace
+
+#define DRIVER(name)                                                                                                   \
+    CALL(#name, UNKNOWN);                                                                                              \
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());                                                 \
+    if (poisoned) return poisoned
+
+// A call that needs a context.
+#define IN_CONTEXT(name)                                                                                               \
+    DRIVER(name);                                                                                                      \
+    if (!initialised) return NOT_INITIALIZED;                                                                          \
+    if (current_device < 0) return INVALID_CONTEXT
+
+// A call that waits or allocates, which spoils a capture.
+#define OUTSIDE_CAPTURE(name)                                                                                          \
+    IN_CONTEXT(name);                                                                                                  \
+    if (stream::spoiled()) return STREAM_CAPTURE_UNSUPPORTED
+
+extern "C" {
+
+int fake_enqueue(void *handle, const char *, std::function<void()> *work) {
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    stream::put(in, *work);
+    return poisoned;
+}
+
+void fake_fault(const char *what) {
+    fprintf(stderr, "fake CUDA: %s reaches beyond device memory\n", what);
+    poisoned = ILLEGAL_ADDRESS;
+}
+
+bool fake_is_stream(void *handle) { return stream::of(handle) != nullptr; }
+
+// ---- devices ----
+
+int cuInit(unsigned flags) {
+    DRIVER(cuInit);
+    if (flags != 0) return INVALID_VALUE;
+    if (visible().empty()) return NO_DEVICE;
+    initialised = true;
+    return SUCCESS;
+}
+
+int cuDriverGetVersion(int *version) {
+    DRIVER(cuDriverGetVersion);
+    *version = driver_version();
+    return SUCCESS;
+}
+
+int cuGetErrorName(int code, const char **text) {
+    for (const Name &known : NAMES)
+        if (known.code == code) return *text = known.name, SUCCESS;
+    return *text = nullptr, INVALID_VALUE;
+}
+
+int cuGetErrorString(int code, const char **text) {
+    for (const Name &known : NAMES)
+        if (known.code == code) return *text = known.words, SUCCESS;
+    return *text = nullptr, INVALID_VALUE;
+}
+
+int cuDeviceGetCount(int *count) {
+    DRIVER(cuDeviceGetCount);
+    if (!initialised) return NOT_INITIALIZED;
+    *count = int(visible().size());
+    return SUCCESS;
+}
+
+int cuDeviceGet(int *device, int ordinal) {
+    DRIVER(cuDeviceGet);
+    if (!initialised) return NOT_INITIALIZED;
+    if (ordinal < 0 || ordinal >= int(visible().size())) return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+
+int cuDeviceGetName(char *name, int bytes, int device) {
+    DRIVER(cuDeviceGetName);
+    if (device < 0 || device >= int(visible().size())) return INVALID_DEVICE;
+    snprintf(name, bytes, "Fake GPU %d", visible()[device]);
+    return SUCCESS;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    DRIVER(cuDeviceTotalMem_v2);
+    if (device < 0 || device >= int(visible().size())) return INVALID_DEVICE;
+    *bytes = total_memory();
+    return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    DRIVER(cuDeviceGetAttribute);
+    if (device < 0 || device >= int(visible().size())) return INVALID_DEVICE;
+    switch (attribute) {
+    case 1: *value = 1024; break;                  // threads a block
+    case 8: *value = 48 << 10; break;              // shared memory a block
+    case 10: *value = 32; break;                   // warp
+    case 13: *value = 1000000; break;              // clock, kHz
+    case 16: *value = 2; break;                    // multiprocessors
+    case 33: *value = 1 + visible()[device]; break; // PCI bus
+    case 34: case 50: *value = 0; break;           // PCI device, domain
+    case 39: *value = 2048; break;                 // threads a multiprocessor
+    case 41: *value = 1; break;                    // unified addressing
+    case 75: *value = int(number("FAKE_CUDA_CAPABILITY", 90)) / 10; break;
+    case 76: *value = int(number("FAKE_CUDA_CAPABILITY", 90)) % 10; break;
+    default: *value = 0;
+    }
+    return SUCCESS;
+}
+
+int cuDeviceGetPCIBusId(char *text, int bytes, int device) {
+    DRIVER(cuDeviceGetPCIBusId);
+    if (device < 0 || device >= int(visible().size())) return INVALID_DEVICE;
+    snprintf(text, bytes, "0000:%02x:00.0", 1 + visible()[device]);
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    DRIVER(cuDevicePrimaryCtxRetain);
+    if (!initialised) return NOT_INITIALIZED;
+    if (device < 0 || device >= int(visible().size())) return INVALID_DEVICE;
+    *context = (void *)(uintptr_t)(0x1000 + device);
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int) {
+    DRIVER(cuDevicePrimaryCtxRelease_v2);
+    return SUCCESS;
+}
+
+int cuCtxSetCurrent(void *context) {
+    DRIVER(cuCtxSetCurrent);
+    current_device = context ? int((uintptr_t)context - 0x1000) : -1;
+    return SUCCESS;
+}
+
+int cuCtxGetDevice(int *device) {
+    IN_CONTEXT(cuCtxGetDevice);
+    *device = current_device;
+    return SUCCESS;
+}
+
+int cuCtxSynchronize() {
+    OUTSIDE_CAPTURE(cuCtxSynchronize);
+    stream::drain_all();
+    return poisoned;
+}
+
+// ---- memory ----
+
+int cuMemGetInfo_v2(size_t *left, size_t *total) {
+    IN_CONTEXT(cuMemGetInfo_v2);
+    *total = total_memory();
+    *left = *total > memory::space().used ? *total - memory::space().used : 0;
+    return SUCCESS;
+}
+
+int cuMemAlloc_v2(char **device, size_t bytes) {
+    OUTSIDE_CAPTURE(cuMemAlloc_v2);
+    if (bytes == 0) return INVALID_VALUE;
+    const size_t used = memory::space().used, total = total_memory();
+    if (used > total || bytes > total - used) return OUT_OF_MEMORY;
+    *device = memory::allocate(bytes);
+    return *device ? SUCCESS : OUT_OF_MEMORY;
+}
+
+int cuMemFree_v2(char *device) {
+    OUTSIDE_CAPTURE(cuMemFree_v2);
+    if (device == nullptr) return SUCCESS;
+    stream::drain_all();
+    return memory::release(device) ? SUCCESS : INVALID_VALUE;
+}
+
+int cuMemHostAlloc(void **host, size_t bytes, unsigned) {
+    OUTSIDE_CAPTURE(cuMemHostAlloc);
+    if (bytes == 0) return INVALID_VALUE;
+    *host = aligned_alloc(memory::PAGE, memory::up(bytes, memory::PAGE));
+    if (!*host) return OUT_OF_MEMORY;
+    memset(*host, memory::POISON, bytes);
+    memory::space().pinned[(char *)*host] = bytes;
+    return SUCCESS;
+}
+
+int cuMemFreeHost(void *host) {
+    OUTSIDE_CAPTURE(cuMemFreeHost);
+    stream::drain_all();
+    if (!memory::space().pinned.erase((char *)host)) return INVALID_VALUE;
+    free(host);
+    return SUCCESS;
+}
+
+int cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
+    OUTSIDE_CAPTURE(cuMemHostRegister_v2);
+    if (bytes == 0) return INVALID_VALUE;
+    if (!memory::space().pinned.emplace((char *)host, bytes).second) return HOST_MEMORY_ALREADY_REGISTERED;
+    return SUCCESS;
+}
+
+int cuMemHostUnregister(void *host) {
+    OUTSIDE_CAPTURE(cuMemHostUnregister);
+    stream::drain_all();
+    return memory::space().pinned.erase((char *)host) ? SUCCESS : HOST_MEMORY_NOT_REGISTERED;
+}
+
+int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, void *in) {
+    IN_CONTEXT(cuMemcpyHtoDAsync_v2);
+    if (!memory::is_device(to) || memory::is_device(from) || !ranges(to, bytes)) return INVALID_VALUE;
+    return copy(to, from, bytes, in, from);
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, void *in) {
+    IN_CONTEXT(cuMemcpyDtoHAsync_v2);
+    if (memory::is_device(to) || !memory::is_device(from) || !ranges(from, bytes)) return INVALID_VALUE;
+    return copy(to, from, bytes, in, to);
+}
+
+int cuMemcpyDtoDAsync_v2(void *to, const void *from, size_t bytes, void *in) {
+    IN_CONTEXT(cuMemcpyDtoDAsync_v2);
+    if (!memory::is_device(to) || !memory::is_device(from) || !ranges(to, bytes) || !ranges(from, bytes))
+        return INVALID_VALUE;
+    return copy(to, from, bytes, in, nullptr);
+}
+
+int cuMemcpyHtoD_v2(void *to, const void *from, size_t bytes) {
+    OUTSIDE_CAPTURE(cuMemcpyHtoD_v2);
+    if (!memory::is_device(to) || memory::is_device(from) || !ranges(to, bytes)) return INVALID_VALUE;
+    const int code = copy(to, from, bytes, nullptr, from);
+    stream::drain_all();
+    return code ? code : poisoned;
+}
+
+int cuMemcpyDtoH_v2(void *to, const void *from, size_t bytes) {
+    OUTSIDE_CAPTURE(cuMemcpyDtoH_v2);
+    if (memory::is_device(to) || !memory::is_device(from) || !ranges(from, bytes)) return INVALID_VALUE;
+    const int code = copy(to, from, bytes, nullptr, to);
+    stream::drain_all();
+    return code ? code : poisoned;
+}
+
+static int set(void *to, size_t bytes, size_t width, unsigned value, void *handle) {
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    if (!memory::is_device(to) || !ranges(to, bytes)) return INVALID_VALUE;
+    stream::put(in, [=] {
+        char *at = (char *)memory::address(to, bytes);
+        for (size_t i = 0; at && i < bytes; i += width) memcpy(at + i, &value, width);
+    });
+    return poisoned;
+}
+
+int cuMemsetD8Async(void *to, unsigned char value, size_t count, void *in) {
+    IN_CONTEXT(cuMemsetD8Async);
+    return set(to, count, 1, value, in);
+}
+
+int cuMemsetD32Async(void *to, unsigned value, size_t count, void *in) {
+    IN_CONTEXT(cuMemsetD32Async);
+    return set(to, 4 * count, 4, value, in);
+}
+
+// ---- memory of other processes ----
+
+struct IpcHandle {
+    long process;
+    int file;
+    size_t offset, bytes;
+    char unused[64 - sizeof(long) - 2 * sizeof(size_t) - sizeof(long)];
+};
+static_assert(sizeof(IpcHandle) == 64, "CU_IPC_HANDLE_SIZE");
+
+int cuIpcGetMemHandle(IpcHandle *handle, char *device) {
+    OUTSIDE_CAPTURE(cuIpcGetMemHandle);
+    const auto found = memory::space().live.find(device);
+    if (found == memory::space().live.end() || found->second.opened) return INVALID_VALUE;
+    *handle = IpcHandle();
+    handle->process = getpid();
+    handle->file = memory::space().file;
+    handle->offset = device - memory::space().device;
+    handle->bytes = found->second.bytes;
+    return SUCCESS;
+}
+
+int cuIpcOpenMemHandle_v2(char **device, IpcHandle handle, unsigned) {
+    OUTSIDE_CAPTURE(cuIpcOpenMemHandle_v2);
+    // As with the real one, a process cannot open its own memory.
+    if (handle.process == getpid()) return INVALID_CONTEXT;
+    const std::string path =
+        "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return INVALID_HANDLE;
+    const size_t before = handle.offset % memory::PAGE, bytes = before + handle.bytes;
+    char *there = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, handle.offset - before);
+    close(file);
+    if (there == MAP_FAILED) return OUT_OF_MEMORY;
+    memory::Space &space = memory::space();
+    *device = space.device + space.next;
+    space.next += memory::up(handle.bytes, memory::PAGE) + memory::PAGE;
+    space.live[*device] = {handle.bytes, there + before};
+    return SUCCESS;
+}
+
+int cuIpcCloseMemHandle(char *device) {
+    OUTSIDE_CAPTURE(cuIpcCloseMemHandle);
+    stream::drain_all();
+    const auto found = memory::space().live.find(device);
+    if (found == memory::space().live.end() || !found->second.opened) return INVALID_VALUE;
+    const uintptr_t at = (uintptr_t)found->second.opened, first = at / memory::PAGE * memory::PAGE;
+    munmap((void *)first, at - first + found->second.bytes);
+    memory::space().live.erase(found);
+    return SUCCESS;
+}
+
+// ---- streams and events ----
+
+int cuStreamCreate(void **handle, unsigned) {
+    OUTSIDE_CAPTURE(cuStreamCreate);
+    stream::Stream *created = new stream::Stream;
+    stream::all().insert(created);
+    *handle = created;
+    return SUCCESS;
+}
+
+int cuStreamCreateWithPriority(void **handle, unsigned flags, int) { return cuStreamCreate(handle, flags); }
+
+int cuStreamDestroy_v2(void *handle) {
+    OUTSIDE_CAPTURE(cuStreamDestroy_v2);
+    stream::Stream *in = stream::of(handle);
+    if (!in || handle == nullptr) return INVALID_HANDLE;
+    stream::drain(in);
+    stream::all().erase(in);
+    delete in;
+    return SUCCESS;
+}
+
+int cuStreamSynchronize(void *handle) {
+    OUTSIDE_CAPTURE(cuStreamSynchronize);
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    stream::drain(in);
+    return poisoned;
+}
+
+int cuStreamQuery(void *handle) {
+    OUTSIDE_CAPTURE(cuStreamQuery);
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    stream::step(in);
+    return poisoned ? poisoned : in->waiting.empty() ? SUCCESS : NOT_READY;
+}
+
+int cuEventCreate(void **event, unsigned) {
+    IN_CONTEXT(cuEventCreate);
+    *event = made(new stream::Event);
+    return SUCCESS;
+}
+
+int cuEventDestroy_v2(void *event) {
+    IN_CONTEXT(cuEventDestroy_v2);
+    if (!handles().erase(event)) return INVALID_HANDLE;
+    delete (stream::Event *)event;
+    return SUCCESS;
+}
+
+int cuEventRecord(void *event, void *handle) {
+    IN_CONTEXT(cuEventRecord);
+    stream::Stream *in = stream::of(handle);
+    if (!in || !is(event)) return INVALID_HANDLE;
+    const auto point = std::make_shared<stream::Point>();
+    point->of = in;
+    point->captured = in->capture;
+    ((stream::Event *)event)->point = point;
+    if (in->capture == nullptr) stream::put(in, [point] { point->reached = true; });
+    return poisoned;
+}
+
+int cuStreamWaitEvent(void *handle, void *event, unsigned) {
+    IN_CONTEXT(cuStreamWaitEvent);
+    stream::Stream *in = stream::of(handle);
+    if (!in || !is(event)) return INVALID_HANDLE;
+    const auto point = ((stream::Event *)event)->point;
+    if (!point) return SUCCESS;
+    if (point->captured) {
+        // Who waits for what is captured is captured too.
+        if (in->capture == nullptr) in->capture = point->captured;
+        return in->capture == point->captured ? SUCCESS : STREAM_CAPTURE_INVALIDATED;
+    }
+    if (in->capture) return in->broken = true, STREAM_CAPTURE_UNSUPPORTED;
+    stream::put(in, [point] { stream::reach(point); });
+    return poisoned;
+}
+
+int cuEventQuery(void *event) {
+    IN_CONTEXT(cuEventQuery);
+    if (!is(event)) return INVALID_HANDLE;
+    const auto point = ((stream::Event *)event)->point;
+    if (!point) return SUCCESS;
+    if (point->captured) return stream::spoiled(), STREAM_CAPTURE_UNSUPPORTED;
+    // Who asks again and again gets there.
+    if (!point->reached && stream::all().count(point->of)) stream::step(point->of);
+    return poisoned ? poisoned : point->reached ? SUCCESS : NOT_READY;
+}
+
+int cuEventSynchronize(void *event) {
+    OUTSIDE_CAPTURE(cuEventSynchronize);
+    if (!is(event)) return INVALID_HANDLE;
+    if (const auto point = ((stream::Event *)event)->point) stream::reach(point);
+    return poisoned;
+}
+
+int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
+    IN_CONTEXT(cuEventElapsedTime);
+    if (!is(first) || !is(second)) return INVALID_HANDLE;
+    *milliseconds = 1.0f;
+    return SUCCESS;
+}
+
+// ---- modules ----
+
+int cuModuleLoadData(void **module, const char *image) {
+    OUTSIDE_CAPTURE(cuModuleLoadData);
+    const unsigned FATBIN = 0xba55ed50;
+    if (memcmp(image, &FATBIN, 4) == 0) return NO_BINARY_FOR_GPU;
+    const char *version = strstr(image, ".version "), *target = strstr(image, ".target sm_");
+    if (!version || !target) return INVALID_IMAGE;
+    // PTX 7.0 came with CUDA 11.0, 8.0 with 12.0, 9.0 with 13.0.
+    const int major = atoi(version + strlen(".version "));
+    if (major + 4 > driver_version() / 1000) return UNSUPPORTED_PTX_VERSION;
+    if (atoi(target + strlen(".target sm_")) > number("FAKE_CUDA_CAPABILITY", 90)) return NO_BINARY_FOR_GPU;
+    *module = made(new Module{image});
+    return SUCCESS;
+}
+
+int cuModuleUnload(void *module) {
+    OUTSIDE_CAPTURE(cuModuleUnload);
+    if (!handles().erase(module)) return INVALID_HANDLE;
+    stream::drain_all();
+    delete (Module *)module;
+    return SUCCESS;
+}
+
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    IN_CONTEXT(cuModuleGetFunction);
+    if (!is(module)) return INVALID_HANDLE;
+    const char *arguments = kernel_arguments(name);
+    // It must be in the text that was loaded, too: what is committed may be older than the sources.
+    const std::string entry = std::string(".entry ") + name + "(";
+    if (!arguments || ((Module *)module)->text.find(entry) == std::string::npos) return NOT_FOUND;
+    *function = made(new Function{name, arguments});
+    return SUCCESS;
+}
+
+int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream_handle, void **arguments,
+                   void **extra) {
+    IN_CONTEXT(cuLaunchKernel);
+    stream::Stream *in = stream::of(stream_handle);
+    if (!in || !is(handle)) return INVALID_HANDLE;
+    if (shared != 0 || extra != nullptr || arguments == nullptr) return INVALID_VALUE;
+    if (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_y > 65535 || grid_z > 65535) return INVALID_VALUE;
+    if (block_x == 0 || block_y == 0 || block_z == 0 || uint64_t(block_x) * block_y * block_z > 1024)
+        return INVALID_VALUE;
+    const Function function = *(Function *)handle;
+    // Arguments are taken now, pointers followed when the kernel runs.
+    std::vector<uint64_t> values;
+    for (size_t i = 0; i < function.arguments.size(); ++i) {
+        uint64_t value = 0;
+        const char letter = function.arguments[i];
+        memcpy(&value, arguments[i], letter == 'p' || letter == 'l' ? 8 : 4);
+        values.push_back(value);
+    }
+    stream::put(in, [=] {
+        std::vector<uint64_t> own = values;
+        std::vector<void *> pointers;
+        for (size_t i = 0; i < own.size(); ++i) {
+            if (function.arguments[i] == 'p' && own[i] != 0) {
+                void *there = memory::address((void *)own[i], 0);
+                if (!there) {
+                    fprintf(stderr, "fake CUDA: argument %zu of %s, %#lx, is no device memory\n", i,
+                            function.name.c_str(), (unsigned long)own[i]);
+                    poisoned = ILLEGAL_ADDRESS;
+                    return;
+                }
+                own[i] = (uint64_t)there;
+            }
+            pointers.push_back(&own[i]);
+        }
+        const unsigned grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
+        const char *order = getenv("FAKE_CUDA_DESCENDING");
+        if (!kernel_run(function.name.c_str(), grid, block, pointers.data(), order && *order == '1')) poisoned = 719;
+    });
+    return poisoned;
+}
+
+// ---- graphs ----
+
+int cuStreamBeginCapture_v2(void *handle, int) {
+    IN_CONTEXT(cuStreamBeginCapture_v2);
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    if (handle == nullptr || in->capture) return STREAM_CAPTURE_UNSUPPORTED;
+    in->capture = made(new stream::Graph);
+    in->origin = true;
+    return SUCCESS;
+}
+
+int cuStreamEndCapture(void *handle, void **graph) {
+    IN_CONTEXT(cuStreamEndCapture);
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    if (!in->capture || !in->origin) return INVALID_VALUE;
+    stream::Graph *captured = in->capture;
+    bool broken = false;
+    for (stream::Stream *other : stream::all())
+        if (other->capture == captured) {
+            broken |= other->broken;
+            other->capture = nullptr;
+            other->origin = other->broken = false;
+        }
+    *graph = broken ? nullptr : captured;
+    return broken ? STREAM_CAPTURE_INVALIDATED : SUCCESS;
+}
+
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
+    OUTSIDE_CAPTURE(cuGraphInstantiateWithFlags);
+    if (!is(graph)) return INVALID_HANDLE;
+    *executable = made(new Executable{((stream::Graph *)graph)->work});
+    return SUCCESS;
+}
+
+int cuGraphLaunch(void *executable, void *handle) {
+    IN_CONTEXT(cuGraphLaunch);
+    stream::Stream *in = stream::of(handle);
+    if (!in || !is(executable)) return INVALID_HANDLE;
+    if (in->capture) return STREAM_CAPTURE_UNSUPPORTED;
+    for (const stream::Work &work : ((Executable *)executable)->work) stream::put(in, work);
+    return poisoned;
+}
+
+int cuGraphExecDestroy(void *executable) {
+    IN_CONTEXT(cuGraphExecDestroy);
+    if (!handles().erase(executable)) return INVALID_HANDLE;
+    delete (Executable *)executable;
+    return SUCCESS;
+}
+
+int cuGraphDestroy(void *graph) {
+    IN_CONTEXT(cuGraphDestroy);
+    if (!handles().erase(graph)) return INVALID_HANDLE;
+    delete (stream::Graph *)graph;
+    return SUCCESS;
+}
+
+} // extern "C"

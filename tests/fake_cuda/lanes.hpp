@@ -1,0 +1,245 @@
+// Runs CUDA kernels on the host: one block at a time, each of its threads a lane with a stack of its own. A lane runs until it
+// ends or reaches a barrier; when all have reached it they go on. Lanes run in ascending or in descending order: what depends on
+// the order, because a barrier is missing, shows in one of them.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <math.h>
+#include <mutex>
+#include <utility>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define __global__
+#define __device__
+// One block runs at a time: what is static belongs to it.
+#define __shared__ static
+
+struct dim3 {
+    unsigned x, y, z;
+};
+
+namespace lanes {
+
+enum class State { Ready, AtBarrier, Ended };
+
+#if defined(__x86_64__)
+// Stores the registers that a call must keep and the stack, and takes up those of another. (swapcontext would also ask the system
+// for the signal mask, at a hundred times the price.)
+extern "C" void lanes_switch(void **from, void *to);
+__asm__(R"(
+.text
+.weak lanes_switch
+.type lanes_switch,@function
+lanes_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+class Context {
+    void *at = nullptr;
+
+  public:
+    void prepare(char *stack, size_t bytes, void (*entry)()) {
+        void **top = (void **)((uintptr_t)(stack + bytes) & ~(uintptr_t)15);
+        *--top = nullptr; // where `entry` would return to
+        *--top = (void *)entry;
+        at = top - 6;
+        memset(at, 0, 6 * sizeof(void *));
+    }
+    void go(Context &to) { lanes_switch(&at, to.at); }
+};
+#else
+class Context {
+    ucontext_t at;
+
+  public:
+    void prepare(char *stack, size_t bytes, void (*entry)()) {
+        getcontext(&at);
+        at.uc_stack.ss_sp = stack;
+        at.uc_stack.ss_size = bytes;
+        at.uc_link = nullptr;
+        makecontext(&at, entry, 0);
+    }
+    void go(Context &to) { swapcontext(&at, &to.at); }
+};
+#endif
+
+struct Lane {
+    Context context;
+    std::vector<char> stack;
+    dim3 index;
+    State state;
+};
+
+// The block that runs now.
+struct Block {
+    std::vector<Lane *> lanes;
+    Context scheduler;
+    size_t current = 0;
+    dim3 index, shape, grid;
+    const char *kernel = "";
+    void (*invoke)(void **) = nullptr;
+    void **arguments = nullptr;
+};
+
+inline Block &block() {
+    static Block it;
+    return it;
+}
+
+inline Lane &lane() { return *block().lanes[block().current]; }
+
+inline void leave(State state) {
+    Lane &own = lane();
+    own.state = state;
+    own.context.go(block().scheduler);
+}
+
+inline void entry() {
+    block().invoke(block().arguments);
+    leave(State::Ended);
+    abort();
+}
+
+[[noreturn]] inline void complain(const char *what) {
+    const Block &now = block();
+    fprintf(stderr, "kernel %s, block (%u,%u,%u) of (%u,%u,%u) threads: %s\n", now.kernel, now.index.x, now.index.y,
+            now.index.z, now.shape.x, now.shape.y, now.shape.z, what);
+    abort();
+}
+
+inline void run_block(size_t threads, bool descending) {
+    Block &now = block();
+    for (size_t i = 0; i < threads; ++i) {
+        Lane &own = *now.lanes[i];
+        own.index = {unsigned(i % now.shape.x), unsigned(i / now.shape.x % now.shape.y),
+                     unsigned(i / now.shape.x / now.shape.y)};
+        own.state = State::Ready;
+        own.context.prepare(own.stack.data(), own.stack.size(), entry);
+    }
+    for (;;) {
+        size_t ended = 0;
+        for (size_t i = 0; i < threads; ++i) {
+            now.current = descending ? threads - 1 - i : i;
+            now.scheduler.go(lane().context);
+            ended += lane().state == State::Ended;
+        }
+        if (ended == threads) return;
+        if (ended > 0) complain("some threads wait at a barrier and others have ended");
+    }
+}
+
+// Runs a kernel, whose arguments are pointed to as cuLaunchKernel has it.
+inline void launch(const char *kernel, void (*invoke)(void **), dim3 grid, dim3 shape, void **arguments,
+                   bool descending) {
+    static std::mutex alone;
+    const std::lock_guard<std::mutex> held(alone);
+    Block &now = block();
+    now.kernel = kernel;
+    now.invoke = invoke;
+    now.grid = grid;
+    now.shape = shape;
+    now.arguments = arguments;
+    const size_t threads = size_t(shape.x) * shape.y * shape.z;
+    while (now.lanes.size() < threads) {
+        now.lanes.push_back(new Lane);
+        now.lanes.back()->stack.resize(64 << 10);
+    }
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x; ++x) {
+                now.index = {x, y, z};
+                run_block(threads, descending);
+            }
+}
+
+// ---- the table of kernels ----
+
+struct Kernel {
+    const char *name;
+    void (*invoke)(void **);
+    // One letter an argument: p pointer, l 64-bit integer, i 32-bit integer, f float.
+    const char *arguments;
+    Kernel *next;
+};
+
+inline Kernel *&kernels() {
+    static Kernel *first = nullptr;
+    return first;
+}
+
+template <class T> constexpr char letter() {
+    if (std::is_pointer<T>::value) return 'p';
+    if (std::is_same<T, float>::value) return 'f';
+    static_assert(std::is_pointer<T>::value || std::is_same<T, float>::value || std::is_integral<T>::value,
+                  "an argument of a kind that no kernel has");
+    return sizeof(T) == 8 ? 'l' : 'i';
+}
+
+template <class... A> struct Letters {
+    static constexpr char text[] = {letter<A>()..., 0};
+};
+
+template <auto kernel> struct Call;
+template <class... A, void (*kernel)(A...)> struct Call<kernel> {
+    template <size_t... I> static void with(void **arguments, std::index_sequence<I...>) {
+        kernel(*(A *)arguments[I]...);
+    }
+    static void invoke(void **arguments) { with(arguments, std::index_sequence_for<A...>()); }
+    static const char *letters() { return Letters<A...>::text; }
+};
+
+struct Register {
+    Kernel kernel;
+    template <class C> Register(const char *name, C) : kernel{name, C::invoke, C::letters(), kernels()} {
+        kernels() = &kernel;
+    }
+};
+
+} // namespace lanes
+
+#define ENTRY(name) static lanes::Register register_##name(#name, lanes::Call<name>());
+
+#define threadIdx (lanes::lane().index)
+#define blockIdx (lanes::block().index)
+#define blockDim (lanes::block().shape)
+#define gridDim (lanes::block().grid)
+
+inline void __syncthreads() { lanes::leave(lanes::State::AtBarrier); }
+inline void __trap() { lanes::complain("it is not made for such a launch"); }
+
+template <class T> inline T atomicAdd(T *at, T value) {
+    const T before = *at;
+    *at = before + value;
+    return before;
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}

@@ -1,0 +1,145 @@
+//! The loss, and dropout.
+
+use dltrain::graph::Op;
+
+use crate::kernels::{Buffer, NUMBERS, Shape, Start, all_rounded, rounded, step};
+use crate::launch;
+use crate::{
+    SCALARS, STARTS, channels_first, channels_last, close, equal, random_in, reference, scalars, stream,
+};
+
+const WEIGHT: f32 = 0.4;
+
+fn labels(rows: usize, classes: usize) -> Vec<i32> {
+    let mut stream = stream(70);
+    // Some samples only fill the batch.
+    (0..rows).map(|row| if row % 5 == 3 { -1 } else { stream.below(classes as u32) as i32 }).collect()
+}
+
+fn labels_there(labels: &[i32]) -> Buffer {
+    let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_ne_bytes()).collect();
+    Buffer::of_bytes(&bytes, Start::Aligned, 4)
+}
+
+fn cases() -> impl Iterator<Item = (&'static str, usize, usize, f32)> {
+    let sizes = [(1, 1, 0.0), (7, 2, 0.1), (12, 10, 0.0), (6, 1000, 0.1), (5, 257, 0.3)];
+    NUMBERS
+        .into_iter()
+        .flat_map(move |t| sizes.into_iter().map(move |(rows, classes, s)| (t, rows, classes, s)))
+}
+
+/// Logits of which many are equal, and some large.
+fn logits(t: &str, rows: usize, classes: usize) -> Vec<f32> {
+    random_in(t, rows * classes, 71).iter().map(|v| rounded(t, (v * 8.0).round() * 4.0)).collect()
+}
+
+#[test]
+fn losses_and_hits_are_those_of_the_definition() {
+    for (t, rows, classes, smoothing) in cases() {
+        let (logits, labels) = (logits(t, rows, classes), labels(rows, classes));
+        let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight: WEIGHT };
+        let per_row: &[usize] = &[rows];
+        let expected =
+            reference(op, &[(&[rows, classes], &logits), (per_row, &as_numbers)], &[per_row, per_row]);
+        let [losses, hits, hits5] = [(); 3].map(|()| Buffer::empty(rows, "f32", Start::Aligned));
+        let there = Buffer::of(&logits, t, STARTS[rows % 2]);
+        launch!(
+            format!("softmax_cross_entropy_{t}"),
+            Shape::any(),
+            &there,
+            &labels_there(&labels),
+            &losses,
+            &hits,
+            &hits5,
+            rows as i32,
+            classes as i32,
+            smoothing,
+            WEIGHT,
+        );
+        // Logits of up to 32 in f32, and a sum of a thousand.
+        close(&losses.read("f32"), &expected[0], |v| 2e-5 + 2e-6 * v.abs(), "loss");
+        equal(&hits.read("f32"), &expected[1], "hits");
+        // The place of the label's logit when all are sorted, of equals the first one first.
+        let place = |row: usize| -> Option<usize> {
+            let (own, label) = (&logits[row * classes..][..classes], usize::try_from(labels[row]).ok()?);
+            let ahead = |(k, v): (usize, &f32)| *v > own[label] || (*v == own[label] && k < label);
+            Some(own.iter().enumerate().filter(|&at| ahead(at)).count())
+        };
+        let five = (0..rows).map(|row| if place(row).is_some_and(|at| at < 5) { 1.0 } else { 0.0 });
+        equal(&hits5.read("f32"), &five.collect::<Vec<f32>>(), "hits among five");
+    }
+}
+
+#[test]
+fn the_losses_gradient_is_that_of_the_definition() {
+    for (t, rows, classes, smoothing) in cases() {
+        let (logits, labels) = (logits(t, rows, classes), labels(rows, classes));
+        let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
+        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT };
+        let both: &[usize] = &[rows, classes];
+        let expected = reference(op, &[(both, &logits), (&[rows], &as_numbers)], &[both]);
+        let dlogits = Buffer::empty(rows * classes, t, STARTS[rows % 2]);
+        launch!(
+            format!("softmax_cross_entropy_backward_{t}"),
+            Shape::any(),
+            &Buffer::of(&logits, t, STARTS[rows % 2]),
+            &labels_there(&labels),
+            &dlogits,
+            rows as i32,
+            classes as i32,
+            smoothing,
+            WEIGHT,
+            &scalars(),
+        );
+        let expected = all_rounded(t, &expected[0]);
+        // Halves below the normal ones are apart by 2^-24.
+        let least = if t == "f16" { 6e-8 } else { 0.0 };
+        close(&dlogits.read(t), &expected, |v| 2e-7 + least + step(t) * v.abs(), "gradient");
+    }
+}
+
+#[test]
+fn broken_scores_and_labels_do_not_pass_for_numbers() {
+    let launch = |logits: [f32; 3], label: i32| {
+        let [losses, hits, hits5] = [(); 3].map(|()| Buffer::empty(1, "f32", Start::Aligned));
+        let (scores, label) = (Buffer::f32s(&logits), labels_there(&[label]));
+        let name = "softmax_cross_entropy_f32";
+        launch!(name, Shape::any(), &scores, &label, &losses, &hits, &hits5, 1i32, 3i32, 0.0f32, 1.0f32);
+        [losses, hits, hits5].map(|of| of.read("f32")[0])
+    };
+    let [loss, hit, hit5] = launch([f32::NAN, 1.0, 2.0], 0);
+    assert!(loss.is_nan() && hit == 0.0 && hit5 == 0.0);
+    let [loss, hit, _] = launch([0.0, 1.0, 2.0], 3);
+    assert!(loss.is_nan() && hit == 0.0, "a label beyond the classes");
+}
+
+#[test]
+fn dropout_is_the_reference_devices() {
+    for t in NUMBERS {
+        for (n, c, plane) in [(3, 10, 1), (2, 4096, 1), (2, 7, 9), (3, 8, 16)] {
+            let x = random_in(t, n * c * plane, 80);
+            let (p, layer) = (0.3, 5);
+            let extents = [n, c, plane, 1];
+            let expected = reference(Op::Dropout { p, layer }, &[(&extents, &x)], &[&extents]);
+            assert!(expected[0].contains(&0.0));
+            let there = Buffer::of(&channels_last(&x, [n, c, plane]), t, STARTS[plane % 2]);
+            let y = Buffer::empty(x.len(), t, STARTS[plane % 2]);
+            let (samples, c_, plane_) = (n as i64, c as i32, plane as i32);
+            launch!(
+                format!("dropout_{t}"),
+                Shape::any(),
+                &there,
+                &y,
+                samples,
+                c_,
+                plane_,
+                p,
+                layer as i32,
+                &scalars()
+            );
+            let found = channels_first(&y.read(t), [n, c, plane]);
+            equal(&found, &all_rounded(t, &expected[0]), &format!("step {} of {t}", SCALARS.step));
+        }
+    }
+}

@@ -72,7 +72,11 @@ impl Coordinates {
         match self.scale {
             Scale::Log2 => every(whole(low, high).map(f64::exp2).collect()),
             Scale::Log10 => {
-                let digits: &[f64] = if high - low > 2.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+                let digits: &[f64] = match high - low {
+                    span if span > 2.0 => &[1.0],
+                    span if span > 0.7 => &[1.0, 2.0, 5.0],
+                    _ => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+                };
                 let decades = whole(low.floor(), high.ceil());
                 let ticks =
                     decades.flat_map(|decade| digits.iter().map(move |digit| digit * 10f64.powf(decade)));

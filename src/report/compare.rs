@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::axis::{Axis, Scale};
 use super::chart::{self, Line, Mark};
-use super::figures::Figure;
+use super::figures::{Figure, MOST};
 use super::run::Run;
 use crate::error::Result;
 
@@ -45,6 +45,9 @@ const PASSING: [&str; 13] = [
     "recomputation_saves_bytes",
 ];
 
+/// Letters of a run's label that a legend has room for.
+const LABEL: usize = 34;
+
 /// What was set, by name.
 fn settings(run: &Run) -> BTreeMap<&str, &str> {
     let texts = run.record.config.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -58,6 +61,10 @@ pub fn differences(runs: &[Run]) -> Vec<(String, Vec<String>)> {
     let value = |of: &BTreeMap<&str, &str>, name: &str| match of.get(name).copied() {
         None | Some("null") => "–".to_string(),
         Some(hosts) if name == "hosts" => counted(hosts),
+        // Threads have a column of their own.
+        Some(device) if name == "device" => {
+            device.split(", ").filter(|part| !part.contains(" thread")).collect::<Vec<_>>().join(", ")
+        }
         Some(text) => text.to_string(),
     };
     let row = |name: &str| (name.to_string(), all.iter().map(|of| value(of, name)).collect::<Vec<_>>());
@@ -71,37 +78,20 @@ fn counted(hosts: &str) -> String {
     counts.iter().map(|(host, ranks)| format!("{host} ×{ranks}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives each run a label of what tells it from the others, where that is short; else its file's name stays.
+/// Gives each of several runs a label of what tells it from the others, where that is short; else its file's name stays.
 pub fn label(runs: &mut [Run]) {
-    let told: Vec<(String, Vec<String>)> = differences(runs)
-        .into_iter()
-        .filter(|(name, _)| {
-            ["ranks", "batch", "model"].contains(&name.as_str()) || !PASSING.contains(&name.as_str())
-        })
-        .filter(|(name, _)| !["classes", "image"].contains(&name.as_str()))
-        .collect();
-    if told.is_empty() || told.len() > 3 {
-        return;
-    }
-    let of = |at: usize| -> String {
-        let part = |(name, values): &(String, Vec<String>)| match name.as_str() {
-            "model" => values[at].clone(),
-            _ => format!("{name} {}", values[at]),
-        };
-        // The model first.
-        let (models, others): (Vec<_>, Vec<_>) = told.iter().partition(|(name, _)| name == "model");
-        models.into_iter().chain(others).map(part).collect::<Vec<_>>().join(", ")
-    };
-    let labels: Vec<String> = (0..runs.len()).map(of).collect();
-    if labels.iter().collect::<BTreeSet<_>>().len() == runs.len()
-        && labels.iter().all(|label| label.len() <= 32)
-    {
+    let keys: Vec<Settings> = runs.iter().map(|run| fixed(run, "")).collect();
+    let labels = labels(&keys.iter().collect::<Vec<_>>());
+    let serve = labels.iter().collect::<BTreeSet<_>>().len() == runs.len()
+        && labels.iter().all(|label| label.chars().count() <= LABEL);
+    if serve && runs.len() > 1 {
         runs.iter_mut().zip(labels).for_each(|(run, label)| run.label = label);
     }
 }
 
 /// Runs that are the same but for one number, by that number; several of one number count as their mean.
 struct Study<'a> {
+    model: String,
     label: String,
     points: BTreeMap<u64, Vec<&'a Run>>,
 }
@@ -116,104 +106,148 @@ impl Study<'_> {
     }
 }
 
+/// What is the same in all runs of a study.
+type Settings = BTreeMap<String, String>;
+
+/// All settings but the one that is varied and those that follow from it or pass.
+fn fixed(run: &Run, varied: &str) -> Settings {
+    let counts = |name: &str| name != varied && (name == "ranks" || !PASSING.contains(&name));
+    let counting = settings(run).into_iter().filter(|(name, _)| counts(name));
+    counting.map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
 /// Curves over a number: at least two points each.
 fn studies<'a>(runs: &'a [Run], varied: &str, of: impl Fn(&Run) -> f64) -> Vec<Study<'a>> {
-    let fixed = |run: &Run| {
-        let mut key: BTreeMap<String, String> = settings(run)
-            .into_iter()
-            .filter(|(name, _)| {
-                *name != varied && (!PASSING.contains(name) || (*name == "ranks" && varied != "ranks"))
-            })
-            .map(|(name, value)| (name.to_string(), value.to_string()))
-            .collect();
-        key.retain(|name, _| name != "batch" || varied != "batch");
-        key
-    };
-    let mut groups: BTreeMap<BTreeMap<String, String>, BTreeMap<u64, Vec<&Run>>> = BTreeMap::new();
+    let mut groups: BTreeMap<Settings, BTreeMap<u64, Vec<&Run>>> = BTreeMap::new();
     for run in runs.iter().filter(|run| of(run).is_finite() && run.images_per_second().is_finite()) {
-        groups.entry(fixed(run)).or_default().entry(of(run) as u64).or_default().push(run);
+        groups.entry(fixed(run, varied)).or_default().entry(of(run) as u64).or_default().push(run);
     }
     groups.retain(|_, points| points.len() > 1);
-    let keys: Vec<BTreeMap<String, String>> = groups.keys().cloned().collect();
-    let told = |key: &BTreeMap<String, String>| {
-        let differs = |name: &str| keys.iter().any(|other| other.get(name) != key.get(name));
-        let parts = key.iter().filter(|(name, _)| {
-            *name != "model" && !["classes", "image"].contains(&name.as_str()) && differs(name)
-        });
-        let model = key.get("model").cloned().unwrap_or_default();
-        std::iter::once(model)
-            .chain(parts.map(|(name, value)| format!("{name} {value}")))
-            .collect::<Vec<_>>()
-            .join(", ")
+    let labels = labels(&groups.keys().collect::<Vec<_>>());
+    let curve = |((key, points), label): ((Settings, _), String)| Study {
+        model: key.get("model").cloned().unwrap_or_default(),
+        label,
+        points,
     };
-    groups.into_iter().map(|(key, points)| Study { label: told(&key), points }).collect()
+    groups.into_iter().zip(labels).map(curve).collect()
+}
+
+/// The model, and as few of the settings that differ as tell all of them apart.
+fn labels(keys: &[&Settings]) -> Vec<String> {
+    let value = |key: &Settings, name: &str| key.get(name).cloned().unwrap_or_else(|| "–".into());
+    let names: BTreeSet<&String> = keys.iter().flat_map(|key| key.keys()).collect();
+    let mut left: Vec<&String> = names
+        .into_iter()
+        .filter(|name| keys.iter().any(|key| key.get(*name) != keys[0].get(*name)))
+        .collect();
+    // Among those that tell as much the shortest.
+    left.sort_by_key(|name| keys.iter().map(|key| name.len() + value(key, name).len()).max());
+    left.retain(|name| *name != "model");
+    let mut labels: Vec<String> = keys.iter().map(|key| value(key, "model")).collect();
+    let distinct = |labels: &[String]| labels.iter().collect::<BTreeSet<_>>().len();
+    while distinct(&labels) < keys.len() && !left.is_empty() {
+        let with = |name: &str| -> Vec<String> {
+            let longer = labels.iter().zip(keys);
+            longer.map(|(label, key)| format!("{label}, {name} {}", value(key, name))).collect()
+        };
+        let most = left.iter().map(|name| distinct(&with(name))).max().unwrap_or(0);
+        let best = left.iter().position(|name| distinct(&with(name)) == most).unwrap_or(0);
+        labels = with(left.remove(best));
+    }
+    labels
+}
+
+/// Studies of a model each where there are more than one chart shows; else one lot.
+fn lots<'a, 'b>(studies: &'b [Study<'a>]) -> Vec<(String, Vec<&'b Study<'a>>)> {
+    if studies.len() <= MOST {
+        return vec![(String::new(), studies.iter().collect())];
+    }
+    let models: BTreeSet<&String> = studies.iter().map(|study| &study.model).collect();
+    let of = |model: &String| studies.iter().filter(|study| study.model == *model).take(MOST).collect();
+    models.into_iter().map(|model| (model.clone(), of(model))).collect()
+}
+
+/// A name or title that says of which lot it is.
+fn of_lot(text: &str, lot: &str, between: &str) -> String {
+    if lot.is_empty() { text.into() } else { format!("{text}{between}{lot}") }
 }
 
 /// Images a second and efficiency over ranks at the same batch a rank.
 pub fn scaling(runs: &[Run]) -> Result<Vec<Figure>> {
-    let studies = studies(runs, "ranks", |run| run.ranks);
-    let (mut speeds, mut shares) = (Vec::new(), Vec::new());
-    for (colour, study) in studies.iter().enumerate() {
-        let points = study.curve(|run| Some(run.images_per_second()));
-        let Some(&(fewest, slowest)) = points.first() else { continue };
-        let one = slowest / fewest;
-        let ideal = points.iter().map(|&(ranks, _)| (ranks, ranks * one)).collect();
-        let share = points.iter().map(|&(ranks, speed)| (ranks, 100.0 * speed / (ranks * one))).collect();
-        let line = |label: String, points, mark| Line { label, points, band: Vec::new(), mark, colour };
-        speeds.push(line(study.label.clone(), points, Mark::Points));
-        speeds.push(line(if colour == 0 { "ideal".into() } else { String::new() }, ideal, Mark::Dashes));
-        shares.push(line(study.label.clone(), share, Mark::Points));
+    let mut figures = Vec::new();
+    for (lot, studies) in lots(&studies(runs, "ranks", |run| run.ranks)) {
+        let (mut speeds, mut shares) = (Vec::new(), Vec::new());
+        for (colour, study) in studies.iter().enumerate() {
+            let points = study.curve(|run| Some(run.images_per_second()));
+            let Some(&(fewest, slowest)) = points.first() else { continue };
+            let one = slowest / fewest;
+            let ideal = points.iter().map(|&(ranks, _)| (ranks, ranks * one)).collect();
+            let share = points.iter().map(|&(ranks, speed)| (ranks, 100.0 * speed / (ranks * one))).collect();
+            let line = |label: &str, points, mark| Line {
+                label: label.into(),
+                points,
+                band: Vec::new(),
+                mark,
+                colour,
+            };
+            speeds.push(line(&study.label, points, Mark::Points));
+            speeds.push(line(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes));
+            shares.push(line(&study.label, share, Mark::Points));
+        }
+        if speeds.is_empty() {
+            continue;
+        }
+        let ranks = Axis::new("ranks", Scale::Log2);
+        let svg = chart::lines(&ranks, &Axis::new("images/s, all ranks", Scale::Log10), &speeds)?;
+        let title = of_lot("Images a second over ranks", &lot, ": ");
+        let caption =
+            "At the same batch a rank (weak scaling). The ideal line leads from the fewest ranks on.";
+        figures.push(Figure::new(of_lot("scaling", &lot, "-"), title, caption, svg));
+        let svg = chart::lines(&ranks, &Axis::new("efficiency [%]", Scale::Whole), &shares)?;
+        let title = of_lot("Efficiency over ranks", &lot, ": ");
+        let caption = "Images a second a rank, as a share of that with the fewest ranks.";
+        figures.push(Figure::new(of_lot("efficiency", &lot, "-"), title, caption, svg));
     }
-    if speeds.is_empty() {
-        return Ok(Vec::new());
-    }
-    let ranks = Axis::new("ranks", Scale::Log2);
-    let caption = "At the same batch a rank (weak scaling). The ideal line leads from the fewest ranks on.";
-    let speed = chart::lines(&ranks, &Axis::new("images/s, all ranks", Scale::Log10), &speeds)?;
-    let share = chart::lines(&ranks, &Axis::new("efficiency [%]", Scale::Whole), &shares)?;
-    Ok(vec![
-        Figure::new("scaling", "Images a second over ranks", caption, speed),
-        Figure::new(
-            "efficiency",
-            "Efficiency over ranks",
-            "Images a second a rank, as a share of that with the fewest ranks.",
-            share,
-        ),
-    ])
+    Ok(figures)
 }
 
 /// Images a second and memory over the batch a rank.
 pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
-    let studies = studies(runs, "batch", |run| run.batch);
-    let curve = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<Line> {
-        let lines = studies.iter().enumerate().map(|(colour, study)| Line {
-            label: study.label.clone(),
-            points: study.curve(of),
-            band: Vec::new(),
-            mark: Mark::Points,
-            colour,
-        });
-        lines.filter(|line| !line.points.is_empty()).collect()
-    };
-    let (speeds, memory) = (
-        curve(&|run| Some(run.images_per_second())),
-        curve(&|run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0).map(|bytes| bytes / 1e9)),
-    );
-    if speeds.is_empty() {
-        return Ok(Vec::new());
-    }
-    let batch = Axis::new("batch: images a rank and step", Scale::Log2);
-    let speed = chart::lines(&batch, &Axis::new("images/s, all ranks", Scale::Whole), &speeds)?;
-    let mut figures = vec![Figure::new(
-        "batch-speed",
-        "Images a second over the batch",
-        "All ranks together; warm-up left out.",
-        speed,
-    )];
-    if !memory.is_empty() {
-        let svg = chart::lines(&batch, &Axis::new("memory of a rank [GB]", Scale::Whole), &memory)?;
-        let caption = "Peak resident set of the rank that has most, as measured.";
-        figures.push(Figure::new("batch-memory", "Memory over the batch", caption, svg));
+    let mut figures = Vec::new();
+    for (lot, studies) in lots(&studies(runs, "batch", |run| run.batch)) {
+        let curves = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<Line> {
+            let lines = studies.iter().enumerate().map(|(colour, study)| Line {
+                label: study.label.clone(),
+                points: study.curve(of),
+                band: Vec::new(),
+                mark: Mark::Points,
+                colour,
+            });
+            lines.filter(|line| !line.points.is_empty()).collect()
+        };
+        let memory = |run: &Run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
+        let batch = Axis::new("batch: images a rank and step", Scale::Log2);
+        let mut add = |name: &str, title: &str, caption: &str, y: &str, lines: Vec<Line>| -> Result<()> {
+            if !lines.is_empty() {
+                let svg = chart::lines(&batch, &Axis::new(y, Scale::Whole), &lines)?;
+                figures.push(Figure::new(of_lot(name, &lot, "-"), of_lot(title, &lot, ": "), caption, svg));
+            }
+            Ok(())
+        };
+        add(
+            "batch-speed",
+            "Images a second over the batch",
+            "All ranks together; warm-up left out.",
+            "images/s, all ranks",
+            curves(&|run| Some(run.images_per_second())),
+        )?;
+        add(
+            "batch-memory",
+            "Memory over the batch",
+            "Peak resident set of the rank that has most, as measured.",
+            "memory of a rank [GB]",
+            curves(&|run| memory(run).map(|bytes| bytes / 1e9)),
+        )?;
     }
     Ok(figures)
 }

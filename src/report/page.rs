@@ -19,14 +19,15 @@ h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.2rem; margin: 2.2
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #eee; vertical-align: top; }
 td.number, th.number { text-align: right; } th { font-weight: 600; color: #444; }
-td.long { max-width: 22rem; overflow-wrap: anywhere; }
+td.long { min-width: 6ch; max-width: 22rem; overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(460px, 1fr)); gap: 1.2rem 1.6rem; }
 figure { margin: 0; break-inside: avoid; } figure h3 { font-size: .95rem; margin: 0 0 .2rem; }
 figure svg { width: 100%; height: auto; display: block; } figcaption { max-width: 60ch; margin-top: .3rem; }
 svg text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; }
 pre { background: #f6f6f6; padding: .6rem .8rem; overflow-x: auto; font-size: .8rem; white-space: pre-wrap; }
 details { margin: .4rem 0; } summary { cursor: pointer; }
-@media print { body { margin: 0; max-width: none; font-size: 11pt; } h2 { break-after: avoid; }
+@media print { body { margin: 0; max-width: none; font-size: 10pt; } table, figcaption, .about { font-size: 7.5pt; }
+  .scroll { overflow: visible; } h2 { break-after: avoid; }
   .figures { grid-template-columns: 1fr 1fr; } details { display: none; } }
 ";
 
@@ -155,8 +156,14 @@ fn table(head: &[String], rows: impl Iterator<Item = Vec<String>>, numbers: &[us
     )
 }
 
+/// Three digits, or all that stand before the point.
 fn speed(rate: f64) -> String {
-    if rate.is_finite() { number(rate, rate / 4.0) } else { "–".into() }
+    match rate {
+        rate if !rate.is_finite() => "–".into(),
+        rate if rate < 10.0 => format!("{rate:.2}"),
+        rate if rate < 100.0 => format!("{rate:.1}"),
+        rate => number(rate, rate),
+    }
 }
 
 fn escape(text: &str) -> String {

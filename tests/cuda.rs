@@ -91,7 +91,7 @@ fn a_gpu_trains_what_the_cpu_trains() {
         format!("--model mnist_net {digits} --clip-norm 0.5 --ema 0.9"),
         format!("--model mnist_small {digits} --accumulation 2 --optimizer adamw --lr 0.001"),
         "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001".into(),
-        "--model googlenet --image-size 32 --classes 10 --batch 1 --steps 2 --optimizer sgd --lr 0.001"
+        "--model googlenet --image-size 32 --classes 10 --batch 2 --steps 1 --optimizer sgd --lr 0.001"
             .into(),
     ] {
         let cpu = results.losses(1, &format!("{flags} --device cpu"));

@@ -17,6 +17,12 @@ use crate::error::{Error, Result};
 
 /// Our kernels for the oldest GPU; the driver compiles them for the one that is there, and keeps what it made.
 const PTX: &str = concat!(include_str!("../../../kernels/dltrain.ptx"), "\0");
+/// The same, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
+const FATBIN: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
+
+/// The driver reads words.
+#[repr(align(16))]
+struct Aligned<const BYTES: usize>([u8; BYTES]);
 
 /// CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 const MULTIPROCESSORS: c_int = 16;
@@ -68,7 +74,11 @@ impl Gpu {
             let probe = &cuda().map_err(Error::environment)?.probe;
             probe.cuDeviceGetAttribute(&mut multiprocessors, MULTIPROCESSORS, context.device)?;
         }
-        let module = Module::load(&context, PTX.as_bytes())
+        let assembled = (!FATBIN.is_empty()).then(|| Module::load(&context, FATBIN));
+        // The GPU may be another one than those.
+        let module = assembled
+            .and_then(Result::ok)
+            .map_or_else(|| Module::load(&context, PTX.as_bytes()), Ok)
             .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
         let found = &context.libraries.found;
         let tuned = Tuned::load(&format!("{}, cuDNN {}, CUDA {}", gpu.name, found.cudnn, found.cublas));

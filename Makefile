@@ -20,7 +20,7 @@ DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels gpu-bundle gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,6 +78,17 @@ kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers tak
 	@kernels/ptx.py
 	@set -e; for gpu in 60 70 75 80 90 100 120; do \
 	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
+
+gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the two below (builds HDF5 along; 60 MB at most)
+	@.ci/gpu-bundle
+
+gpu-check: ## on a machine with a GPU: everything that only a GPU can show (where there is no cargo: gpu-bundle/check)
+	@[ -x gpu-bundle/check ] || .ci/gpu-bundle
+	@gpu-bundle/check
+
+gpu-bench: ## on a machine with a GPU and PyTorch: both side by side (gpu-bundle/bench)
+	@[ -x gpu-bundle/bench ] || .ci/gpu-bundle
+	@gpu-bundle/bench
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)
 	@.ci/deps $(MPI) torch

@@ -9,8 +9,9 @@ mod bound;
 use std::path::PathBuf;
 
 use bound::Bound;
+use dltrain::device::cuda::Cuda;
 use dltrain::device::onednn::Cpu;
-use dltrain::device::{Rule, Scalars, Step};
+use dltrain::device::{Device, Rule, Scalars, Step};
 use dltrain::graph::{Graph, Op};
 use dltrain::model::{self, MODELS};
 use dltrain::plan::Parameter;
@@ -130,7 +131,9 @@ fn every_model_has_a_fixture() {
 
 fn path(name: &str, suffix: &str) -> PathBuf {
     let file = format!("tests/fixtures/models/{name}{suffix}.json");
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file)
+    // A test that is carried to another machine is told where it is.
+    let root = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
+    PathBuf::from(root).join(file)
 }
 
 /// Forward, backward and five steps of SGD as in the fixture.
@@ -141,16 +144,23 @@ fn check(name: &str, suffix: &str, precision: Precision) {
     let forward = model::find(name).unwrap().build(number("batch"), image, number("classes")).unwrap();
     let depth = forward.nodes.iter().filter(|node| is_product(&node.op)).count();
     let bounds = precision.bounds(depth);
-    let device = Cpu::new(1).unwrap();
-    if let (Precision::Bf16, Err(error)) = (&precision, device.has_bf16()) {
-        return eprintln!("skipped: {error}");
-    }
+    // The GPU where DLTRAIN_TEST_DEVICE says so.
+    let device: Box<dyn Device> = match std::env::var("DLTRAIN_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Box::new(Cuda::new(0, false, 1).unwrap()),
+        _ => {
+            let cpu = Cpu::new(1).unwrap();
+            if let (Precision::Bf16, Err(error)) = (&precision, cpu.has_bf16()) {
+                return eprintln!("skipped: {error}");
+            }
+            Box::new(cpu)
+        }
+    };
     let forward = without_dropout(forward).simplify();
     let graph = match precision {
         Precision::F32 => forward,
         Precision::Bf16 => forward.in_bf16(),
     };
-    let mut run = Bound::new(&device, graph.differentiate(), 1 << 20);
+    let mut run = Bound::new(&*device, graph.differentiate(), 1 << 20);
     start(&run, number("classes"));
 
     let scalars = Scalars {

@@ -13,7 +13,7 @@ const DEFAULT: &str = "results";
 /// The results file of this run; `None` on ranks that write none. Creates no file.
 ///
 /// `given` is what the user asked for: a file (`….h5`), or a directory, in which the file is named after the
-/// model and the time. Without it the directory is `results`. A directory is made where it is missing, but not
+/// model, the time and, under Slurm, the job. Without it the directory is `results`. A directory is made where it is missing, but not
 /// its parent: that is more likely a typing error.
 ///
 /// # Errors
@@ -32,8 +32,9 @@ pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<O
         fs::create_dir(given)
             .map_err(|error| Error::output(given, format!("cannot make the directory: {error}")))?;
     }
-    let stem = format!("{model}-{}", date::compact(SystemTime::now()));
-    // Two runs of one model may start in one second.
+    // Two runs of one model may start in one second, and jobs of an array at the very same time.
+    let job = std::env::var("SLURM_JOB_ID").map_or(String::new(), |job| format!("-job{job}"));
+    let stem = format!("{model}-{}{job}", date::compact(SystemTime::now()));
     let names = std::iter::once(format!("{stem}.h5")).chain((2..).map(|n| format!("{stem}-{n}.h5")));
     let path = names.map(|name| given.join(name)).find(|path| path.symlink_metadata().is_err());
     let path = path.ok_or_else(|| Error::internal("no free name for a results file"))?;

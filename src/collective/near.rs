@@ -120,3 +120,53 @@ fn pair(
         ends[mine] = Some(End { local_rank, index, count: theirs.len() });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::scheduled::Algorithm;
+    use super::super::{broadcast, halving, ring, torus, tree};
+    use super::*;
+
+    /// What a receiver takes is what it would have been sent: from the same place, which is its own place of the range too.
+    #[test]
+    fn both_ends_of_a_message_know_each_other() {
+        let algorithms: [(&str, Algorithm); 6] = [
+            ("ring", ring::allreduce),
+            ("halving", halving::allreduce),
+            ("tree", tree::allreduce),
+            ("torus", torus::allreduce),
+            ("chain", broadcast::chain),
+            ("broadcast tree", broadcast::tree),
+        ];
+        for (name, algorithm) in algorithms {
+            for ranks in 2..=9 {
+                let schedule = |rank| Schedule::new(&algorithm(&Group::all(rank, ranks), &(3..1010)), 100);
+                for rank in 0..ranks {
+                    let mine = schedule(rank);
+                    let mut ends = Ends::far(&mine);
+                    for peer in (0..ranks).filter(|&peer| peer != rank) {
+                        let theirs = schedule(peer);
+                        pair(&mine.sends, peer, &theirs.receives, rank, peer, &mut ends.sends);
+                        pair(&mine.receives, peer, &theirs.sends, rank, peer, &mut ends.receives);
+                    }
+                    let both = [(&mine.sends, &ends.sends), (&mine.receives, &ends.receives)];
+                    for (direction, (messages, ends)) in both.into_iter().enumerate() {
+                        for (message, end) in messages.iter().zip(ends) {
+                            let end =
+                                end.unwrap_or_else(|| panic!("{name} of {ranks}: {message:?} has no end"));
+                            let theirs = schedule(end.local_rank);
+                            let theirs = if direction == 0 { theirs.receives } else { theirs.sends };
+                            assert_eq!((message.peer, theirs.len()), (end.local_rank, end.count));
+                            let other = &theirs[end.index];
+                            assert_eq!(
+                                (other.peer, &other.range),
+                                (rank, &message.range),
+                                "{name} of {ranks}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

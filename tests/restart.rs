@@ -373,6 +373,30 @@ fn recorded(path: &Path) -> usize {
     open().map_or(0, |steps| steps.size())
 }
 
+/// A kernel that keeps an address in the stack pointer would have a handler's frame in the heap: a run that was told to
+/// stop broke now and then.
+#[test]
+fn signals_do_not_come_to_the_thread_that_computes() {
+    let scratch = Scratch::new();
+    let words = format!("{LONG} --epochs 100000 --results DIR/a.h5");
+    let running = Running::start(scratch.alone(&words), &scratch.path("a.h5"), 0);
+    let process = running.0.id();
+    let blocked = |task: &Path| {
+        let status = fs::read_to_string(task.join("status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+        [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1].map(|signal| mask >> (signal - 1) & 1 == 1)
+    };
+    let tasks = PathBuf::from(format!("/proc/{process}/task"));
+    assert_eq!(blocked(&tasks.join(process.to_string())), [true; 3]);
+    let named =
+        |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "signals");
+    let handler = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path()).find(named).unwrap();
+    assert_eq!(blocked(&handler), [false; 3]);
+    signal("TERM", process as i32);
+    assert_eq!(running.end().0, Some(75));
+}
+
 #[test]
 fn the_exit_code_tells_a_stop_from_a_failure() {
     let scratch = Scratch::new();

@@ -23,6 +23,7 @@ mod launcher;
 mod library;
 mod news;
 mod region;
+mod signals;
 mod stall;
 mod topology;
 mod window;

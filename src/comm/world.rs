@@ -16,7 +16,7 @@ use super::launcher::Launch;
 use super::library::{Library, thread_level};
 use super::news::News;
 use super::topology::Topology;
-use super::{region, stall, window};
+use super::{region, signals, stall, window};
 use crate::error::{Error, Kind, Result};
 
 /// How long a job that aborts leaves the launcher to pass on its message.
@@ -58,6 +58,7 @@ impl World {
         library.launcher = launch.describe().to_string();
         launch.prepare(&library)?;
         library.thread_level = initialize()?;
+        signals::keep_off_this_thread()?;
         let world = Communicator::world()?;
         if let Err(error) = launch.check(&library, world.size()) {
             // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.

@@ -19,6 +19,8 @@ CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
 DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
+# What `make install` installs for.
+HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
 .PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels gpu-bundle gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
 
@@ -116,9 +118,8 @@ bench-collectives: ## measure the allreduces on one host against both MPIs and g
 	@benchmarks/collectives/run.sh target/openmpi/release/dltrain target/mpich/release/dltrain
 
 install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or for MPI
-	@set -e; for mpi in $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI)); do \
-	    $(MAKE) --no-print-directory build MPI=$$mpi; done
-	@.ci/install $(PREFIX) $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
+	@set -e; for mpi in $(HERE); do $(MAKE) --no-print-directory build MPI=$$mpi; done
+	@.ci/install $(PREFIX) $(HERE)
 
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)

@@ -62,6 +62,8 @@ enum Stage {
 }
 
 struct Piece {
+    /// Whose it is.
+    slot: Slot,
     /// This rank's part of it.
     segment: Range<usize>,
     /// The same in `rings`.
@@ -109,17 +111,17 @@ impl Hierarchical {
         self.counters.get(piece, 1)
     }
 
-    fn prepare_piece(&mut self, range: Range<usize>) -> Result<()> {
+    fn prepare_piece(&mut self, slot: Slot, range: Range<usize>) -> Result<()> {
         self.counters.prepare(self.pieces.len())?;
         let segment = segment(&range, self.world.local_size(), self.world.local_rank());
         let ring = self.rings.prepare(segment.clone())?;
-        self.pieces.push(Piece { segment, ring, started: 0, stage: Stage::Idle });
+        self.pieces.push(Piece { slot, segment, ring, started: 0, stage: Stage::Idle });
         Ok(())
     }
 
     /// The next stage of a piece, if there is something to do for it now.
     fn advance(&mut self, piece: usize) -> Result<Option<Stage>> {
-        let Piece { ref segment, ring, started, stage, .. } = self.pieces[piece];
+        let Piece { slot, ref segment, ring, started, stage } = self.pieces[piece];
         let all = started * self.world.local_size() as u64;
         let chunk = |from: usize| from..segment.end.min(from + CHUNK);
         Ok(match stage {
@@ -130,7 +132,7 @@ impl Hierarchical {
                 let chunk = chunk(from);
                 let begun = trace::now();
                 self.region.sum_from_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, piece, 0, chunk.len() * size_of::<f32>());
+                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Adding(chunk.end))
             }
             Stage::Adding(_) if self.between() == RINGS => None,
@@ -143,7 +145,7 @@ impl Hierarchical {
                 let chunk = chunk(from);
                 let begun = trace::now();
                 self.region.write_to_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, piece, 0, chunk.len() * size_of::<f32>());
+                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
                 Some(Stage::Writing(chunk.end))
             }
             Stage::Writing(_) => {
@@ -169,7 +171,7 @@ impl Collective for Hierarchical {
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
         let first = self.pieces.len();
         for piece in pieces(&range) {
-            self.prepare_piece(piece)?;
+            self.prepare_piece(self.slots.len(), piece)?;
         }
         self.slots.push(first..self.pieces.len());
         self.flying.reserve(self.pieces.len());

@@ -184,10 +184,8 @@ impl<L: Link> Scheduled<L> {
     fn land(&mut self, slot: Slot) -> Result<bool> {
         let mut moved = false;
         while self.slots[slot].sent < self.slots[slot].sending && self.has_left(slot)? {
-            let at = &mut self.slots[slot];
-            let (begun, sent) = (at.sends_begun[at.sent % WINDOW], at.sent);
-            at.sent += 1;
-            self.traced(Kind::Send, begun, slot, |schedule| &schedule.sends[sent]);
+            self.traced(slot, Kind::Send, self.slots[slot].sent);
+            self.slots[slot].sent += 1;
             moved = true;
         }
         let at = &self.slots[slot];
@@ -216,8 +214,7 @@ impl<L: Link> Scheduled<L> {
         let received = at.received;
         if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
-            let begun = at.receives_begun[received % WINDOW];
-            self.traced(Kind::Receive, begun, slot, |schedule| &schedule.receives[received]);
+            self.traced(slot, Kind::Receive, received);
         }
         let at = &mut self.slots[slot];
         let message = &at.schedule.receives[received];
@@ -232,9 +229,9 @@ impl<L: Link> Scheduled<L> {
                 self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
             }
             at.received += 1;
-        }
-        if let Some(near) = &self.near {
-            near.take(slot, at.taken());
+            if let Some(near) = &self.near {
+                near.take(slot, at.taken());
+            }
         }
         Ok(lands)
     }
@@ -264,16 +261,21 @@ impl<L: Link> Scheduled<L> {
         }
         near.take(slot, at.taken());
         if free {
-            let (begun, index) = (at.receives_begun[(at.received - 1) % WINDOW], at.received - 1);
-            self.traced(Kind::Receive, begun, slot, |schedule| &schedule.receives[index]);
+            self.traced(slot, Kind::Receive, self.slots[slot].received - 1);
         }
         true
     }
 
-    fn traced(&self, kind: Kind, begun: u64, slot: Slot, of: impl Fn(&Schedule) -> &Message) {
-        let message = of(&self.slots[slot].schedule);
-        let bytes = self.wire.words(message.range.len()) * size_of::<f32>();
-        trace::record(kind, begun, message.peer, self.channel << 16 | slot, bytes);
+    /// A message has ended.
+    fn traced(&self, slot: Slot, kind: Kind, index: usize) {
+        let at = &self.slots[slot];
+        let (messages, begun) = match kind {
+            Kind::Send => (&at.schedule.sends, at.sends_begun),
+            _ => (&at.schedule.receives, at.receives_begun),
+        };
+        let bytes = self.wire.words(messages[index].range.len()) * size_of::<f32>();
+        let channel = self.channel << 16 | slot;
+        trace::record(kind, begun[index % WINDOW], messages[index].peer, channel, bytes);
     }
 }
 

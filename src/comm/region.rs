@@ -173,17 +173,17 @@ impl Region {
     /// Sums a range over all ranks of the node, in the order of local ranks whoever calls it, and writes the sum
     /// to all of them.
     pub fn sum_over_node(&self, range: Range<usize>) {
-        self.each_sum(range, &self.peers);
+        self.each_sum(range, &self.peers, &self.peers);
     }
 
     /// The same, written to one rank of the node alone.
     pub fn sum_to(&self, range: Range<usize>, local_rank: usize) {
-        self.each_sum(range, &[self.peers[local_rank]]);
+        self.each_sum(range, &self.peers, &[self.peers[local_rank]]);
     }
 
     /// The same, written to this rank alone.
     pub fn sum_from_node(&self, range: Range<usize>) {
-        self.each_sum(range, &[self.address]);
+        self.each_sum(range, &self.peers, &[self.address]);
     }
 
     /// Writes this rank's values of a range to all other ranks of the node.
@@ -201,42 +201,31 @@ impl Region {
     /// # Panics
     /// When that rank is this one.
     pub fn take_from_near(&self, range: Range<usize>, local_rank: usize, add: bool) {
-        let (to, from) = (self.at(&range), self.near(&range, local_rank));
-        // SAFETY: every peer's region has as many elements as this one, and is another; nobody writes to the range
-        // there, and nobody else uses it here, until it is taken (the contract of `Region`).
-        unsafe {
-            let to = std::slice::from_raw_parts_mut(to, range.len());
-            let from = std::slice::from_raw_parts(from, range.len());
-            if !add {
-                return to.copy_from_slice(from);
-            }
-            // By way of a block that stays in the first-level cache: parts of a window lie at like places of their pages, and
-            // a loop that goes back and forth between two such lines can take ten times as long.
-            let mut block = [0f32; 1024];
-            for (to, from) in to.chunks_mut(1024).zip(from.chunks(1024)) {
-                let block = &mut block[..from.len()];
-                block.copy_from_slice(from);
-                to.iter_mut().zip(block).for_each(|(to, from)| *to += *from);
-            }
+        match add {
+            // By way of a block in the cache: parts of a window lie at like places of their pages, and a loop that goes
+            // back and forth between two such lines can take ten times as long.
+            true => self.each_sum(range, &[self.address, self.near(local_rank)], &[self.address]),
+            false => self.copy_from_near(range.clone(), local_rank, self, range.start),
         }
     }
 
-    /// Copies another rank's values of a range to another region, from `start` on.
+    /// Copies another rank's values of a range to a region of this rank, from `start` on.
     ///
     /// # Panics
     /// When that rank is this one.
-    pub fn copy_from_near(&self, range: Range<usize>, local_rank: usize, other: &Region, start: usize) {
-        let from = self.near(&range, local_rank);
-        let to = other.at(&(start..start + range.len()));
-        // SAFETY: as in `take_from_near`; the other region is this rank's alone.
-        unsafe { to.copy_from_nonoverlapping(from, range.len()) }
+    pub fn copy_from_near(&self, range: Range<usize>, local_rank: usize, to: &Region, start: usize) {
+        self.check(&range);
+        let to = to.at(&(start..start + range.len()));
+        // SAFETY: every peer's region has as many elements as this one, and is another; nobody writes to the range there,
+        // and nobody else uses where it goes, until it is taken (the contract of `Region`).
+        unsafe { to.copy_from_nonoverlapping(self.near(local_rank).add(range.start), range.len()) }
     }
 
-    fn near(&self, range: &Range<usize>, local_rank: usize) -> *const f32 {
-        self.check(range);
+    /// The region of another rank of the node.
+    fn near(&self, local_rank: usize) -> *mut f32 {
         let part = self.peers[local_rank];
         assert!(part != self.address, "a rank takes from another one");
-        part.wrapping_add(range.start)
+        part
     }
 
     fn copy_to_node(&self, range: Range<usize>, from: *mut f32) {
@@ -248,7 +237,8 @@ impl Region {
         }
     }
 
-    fn each_sum(&self, range: Range<usize>, to: &[*mut f32]) {
+    /// Adds up regions of the node in their order, and writes the sum to others.
+    fn each_sum(&self, range: Range<usize>, of: &[*mut f32], to: &[*mut f32]) {
         /// Stays in the first-level cache while the ranks' blocks stream through.
         const BLOCK: usize = 1024;
         self.check(&range);
@@ -256,7 +246,7 @@ impl Region {
         for start in range.clone().step_by(BLOCK) {
             let count = BLOCK.min(range.end - start);
             let sum = &mut sum[..count];
-            for (index, part) in self.peers.iter().enumerate() {
+            for (index, part) in of.iter().enumerate() {
                 // SAFETY: every peer's region has as many elements as this one, and its ranks leave the range
                 // alone until all of it is summed (the contract of `Region`).
                 let part = unsafe { std::slice::from_raw_parts(part.add(start), count) };

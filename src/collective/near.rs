@@ -1,6 +1,9 @@
 //! Messages between ranks of one node whose regions are shared: nothing is sent. The receiver takes the numbers from where
 //! they lie with their sender, which is the same place of the range, and adds them there to its own.
 //!
+//! The last sum of an allreduce goes to the rank that is next to have it as it is made, and is not read again for that
+//! ([`End::put`]).
+//!
 //! All that travels is two counters of each rank and slot, which only ever grow: how many messages it has posted, and how many
 //! it has taken, both in the order of its schedule. Both ends know each other's schedules, so that each knows
 //! which message of the other's is its own next one.
@@ -8,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::boards::Boards;
-use super::schedule::{Group, Message, Schedule};
+use super::schedule::{Apply, Group, Message, Schedule};
 use crate::comm::World;
 use crate::error::Result;
 
@@ -19,6 +22,11 @@ pub struct End {
     /// Which of its messages in that direction this one is, of how many in a round.
     index: usize,
     count: usize,
+    /// Whether its sender puts it where it belongs, together with the sum that it is.
+    ///
+    /// Nobody asks the receiver whether the place is free. It is: what is put there is a sum over all ranks, the receiver's
+    /// own values in it, so they have been taken from there.
+    pub put: bool,
 }
 
 /// The other ends of the messages of a schedule; `None` for those on other nodes.
@@ -26,13 +34,59 @@ pub struct End {
 pub struct Ends {
     pub sends: Vec<Option<End>>,
     pub receives: Vec<Option<End>>,
+    /// By receives: to which local rank what comes of it is put as well.
+    pub puts: Vec<Option<usize>>,
 }
 
 impl Ends {
     /// All on other nodes.
     pub fn far(schedule: &Schedule) -> Ends {
-        Ends { sends: vec![None; schedule.sends.len()], receives: vec![None; schedule.receives.len()] }
+        let (sends, receives) = (schedule.sends.len(), schedule.receives.len());
+        Ends { sends: vec![None; sends], receives: vec![None; receives], puts: vec![None; receives] }
     }
+}
+
+impl Ends {
+    /// Adds the messages between a rank and a peer of its node.
+    fn meet(&mut self, mine: &Schedule, own: usize, theirs: &Schedule, peer: usize, local_rank: usize) {
+        let end = |index, count, put| End { local_rank, index, count, put };
+        for (send, receive) in pairs(&mine.sends, peer, &theirs.receives, own) {
+            let put = puts(mine, send, &theirs.receives[receive]);
+            self.sends[send] = Some(end(receive, theirs.receives.len(), put));
+            if put {
+                self.puts[mine.sends[send].receives - 1] = Some(local_rank);
+            }
+        }
+        for (receive, send) in pairs(&mine.receives, peer, &theirs.sends, own) {
+            let put = puts(theirs, send, &mine.receives[receive]);
+            self.receives[receive] = Some(end(send, theirs.sends.len(), put));
+        }
+    }
+}
+
+/// Messages to (or from) one rank meet theirs from (or to) this one in order.
+fn pairs(
+    messages: &[Message],
+    peer: usize,
+    theirs: &[Message],
+    own: usize,
+) -> impl Iterator<Item = (usize, usize)> {
+    let of = |messages: &[Message], peer: usize| -> Vec<usize> {
+        (0..messages.len()).filter(|&index| messages[index].peer == peer).collect()
+    };
+    of(messages, peer).into_iter().zip(of(theirs, own))
+}
+
+/// Whether a rank puts what it sends where it belongs as it makes it: when it is the sum that the receive before makes,
+/// and the first to leave of it.
+fn puts(sender: &Schedule, send: usize, arrives: &Message) -> bool {
+    let message = &sender.sends[send];
+    let alike = |other: &Message| other.receives == message.receives && other.range == message.range;
+    arrives.apply == Apply::Replace
+        && message.receives.checked_sub(1).is_some_and(|sum| {
+            sender.receives[sum].apply == Apply::Add && sender.receives[sum].range == message.range
+        })
+        && !sender.sends[..send].iter().any(alike)
 }
 
 /// The counters of a node's ranks.
@@ -61,10 +115,7 @@ impl Near {
             if place == group.place || !(meets(&schedule.sends) || meets(&schedule.receives)) {
                 continue;
             }
-            let theirs = of(place);
-            let own = group.ranks[group.place];
-            pair(&schedule.sends, *peer, &theirs.receives, own, local_rank, &mut ends.sends);
-            pair(&schedule.receives, *peer, &theirs.sends, own, local_rank, &mut ends.receives);
+            ends.meet(schedule, group.ranks[group.place], &of(place), *peer, local_rank);
         }
         ends
     }
@@ -104,58 +155,52 @@ impl End {
     }
 }
 
-/// Messages to (or from) one rank meet theirs from (or to) this one in order.
-fn pair(
-    messages: &[Message],
-    peer: usize,
-    theirs: &[Message],
-    own: usize,
-    local_rank: usize,
-    ends: &mut [Option<End>],
-) {
-    let of = |messages: &[Message], peer: usize| -> Vec<usize> {
-        (0..messages.len()).filter(|&index| messages[index].peer == peer).collect()
-    };
-    for (mine, index) in of(messages, peer).into_iter().zip(of(theirs, own)) {
-        ends[mine] = Some(End { local_rank, index, count: theirs.len() });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::scheduled::Algorithm;
     use super::super::{broadcast, halving, ring, torus, tree};
     use super::*;
 
+    const ALGORITHMS: [(&str, Algorithm); 6] = [
+        ("ring", ring::allreduce),
+        ("halving", halving::allreduce),
+        ("tree", tree::allreduce),
+        ("torus", torus::allreduce),
+        ("chain", broadcast::chain),
+        ("broadcast tree", broadcast::tree),
+    ];
+
+    /// The schedules of all ranks of a node, and the ends of their messages.
+    fn node(algorithm: Algorithm, ranks: usize) -> Vec<(Schedule, Ends)> {
+        let schedule = |rank| Schedule::new(&algorithm(&Group::all(rank, ranks), &(3..1010)), 100);
+        let of = |rank| {
+            let mine = schedule(rank);
+            let mut ends = Ends::far(&mine);
+            for peer in (0..ranks).filter(|&peer| peer != rank) {
+                ends.meet(&mine, rank, &schedule(peer), peer, peer);
+            }
+            (mine, ends)
+        };
+        (0..ranks).map(of).collect()
+    }
+
     /// What a receiver takes is what it would have been sent: from the same place, which is its own place of the range too.
     #[test]
     fn both_ends_of_a_message_know_each_other() {
-        let algorithms: [(&str, Algorithm); 6] = [
-            ("ring", ring::allreduce),
-            ("halving", halving::allreduce),
-            ("tree", tree::allreduce),
-            ("torus", torus::allreduce),
-            ("chain", broadcast::chain),
-            ("broadcast tree", broadcast::tree),
-        ];
-        for (name, algorithm) in algorithms {
+        for (name, algorithm) in ALGORITHMS {
             for ranks in 2..=9 {
-                let schedule = |rank| Schedule::new(&algorithm(&Group::all(rank, ranks), &(3..1010)), 100);
-                for rank in 0..ranks {
-                    let mine = schedule(rank);
-                    let mut ends = Ends::far(&mine);
-                    for peer in (0..ranks).filter(|&peer| peer != rank) {
-                        let theirs = schedule(peer);
-                        pair(&mine.sends, peer, &theirs.receives, rank, peer, &mut ends.sends);
-                        pair(&mine.receives, peer, &theirs.sends, rank, peer, &mut ends.receives);
-                    }
+                let node = node(algorithm, ranks);
+                for (rank, (mine, ends)) in node.iter().enumerate() {
                     let both = [(&mine.sends, &ends.sends), (&mine.receives, &ends.receives)];
                     for (direction, (messages, ends)) in both.into_iter().enumerate() {
                         for (message, end) in messages.iter().zip(ends) {
                             let end =
                                 end.unwrap_or_else(|| panic!("{name} of {ranks}: {message:?} has no end"));
-                            let theirs = schedule(end.local_rank);
-                            let theirs = if direction == 0 { theirs.receives } else { theirs.sends };
+                            let (theirs, back) = &node[end.local_rank];
+                            let (theirs, back) = match direction {
+                                0 => (&theirs.receives, &back.receives),
+                                _ => (&theirs.sends, &back.sends),
+                            };
                             assert_eq!((message.peer, theirs.len()), (end.local_rank, end.count));
                             let other = &theirs[end.index];
                             assert_eq!(
@@ -163,10 +208,75 @@ mod tests {
                                 (rank, &message.range),
                                 "{name} of {ranks}"
                             );
+                            assert_eq!(back[end.index].map(|back| back.put), Some(end.put));
                         }
                     }
                 }
             }
         }
+    }
+
+    /// All that has happened for sure when a receive has ended: receives, as numbers of rank and index.
+    fn before(node: &[(Schedule, Ends)], rank: usize, count: usize, seen: &mut [usize]) {
+        if seen[rank] >= count {
+            return;
+        }
+        before(node, rank, count - 1, seen);
+        let (schedule, ends) = &node[rank];
+        let (message, from) = (&schedule.receives[count - 1], ends.receives[count - 1].unwrap());
+        seen[rank] = count;
+        before(node, from.local_rank, node[from.local_rank].0.sends[from.index].receives, seen);
+        if !from.put {
+            for to in ends.sends[..message.sends].iter().flatten() {
+                before(node, to.local_rank, to.index + 1, seen);
+            }
+        }
+    }
+
+    /// What is put is written to a place whose values have been taken, and which nobody writes to any more.
+    #[test]
+    fn a_sum_is_put_where_nothing_is_waited_for() {
+        let mut put = 0;
+        for (name, algorithm) in ALGORITHMS {
+            for ranks in 2..=17 {
+                let node = node(algorithm, ranks);
+                for (rank, (schedule, ends)) in node.iter().enumerate() {
+                    let puts =
+                        schedule.receives.iter().zip(&ends.receives).filter(|(_, from)| from.unwrap().put);
+                    for (message, from) in puts {
+                        put += 1;
+                        let from = from.unwrap();
+                        let sum = node[from.local_rank].0.sends[from.index].receives;
+                        // All that must have happened when the sum begins to be made: the receive before it, and that what it
+                        // is made of is there.
+                        let mut seen = vec![0; ranks];
+                        before(&node, from.local_rank, sum - 1, &mut seen);
+                        let last = node[from.local_rank].1.receives[sum - 1].unwrap();
+                        before(
+                            &node,
+                            last.local_rank,
+                            node[last.local_rank].0.sends[last.index].receives,
+                            &mut seen,
+                        );
+                        let shares = |other: &Message| {
+                            other.range.start < message.range.end && message.range.start < other.range.end
+                        };
+                        for receive in (0..message.receives).filter(|&at| shares(&schedule.receives[at])) {
+                            assert!(seen[rank] > receive, "{name} of {ranks}: {message:?}");
+                        }
+                        for send in (0..message.sends).filter(|&at| shares(&schedule.sends[at])) {
+                            let to = ends.sends[send].unwrap();
+                            // Or it is this very sum that takes it.
+                            let by_it = (to.local_rank, to.index + 1) == (from.local_rank, sum);
+                            assert!(
+                                by_it || seen[to.local_rank] > to.index,
+                                "{name} of {ranks}: {message:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        assert!(put > 1000, "{put}");
     }
 }

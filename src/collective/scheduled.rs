@@ -228,6 +228,8 @@ impl<L: Link> Scheduled<L> {
                 let add = message.apply == Apply::Add;
                 self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
             }
+            self.put(slot, received);
+            let at = &mut self.slots[slot];
             at.received += 1;
             if let Some(near) = &self.near {
                 near.take(slot, at.taken());
@@ -242,19 +244,27 @@ impl<L: Link> Scheduled<L> {
         let Some(near) = self.near.as_ref().filter(|near| near.is_posted(slot, from, at.round)) else {
             return false;
         };
-        let message = &at.schedule.receives[at.received];
-        let (range, add) = (message.range.clone(), message.apply == Apply::Add);
-        let (free, start) = (at.sent >= message.sends, at.received % WINDOW * at.longest);
-        if at.arrived && free {
-            self.region.unpack(range, self.wire, &at.incoming, start, add);
-        } else if free {
-            self.region.take_from_near(range, from.local_rank, add);
-        } else if add && !at.arrived {
+        let received = at.received;
+        let message = &at.schedule.receives[received];
+        let range = message.range.clone();
+        let (free, start) = (from.put || at.sent >= message.sends, received % WINDOW * at.longest);
+        match message.apply {
+            Apply::Replace if from.put => {}
+            Apply::Replace if free => {
+                self.region.copy_from_near(range.clone(), from.local_rank, &self.region, range.start)
+            }
+            Apply::Add if at.arrived && free => {
+                self.region.unpack(range.clone(), self.wire, &at.incoming, start, true);
+                self.put(slot, received);
+            }
+            Apply::Add if free => self.region.add_from_near(range, from.local_rank, at.ends.puts[received]),
             // As a message it would be here, though what stands in its place has yet to leave.
-            self.region.copy_from_near(range, from.local_rank, &at.incoming, start);
-        } else {
-            return false;
+            Apply::Add if !at.arrived => {
+                self.region.copy_from_near(range, from.local_rank, &at.incoming, start)
+            }
+            _ => return false,
         }
+        let at = &mut self.slots[slot];
         at.arrived = !free;
         if free {
             at.received += 1;
@@ -264,6 +274,14 @@ impl<L: Link> Scheduled<L> {
             self.traced(slot, Kind::Receive, self.slots[slot].received - 1);
         }
         true
+    }
+
+    /// Puts what came of a receive to the rank of the node that is to have it next.
+    fn put(&self, slot: Slot, received: usize) {
+        let at = &self.slots[slot];
+        if let Some(local_rank) = at.ends.puts[received] {
+            self.region.copy_to_near(at.schedule.receives[received].range.clone(), local_rank);
+        }
     }
 
     /// A message has ended.

@@ -196,16 +196,27 @@ impl Region {
         self.copy_to_node(range, self.peers[local_rank]);
     }
 
-    /// Adds another rank's values of a range to this rank's, or puts them in their place.
+    /// Adds another rank's values of a range to this rank's, and writes the sum to a third (or the same) as well.
+    ///
+    /// # Panics
+    /// When one of them is this one.
+    pub fn add_from_near(&self, range: Range<usize>, local_rank: usize, and_to: Option<usize>) {
+        let of = [self.address, self.near(local_rank)];
+        match and_to {
+            Some(local_rank) => self.each_sum(range, &of, &[self.address, self.near(local_rank)]),
+            None => self.each_sum(range, &of, &[self.address]),
+        }
+    }
+
+    /// Writes this rank's values of a range to another one.
     ///
     /// # Panics
     /// When that rank is this one.
-    pub fn take_from_near(&self, range: Range<usize>, local_rank: usize, add: bool) {
-        match add {
-            // By way of a block in the cache: parts of a window lie at like places of their pages, and a loop that goes
-            // back and forth between two such lines can take ten times as long.
-            true => self.each_sum(range, &[self.address, self.near(local_rank)], &[self.address]),
-            false => self.copy_from_near(range.clone(), local_rank, self, range.start),
+    pub fn copy_to_near(&self, range: Range<usize>, local_rank: usize) {
+        // SAFETY: every peer's region has as many elements as this one, and is another; nobody else uses the range there
+        // until it is taken (the contract of `Region`).
+        unsafe {
+            self.near(local_rank).add(range.start).copy_from_nonoverlapping(self.at(&range), range.len())
         }
     }
 
@@ -237,7 +248,9 @@ impl Region {
         }
     }
 
-    /// Adds up regions of the node in their order, and writes the sum to others.
+    /// Adds up regions of the node in their order, and writes the sum to others: by way of a block in the cache, for parts of
+    /// a window lie at like places of their pages, and a loop that goes back and forth between two such lines can take ten
+    /// times as long.
     fn each_sum(&self, range: Range<usize>, of: &[*mut f32], to: &[*mut f32]) {
         /// Stays in the first-level cache while the ranks' blocks stream through.
         const BLOCK: usize = 1024;

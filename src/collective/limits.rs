@@ -9,6 +9,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::scheduled::{CHUNK, WINDOW};
 use crate::comm::{Channel, Region, Request, World};
 use crate::config::Wire;
 use crate::error::Result;
@@ -39,12 +40,6 @@ pub struct Limits {
     /// Bytes of `f32` that a rank rounds to bf16 and puts into a message in a second, while all do.
     pub convert: f64,
 }
-
-/// Words of a message that measures bandwidth: a chunk of the engine.
-const CHUNK: usize = 64 * 1024;
-
-/// Messages under way at one time in each direction, at most.
-const WINDOW: usize = 16;
 
 /// Bytes that are copied and added: more than a core's share of most caches.
 const MEMORY: usize = 64 << 20;

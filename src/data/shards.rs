@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::detect::{Parts, entries};
 use super::folder::{TEST_NAMES, is_image};
-use super::packed::crc32;
+use super::header::crc32;
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};

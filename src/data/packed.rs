@@ -66,7 +66,12 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
         entries(directory)?.into_iter().filter(belongs).collect()
     };
     if files.is_empty() {
-        return Err(Error::data(path, "no such file, and no packed files of that name"));
+        let what = if path.is_dir() {
+            "no .h5 files there"
+        } else {
+            "no such file, and no packed files of that name"
+        };
+        return Err(Error::data(path, what));
     }
     Ok(files)
 }

@@ -24,7 +24,7 @@ busy() {
 machine() {
     local load
     load=$(busy)
-    echo "machine:  $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
+    echo "machine:  $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(env -u OMP_NUM_THREADS nproc) cores"
     echo "dltrain:  $("$dltrain" --version | cut -d' ' -f2), $("$dltrain" info | sed -n 's/^MPI *//p')"
     echo "revision: $(git describe --always --dirty 2>/dev/null || echo 'no git')"
     echo "others:   ${load} % of the cores busy before the first run$([ "$load" -lt 10 ] || echo ' (NOT CALM: do not quote)')"

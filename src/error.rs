@@ -4,7 +4,7 @@
 //! do about it. Its kind decides the exit code, so that a job script can tell bad input from a lost
 //! library. An error crosses ranks as text (see `comm::World::agree`), so it holds no foreign types.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::path::Path;
 
 /// What sort of thing went wrong; the number is the program's exit code.
@@ -104,7 +104,13 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        // Names and texts out of files may hold what a terminal takes for commands.
+        for character in self.message.chars() {
+            match character.is_control() && character != '\n' {
+                true => write!(f, "{}", character.escape_default())?,
+                false => f.write_char(character)?,
+            }
+        }
         if self.kind == Kind::Internal {
             f.write_str(" (this is a defect of dltrain; please report it)")?;
         }
@@ -117,6 +123,12 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_file_is_called_or_holds_gives_the_terminal_no_commands() {
+        let error = Error::data(Path::new("a\x1b[2J.tar"), "line\nä\r");
+        assert_eq!(error.to_string(), "a\\u{1b}[2J.tar: line\nä\\r");
+    }
 
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {

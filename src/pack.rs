@@ -5,7 +5,7 @@
 //! is left alone when the command is given again, and one that is not is written anew.
 //! May use: every room below. Used by: `main`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
     if output.extension().is_none_or(|ending| ending != "h5") {
         return Err(Error::usage(format!("{}: the output's name must end in .h5", output.display())));
     }
-    let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = record::directory_of(output);
     if !directory.is_dir() {
         let what =
             format!("the directory {} does not exist; make it or choose another output", directory.display());
@@ -189,13 +189,18 @@ fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Resu
         progress.advance(job.images.len() as u64);
         return Ok(job.images.len() - header.images as usize);
     }
-    let partial = job.path.with_extension("h5.partial");
+    record::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
+}
+
+/// Writes one file to a place of its own; returns how many images were left out.
+fn fill(path: &Path, job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
+    let cannot = |what: String| Error::output(&job.path, what);
     let mut tables = Tables::default();
     let text = |error: hdf5::Error| cannot(format!("cannot be written: {error}"));
     let user_block = user_block(&job.header, job.images.len() as u64 * (args.size as u64).pow(2) * 16);
     let file = hdf5::File::with_options()
         .with_fcpl(|plist| plist.userblock(user_block))
-        .create(&partial)
+        .create(path)
         .map_err(text)?;
     let mut bytes = Chunks::create(&file).map_err(text)?;
     for block in job.images.chunks(BLOCK) {
@@ -220,8 +225,7 @@ fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Resu
     }
     bytes.end().map_err(text)?;
     let header = finish(file, bytes, &tables, job).map_err(text)?;
-    put_header(&partial, header, user_block).map_err(cannot)?;
-    fs::rename(&partial, &job.path).map_err(|error| cannot(error.to_string()))?;
+    put_header(path, header, user_block).map_err(cannot)?;
     Ok(job.images.len() - tables.labels.len())
 }
 
@@ -361,7 +365,7 @@ fn finish(file: hdf5::File, bytes: Chunks, tables: &Tables, job: &Job) -> hdf5::
     })
 }
 
-/// Puts the header into the user block and the file to disk. Versions of HDF5 differ in whether they count places from the
+/// Puts the header into the user block. Versions of HDF5 differ in whether they count places from the
 /// file's start or from behind the user block: the one by which the file can be read is right.
 fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Result<(), String> {
     let io = |error: std::io::Error| error.to_string();
@@ -383,7 +387,7 @@ fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Resu
             [0, packed.len() - 1].iter().all(|&index| packed.read(index, &mut Picture::default()).is_ok())
         });
         if readable {
-            return file.sync_all().map_err(io);
+            return Ok(());
         }
     }
     Err("cannot be read again after it was written".into())

@@ -700,7 +700,7 @@ fn packing_gives_the_same_files_on_any_number_of_ranks_and_can_be_taken_up_again
     // A file is lost, another was being written when the power failed.
     let whole = fs::read(name("three", 2)).unwrap();
     fs::remove_file(name("three", 2)).unwrap();
-    fs::write(name("three", 2).with_extension("h5.partial"), b"half").unwrap();
+    fs::write(name("three", 2).with_extension("h5.tmp"), b"half").unwrap();
     let error = open(Path::new(&three), &Input::default()).err().expect("one is missing");
     assert!(error.message.contains("file 2 of 3 of the training images is missing"), "{error}");
     let before = fs::metadata(name("three", 1)).unwrap().modified().unwrap();

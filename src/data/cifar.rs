@@ -10,6 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::detect::Parts;
+use super::header::crc32;
+use super::idx::label_bytes;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
@@ -68,8 +70,8 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         for name in files {
             read(&directory.join(name), variant, &mut pixels, &mut labels)?;
         }
-        let fingerprint =
-            format!("{} CIFAR images, CRC-32 {:08x}", labels.len(), super::idx::crc32(&pixels, &labels));
+        let sum = crc32(&[&pixels, &label_bytes(&labels)]);
+        let fingerprint = format!("{} CIFAR images, CRC-32 {sum:08x}", labels.len());
         let colours = colours.unwrap_or_else(|| Colours::over(&pixels, 3));
         let name = directory.display().to_string();
         let classes = names(&directory.join(variant.names), variant.classes);

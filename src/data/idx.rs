@@ -9,10 +9,10 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flate2::Crc;
 use flate2::read::MultiGzDecoder;
 
 use super::detect::Parts;
+use super::header::crc32;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
@@ -81,8 +81,8 @@ impl Part {
         let labels: Vec<i32> = labels.into_iter().map(i32::from).collect();
         let fingerprint = format!(
             "{count} images of {height}×{width}, CRC-32 {:08x}, labels {:08x}",
-            crc32(&pixels, &[]),
-            crc32(&[], &labels)
+            crc32(&[&pixels]),
+            crc32(&[&label_bytes(&labels)])
         );
         let classes = labels.iter().max().map_or(0, |&label| label + 1);
         let classes = (0..classes).map(|class| class.to_string()).collect();
@@ -94,12 +94,9 @@ impl Part {
     }
 }
 
-/// Of pixels and then of labels.
-pub fn crc32(pixels: &[u8], labels: &[i32]) -> u32 {
-    let mut crc = Crc::new();
-    crc.update(pixels);
-    labels.iter().for_each(|label| crc.update(&label.to_le_bytes()));
-    crc.sum()
+/// Labels as a checksum takes them.
+pub fn label_bytes(labels: &[i32]) -> Vec<u8> {
+    labels.iter().flat_map(|label| label.to_le_bytes()).collect()
 }
 
 /// The file of this name, in one of the spellings that are about.

@@ -10,6 +10,7 @@ mod cifar;
 mod colours;
 mod detect;
 mod folder;
+mod header;
 mod idx;
 mod images;
 mod loader;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::detect::{Parts, entries};
 use super::folder::{TEST_NAMES, is_image};
-use super::packed::crc32;
+use super::header::crc32;
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
@@ -82,7 +82,11 @@ impl Shards {
             files.push(read().map_err(|what| Error::data(path, what))?);
         }
         if images.is_empty() {
-            return Err(Error::data(place, "no .jpg, .jpeg or .png images in these tar files"));
+            let what = match paths.is_empty() {
+                true => "no .tar files there",
+                false => "no .jpg, .jpeg or .png images in these tar files",
+            };
+            return Err(Error::data(place, what));
         }
         let (labels, classes) = if numbers.is_empty() {
             by_directory(&images, known).map_err(|(file, what)| Error::data(&paths[file], what))?
@@ -116,7 +120,10 @@ fn index_file(
     numbers: &mut HashMap<(usize, String), i32>,
 ) -> std::result::Result<(), String> {
     let size = file.metadata().map_err(|error| error.to_string())?.len();
-    let wrong = |error: std::io::Error| format!("corrupt or truncated tar file ({error})");
+    // The library's texts quote the file.
+    let wrong = |error: std::io::Error| {
+        format!("corrupt or truncated tar file ({})", error.to_string().escape_debug())
+    };
     let mut archive = tar::Archive::new(BufReader::new(file));
     let mut found = 0;
     for entry in archive.entries_with_seek().map_err(wrong)? {

@@ -87,6 +87,13 @@ pub struct Statistic {
     pub init: Init,
 }
 
+impl Statistic {
+    /// Its part of the region of statistics.
+    pub fn of(&self, region: &Memory) -> Memory {
+        region.slice(self.place.offset, self.place.bytes)
+    }
+}
+
 /// A step of one rank, ready to be bound to memory.
 pub struct Plan {
     pub graph: Graph,

@@ -18,6 +18,7 @@ use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 
+use super::write_whole;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, Kind, Result};
 
@@ -40,6 +41,14 @@ pub struct Array {
 impl Array {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Of an array with a row for each rank: the mean of the rows, as evaluation takes it.
+    pub fn mean_over_ranks(&self, values: &[f32]) -> Vec<f32> {
+        let ranks = self.shape.first().copied().unwrap_or(0).max(1);
+        let columns = values.len() / ranks;
+        let sum = |column| values.iter().skip(column).step_by(columns).map(|&v| f64::from(v)).sum::<f64>();
+        (0..columns).map(|column| (sum(column) / ranks as f64) as f32).collect()
     }
 }
 
@@ -106,31 +115,15 @@ fn numbers(bits: Bits) -> BTreeMap<String, f64> {
     bits.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect()
 }
 
-/// The name under which a checkpoint is written before it is whole.
-pub(super) fn temporary(path: &Path) -> PathBuf {
-    path.with_extension("h5.tmp")
-}
-
-/// Writes a checkpoint under another name, brings it to disk, and only then gives it its own: whatever happens
-/// meanwhile, the file at `path` is whole.
+/// Writes a checkpoint; whatever happens meanwhile, the file at `path` is whole.
 ///
 /// # Errors
 /// `Kind::Output`; nothing is left behind.
 pub(super) fn write(path: &Path, contents: &Contents) -> Result<()> {
-    let temporary = temporary(path);
-    let settle = || {
-        fs::rename(&temporary, path)?;
-        // The name is on disk once the directory is.
-        fs::File::open(directory_of(path))?.sync_all()
-    };
-    build(&temporary, contents).and_then(|()| settle().map_err(|e| e.to_string())).map_err(|what| {
-        let _ = fs::remove_file(&temporary);
-        Error::output(path, format!("cannot write the checkpoint: {what}"))
+    write_whole(path, "the checkpoint", |new| {
+        build(new, contents)
+            .map_err(|what| Error::output(path, format!("cannot write the checkpoint: {what}")))
     })
-}
-
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
 fn build(path: &Path, contents: &Contents) -> std::result::Result<(), String> {
@@ -198,9 +191,8 @@ fn fill(path: &Path, contents: &Contents, offsets: &[u64]) -> io::Result<()> {
     let index = contents.index(offsets);
     file.write_all_at(index.as_bytes(), BLOCK as u64)?;
     let length = file.metadata()?.len();
-    let sum = checksum(&file)?;
-    file.write_all_at(&first_block(sum, length, index.len() as u64), 0)?;
-    file.sync_all()
+    let sum = crc32_from(&file, BLOCK as u64)?;
+    file.write_all_at(&first_block(sum, length, index.len() as u64), 0)
 }
 
 fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
@@ -210,9 +202,9 @@ fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
     block
 }
 
-/// The CRC-32 of everything after the first block.
-fn checksum(mut file: &fs::File) -> io::Result<u32> {
-    file.seek(SeekFrom::Start(BLOCK as u64))?;
+/// The CRC-32 of a file's bytes from a place on.
+pub(super) fn crc32_from(mut file: &fs::File, start: u64) -> io::Result<u32> {
+    file.seek(SeekFrom::Start(start))?;
     let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
     loop {
         match file.read(&mut bytes)? {
@@ -314,7 +306,7 @@ fn check(path: &Path, mut file: &fs::File, length: u64) -> Result<u64> {
         return Err(Error::data(path, format!("is truncated: {length} of {} bytes", line("bytes "))));
     }
     let index = line("index ").parse().unwrap_or(0);
-    let sum = checksum(file).map_err(unreadable)?;
+    let sum = crc32_from(file, BLOCK as u64).map_err(unreadable)?;
     match first_block(sum, length, index) == block && index <= length.saturating_sub(BLOCK as u64) {
         true => Ok(index),
         false => Err(Error::data(path, "is damaged: its checksum is not that of its contents")),
@@ -359,6 +351,16 @@ mod tests {
         // Over an older one of that name.
         write(&path, &Contents::default()).unwrap();
         assert!(equal(&read(&path).unwrap(), &Contents::default()));
+    }
+
+    #[test]
+    fn the_mean_of_equal_rows_is_the_row_bit_for_bit() {
+        let rows = |rows, columns| Array { path: String::new(), shape: vec![rows, columns] };
+        assert_eq!(rows(2, 3).mean_over_ranks(&[1.0, 2.0, 3.0, 3.0, 2.0, -3.0]), [2.0, 2.0, 0.0]);
+        for ranks in 1..9 {
+            let row = [0.1f32, 1e-30, 3e38];
+            assert_eq!(rows(ranks, 3).mean_over_ranks(&row.repeat(ranks)), row);
+        }
     }
 
     #[test]

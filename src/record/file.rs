@@ -9,25 +9,23 @@ use std::str::FromStr;
 
 use hdf5::file::LibraryVersion;
 use hdf5::types::{FixedUnicode, VarLenUnicode};
-use hdf5::{Dataset, File, Group, H5Type, Hyperslab};
-use ndarray::ArrayView;
+use hdf5::{Dataset, File, Group, H5Type};
 
 use super::earlier::Earlier;
+use super::series::{Rows, series};
 use super::{Closing, Description, EpochRecord, Spread, StepRecord};
 use crate::error::{Error, Result};
 
 /// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 1;
 /// Rows in one chunk: 8 KB of a series.
-const STEP_CHUNK: usize = 1024;
+pub(super) const STEP_CHUNK: usize = 1024;
 const EPOCH_CHUNK: usize = 64;
-/// Rows copied at a time from the file of an interrupted run.
-const COPIED: usize = 16 * STEP_CHUNK;
 /// Bytes of the data set `summary/status`.
 pub(super) const STATUS_BYTES: usize = 512;
 
 type Status = FixedUnicode<STATUS_BYTES>;
-type Outcome = hdf5::Result<()>;
+pub(super) type Outcome = hdf5::Result<()>;
 
 /// (name, unit, meaning) of data sets, in the order in which `step` and `epoch` push them.
 pub type Columns = [(&'static str, &'static str, &'static str)];
@@ -148,7 +146,7 @@ impl ResultsFile {
                 _ => {}
             }
         }
-        let temporary = path.with_extension("h5.tmp");
+        let temporary = super::whole::temporary(path);
         let _ = std::fs::remove_file(&temporary);
         let file = Self::build(&temporary, about, &added, Some(&earlier))
             .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))?;
@@ -339,128 +337,6 @@ impl ResultsFile {
     }
 }
 
-/// The series of one group; all have the same length whenever nothing is waiting.
-struct Rows {
-    counts: Vec<Series<u64>>,
-    values: Vec<Series<f64>>,
-    buckets: Vec<Series<f32>>,
-}
-
-impl Rows {
-    fn push(&mut self, counts: &[u64], values: &[f64]) {
-        for (series, value) in self.counts.iter_mut().zip(counts) {
-            series.waiting.push(*value);
-        }
-        for (series, value) in self.values.iter_mut().zip(values) {
-            series.waiting.push(*value);
-        }
-    }
-
-    /// The first count (`step`, `epoch`) is written last: a reader who takes its length finds every other
-    /// series at least as long.
-    fn write(&mut self) -> Outcome {
-        self.buckets.iter_mut().try_for_each(Series::write)?;
-        self.values.iter_mut().try_for_each(Series::write)?;
-        self.counts.iter_mut().rev().try_for_each(Series::write)
-    }
-}
-
-impl Rows {
-    /// The first rows of the same group of another file.
-    fn copy(&mut self, from: &File, group: &str, rows: usize) -> Outcome {
-        let group = from.group(group)?;
-        self.buckets.iter_mut().try_for_each(|series| series.copy(&group, rows, f32::NAN))?;
-        self.values.iter_mut().try_for_each(|series| series.copy(&group, rows, f64::NAN))?;
-        self.counts.iter_mut().try_for_each(|series| series.copy(&group, rows, 0))
-    }
-}
-
-/// A data set that grows by rows, and the values not yet written.
-struct Series<T> {
-    dataset: Dataset,
-    /// Values in a row; `None` for a data set of one dimension.
-    columns: Option<usize>,
-    waiting: Vec<T>,
-    written: usize,
-}
-
-impl<T: H5Type> Series<T> {
-    fn width(&self) -> usize {
-        self.columns.unwrap_or(1)
-    }
-
-    fn write(&mut self) -> Outcome {
-        if self.waiting.is_empty() {
-            return Ok(());
-        }
-        let rows = self.waiting.len() / self.width();
-        let (from, to) = (self.written, self.written + rows);
-        let place: Hyperslab = match self.columns {
-            None => {
-                self.dataset.resize(to)?;
-                Hyperslab::from(from..to)
-            }
-            Some(columns) => {
-                self.dataset.resize((to, columns))?;
-                Hyperslab::from((from..to, 0..columns))
-            }
-        };
-        match self.columns {
-            None => self.dataset.write_slice(ArrayView::from(&self.waiting), place)?,
-            Some(columns) => {
-                let view = ArrayView::from_shape((rows, columns), &self.waiting)
-                    .map_err(|error| hdf5::Error::from(error.to_string()))?;
-                self.dataset.write_slice(view, place)?;
-            }
-        }
-        self.waiting.clear();
-        self.written = to;
-        self.dataset.flush()
-    }
-}
-
-impl<T: H5Type + Copy> Series<T> {
-    /// The first rows of the data set of this name in another file; `unknown` where it has none of this width.
-    fn copy(&mut self, from: &Group, rows: usize, unknown: T) -> Outcome {
-        let name = self.dataset.name();
-        let old = from.dataset(name.rsplit('/').next().unwrap_or("")).ok();
-        let old = old.filter(|old| old.shape().get(1).copied() == self.columns);
-        for first in (0..rows).step_by(COPIED) {
-            let count = COPIED.min(rows - first);
-            match (&old, self.columns) {
-                (None, _) => self.waiting.resize(count * self.width(), unknown),
-                (Some(old), None) => {
-                    self.waiting.extend(old.read_slice_1d::<T, _>(Hyperslab::from(first..first + count))?);
-                }
-                (Some(old), Some(columns)) => {
-                    let place = Hyperslab::from((first..first + count, 0..columns));
-                    self.waiting.extend(old.read_slice_2d::<T, _>(place)?);
-                }
-            }
-            self.write()?;
-        }
-        Ok(())
-    }
-}
-
-fn series<T: H5Type>(
-    group: &Group,
-    columns: &Columns,
-    chunk: usize,
-    width: Option<usize>,
-) -> hdf5::Result<Vec<Series<T>>> {
-    let create = |&(name, unit, meaning): &(&str, &str, &str)| {
-        let builder = group.new_dataset::<T>();
-        let dataset = match width {
-            None => builder.chunk(chunk).shape(0..).create(name)?,
-            Some(width) => builder.chunk((chunk, width)).shape((0.., width)).create(name)?,
-        };
-        describe(&dataset, unit, meaning)?;
-        Ok(Series { dataset, columns: width, waiting: Vec::new(), written: 0 })
-    };
-    columns.iter().map(create).collect()
-}
-
 fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
     columns.iter().try_for_each(|&(name, unit, meaning)| {
         let dataset = group.new_dataset::<T>().create(name)?;
@@ -469,7 +345,7 @@ fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
     })
 }
 
-fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
+pub(super) fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
     text(dataset, "unit", unit)?;
     text(dataset, "description", meaning)
 }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::checkpoint::{self, Contents};
+use super::whole::temporary;
 use super::{Place, path};
 use crate::config::Resume;
 use crate::error::{Error, Kind, Result};
@@ -251,7 +252,7 @@ fn thin(directory: &Path, keep: usize, best: Option<u64>) {
     if fs::read_link(&link).is_ok_and(|now| now == target) {
         return;
     }
-    let new = checkpoint::temporary(&link);
+    let new = temporary(&link);
     let linked = std::os::unix::fs::symlink(&target, &new).and_then(|()| fs::rename(&new, &link));
     if let Err(error) = linked {
         log::debug!("{}: {error}", link.display());
@@ -321,7 +322,7 @@ mod tests {
         let mut flipped = fs::read(path(2)).unwrap();
         flipped[700] ^= 4;
         fs::write(path(2), &flipped).unwrap();
-        fs::write(checkpoint::temporary(&path(4)), &whole[..300]).unwrap();
+        fs::write(temporary(&path(4)), &whole[..300]).unwrap();
         assert_eq!(newest(there).unwrap().unwrap().0, path(1));
         // The next time nothing newer is in the way, and opening sweeps up.
         Checkpoints::open(FIRST, Some(there), 9, Some(1)).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Place, date};
+use super::{Place, date, directory_of};
 use crate::error::{Error, Result};
 
 /// The directory used when none is given.
@@ -73,10 +73,7 @@ pub(super) fn check(path: &Path) -> Result<()> {
     if path.symlink_metadata().is_ok() {
         return Err(exists(path));
     }
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     if !directory.exists() {
         return Err(Error::output(
             path,

@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use flate2::Crc;
 use half::{bf16, f16};
 use hdf5::types::{FloatSize, TypeDescriptor};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored};
+use super::checkpoint::{Array, Stored, crc32_from};
+use super::write_whole;
 use crate::error::{Error, Kind, Result};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
@@ -67,15 +67,8 @@ impl WeightsFile {
     /// # Errors
     /// `Data` when the file can no longer be read.
     pub fn checksum(&self) -> Result<u32> {
-        let wrong = |error| Error::data(&self.path, format!("cannot read the weights: {error}"));
-        let (mut file, mut crc) = (std::fs::File::open(&self.path).map_err(wrong)?, Crc::new());
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer).map_err(wrong)? {
-                0 => return Ok(crc.sum()),
-                count => crc.update(&buffer[..count]),
-            }
-        }
+        let sum = std::fs::File::open(&self.path).and_then(|file| crc32_from(&file, 0));
+        sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
     }
 
     /// Name and shape of every tensor, in the order of their names.
@@ -103,7 +96,7 @@ impl WeightsFile {
                 let which = *arrays.get(name).ok_or_else(|| wrong(&"is not there"))?;
                 let values = stored.values(which)?;
                 let array = &stored.head.arrays[which];
-                Ok(if is_of_each_rank(array) { mean(&values, array.shape[0]) } else { values })
+                Ok(if is_of_each_rank(array) { array.mean_over_ranks(&values) } else { values })
             }
         }
     }
@@ -204,12 +197,6 @@ fn is_of_each_rank(array: &Array) -> bool {
     array.path.starts_with("statistics/") && array.shape.len() == 2
 }
 
-fn mean(values: &[f32], ranks: usize) -> Vec<f32> {
-    let channels = values.len() / ranks.max(1);
-    let sum = |channel| values.iter().skip(channel).step_by(channels).map(|&v| f64::from(v)).sum::<f64>();
-    (0..channels).map(|channel| (sum(channel) / ranks as f64) as f32).collect()
-}
-
 /// Every data set of real numbers below a group, by its path with dots between the parts.
 fn collect(group: &hdf5::Group, prefix: &str, deeper: usize, into: &mut Sets) -> hdf5::Result<()> {
     for set in group.datasets()? {
@@ -239,17 +226,9 @@ fn joined(prefix: &str, path: &str) -> String {
 /// `Output` when the file cannot be written or is there already; those of `values`.
 pub fn write_weights(path: &Path, shapes: &[(String, Vec<usize>)], values: Values) -> Result<()> {
     check_new(path)?;
-    let part = path.with_extension("part");
     let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
-    let synced = write(&part, shapes, values, &wrong).and_then(|()| {
-        let sync = std::fs::File::open(&part).and_then(|file| file.sync_all());
-        sync.and_then(|()| std::fs::rename(&part, path)).map_err(|e| wrong(&e))
-    });
-    synced.inspect_err(|_| {
-        // Half a file serves nobody.
-        let _ = std::fs::remove_file(&part);
-    })
+    write_whole(path, "the weights", |new| write(new, shapes, values, &wrong))
 }
 
 /// Gives the numbers of the tensor of a name, last dimension fastest.

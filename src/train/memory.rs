@@ -161,8 +161,7 @@ impl Memories {
                 Some(values) => values,
                 None => first_values(statistic.init, &statistic.spec, seed, 0, 1),
             };
-            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
-            device.upload(bytes_of(&values), &self.regions.statistics.slice(offset, bytes))?;
+            device.upload(bytes_of(&values), &statistic.of(&self.regions.statistics))?;
         }
         Ok(())
     }

@@ -1,11 +1,12 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
-//! `run` reads like the method section of a paper; `setup` brings the parts together (`source`: where batches come from,
+//! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where batches come from,
 //! `plans`), `step` is one training step,
 //! `device` what a rank drives, `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
 //! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
 //! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
+mod assemble;
 mod averaging;
 mod capacity;
 mod checkpoint;

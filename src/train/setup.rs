@@ -2,10 +2,10 @@
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use super::assemble::Assembly;
 use super::averaging::Averaging;
 use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
@@ -14,25 +14,22 @@ use super::evaluate::Evaluator;
 use super::length::Length;
 use super::memory::Memories;
 use super::network::Network;
-use super::plans::{Plans, computing, shares_gradients};
+use super::plans::{Plans, computing};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
-use super::step::{Accumulation, Scaling, Stretch, Trainer};
-use super::stop::{Flags, Watch};
+use super::step::Trainer;
+use super::stop::Watch;
 use super::weights::Start;
 use super::{greatest, place};
-use crate::collective::{Collective, Gather};
-use crate::comm::{self, Barrier, Phase, World};
+use crate::comm::{self, Phase, World};
 use crate::config::{Config, JpegDecoder};
-use crate::data::{Batch, Sets, TestLoader};
-use crate::device::{Device, Memory, Rule};
+use crate::data::Sets;
+use crate::device::Device;
 use crate::error::Result;
-use crate::fusion::compress::{Account, Compressed};
-use crate::fusion::{Exchanges, Fusion, Staging};
 use crate::graph::Shape;
-use crate::optim::{self, LossScaler, Schedule};
-use crate::plan::{Plan, Program, TAIL};
-use crate::record::{self, BucketTime, Checkpoints, Description, Recorder};
+use crate::optim::{self, Schedule};
+use crate::plan::Plan;
+use crate::record::{self, Checkpoints, Description, Recorder};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -125,21 +122,27 @@ pub fn prepare(
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
-    let mut job = assemble(
-        world,
-        config,
-        plans,
-        &averaging,
+    comm::enter(Phase::Memory, 0);
+    let assembly =
+        Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule: &rule };
+    let memories = assembly.memories(start.as_ref(), threads)?;
+    let trainer = assembly.trainer(&memories)?;
+    let evaluator = assembly.evaluator(&memories, test)?;
+    let mut job = Job {
+        schedule: schedule(world, config, &source, length, standing.at.done),
+        epochs: length.epochs,
+        total_steps: length.steps,
+        planned_memory: plans.total(),
+        states: optim::state_names(&rule),
+        plan: plans.training,
         device,
-        &rule,
         source,
-        test,
-        start.as_ref(),
-        threads,
-        length,
+        evaluator,
+        trainer,
         standing,
         saver,
-    )?;
+        memories,
+    };
     tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
@@ -220,174 +223,12 @@ pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
 }
 
-#[allow(clippy::too_many_arguments)]
-fn assemble(
-    world: &World,
-    config: &Config,
-    plans: Plans,
-    averaging: &Averaging,
-    device: Box<dyn Device>,
-    rule: &Rule,
-    source: Source,
-    test: Option<TestLoader>,
-    start: Option<&Start>,
-    threads: usize,
-    length: Length,
-    standing: Standing,
-    saver: Saver,
-) -> Result<Job> {
-    comm::enter(Phase::Memory, 0);
-    let planned_memory = plans.total();
-    let training = &plans.training;
-    let shared = shares_gradients(config, averaging, training);
-    let memories =
-        world.agree(Memories::new(world, &*device, training, &plans.sizes, rule, config, shared))?;
-    world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
-    let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
-    let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
-    // A rank alone has nobody to tell.
-    let apart = !device.is_host() && world.size() > 1;
-    let staging =
-        apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
-    let fusion = fusion.through(staging);
-    let program = world.agree(training.bind(&memories.regions))?;
-    let fusion = fusion.with_exchanges(exchanges(world, &program)?);
-    let trainer =
-        world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
-    let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
-    let trainer = Trainer { compression, barrier: world.agree(barrier.transpose())?, ..trainer };
-    let evaluator = match (&plans.evaluation, test) {
-        (Some(plan), Some(loader)) => Some(Evaluator {
-            program: world.agree(plan.bind(&memories.evaluated()))?,
-            statistics: memories.regions.statistics.clone(),
-            loader,
-            batch: empty_batch(training, config),
-        }),
-        _ => None,
-    };
-    let Length { epochs, steps: total_steps, place } = length;
-    let steps_per_epoch = if config.data.is_some() { source.steps() } else { total_steps };
-    let schedule = Schedule::new(&config.rate, world.size(), steps_per_epoch, total_steps)
-        .resumed(standing.at.done, if config.data.is_some() { place } else { standing.at.done });
-    let plan = plans.training;
-    Ok(Job {
-        states: optim::state_names(rule),
-        device,
-        source,
-        evaluator,
-        trainer,
-        schedule,
-        epochs,
-        total_steps,
-        planned_memory,
-        standing,
-        saver,
-        plan,
-        memories,
-    })
-}
-
-/// What sums gradients over ranks, and what compression keeps account of where there is any. Collective.
-fn reduction(
-    world: &World,
-    config: &Config,
-    averaging: &Averaging,
-    plan: &Plan,
-    device: &dyn Device,
-    memories: &Memories,
-) -> Result<(Box<dyn Collective>, Option<Account>)> {
-    match config.compress {
-        None => {
-            let reduce = averaging.selection.build(world, &memories.gradients);
-            Ok((world.agree(reduce)?, None))
-        }
-        Some(scheme) => {
-            let gradients = &memories.on_host;
-            let made = Compressed::new(scheme, &averaging.selection, world, plan, device, gradients);
-            let compressed = world.agree(made)?;
-            let account = compressed.account();
-            Ok((Box::new(compressed), Some(account)))
-        }
-    }
-}
-
-/// What the program exchanges between its steps, if anything. Collective.
-fn exchanges(world: &World, program: &Program) -> Result<Option<Exchanges>> {
-    let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
-    let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
-    let gather = world.agree(Gather::new(world, ranks, longest))?;
-    Ok(Some(Exchanges::new(gather, program.exchanges.clone())))
-}
-
-#[allow(clippy::too_many_arguments)]
-fn trainer(
-    world: &World,
-    config: &Config,
-    plan: &Plan,
-    program: Program,
-    device: &dyn Device,
-    rule: &Rule,
-    memories: &Memories,
-    fusion: Fusion,
-) -> Result<Trainer> {
-    let averaged = &memories.averaged;
-    let parts = &memories.parts;
-    let update = |part| {
-        device.update(rule, &plan.spans(part, rule), &memories.regions.parameters, averaged, &memories.state)
-    };
-    let gradients = averaged.slice(0, averaged.bytes() - TAIL);
-    let clip = config.optimizer.clip_norm.map(|max_norm| device.clip(max_norm, &gradients)).transpose()?;
-    let scaling = match config.loss_scale {
-        None => None,
-        Some(settings) => {
-            let broken = device.allocate(4)?;
-            let step = device.scale(&gradients, &broken)?;
-            Some(Scaling { scaler: LossScaler::new(settings), step, broken, stuck: false })
-        }
-    };
-    let averages = match (config.optimizer.ema, &memories.average) {
-        (Some(decay), Some(into)) => {
-            let slice = |memory: &Memory, part: &Range<usize>| memory.slice(part.start, part.len());
-            let of =
-                |part| device.average(decay, &slice(&memories.regions.parameters, part), &slice(into, part));
-            parts.iter().map(of).collect::<Result<_>>()?
-        }
-        _ => Vec::new(),
-    };
-    let accumulate = if config.accumulation > 1 {
-        let (own, sum) = (memories.regions.gradients.slice(0, gradients.bytes()), gradients);
-        let add = device.accumulate(&own, &sum)?;
-        Some(Accumulation { micro_steps: config.accumulation, add, sum })
-    } else {
-        None
-    };
-    let global_batch = world.size() * config.batch * config.accumulation;
-    let buckets = plan.buckets.iter().map(|bucket| bucket.after);
-    Ok(Trainer {
-        stretches: Stretch::cut(&program, buckets, device),
-        runs: 0,
-        program,
-        bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
-        fusion,
-        clip,
-        scaling,
-        compression: None,
-        updates: parts.iter().map(update).collect::<Result<_>>()?,
-        averages,
-        barrier: None,
-        tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
-        accumulate,
-        flags: Flags::default(),
-        seed: config.seed,
-        gradient_scale: 1.0 / global_batch as f32,
-        batch: empty_batch(plan, config),
-        metrics: vec![0.0; config.batch],
-        parameters: plan
-            .parameters
-            .iter()
-            .map(|p| (p.name.clone(), memories.regions.parameters.slice(p.offset, p.layout.bytes())))
-            .collect(),
-    })
+/// The learning rate at every step, from where the run goes on.
+fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> Schedule {
+    let with_epochs = config.data.is_some();
+    let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
+    Schedule::new(&config.rate, world.size(), steps_per_epoch, length.steps)
+        .resumed(done, if with_epochs { length.place } else { done })
 }
 
 /// Which images there are, in words.
@@ -406,10 +247,6 @@ fn images(config: &Config, sets: Option<&Sets>) -> String {
 fn run_file(config: &Config, threads: usize) -> String {
     let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
     config.run_file.clone() + &found
-}
-
-fn empty_batch(plan: &Plan, config: &Config) -> Batch {
-    Batch::new(config.batch, plan.graph.tensor(plan.graph.images).spec.shape.per_sample())
 }
 
 /// What the record says of the run before its first step.

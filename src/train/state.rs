@@ -41,14 +41,11 @@ impl State<'_> {
         let states = states.iter().map(|name| format!("optimizer/{name}"));
         regions.extend(states.zip(&memories.state));
         regions.extend(memories.average.as_ref().map(|region| ("average".to_string(), region)));
-        let statistics = plan.statistics.iter().map(|statistic| {
-            let (offset, bytes) = (statistic.place.offset, statistic.place.bytes);
-            Own {
-                path: format!("statistics/{}", statistic.name),
-                shape: statistic.spec.shape.0.clone(),
-                memory: memories.regions.statistics.slice(offset, bytes),
-                has_mean: true,
-            }
+        let statistics = plan.statistics.iter().map(|statistic| Own {
+            path: format!("statistics/{}", statistic.name),
+            shape: statistic.spec.shape.0.clone(),
+            memory: statistic.of(&memories.regions.statistics),
+            has_mean: true,
         });
         let compression =
             compression.iter().filter(|(_, memory)| memory.bytes() > 0).map(|(name, memory)| Own {
@@ -120,11 +117,13 @@ impl State<'_> {
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];
             let kept = from.arrays.iter().find(|kept| kept.path == own.path);
-            let rows = from.array(&own.path).map(|(_, rows)| rows);
+            let rows = from.array(&own.path);
             if kept.is_some_and(|kept| kept.shape[0] == world.size() && kept.shape[1..] == own.shape) {
-                world.scatter_f32(rows, &mut values)?;
+                world.scatter_f32(rows.map(|(_, rows)| rows), &mut values)?;
             } else if own.has_mean {
-                rows.into_iter().for_each(|rows| mean(rows, &mut values));
+                if let Some((kept, rows)) = rows {
+                    values = kept.mean_over_ranks(rows);
+                }
                 world.broadcast_f32(&mut values)?;
             } else {
                 continue;
@@ -155,32 +154,5 @@ impl State<'_> {
             Kind::Data,
             format!("the checkpoint does not have, in the shape of this model: {list}"),
         ))
-    }
-}
-
-/// The mean of rows, as evaluation takes it.
-fn mean(rows: &[f32], into: &mut [f32]) {
-    let ranks = rows.len() / into.len().max(1);
-    for (index, value) in into.iter_mut().enumerate() {
-        let sum: f64 = rows.iter().skip(index).step_by(rows.len() / ranks).map(|&v| f64::from(v)).sum();
-        *value = (sum / ranks as f64) as f32;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_number_of_ranks_gets_the_mean_of_the_rows() {
-        let mut into = [0.0; 3];
-        mean(&[1.0, 2.0, 3.0, 3.0, 2.0, -3.0], &mut into);
-        assert_eq!(into, [2.0, 2.0, 0.0]);
-        // Equal rows stay what they are, bit for bit, however many.
-        for ranks in 1..9 {
-            let row = [0.1f32, 1e-30, 3e38];
-            mean(&row.repeat(ranks), &mut into);
-            assert_eq!(into, row);
-        }
     }
 }

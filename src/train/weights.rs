@@ -128,8 +128,7 @@ pub fn save(
         None => {
             let statistic = plan.statistic(name)?;
             let mut values = vec![0f32; statistic.spec.shape.elements()];
-            let from = memories.regions.statistics.slice(statistic.place.offset, statistic.place.bytes);
-            device.download(&from, bytes_of_mut(&mut values))?;
+            device.download(&statistic.of(&memories.regions.statistics), bytes_of_mut(&mut values))?;
             Ok(values)
         }
     };

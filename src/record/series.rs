@@ -1,0 +1,128 @@
+//! Series of a results file: data sets that grow by rows.
+
+use hdf5::{Dataset, File, Group, H5Type, Hyperslab};
+use ndarray::ArrayView;
+
+use super::file::{Columns, Outcome, STEP_CHUNK, describe};
+
+/// Rows copied at a time from the file of an interrupted run.
+const COPIED: usize = 16 * STEP_CHUNK;
+
+/// The series of one group; all have the same length whenever nothing is waiting.
+pub(super) struct Rows {
+    pub counts: Vec<Series<u64>>,
+    pub values: Vec<Series<f64>>,
+    pub buckets: Vec<Series<f32>>,
+}
+
+impl Rows {
+    pub fn push(&mut self, counts: &[u64], values: &[f64]) {
+        for (series, value) in self.counts.iter_mut().zip(counts) {
+            series.waiting.push(*value);
+        }
+        for (series, value) in self.values.iter_mut().zip(values) {
+            series.waiting.push(*value);
+        }
+    }
+
+    /// The first count (`step`, `epoch`) is written last: a reader who takes its length finds every other
+    /// series at least as long.
+    pub fn write(&mut self) -> Outcome {
+        self.buckets.iter_mut().try_for_each(Series::write)?;
+        self.values.iter_mut().try_for_each(Series::write)?;
+        self.counts.iter_mut().rev().try_for_each(Series::write)
+    }
+
+    /// The first rows of the same group of another file.
+    pub fn copy(&mut self, from: &File, group: &str, rows: usize) -> Outcome {
+        let group = from.group(group)?;
+        self.buckets.iter_mut().try_for_each(|series| series.copy(&group, rows, f32::NAN))?;
+        self.values.iter_mut().try_for_each(|series| series.copy(&group, rows, f64::NAN))?;
+        self.counts.iter_mut().try_for_each(|series| series.copy(&group, rows, 0))
+    }
+}
+
+/// A data set that grows by rows, and the values not yet written.
+pub(super) struct Series<T> {
+    dataset: Dataset,
+    /// Values in a row; `None` for a data set of one dimension.
+    columns: Option<usize>,
+    pub waiting: Vec<T>,
+    written: usize,
+}
+
+impl<T: H5Type + Copy> Series<T> {
+    pub fn width(&self) -> usize {
+        self.columns.unwrap_or(1)
+    }
+
+    fn write(&mut self) -> Outcome {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let rows = self.waiting.len() / self.width();
+        let (from, to) = (self.written, self.written + rows);
+        let place: Hyperslab = match self.columns {
+            None => {
+                self.dataset.resize(to)?;
+                Hyperslab::from(from..to)
+            }
+            Some(columns) => {
+                self.dataset.resize((to, columns))?;
+                Hyperslab::from((from..to, 0..columns))
+            }
+        };
+        match self.columns {
+            None => self.dataset.write_slice(ArrayView::from(&self.waiting), place)?,
+            Some(columns) => {
+                let view = ArrayView::from_shape((rows, columns), &self.waiting)
+                    .map_err(|error| hdf5::Error::from(error.to_string()))?;
+                self.dataset.write_slice(view, place)?;
+            }
+        }
+        self.waiting.clear();
+        self.written = to;
+        self.dataset.flush()
+    }
+
+    /// The first rows of the data set of this name in another file; `unknown` where it has none of this width.
+    fn copy(&mut self, from: &Group, rows: usize, unknown: T) -> Outcome {
+        let name = self.dataset.name();
+        let old = from.dataset(name.rsplit('/').next().unwrap_or("")).ok();
+        let old = old.filter(|old| old.shape().get(1).copied() == self.columns);
+        for first in (0..rows).step_by(COPIED) {
+            let count = COPIED.min(rows - first);
+            match (&old, self.columns) {
+                (None, _) => self.waiting.resize(count * self.width(), unknown),
+                (Some(old), None) => {
+                    self.waiting.extend(old.read_slice_1d::<T, _>(Hyperslab::from(first..first + count))?);
+                }
+                (Some(old), Some(columns)) => {
+                    let place = Hyperslab::from((first..first + count, 0..columns));
+                    self.waiting.extend(old.read_slice_2d::<T, _>(place)?);
+                }
+            }
+            self.write()?;
+        }
+        Ok(())
+    }
+}
+
+/// Empty series of a group; `width`: values in a row, where that is no single one.
+pub(super) fn series<T: H5Type>(
+    group: &Group,
+    columns: &Columns,
+    chunk: usize,
+    width: Option<usize>,
+) -> hdf5::Result<Vec<Series<T>>> {
+    let create = |&(name, unit, meaning): &(&str, &str, &str)| {
+        let builder = group.new_dataset::<T>();
+        let dataset = match width {
+            None => builder.chunk(chunk).shape(0..).create(name)?,
+            Some(width) => builder.chunk((chunk, width)).shape((0.., width)).create(name)?,
+        };
+        describe(&dataset, unit, meaning)?;
+        Ok(Series { dataset, columns: width, waiting: Vec::new(), written: 0 })
+    };
+    columns.iter().map(create).collect()
+}

@@ -53,6 +53,8 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--bach", "3"], "--bach"),
         (vec!["--batch", "0"], "--batch 0"),
         (vec!["--batch", "many"], "many"),
+        (vec!["--lr", "-1"], "--lr -1"),
+        (vec!["--data", DIGITS, "--resume", "/nowhere.h5"], "/nowhere.h5: no such checkpoint"),
         (vec!["--classes", "0"], "--classes 0"),
         (vec!["--data", DIGITS, "--classes", "5"], "use --classes 10 or more"),
         (vec!["--model", "alexnet", "--image-size", "20"], "layer features.5"),

@@ -19,7 +19,8 @@ Usage: $0 [--quick] [--data PATH] [--out DIR] [DLTRAIN]
   --out DIR    where records, logs and report.html go [default: results/$experiment-<time>]
   DLTRAIN      the program [default: target/openmpi or target/mpich, else dltrain of PATH]
 
-In a Slurm job ranks are started with srun (SRUN="srun --mpi=pmix" for other flags), else with DLTRAIN_MPIRUN or mpirun.
+In a Slurm job ranks are started with srun (SRUN="srun --mpi=pmix" for other flags), else with DLTRAIN_MPIRUN, or the mpirun
+that DLTRAIN was built for, or mpirun.
 A run whose record is in DIR already is not repeated: the same command goes on with a study.
 END
     exit 2
@@ -45,6 +46,9 @@ for built in "$root"/target/openmpi/release/dltrain "$root"/target/mpich/release
     if [ -z "$dltrain" ] && [ -x "$built" ]; then dltrain=$built; fi
 done
 dltrain=${dltrain:-dltrain}
+# One that was built here comes with the launcher that fits.
+mpi=$(sed -n 's|^.*target/\([a-z]*\)/release/dltrain$|\1|p' <<<"$dltrain")
+if [ -n "$mpi" ] && [ -z "${DLTRAIN_MPIRUN:-}" ]; then eval "$("$root/.ci/env" "$mpi")"; fi
 out=${out:-results/$experiment${quick:+-quick}-$(date -u +%Y%m%dT%H%M%SZ)}
 mkdir -p "$out"
 
@@ -76,6 +80,7 @@ train() {
     fi
     rm -f "$out/$name.tmp.h5"
     grep -m 1 'dltrain: ' "$out/$name.log" >&2 || tail -n 5 "$out/$name.log" >&2
+    say "$name: exit code $code; its log is $out/$name.log" >&2
     return "$code"
 }
 

@@ -4,6 +4,8 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use clap::builder::PossibleValuesParser;
+
 use super::sizes::show;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
@@ -20,7 +22,7 @@ use crate::train;
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Model whose gradients are summed
-    #[arg(long, default_value = "resnet50")]
+    #[arg(long, default_value = "resnet50", value_parser = PossibleValuesParser::new(model::names()))]
     model: String,
     /// Images a rank: what the steps take grows with it
     #[arg(long, default_value_t = 1)]

@@ -8,6 +8,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use clap::builder::PossibleValuesParser;
+
 use crate::comm::World;
 use crate::config::Precision;
 use crate::device::memory::bytes_of;
@@ -24,7 +26,7 @@ use crate::train;
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The network: a name that --model of a training run takes
-    #[arg(long, default_value = "resnet50")]
+    #[arg(long, default_value = "resnet50", value_parser = PossibleValuesParser::new(model::names()))]
     model: String,
     /// Images a rank
     #[arg(long, default_value_t = 8)]

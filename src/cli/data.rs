@@ -39,7 +39,7 @@ impl Args {
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {
-        super::at_least_one("repeat-data", self.repeat_data)?;
+        super::values::at_least_one("repeat-data", self.repeat_data)?;
         if let Some(threads) = self.loader_threads.filter(|&threads| threads > MOST_LOADER_THREADS) {
             return Err(Error::usage(format!("--loader-threads {threads}: at most {MOST_LOADER_THREADS}")));
         }

@@ -3,7 +3,7 @@
 use dltrain::config::{LossScale, Precision};
 use dltrain::error::{Error, Result};
 
-use super::{at_least_one, in_range};
+use super::values::{at_least_one, in_range};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Machine")]

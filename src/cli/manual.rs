@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
-use clap::{CommandFactory, ValueEnum};
+use clap::ValueEnum;
 use clap_complete::aot::Shell as Known;
 
-use super::Cli;
+use super::parsed::command;
 use dltrain::error::{Error, Result};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -27,7 +27,7 @@ pub fn completions(shell: Shell) -> Result<()> {
         Shell::Fish => Known::Fish,
     };
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "dltrain", &mut text);
+    clap_complete::generate(shell, &mut command(), "dltrain", &mut text);
     print(&text)
 }
 
@@ -37,12 +37,12 @@ pub fn completions(shell: Shell) -> Result<()> {
 /// `Output` where that cannot be done.
 pub fn man(directory: Option<&Path>) -> Result<()> {
     if let Some(directory) = directory {
-        let written = std::fs::create_dir_all(directory)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), directory));
+        let written =
+            std::fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(command(), directory));
         return written.map_err(|error| Error::output(directory, format!("cannot write the pages: {error}")));
     }
     let mut text = Vec::new();
-    let rendered = clap_mangen::Man::new(Cli::command()).render(&mut text);
+    let rendered = clap_mangen::Man::new(command()).render(&mut text);
     rendered.map_err(|error| Error::internal(format!("the manual page: {error}")))?;
     print(&text)
 }

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use dltrain::config::{Optimizer, OptimizerKind, Rate, ScheduleKind};
 use dltrain::error::{Error, Result};
 
-use super::{at_least_one, in_range};
+use super::values::{at_least_one, in_range};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Optimizer")]

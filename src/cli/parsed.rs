@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{Command, CommandFactory, FromArgMatches};
 
 use super::{Cli, file};
 use dltrain::error::{Error, Result};
@@ -14,12 +14,21 @@ pub enum Parsed {
     WithFile { args: Vec<OsString>, path: PathBuf },
 }
 
+/// The definition of all flags.
+pub fn command() -> Command {
+    // So that --lr -1 is a rate that cannot be, and not a flag that nobody knows.
+    Cli::command().mut_args(|arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    })
+}
+
 /// # Errors
 /// clap's, among which are --help and --version.
 pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
     match file::given(&args) {
         None => Ok(Parsed::Whole(Box::new(whole(&args)?))),
-        Some(path) => match Cli::command().try_get_matches_from(&args) {
+        Some(path) => match command().try_get_matches_from(&args) {
             Err(error) if !error.use_stderr() => Err(error),
             // What is missing may be in the file.
             _ => Ok(Parsed::WithFile { args, path }),
@@ -28,9 +37,9 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
 }
 
 fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
-    let matches = Cli::command().try_get_matches_from(args)?;
-    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
-    cli.train.run_file = file::render(&Cli::command(), &matches);
+    let matches = command().try_get_matches_from(args)?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))?;
+    cli.train.run_file = file::render(&command(), &matches);
     Ok(cli)
 }
 
@@ -44,10 +53,18 @@ impl Parsed {
             Parsed::Whole(cli) => return Ok(*cli),
             Parsed::WithFile { args, path } => (args, path),
         };
-        let (merged, origins) = file::merge(&Cli::command(), &path, &args)?;
+        let (merged, origins) = file::merge(&command(), &path, &args)?;
         let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
         let mut cli = cli.map_err(|error| file::located(error, &origins))?;
         cli.train.origins = origins;
         Ok(cli)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_definition_is_sound() {
+        super::command().debug_assert();
     }
 }

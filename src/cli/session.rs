@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use dltrain::config::{Interval, Resume, Session};
 use dltrain::error::{Error, Result};
 
-use super::at_least_one;
+use super::values::at_least_one;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Stop and resume")]

@@ -51,14 +51,18 @@ pub const MODELS: &[Model] = &[
     mobilenet::MOBILENET_V2,
 ];
 
+/// What --model takes.
+pub fn names() -> Vec<&'static str> {
+    MODELS.iter().map(|model| model.name).collect()
+}
+
 /// The model of this name.
 ///
 /// # Errors
 /// `Usage`, listing the names there are.
 pub fn find(name: &str) -> Result<&'static Model> {
     MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
-        let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
-        Error::usage(format!("--model {name}: no such model; there are {}", names.join(", ")))
+        Error::usage(format!("--model {name}: no such model; there are {}", names().join(", ")))
     })
 }
 

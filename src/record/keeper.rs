@@ -171,7 +171,7 @@ impl Drop for Keeper {
 /// On the rank that reads: the checkpoint that a run is to go on at, if there is one.
 ///
 /// # Errors
-/// `Kind::Data` or `Kind::Environment`: it is damaged or cannot be read.
+/// `Kind::Data` or `Kind::Environment`: it is missing or damaged, or cannot be read.
 pub fn find_checkpoint(
     place: Place,
     resume: &Resume,
@@ -179,6 +179,10 @@ pub fn find_checkpoint(
 ) -> Result<Option<(PathBuf, Contents)>> {
     match (resume, directory) {
         _ if place.rank != 0 => Ok(None),
+        (Resume::File(path), _) if !path.is_file() => Err(Error::data(
+            path,
+            "no such checkpoint; --resume auto finds the newest in the directory of --checkpoint",
+        )),
         (Resume::File(path), _) => Ok(Some((path.clone(), checkpoint::read(path)?))),
         (Resume::Auto, Some(directory)) => newest(directory),
         (Resume::Auto, None) => Ok(None),

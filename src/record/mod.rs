@@ -235,7 +235,7 @@ impl Writer {
             self.speed.add(r);
         }
         if self.about.epochs == 0 && counts {
-            if self.speed.steps() == 1 {
+            if self.speed.steps() == STEPS_A_LINE {
                 terminal::tell(table::STEP_HEADER);
             }
             if self.speed.steps().is_multiple_of(STEPS_A_LINE) {

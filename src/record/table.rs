@@ -11,9 +11,8 @@ pub(super) const STEP_HEADER: &str = "  step             images/sec       loss";
 /// What is about to be run, in two lines.
 pub(super) fn introduction(place: Place, about: &Description) -> String {
     let work = match about.epochs {
-        0 => format!("{} synthetic steps, {} of them warm-up", about.steps, about.warmup),
-        1 => format!("1 epoch, {} steps", about.steps),
-        n => format!("{n} epochs, {} steps", about.steps),
+        0 => format!("{}, {} of them warm-up", plural(about.steps as usize, "synthetic step"), about.warmup),
+        n => format!("{}, {}", plural(n as usize, "epoch"), plural(about.steps as usize, "step")),
     };
     format!(
         "{}: {} parameters; {} x {}, batch {}; {work}\n{}",

@@ -201,13 +201,13 @@ pub fn buckets(run: &Run) -> Result<Option<Figure>> {
         .collect();
     let end = (1e3 * run.step_seconds(), "end of the step");
     let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
-    let svg = chart::spans(&axis, &spans, ["under way, hidden by computing", "not hidden"], end)?;
+    let svg = chart::spans(&axis, &spans, ["under way, not waited for", "waited for (not hidden)"], end)?;
     let more = match buckets.len() > MOST_BUCKETS {
         true => format!(" The first {MOST_BUCKETS} of {} buckets.", buckets.len()),
         false => String::new(),
     };
     let caption = format!(
-        "A bar begins when the last gradient of its bucket is ready and the sum starts, and ends when the sum has arrived. Medians of the last steps.{more}"
+        "A bar begins when the last gradient of its bucket is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps.{more}"
     );
     let name = format!("buckets-{}", run.name);
     Ok(Some(Figure::new(name, format!("Buckets of gradients: {}", run.label), &caption, svg)))

@@ -98,6 +98,8 @@ fn table_of(runs: &[Run]) -> String {
         "ranks",
         "batch a rank",
         "steps",
+        "first epoch",
+        "later ones",
         "images/s",
         "± sd of steps",
         "loss",
@@ -109,6 +111,7 @@ fn table_of(runs: &[Run]) -> String {
         let memory = run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
         let accuracy = run.test().last().map(|row| row.3).filter(|share| share.is_finite());
         let rate = run.images_per_second();
+        let [first, later] = run.epoch_seconds().map(|time| time.map_or("–".into(), seconds));
         let number = |value: f64, decimals: usize| {
             if value.is_finite() { format!("{value:.decimals$}") } else { "–".into() }
         };
@@ -118,6 +121,8 @@ fn table_of(runs: &[Run]) -> String {
             number(run.ranks, 0),
             number(run.batch, 0),
             run.step.len().to_string(),
+            first,
+            later,
             speed(rate),
             run.images_per_second_deviation().map_or("–".into(), speed),
             number(run.loss.last().copied().unwrap_or(f64::NAN), 4),
@@ -126,7 +131,7 @@ fn table_of(runs: &[Run]) -> String {
             run.record.status.clone(),
         ]
     });
-    format!("<h2>Runs</h2>\n{}", table(&head.map(String::from), rows, &[2, 3, 4, 5, 6, 7, 8, 9]))
+    format!("<h2>Runs</h2>\n{}", table(&head.map(String::from), rows, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
 }
 
 fn differences(runs: &[Run]) -> String {
@@ -154,6 +159,10 @@ fn table(head: &[String], rows: impl Iterator<Item = Vec<String>>, numbers: &[us
         "<div class=\"scroll\"><table><thead><tr>{}</tr></thead><tbody>\n{body}</tbody></table></div>\n",
         cells("th", head)
     )
+}
+
+fn seconds(time: f64) -> String {
+    format!("{} s", speed(time))
 }
 
 /// Three digits, or all that stand before the point.

@@ -101,6 +101,13 @@ impl Run {
         (rates.len() > 1).then(|| (squares / (count - 1.0)).sqrt())
     }
 
+    /// Seconds of the first epoch, which loads and warms up, and of a mean one of those after it; evaluation included.
+    pub fn epoch_seconds(&self) -> [Option<f64>; 2] {
+        let all = self.record.series("epochs/seconds");
+        let later = all.get(1..).filter(|later| !later.is_empty());
+        [all.first().copied(), later.map(|later| later.iter().sum::<f64>() / later.len() as f64)]
+    }
+
     /// Seconds of a mean step, part by part.
     pub fn parts(&self) -> [f64; 4] {
         let mean = |values: &[f64]| {

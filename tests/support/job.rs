@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 pub const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
 /// Bad input must stop a job within seconds.
-pub const SECONDS: Duration = Duration::from_secs(20);
+pub const SECONDS: Duration = Duration::from_secs(60);
 
 /// The launcher and its own flags.
 pub fn launcher() -> Vec<String> {

@@ -25,13 +25,4 @@ for model in $models; do
         done
     done
 done
-{
-    printf '%-28s %14s %14s\n' run 'first epoch' 'second epoch'
-    for log in "$out"/*.log; do
-        awk -v run="$(basename "$log" .log)" '
-            $1 == 1 && NF > 8 { first = $(NF - 1) " " $NF }
-            $1 == 2 && NF > 8 { second = $(NF - 1) " " $NF }
-            END { printf "%-28s %14s %14s\n", run, first, second }' "$log"
-    done
-} | tee "$out/epochs.txt"
 report

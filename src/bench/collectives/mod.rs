@@ -15,6 +15,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use clap::builder::PossibleValuesParser;
+
 use self::check::{Checker, GUARD};
 use self::subject::Contender;
 use self::table::{Row, Size};
@@ -39,7 +41,7 @@ pub struct Args {
     lengths: Vec<usize>,
     /// The gradients of a model in the order of readiness, in place of --sizes: each by itself, all in flight at one time;
     /// in buckets of 25 MB; and as one range
-    #[arg(long, conflicts_with_all = ["sizes", "lengths"])]
+    #[arg(long, conflicts_with_all = ["sizes", "lengths"], value_parser = PossibleValuesParser::new(model::names()))]
     model: Option<String>,
     /// Algorithms to run, by their names in the table [default: all that can run here]
     #[arg(long, value_delimiter = ',')]

@@ -1,0 +1,318 @@
+//! The flags of training, and their validation.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+
+use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
+use dltrain::error::{Error, Result};
+use dltrain::model;
+use dltrain::record::Volume;
+
+use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within};
+use super::{data, file, loss_scale, optimizer, session};
+
+/// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
+const MOST_CLASSES: usize = 1_000_000;
+const LARGEST_IMAGE: usize = 16_384;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// All flags as a run file.
+    #[arg(skip)]
+    pub(super) run_file: String,
+    /// Which flags come from a file, and from where in it.
+    #[arg(skip)]
+    pub(super) origins: file::Origins,
+    /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
+    /// typed count more; --SWITCH=false puts off a switch of the file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Say nothing but warnings and errors.
+    #[arg(long, conflicts_with = "verbose", help_heading = "Results")]
+    quiet: bool,
+    /// Say more about what is done when, and how long it takes.
+    #[arg(long, help_heading = "Results")]
+    verbose: bool,
+    /// Network to train; dltrain models says more.
+    #[arg(long, default_value = "mnist_small", value_parser = PossibleValuesParser::new(model::names()),
+        help_heading = "Model and data")]
+    model: String,
+    /// Classes the model tells apart [default: those it was made for].
+    #[arg(long, value_name = "N", help_heading = "Model and data")]
+    classes: Option<usize>,
+    /// Height and width of its images [default: those it was made for]; data are scaled to it.
+    #[arg(long, value_name = "N", help_heading = "Model and data")]
+    image_size: Option<usize>,
+    /// Share of each target that is spread evenly over all classes.
+    #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
+    label_smoothing: f32,
+    /// File of weights to start from: safetensors or HDF5 with PyTorch's names and shapes, or a checkpoint.
+    #[arg(long, value_name = "FILE", help_heading = "Model and data")]
+    init_from: Option<PathBuf>,
+    /// Start the last layer anew in spite of --init-from: for other --classes than the file's.
+    #[arg(long, requires = "init_from", help_heading = "Model and data")]
+    reset_head: bool,
+    /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
+    freeze: Vec<String>,
+    #[command(flatten)]
+    data: data::Args,
+    /// Images a rank takes per step.
+    #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model and data")]
+    batch: usize,
+    /// Micro-steps of --batch images whose gradients are added before one update.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
+    accumulation: usize,
+    /// Batch normalisation over the batches of all ranks, or of each N consecutive ones.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "all", value_parser = sync_batch_norm,
+        help_heading = "Model and data")]
+    sync_bn: Option<SyncBatchNorm>,
+
+    /// Times the training images are gone through, with --data [default: 30].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    epochs: Option<usize>,
+    /// Stop after N timed steps [default: 100 for synthetic images, else none].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    steps: Option<usize>,
+    /// Steps before the clock of images/s starts [default: 10 for synthetic images, else 0].
+    #[arg(long, value_name = "N", help_heading = "Length of the run")]
+    warmup: Option<usize>,
+    /// Print the plan (layers, memory, buckets) and stop.
+    #[arg(long, help_heading = "Length of the run")]
+    dry_run: bool,
+    /// Test the weights of --init-from on the test images of --data, and stop.
+    #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
+    evaluate: bool,
+    /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
+    max_batch: Option<usize>,
+
+    #[command(flatten)]
+    optimizer: optimizer::Args,
+    /// Seed of weights, shuffling and dropout.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Optimizer")]
+    seed: u64,
+
+    /// Where ops run: auto (a GPU where every rank has one, else the CPU), cpu, cuda[:N], reference.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceKind::Auto, help_heading = "Machine")]
+    device: DeviceKind,
+    /// What layers compute with. Weights, their updates and sums are f32 in any.
+    #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]
+    precision: Precision,
+    #[command(flatten)]
+    loss_scale: loss_scale::Args,
+    /// Threads a rank [default: cores of the node divided by its ranks].
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    threads: Option<usize>,
+    /// How gradients are added up over ranks.
+    #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
+    allreduce: AllreduceKind,
+    /// What gradients travel as between ranks (not with vendor; shm sends nothing).
+    #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
+    wire: Wire,
+    /// Send less of each gradient and the rest later: topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK].
+    #[arg(long, value_name = "SCHEME", help_heading = "Machine")]
+    compress: Option<Compression>,
+    /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
+    #[arg(long, help_heading = "Machine")]
+    recompute: bool,
+    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in ~/.config/dltrain].
+    #[arg(long, value_name = "FILE", help_heading = "Machine")]
+    tuning: Option<PathBuf>,
+    /// Gradients are averaged in buckets of at least this many megabytes [default: as their ready times suggest].
+    #[arg(long, value_name = "MB", help_heading = "Machine")]
+    fusion_threshold_mb: Option<f64>,
+    /// Average gradients after the backward pass instead of during it (to compare).
+    #[arg(long, help_heading = "Machine")]
+    no_overlap: bool,
+
+    /// Say for which ranks a rank waits when it has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_warn: f64,
+    /// End the job when a rank has waited for SECONDS without any progress; 0 is never.
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", help_heading = "Machine")]
+    stall_abort: f64,
+
+    /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
+    #[arg(long, value_name = "PATH", help_heading = "Results")]
+    results: Option<PathBuf>,
+    /// File for a timeline of all ranks' steps, buckets and messages, to be opened in ui.perfetto.dev.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    timeline: Option<PathBuf>,
+    /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
+    #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
+    timeline_steps: Option<(u64, u64)>,
+    /// Directory for TensorBoard: loss, accuracy, learning rate, images/s, and shares of a step's time.
+    #[arg(long, value_name = "DIR", help_heading = "Results")]
+    tensorboard: Option<PathBuf>,
+    /// Histograms of all weights and gradients there, every N steps.
+    #[arg(long, value_name = "N", requires = "tensorboard", help_heading = "Results")]
+    tensorboard_histograms: Option<u64>,
+    /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    save_weights: Option<PathBuf>,
+
+    #[command(flatten)]
+    session: session::Args,
+}
+
+impl Args {
+    /// How much is to be said.
+    pub fn volume(&self) -> Volume {
+        match (self.quiet, self.verbose) {
+            (true, _) => Volume::Quiet,
+            (_, true) => Volume::Verbose,
+            _ => Volume::Normal,
+        }
+    }
+
+    /// Checks what can be checked without the machine.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag, and where it stands in a file.
+    pub fn validate(mut self) -> Result<Config> {
+        let origins = std::mem::take(&mut self.origins);
+        self.checked().map_err(|error| file::located(error, &origins))
+    }
+
+    fn checked(self) -> Result<Config> {
+        at_least_one("batch", self.batch)?;
+        within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
+        within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
+        in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
+        at_least_one("accumulation", self.accumulation)?;
+        let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
+        if let SyncBatchNorm::Groups(ranks) = sync_bn {
+            at_least_one("sync-bn", ranks)?;
+        }
+        at_least_one("epochs", self.epochs.unwrap_or(1))?;
+        at_least_one("steps", self.steps.unwrap_or(1))?;
+        at_least_one("threads", self.threads.unwrap_or(1))?;
+        in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
+        in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
+        in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
+        at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
+        let (optimizer, rate) = self.optimizer.validate()?;
+        let session = self.session.validate()?;
+        if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
+                self.wire
+            )));
+        }
+        let loss_scale = self.loss_scale.validate(self.precision)?;
+        if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --precision f16: a gradient that overflowed would stay in what is sent later; leave one out"
+            )));
+        }
+        let (data, input) = self.data.validate()?;
+        let synthetic = data.is_none();
+        if synthetic && self.epochs.is_some() {
+            return Err(Error::usage(
+                "--epochs needs --data: a run on synthetic images is as long as --steps",
+            ));
+        }
+        Ok(Config {
+            run_file: self.run_file,
+            model: self.model,
+            classes: self.classes,
+            image_size: self.image_size,
+            label_smoothing: self.label_smoothing,
+            init_from: self.init_from,
+            reset_head: self.reset_head,
+            freeze: self.freeze,
+            batch: self.batch,
+            accumulation: self.accumulation,
+            sync_bn,
+            epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
+            steps: self.steps.or(synthetic.then_some(100)),
+            warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
+            data,
+            input,
+            optimizer,
+            rate,
+            seed: self.seed,
+            device: self.device,
+            precision: self.precision,
+            loss_scale,
+            threads: self.threads,
+            allreduce: self.allreduce,
+            wire: self.wire,
+            compress: self.compress,
+            recompute: self.recompute,
+            tuning: self.tuning,
+            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
+            overlap: !self.no_overlap,
+            stall_warn: self.stall_warn,
+            stall_abort: self.stall_abort,
+            timeline: self.timeline,
+            timeline_steps: self.timeline_steps,
+            results: self.results,
+            tensorboard: self.tensorboard,
+            histograms: self.tensorboard_histograms,
+            session,
+            save_weights: self.save_weights,
+            dry_run: self.dry_run,
+            evaluate: self.evaluate,
+            max_batch: self.max_batch,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    fn config(flags: &[&str]) -> Result<Config> {
+        Cli::try_parse_from([&["dltrain"], flags].concat()).expect("flags parse").train.validate()
+    }
+
+    #[test]
+    fn without_data_the_run_is_a_benchmark() {
+        let config = config(&[]).unwrap();
+        assert_eq!((config.warmup, config.steps, config.epochs), (10, Some(100), 1));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_flag() {
+        for (flags, named) in [
+            (vec!["--batch", "0"], "--batch 0"),
+            (vec!["--classes", "0"], "--classes 0"),
+            (vec!["--classes", "2000000"], "at most 1000000"),
+            (vec!["--image-size", "0"], "--image-size 0"),
+            (vec!["--label-smoothing", "1.5"], "--label-smoothing 1.5"),
+            (vec!["--epochs", "0"], "--epochs 0"),
+            (vec!["--epochs", "3"], "--epochs needs --data"),
+            (vec!["--steps", "0"], "--steps 0"),
+            (vec!["--threads", "0"], "--threads 0"),
+            (vec!["--accumulation", "0"], "--accumulation 0"),
+            (vec!["--sync-bn=0"], "--sync-bn 0"),
+            (vec!["--stall-warn=-1"], "--stall-warn -1"),
+            (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
+            (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
+            (vec!["--compress", "1bit", "--precision", "f16"], "--compress 1bit and --precision f16"),
+            (vec!["--loss-scale", "2"], "--loss-scale 2: is for --precision f16"),
+            (vec!["--precision", "f16", "--loss-scale-min", "0"], "--loss-scale-min 0"),
+            (vec!["--precision", "f16", "--loss-scale", "2", "--loss-scale-min", "4"], "--loss-scale 2"),
+        ] {
+            let error = config(&flags).expect_err(named);
+            assert!(error.message.contains(named), "{flags:?}: {error}");
+            assert_eq!(error.exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn statistics_are_shared_by_all_ranks_unless_a_number_is_given() {
+        let sync = |flags: &[&str]| config(flags).unwrap().sync_bn;
+        assert_eq!(sync(&[]), SyncBatchNorm::Off);
+        assert_eq!(sync(&["--sync-bn", "--batch", "2"]), SyncBatchNorm::All);
+        assert_eq!(sync(&["--batch", "2", "--sync-bn"]), SyncBatchNorm::All);
+        assert_eq!(sync(&["--sync-bn", "4"]), SyncBatchNorm::Groups(4));
+        assert_eq!(sync(&["--sync-bn=4"]), SyncBatchNorm::Groups(4));
+        assert!(Cli::try_parse_from(["dltrain", "--sync-bn", "some"]).is_err());
+    }
+}

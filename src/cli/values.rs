@@ -1,0 +1,95 @@
+//! Values of flags: how they are read, and the ranges they must lie in.
+
+use dltrain::config::SyncBatchNorm;
+use dltrain::error::{Error, Result};
+
+pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
+    if value == 0 {
+        return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
+    }
+    Ok(())
+}
+
+pub fn within(flag: &str, value: usize, most: usize) -> Result<()> {
+    at_least_one(flag, value)?;
+    if value > most {
+        return Err(Error::usage(format!("--{flag} {value}: must be at most {most}")));
+    }
+    Ok(())
+}
+
+/// "all" or a number of ranks.
+pub fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String> {
+    match text {
+        "all" => Ok(SyncBatchNorm::All),
+        _ => match text.parse() {
+            Ok(ranks) => Ok(SyncBatchNorm::Groups(ranks)),
+            Err(_) => Err("a number of ranks, or nothing for all of them".into()),
+        },
+    }
+}
+
+/// "100-119", or "100" for one step.
+pub fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err("two steps, the first not after the last: 100-119".into()),
+    }
+}
+
+/// Bytes from "16GiB" (powers of 1024), "500MB" (powers of 1000) or "4096".
+pub fn size(text: &str) -> std::result::Result<usize, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let factor: f64 = match unit.trim() {
+        "" | "B" => 1.0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err("a size is a number and a unit: 500MB (powers of 1000), 16GiB (of 1024)".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    Ok((number * factor) as usize)
+}
+
+pub fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    let range = match (low == f32::MIN_POSITIVE, high == f32::MAX) {
+        (true, true) => "be above 0".to_string(),
+        (true, false) => format!("be above 0 and at most {high}"),
+        (false, true) => format!("be at least {low}"),
+        (false, false) => format!("lie between {low} and {high}"),
+    };
+    Err(Error::usage(format!("--{flag} {value}: must {range}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_steps_has_a_first_and_a_last() {
+        assert_eq!((steps("100-119"), steps("7")), (Ok((100, 119)), Ok((7, 7))));
+        for wrong in ["9-8", "-3", "3-", "a", ""] {
+            assert!(steps(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("16GiB"), Ok(16 << 30));
+        assert_eq!(size("1.5 MB"), Ok(1_500_000));
+        assert_eq!(size("4096"), Ok(4096));
+        for wrong in ["16G", "GiB", "-1GB", "1.2.3kB", ""] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -33,7 +33,7 @@ pub struct BucketTime {
 
 /// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a bucket, or
 /// sums one chunk: with one a step a link would rest for most of it.
-const POLLS: usize = 16;
+const POLLS: usize = 64;
 
 /// The buckets of a plan, and the collective that averages them.
 pub struct Fusion {

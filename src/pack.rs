@@ -414,7 +414,7 @@ fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
         }
     }
     progress.end();
-    let outcome = outcome.map_err(|error| error.context(format!("{bad} damaged images, the last of them")));
+    let outcome = outcome.map_err(|error| error.context(format!("{bad} damaged images, one of them")));
     world.agree(outcome)?;
     // What no single file shows: that all are there and belong together.
     let parts = world.agree(data::packed::open(&args.source, Jpeg::Rust))?;

@@ -4,7 +4,8 @@
 //!    accumulation, bf16, compression, synthetic images; on another number of ranks to rounding;
 //! 2. what cannot go on is refused, with every reason; what is damaged is passed over, and said;
 //! 3. signals and the time limit end a run within seconds, with a checkpoint and a code of their own;
-//! 4. a run whose ranks are killed at random moments comes to the same result, and its record has no gap;
+//! 4. a run whose ranks are killed at random moments, and while a checkpoint is written, comes to the same result, and
+//!    its record has no gap;
 //! 5. a full, read-only or vanished directory costs checkpoints, not the training; a broken state is never kept.
 
 #[path = "support/job.rs"]
@@ -310,6 +311,17 @@ impl Running {
         ranks
     }
 
+    /// Waits until a checkpoint is half-written; not if the run ends before.
+    fn comes_to_write(&mut self, directory: &Path) -> bool {
+        while self.0.try_wait().unwrap().is_none() {
+            let mut entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            if entries.any(|entry| entry.file_name().to_string_lossy().ends_with(".h5.tmp")) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Waits for the end: success, standard output and error.
     fn end(self) -> (Option<i32>, String, String) {
         let output = self.0.wait_with_output().unwrap();
@@ -458,7 +470,7 @@ fn survives_kills(times: usize) {
     let seed = std::env::var("DLTRAIN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(clock);
     println!("DLTRAIN_TEST_SEED={seed}");
     let mut stream = Stream::new([seed, 0]);
-    let mut kills = 0;
+    let (mut kills, mut writing) = (0, 0);
     for run in 0.. {
         if kills >= times {
             break;
@@ -473,10 +485,13 @@ fn survives_kills(times: usize) {
             let mut running = Running(command.spawn().unwrap());
             std::thread::sleep(undisturbed.mul_f32(stream.uniform()));
             let ranks = running.ranks();
-            if running.0.try_wait().unwrap().is_none() && !ranks.is_empty() {
-                let _ = Command::new("kill")
-                    .args(["-9", &ranks[stream.below(ranks.len() as u32) as usize].to_string()])
-                    .status();
+            if let Some(first) = ranks.first().filter(|_| running.0.try_wait().unwrap().is_none()) {
+                let mut victim = ranks[stream.below(ranks.len() as u32) as usize];
+                // One in two: the rank that writes checkpoints, while it writes one.
+                if kills % 2 == 1 && running.comes_to_write(&scratch.path(&run.to_string())) {
+                    (victim, writing) = (*first, writing + 1);
+                }
+                let _ = Command::new("kill").args(["-9", &victim.to_string()]).status();
                 kills += 1;
             }
             let _ = running.0.wait();
@@ -487,7 +502,7 @@ fn survives_kills(times: usize) {
         }
         assert!(!names(&scratch.path(&run.to_string())).iter().any(|name| name.ends_with(".tmp")));
     }
-    println!("{kills} kills");
+    println!("{kills} kills, {writing} of them while a checkpoint was written");
 }
 
 #[test]

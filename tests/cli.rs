@@ -117,7 +117,7 @@ fn ranks_with_different_data_are_told_so() {
     fs::write(&images, bytes).unwrap();
     // The same path on every rank, as on nodes with disks of their own.
     let script = format!(
-        "cd '{DIGITS}'; [ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] || cd '{}'; exec '{DLTRAIN}' --data .",
+        "cd '{DIGITS}'; [ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] || cd '{}'; exec '{DLTRAIN}' --data . --dry-run",
         changed.path().display()
     );
     let done = job::finish(job::start(2, &["sh", "-c", &script]));

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use env_logger::{Builder, Target};
-use log::Level;
+use log::{Level, LevelFilter};
 
 use super::terminal;
 
@@ -29,10 +29,11 @@ pub fn start_logging(rank: usize, volume: Volume) {
         _ => "warn",
     };
     terminal::set_quiet(volume == Volume::Quiet);
-    let filter = ["DLTRAIN_LOG", "RUST_LOG"].iter().find_map(|name| std::env::var(name).ok());
+    let given = ["DLTRAIN_LOG", "RUST_LOG"].iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let filter = given.as_ref().map(|(_, text)| text).filter(|text| names_levels(text));
     terminal::expect_foreign_bar(rank != 0);
     let started = Builder::new()
-        .parse_filters(filter.as_deref().unwrap_or(default))
+        .parse_filters(filter.map_or(default, String::as_str))
         .format(move |out, record| {
             let level = record.level().as_str().to_ascii_lowercase();
             match record.level() {
@@ -46,6 +47,19 @@ pub fn start_logging(rank: usize, volume: Volume) {
         .try_init();
     // The only error is that logging has been started before.
     drop(started);
+    if let (Some((name, text)), None, 0) = (&given, filter, rank) {
+        log::warn!(
+            "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain::train=debug"
+        );
+    }
+}
+
+/// Whether each part of a filter ends in a level or names a module of ours: any other word would silence everything.
+fn names_levels(filter: &str) -> bool {
+    let level =
+        |part: &str| part.rsplit('=').next().is_some_and(|end| end.trim().parse::<LevelFilter>().is_ok());
+    let parts = filter.split('/').next().unwrap_or(filter).split(',');
+    parts.map(str::trim).all(|part| part.starts_with("dltrain") || level(part))
 }
 
 /// Passes each message, which env_logger writes whole, to the terminal.

@@ -32,7 +32,12 @@ impl Axis {
         let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
         let low = if self.scale == Scale::Whole { low.min(0.0) } else { low };
         let room = if high > low { 0.04 * (high - low) } else { 0.5 * high.abs().max(0.5) };
-        let below = if self.scale == Scale::Whole { 0.0 } else { room };
+        // What is never negative has no axis below zero.
+        let below = match self.scale {
+            Scale::Linear if low >= 0.0 => room.min(low),
+            Scale::Whole => 0.0,
+            _ => room,
+        };
         Coordinates { scale: self.scale, places: low - below..high + room }
     }
 }

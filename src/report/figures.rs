@@ -2,14 +2,14 @@
 
 use super::axis::{Axis, Scale};
 use super::chart::{self, Line, Mark, Row, Span};
-use super::run::{PARTS, Run};
+use super::run::{Bucket, PARTS, Run};
 use crate::error::Result;
 
 /// Points of a curve; of more steps each stands for several.
 const POINTS: usize = 300;
 /// Curves in one chart, and pictures of buckets; more would not be told apart.
 pub const MOST: usize = 7;
-/// Buckets in one picture.
+/// Bars in one picture of buckets; of more buckets each stands for several.
 const MOST_BUCKETS: usize = 60;
 
 pub struct Figure {
@@ -190,22 +190,25 @@ pub fn buckets(run: &Run) -> Result<Option<Figure>> {
     if buckets.is_empty() || run.ranks < 2.0 {
         return Ok(None);
     }
-    let shown = buckets.iter().enumerate().take(MOST_BUCKETS);
+    let together = buckets.len().div_ceil(MOST_BUCKETS);
+    let shown = buckets.chunks(together).enumerate();
     let spans: Vec<Span> = shown
-        .map(|(at, bucket)| Span {
-            label: format!("{at}: {}", size(bucket.bytes)),
-            start: 1e3 * bucket.start,
-            end: 1e3 * bucket.finish,
-            last: 1e3 * bucket.exposed,
+        .map(|(at, some)| {
+            let (first, last) = (at * together, at * together + some.len() - 1);
+            let name = if first == last { format!("{first}") } else { format!("{first}–{last}") };
+            let most = |of: fn(&Bucket) -> f64| some.iter().map(of).fold(0.0, f64::max);
+            Span {
+                label: format!("{name}: {}", size(some.iter().map(|bucket| bucket.bytes).sum())),
+                start: 1e3 * some[0].start,
+                end: 1e3 * most(|bucket| bucket.finish),
+                last: 1e3 * some.iter().map(|bucket| bucket.exposed).sum::<f64>(),
+            }
         })
         .collect();
     let end = (1e3 * run.step_seconds(), "end of the step");
     let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
     let svg = chart::spans(&axis, &spans, ["under way, not waited for", "waited for (not hidden)"], end)?;
-    let more = match buckets.len() > MOST_BUCKETS {
-        true => format!(" The first {MOST_BUCKETS} of {} buckets.", buckets.len()),
-        false => String::new(),
-    };
+    let more = if together > 1 { format!(" A bar stands for {together} buckets.") } else { String::new() };
     let caption = format!(
         "A bar begins when the last gradient of its bucket is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps.{more}"
     );

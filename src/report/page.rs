@@ -20,7 +20,7 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #eee; vertical-align: top; }
 td.number, th.number { text-align: right; } th { font-weight: 600; color: #444; }
 td.long { min-width: 6ch; max-width: 22rem; overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(460px, 1fr)); gap: 1.2rem 1.6rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(460px, 100%), 1fr)); gap: 1.2rem 1.6rem; }
 figure { margin: 0; break-inside: avoid; } figure h3 { font-size: .95rem; margin: 0 0 .2rem; }
 figure svg { width: 100%; height: auto; display: block; } figcaption { max-width: 60ch; margin-top: .3rem; }
 svg text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; }
@@ -131,7 +131,14 @@ fn table_of(runs: &[Run]) -> String {
             run.record.status.clone(),
         ]
     });
-    format!("<h2>Runs</h2>\n{}", table(&head.map(String::from), rows, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
+    let rows: Vec<Vec<String>> = rows.collect();
+    // A column that no run has something for is left out.
+    let kept: Vec<usize> = (0..head.len()).filter(|&at| rows.iter().any(|row| row[at] != "–")).collect();
+    let of = |row: &[String]| kept.iter().map(|&at| row[at].clone()).collect::<Vec<_>>();
+    let texts = ["run", "model", "status"];
+    let numbers: Vec<usize> = (0..kept.len()).filter(|&at| !texts.contains(&head[kept[at]])).collect();
+    let head = of(&head.map(String::from));
+    format!("<h2>Runs</h2>\n{}", table(&head, rows.iter().map(|row| of(row)), &numbers))
 }
 
 fn differences(runs: &[Run]) -> String {

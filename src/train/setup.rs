@@ -221,8 +221,9 @@ pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if let Some(threads) = wanted.filter(|&threads| threads > cores && world.rank() == 0) {
+        let plural = if cores == 1 { "" } else { "s" };
         log::warn!(
-            "--threads {threads}: this rank may use {cores} cores, and more threads than cores are far slower"
+            "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
         );
     }
     Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))

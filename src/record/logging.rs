@@ -49,7 +49,7 @@ pub fn start_logging(rank: usize, volume: Volume) {
     drop(started);
     if let (Some((name, text)), None, 0) = (&given, filter, rank) {
         log::warn!(
-            "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain::train=debug"
+            "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain=debug"
         );
     }
 }

@@ -2,7 +2,7 @@
 //! definition of the flags: completions, manual pages.
 //!
 //! a file does what its flags would · the command line counts more · everything wrong is said at once, by line · a
-//! record repeats its run · completions and manual pages know every flag
+//! record repeats its run · a level of messages that is none · completions and manual pages know every flag
 
 #[path = "support/job.rs"]
 mod job;
@@ -98,6 +98,18 @@ fn everything_wrong_is_said_at_once_by_line() {
     hdf5::File::create(&other).unwrap();
     let message = refused(&[(1, &["--config", other.to_str().unwrap()])]);
     assert!(message.contains("other.h5: is HDF5, but no results file"), "{message}");
+}
+
+/// To env_logger any word is the name of a module, and all else would fall silent, warnings too.
+#[test]
+fn a_level_that_is_none_is_said_once_and_not_obeyed() {
+    for (level, said) in [("verbose", 1), ("dltrain::train=debug", 0), ("Warn", 0), ("", 0)] {
+        let mut command = launch(&[(2, &["--dry-run"])]);
+        command.env("DLTRAIN_LOG", level);
+        let done = finish(command);
+        let text = format!("DLTRAIN_LOG={level} is not used");
+        assert!(done.success && done.stderr.matches(&text).count() == said, "{level}: {}", done.stderr);
+    }
 }
 
 #[test]

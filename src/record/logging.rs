@@ -29,7 +29,8 @@ pub fn start_logging(rank: usize, volume: Volume) {
         _ => "warn",
     };
     terminal::set_quiet(volume == Volume::Quiet);
-    let given = ["DLTRAIN_LOG", "RUST_LOG"].iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let set = |name| std::env::var(name).ok().filter(|text| !text.is_empty()).map(|text| (name, text));
+    let given = ["DLTRAIN_LOG", "RUST_LOG"].into_iter().find_map(set);
     let filter = given.as_ref().map(|(_, text)| text).filter(|text| names_levels(text));
     terminal::expect_foreign_bar(rank != 0);
     let started = Builder::new()
@@ -49,7 +50,7 @@ pub fn start_logging(rank: usize, volume: Volume) {
     drop(started);
     if let (Some((name, text)), None, 0) = (&given, filter, rank) {
         log::warn!(
-            "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain::train=debug"
+            "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain=debug"
         );
     }
 }

@@ -150,6 +150,9 @@ pub struct TrainArgs {
     /// Print the plan (layers, memory, buckets) and stop.
     #[arg(long, help_heading = "Length of the run")]
     dry_run: bool,
+    /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many GB/s.
+    #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates, requires = "dry_run", help_heading = "Length of the run")]
+    roofline: Option<(f64, f64)>,
     /// Test the weights of --init-from on the test images of --data, and stop.
     #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
     evaluate: bool,
@@ -324,6 +327,7 @@ impl TrainArgs {
             session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,
+            roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             evaluate: self.evaluate,
             max_batch: self.max_batch,
         })
@@ -372,6 +376,13 @@ fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
         (Ok(first), Ok(last)) if first <= last => Ok((first, last)),
         _ => Err("two steps, the first not after the last: 100-119".into()),
     }
+}
+
+/// TFLOP/s and GB/s: "790,4300".
+fn rates(text: &str) -> std::result::Result<(f64, f64), String> {
+    let positive = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    let rates = text.split_once(',').and_then(|(flops, bytes)| Some((positive(flops)?, positive(bytes)?)));
+    rates.ok_or_else(|| "TFLOP/s and GB/s: 790,4300".into())
 }
 
 /// Bytes from "16GiB" (powers of 1024), "500MB" (powers of 1000) or "4096".

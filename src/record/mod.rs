@@ -2,7 +2,7 @@
 //!
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
-//! communicates. May use: `config`, `device` (for the bytes of numbers), `error`. Used by: `train`, `bench`, `main`.
+//! communicates. May use: `config`, `device` (for the bytes of numbers, and a GPU's use), `error`. Used by: `train`, `bench`, `main`.
 
 mod checkpoint;
 mod closing;
@@ -41,6 +41,7 @@ pub use tensorboard::check_events;
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 
+use crate::device::Usage;
 use crate::error::{Error, Kind, Result};
 
 /// How long rows wait in memory at most (while steps come in), and so what a kill can take.
@@ -131,6 +132,8 @@ pub struct StepRecord<'a> {
     pub encoding: f64,
     /// Before the step, for a checkpoint's copy.
     pub copying: f64,
+    /// What the meter of rank 0's GPU showed after the step.
+    pub usage: Option<Usage>,
     /// Whether a checkpoint was being written in the background.
     pub saving: bool,
     /// One entry for each of the description's buckets.
@@ -171,6 +174,8 @@ pub struct EpochRecord {
     pub compute: Spread,
     pub communication: Spread,
     pub input: Spread,
+    /// Of a rank's GPU during the steps, means over ranks.
+    pub usage: Option<Usage>,
 }
 
 /// Bytes of the rank that has most, at its peak.
@@ -377,7 +382,7 @@ impl Writer {
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::tell(table::EPOCH_HEADER);
+            terminal::tell(&table::epoch_header(r));
         }
         self.closing.epoch(r);
         terminal::tell(&table::epoch(r));

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use super::ahead::Ahead;
 use super::averaging::Averaging;
 use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
@@ -245,8 +246,8 @@ fn assemble(
     world.agree(memories.initialise(&*device, training, start, config.seed, threads))?;
     let (reduce, compression) = reduction(world, config, averaging, training, &*device, &memories)?;
     let fusion = world.agree(Fusion::new(reduce, &training.buckets, config.overlap))?;
-    // A rank alone has nobody to tell.
-    let apart = !device.is_host() && world.size() > 1;
+    // A rank alone has nobody to tell, but may still compress.
+    let apart = !device.is_host() && (world.size() > 1 || config.compress.is_some());
     let staging =
         apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
     let fusion = fusion.through(staging);
@@ -255,7 +256,11 @@ fn assemble(
     let trainer =
         world.agree(trainer(world, config, training, program, &*device, rule, &memories, fusion))?;
     let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
-    let trainer = Trainer { compression, barrier: world.agree(barrier.transpose())?, ..trainer };
+    let ahead = (!device.is_host() && source.has_epochs()).then(|| {
+        Ahead::new(&*device, &trainer.program, &memories.regions.inputs, empty_batch(training, config))
+    });
+    let ahead = world.agree(ahead.transpose())?;
+    let trainer = Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer };
     let evaluator = match (&plans.evaluation, test) {
         (Some(plan), Some(loader)) => Some(Evaluator {
             program: world.agree(plan.bind(&memories.evaluated()))?,
@@ -375,6 +380,7 @@ fn trainer(
         updates: parts.iter().map(update).collect::<Result<_>>()?,
         averages,
         barrier: None,
+        ahead: None,
         tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
         accumulate,
         flags: Flags::default(),

@@ -15,20 +15,43 @@ template <class T> static __device__ inline Softmax softmax(const T *row, int cl
     return {largest, over_block<Add>(sum)};
 }
 
+// What a row shall give: a class, or two with the share of the first, where samples are mixed.
+struct Aim {
+    int label, other;
+    float share;
+
+    __device__ Aim(const int *labels, const int *others, const float *shares, int row)
+        : label(labels[row]), other(label), share(1.0f) {
+        if (others == nullptr || label < 0 || others[row] < 0) return;
+        other = others[row];
+        share = shares[row];
+    }
+    // The class that counts as right.
+    __device__ int dominant() const { return share < 0.5f ? other : label; }
+    __device__ float of(int k) const { return (k == label ? share : 0.0f) + (k == other ? 1.0f - share : 0.0f); }
+};
+
 template <class T>
-__device__ inline void softmax_cross_entropy(const T *logits, const int *labels, float *losses, float *hits,
-                                             float *hits5, int rows, int classes, float smoothing, float weight) {
+__device__ inline void softmax_cross_entropy(const T *logits, const int *labels, const int *others,
+                                             const float *shares, float *losses, float *hits, float *hits5, int rows,
+                                             int classes, float smoothing, float weight) {
     require_block(BLOCK, 1);
     ROLLED for (int r = blockIdx.x; r < rows; r += gridDim.x) {
         const T *row = logits + (Long)r * classes;
-        const int label = labels[r];
+        const Aim aim(labels, others, shares, r);
+        const int label = aim.dominant();
         float loss = 0.0f;
         int before = classes;
-        if (label >= classes) {
+        if (aim.label >= classes || aim.other >= classes) {
             loss = __uint_as_float(0x7fc00000u);
-        } else if (label >= 0) {
+        } else if (aim.label >= 0) {
             const Softmax soft = softmax(row, classes);
             const float own = number(row[label]);
+            const float first = number(row[aim.label]), second = number(row[aim.other]);
+            // A share of nothing, of a score that is not finite, is nothing.
+            const float mean = aim.share >= 1.0f   ? first
+                               : aim.share <= 0.0f ? second
+                                                   : first + (1.0f - aim.share) * (second - first);
             float sum = 0.0f;
             int ahead = 0;
             ROLLED for (int k = threadIdx.x; k < classes; k += BLOCK) {
@@ -39,7 +62,7 @@ __device__ inline void softmax_cross_entropy(const T *logits, const int *labels,
             }
             sum = over_block<Add>(sum);
             ahead = over_block<Add>(ahead);
-            const float target = (1.0f - smoothing) * own + smoothing * (sum / classes);
+            const float target = (1.0f - smoothing) * mean + smoothing * (sum / classes);
             loss = weight * (soft.largest + logf(soft.sum) - target);
             before = is_nan(own) ? classes : ahead;
         }
@@ -51,35 +74,38 @@ __device__ inline void softmax_cross_entropy(const T *logits, const int *labels,
 }
 
 template <class T>
-__device__ inline void softmax_cross_entropy_backward(const T *logits, const int *labels, T *dlogits, int rows,
-                                                      int classes, float smoothing, float weight,
-                                                      const Scalars *scalars) {
+__device__ inline void softmax_cross_entropy_backward(const T *logits, const int *labels, const int *others,
+                                                      const float *shares, T *dlogits, int rows, int classes,
+                                                      float smoothing, float weight, const Scalars *scalars) {
     require_block(BLOCK, 1);
     const float scale = weight * scalars->gradient_scale;
     ROLLED for (int r = blockIdx.x; r < rows; r += gridDim.x) {
         const T *row = logits + (Long)r * classes;
-        const int label = labels[r];
+        const Aim aim(labels, others, shares, r);
         const Softmax soft = softmax(row, classes);
         ROLLED for (int k = threadIdx.x; k < classes; k += BLOCK) {
             const float probability = expf(number(row[k]) - soft.largest) / soft.sum;
-            const float target = (1.0f - smoothing) * (k == label ? 1.0f : 0.0f) + smoothing / classes;
-            const float value = label < 0 ? 0.0f : (probability - target) * scale;
+            const float target = (1.0f - smoothing) * aim.of(k) + smoothing / classes;
+            const float value = aim.label < 0 ? 0.0f : (probability - target) * scale;
             dlogits[(Long)r * classes + k] = Rounded<T>::of(value);
         }
     }
 }
 
 #define LOSS(T, t)                                                                                                     \
-    extern "C" __global__ void softmax_cross_entropy_##t(const T *logits, const int *labels, float *losses,            \
-                                                         float *hits, float *hits5, int rows, int classes,             \
-                                                         float smoothing, float weight) {                              \
-        softmax_cross_entropy(logits, labels, losses, hits, hits5, rows, classes, smoothing, weight);                  \
+    extern "C" __global__ void softmax_cross_entropy_##t(const T *logits, const int *labels, const int *others,        \
+                                                         const float *shares, float *losses, float *hits,              \
+                                                         float *hits5, int rows, int classes, float smoothing,         \
+                                                         float weight) {                                               \
+        softmax_cross_entropy(logits, labels, others, shares, losses, hits, hits5, rows, classes, smoothing, weight);  \
     }                                                                                                                  \
     ENTRY(softmax_cross_entropy_##t)                                                                                   \
-    extern "C" __global__ void softmax_cross_entropy_backward_##t(const T *logits, const int *labels, T *dlogits,      \
+    extern "C" __global__ void softmax_cross_entropy_backward_##t(const T *logits, const int *labels,                  \
+                                                                  const int *others, const float *shares, T *dlogits,  \
                                                                   int rows, int classes, float smoothing,              \
                                                                   float weight, const Scalars *scalars) {              \
-        softmax_cross_entropy_backward(logits, labels, dlogits, rows, classes, smoothing, weight, scalars);            \
+        softmax_cross_entropy_backward(logits, labels, others, shares, dlogits, rows, classes, smoothing, weight,      \
+                                       scalars);                                                                       \
     }                                                                                                                  \
     ENTRY(softmax_cross_entropy_backward_##t)
 

@@ -332,6 +332,9 @@ pub struct Config {
     /// Where the trained weights go.
     pub save_weights: Option<PathBuf>,
     pub dry_run: bool,
+    /// For what it prints: the machine's FLOP/s and bytes/s.
+    #[serde(skip)]
+    pub roofline: Option<(f64, f64)>,
     /// Only test the weights.
     pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.

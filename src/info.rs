@@ -115,7 +115,11 @@ fn gpus() -> String {
             };
             let (major, minor) = driver.cuda_version;
             let list: Vec<String> = driver.gpus.iter().map(gpu).collect();
-            format!("{} (driver for CUDA {major}.{minor}); {}", list.join(", "), cuda_libraries())
+            let meter = cuda::nvml_found().map_or_else(
+                |why| format!("no figures of utilisation, memory and power: {why}"),
+                |path| format!("NVML {}", path.display()),
+            );
+            format!("{} (driver for CUDA {major}.{minor}); {}; {meter}", list.join(", "), cuda_libraries())
         }
     }
 }

@@ -277,6 +277,7 @@ fn help_is_grouped_and_info_answers_everything() {
         "--tuning",
         "--no-overlap",
         "--dry-run",
+        "--roofline",
         "--classes",
         "--image-size",
         "--label-smoothing",

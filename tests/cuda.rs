@@ -4,9 +4,11 @@
 //! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
 //!   done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
+//! - mixed images and compressed gradients, too;
 //! - a run stops and goes on, on the GPU and from one device to the other;
 //! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
 //!   is done;
+//! - what the GPU's meter shows is in the record; without it nothing is missed;
 //! - every call of every library that fails ends the job with its name.
 //!
 //! Every op by itself: tests/ops.rs.
@@ -19,6 +21,7 @@ mod job;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use job::{DLTRAIN, Finished, finish, series};
 
@@ -130,6 +133,46 @@ fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     close(&results.losses(2, &format!("{flags} --batch 2 --sync-bn")), &whole, "--sync-bn");
 }
 
+/// Mixed images have two labels each; compressed gradients are those of the CPU but for the order in which a layout has them,
+/// which a codec with a threshold for pieces notices: only the course is the same.
+#[test]
+fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
+    let mut results = Results::new();
+    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --steps 5 --optimizer sgd --lr 0.01");
+    let mixed = format!("{flags} --augment mixup=0.4,cutmix");
+    close(
+        &results.losses(1, &format!("{mixed} --device cuda")),
+        &results.losses(1, &format!("{mixed} --device cpu")),
+        "mixed images",
+    );
+    for scheme in ["1bit", "powersgd:2"] {
+        let flags = format!("{flags} --compress {scheme} --fusion-threshold-mb 0.1");
+        for ranks in [1, 2] {
+            let cpu = results.losses(ranks, &format!("{flags} --device cpu"));
+            let gpu = results.losses(ranks, &format!("{flags} --device cuda"));
+            let largest = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(largest < 0.1, "{scheme}, {ranks} ranks: {gpu:?} and {cpu:?}");
+        }
+    }
+    // What is still to be sent goes into checkpoints, and on from there.
+    let flags = format!("{flags} --compress topk:0.05 --device cuda");
+    let whole = results.losses(2, &flags.replace("--steps 5", "--steps 4"));
+    let kept = results.path().with_extension("checkpoints");
+    let path = results.path();
+    for steps in [2, 4] {
+        let flags = flags.replace("--steps 5", &format!("--steps {steps}"));
+        let flags = format!(
+            "{flags} --warmup 0 --checkpoint {} --resume auto --results {}",
+            kept.display(),
+            path.display()
+        );
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let done = finish(with_cuda(job::job(&[(2, &flags)]), &[], results.directory.path()));
+        assert!(done.success, "{}{}", done.stdout, done.stderr);
+    }
+    assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+}
+
 /// Also where work is done as late as it may be: a wait that is missing would show.
 #[test]
 fn ranks_that_share_a_gpu_train_as_one_and_repeat_their_bits() {
@@ -197,7 +240,6 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
             vec![("FAKE_CUDA_CAPABILITY", "60")],
             vec!["sm_80 or newer", "sm_60"],
         ),
-        (format!("{cuda} --compress 1bit"), vec![], vec!["--compress", "--device cuda"]),
         (
             "--model vgg16 --classes 10 --steps 1 --device cuda --image-size 32 --batch 512".into(),
             vec![("FAKE_CUDA_MEMORY", "5000000000")],
@@ -228,14 +270,66 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
     }
 }
 
-/// The last call of every name fails in turn; what only frees is the exception, since nobody could be told.
+/// The double of NVML shows a GPU that is half busy, with 2 GiB in use and 123 W.
+#[test]
+fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
+    let mut results = Results::new();
+    let flags =
+        format!("--model mnist_small --data {DIGITS} --batch 256 --epochs 1 --device cuda --tensorboard");
+    let events = results.directory.path().join("events");
+    let (_, done) = results.train_with(2, &format!("{flags} {}", events.display()), &[]);
+    for line in ["GPU busy  GPU memory  power", "     50.0%     2147 MB  123 W", "50.0% busy, 2147 MB in use"]
+    {
+        assert!(done.stdout.contains(line), "{line} is missing in\n{}", done.stdout);
+    }
+    let path = results.directory.path().join("run1.h5");
+    for (name, value) in [("busy", 0.5), ("memory", 2147483648.0), ("power", 123.0)] {
+        for group in ["steps", "epochs"] {
+            let shown = series(&path, &format!("{group}/gpu_{name}"));
+            assert!(
+                !shown.is_empty() && shown.iter().all(|&shown| shown == value),
+                "{group}, {name}: {shown:?}"
+            );
+        }
+    }
+    let events = std::fs::read_dir(events).unwrap().next().unwrap().unwrap().path();
+    let events = String::from_utf8_lossy(&std::fs::read(events).unwrap()).into_owned();
+    assert!(["gpu/busy", "gpu/memory", "gpu/power"].iter().all(|tag| events.contains(tag)));
+
+    // Everything but NVML.
+    let without = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fake_cuda::libraries()).unwrap().map(|file| file.unwrap()) {
+        if !file.file_name().to_str().unwrap().starts_with("libnvidia-ml") {
+            std::os::unix::fs::symlink(file.path(), without.path().join(file.file_name())).unwrap();
+        }
+    }
+    let variables = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
+    let info = |variables| finish(with_cuda(job::job(&[(1, &["info"])]), variables, without.path())).stdout;
+    assert!(info(&[]).contains("NVML /"), "{}", info(&[]));
+    let said = info(&variables);
+    if said.contains("no figures of utilisation, memory and power: no libnvidia-ml.so.1") {
+        let (_, done) =
+            results.train_with(1, "--model mnist_small --batch 4 --steps 1 --device cuda", &variables);
+        assert!(!done.stdout.contains("busy"), "{}", done.stdout);
+        assert!(!done.stderr.contains("NVML"), "said once, by info: {}", done.stderr);
+    } else {
+        // This machine has NVML of its own.
+        assert!(said.contains("NVML"), "{said}");
+    }
+}
+
+/// Of every name the first call, the last and one in between fail in turn; what only frees is the exception, since nobody could
+/// be told.
 #[test]
 fn a_call_that_fails_ends_the_job_with_its_name() {
     let directory = tempfile::tempdir().unwrap();
-    let flags = "--model mnist_small --batch 1 --steps 2 --warmup 0 --device cuda --threads 1 --results";
+    let flags = format!(
+        "--model mnist_small --data {DIGITS} --batch 256 --steps 2 --device cuda --threads 1 --loader-threads 0"
+    );
     let run = |number: usize, variables: &[(&str, &str)]| {
         let mut command = Command::new(DLTRAIN);
-        command.args(flags.split_whitespace()).arg(directory.path().join(format!("{number}.h5")));
+        let results = directory.path().join(format!("{number}.h5"));
+        command.args(flags.split_whitespace()).arg("--results").arg(results);
         // The choice of algorithms is a call of its own only where none is kept.
         let cache = directory.path().join(number.to_string());
         finish(with_cuda(command, variables, &cache))
@@ -243,31 +337,52 @@ fn a_call_that_fails_ends_the_job_with_its_name() {
     let log = directory.path().join("calls");
     let done = run(0, &[("FAKE_CUDA_LOG", log.to_str().unwrap())]);
     assert!(done.success, "{}{}", done.stdout, done.stderr);
-    let file = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
-    let file = file
-        .into_iter()
-        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("calls."))
-        .unwrap();
+    let calls = calls_of(directory.path());
+    assert!(calls.len() > 30, "{calls:?}");
+    let number = AtomicUsize::new(0);
+    let work = || {
+        while let Some((name, count)) = calls.get(number.fetch_add(1, Ordering::Relaxed)) {
+            let failing = format!("{name}:{count}");
+            let own = number.load(Ordering::Relaxed) * calls.len() + count;
+            let done = run(own, &[("FAKE_CUDA_FAIL", &failing)]);
+            assert!(!done.success, "{failing} failed, and nobody noticed: {}", done.stdout);
+            let said =
+                done.stderr.lines().any(|line| line.contains("error: ") && line.contains(name.as_str()));
+            assert!(said, "{failing}: {}", done.stderr);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..std::thread::available_parallelism().map_or(1, usize::from)).for_each(|_| {
+            scope.spawn(work);
+        });
+    });
+}
+
+/// Which calls are to fail, by name and number, of those in the log of a run.
+fn calls_of(directory: &Path) -> Vec<(String, usize)> {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    let file =
+        files.into_iter().find(|file| file.file_name().to_str().unwrap().starts_with("calls.")).unwrap();
     let mut last: BTreeMap<String, usize> = BTreeMap::new();
-    for line in std::fs::read_to_string(file).unwrap().lines() {
+    for line in std::fs::read_to_string(file.path()).unwrap().lines() {
         if let [_, name, count] = line.split_whitespace().collect::<Vec<_>>()[..]
             && let Ok(count) = count.parse()
         {
             last.insert(name.into(), count);
         }
     }
-    assert!(last.len() > 30, "{last:?}");
     let frees = ["Destroy", "Free", "Release", "Unload", "Unregister"];
-    // A double may count a call as one of another name too: only ours are meant.
-    let ours = include_str!("../src/device/cuda/README.md");
-    let ours: Vec<&str> = ours.split_whitespace().collect();
-    let names = last
-        .iter()
-        .filter(|(name, _)| ours.contains(&name.as_str()) && !frees.iter().any(|word| name.contains(word)));
-    for (number, (name, count)) in names.enumerate() {
-        let done = run(1 + number, &[("FAKE_CUDA_FAIL", &format!("{name}:{count}"))]);
-        assert!(!done.success, "{name} failed, and nobody noticed: {}", done.stdout);
-        let said = done.stderr.lines().any(|line| line.contains("error: ") && line.contains(name.as_str()));
-        assert!(said, "{name}: {}", done.stderr);
-    }
+    // A double may count a call as one of another name too: only ours are meant. Without the meter's figures a run goes on.
+    let ours: Vec<&str> = include_str!("../src/device/cuda/README.md").split_whitespace().collect();
+    let ours = |name: &str| ours.contains(&name) && !name.starts_with("nvml");
+    last.retain(|name, _| ours(name) && !frees.iter().any(|word| name.contains(word)));
+    // Slower copies, or a GPU without a place on its bus, are no failure.
+    last.remove("cuMemHostRegister_v2");
+    let numbers = |(name, last): (String, usize)| {
+        let middle = if name == "cuDeviceGetAttribute" { last } else { last.div_ceil(2) };
+        let mut numbers = vec![1, middle, last];
+        numbers.dedup();
+        numbers.into_iter().map(move |number| (name.clone(), number))
+    };
+    last.into_iter().flat_map(numbers).collect()
 }

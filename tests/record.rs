@@ -82,6 +82,7 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         encoding: 0.0,
         copying: 0.0,
         saving: false,
+        usage: None,
         buckets: &BUCKETS,
     }
 }
@@ -98,6 +99,7 @@ fn epoch(epoch: u64, test_accuracy: f64) -> EpochRecord {
         compute: Spread { mean: 0.912, min: 0.9, max: 0.924 },
         communication: Spread { mean: 0.051, min: 0.05, max: 0.052 },
         input: Spread { mean: 0.02, min: 0.01, max: 0.03 },
+        usage: None,
     }
 }
 

@@ -462,6 +462,14 @@ fn a_dry_run_prints_the_plan_and_leaves_nothing() {
         assert!(printed.contains(expected), "{expected} is missing in\n{printed}");
     }
     assert!(!path.exists());
+    // Twice as fast a machine halves the least time of a step.
+    let roofline = |rates| -> f64 {
+        let printed = run(1, &["--model", "mnist_large", "--batch", "16", "--dry-run", "--roofline", rates]);
+        let line = printed.lines().find(|line| line.starts_with("roofline at")).expect("the line");
+        line.split_whitespace().rev().nth(1).unwrap().parse().expect("images/s")
+    };
+    let (one, two) = (roofline("0.1,10"), roofline("0.2,20"));
+    assert!(one > 0.0 && (two / one - 2.0).abs() < 0.01, "{one} and {two} images/s");
 }
 
 /// resnet18 has 20 normalisations with 4800 channels in all: two numbers each, forward and backward.

@@ -275,13 +275,15 @@ impl Table {
             });
             let (kind, part, flops) = match plan.steps[index].node {
                 None => ("reorder", Part::Reorder, 0),
-                Some(_) => (node.op.name(), part(plan, id), products(plan, id)),
+                Some(_) => (node.op.name(), part(plan, id), plan.graph.products(id)),
             };
             table.rows[row].work[part as usize].add(seconds, flops);
             table.of_kind(kind).add(seconds, flops);
         }
         table.of_kind("update (SGD, momentum)").add(times.updates, 0);
-        table.whole.add(times.whole, (0..plan.graph.nodes.len()).map(|i| products(plan, NodeId(i))).sum());
+        table
+            .whole
+            .add(times.whole, (0..plan.graph.nodes.len()).map(|i| plan.graph.products(NodeId(i))).sum());
         table
     }
 
@@ -373,18 +375,4 @@ fn part(plan: &Plan, id: NodeId) -> Part {
         Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => Part::Weights,
         _ => Part::Data,
     }
-}
-
-/// Operations of a node that is a sum of products; zero for the others.
-fn products(plan: &Plan, id: NodeId) -> u64 {
-    let is_product = matches!(
-        plan.graph.node(id).op,
-        Op::Conv2d(_)
-            | Op::Conv2dBackwardData(_)
-            | Op::Conv2dBackwardWeights(_)
-            | Op::Linear { .. }
-            | Op::LinearBackwardData { .. }
-            | Op::LinearBackwardWeights { .. }
-    );
-    if is_product { plan.graph.cost(id).flops } else { 0 }
 }

@@ -9,7 +9,7 @@ use dltrain::error::{Error, Result};
 use dltrain::model;
 use dltrain::record::Volume;
 
-use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within};
+use super::values::{at_least_one, in_range, rates, size, steps, sync_batch_norm, within};
 use super::{data, file, loss_scale, optimizer, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -81,6 +81,9 @@ pub struct Args {
     /// Print the plan (layers, memory, buckets) and stop.
     #[arg(long, help_heading = "Length of the run")]
     dry_run: bool,
+    /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many GB/s.
+    #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates, requires = "dry_run", help_heading = "Length of the run")]
+    roofline: Option<(f64, f64)>,
     /// Test the weights of --init-from on the test images of --data, and stop.
     #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
     evaluate: bool,
@@ -255,6 +258,7 @@ impl Args {
             session,
             save_weights: self.save_weights,
             dry_run: self.dry_run,
+            roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             evaluate: self.evaluate,
             max_batch: self.max_batch,
         })

@@ -91,6 +91,11 @@ impl TrainingLoader {
         Ok(())
     }
 
+    /// Whether `fill` would not wait for this batch.
+    pub fn has(&mut self, step: usize, micro: usize) -> bool {
+        self.reader.has(self.order.number(self.epoch, step, micro))
+    }
+
     /// Images of this epoch that this rank could not read.
     pub fn skipped(&self) -> usize {
         self.skipped

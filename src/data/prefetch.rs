@@ -118,6 +118,8 @@ struct Parcel {
 
 struct Ahead {
     ready: Receiver<Parcel>,
+    /// One that was looked for and found.
+    found: Option<Parcel>,
     empty: Option<Sender<Parcel>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -159,6 +161,15 @@ impl<O: Order> Reader<O> {
         Ok((count, unread))
     }
 
+    /// Whether a batch can be had without waiting for the threads that read; where there are none, whoever asks reads it.
+    pub fn has(&mut self, number: u64) -> bool {
+        let Some(ahead) = &mut self.ahead else { return self.reading.pool.is_none() };
+        if ahead.found.is_none() {
+            ahead.found = ahead.ready.try_recv().ok();
+        }
+        ahead.found.as_ref().is_some_and(|parcel| parcel.number == number)
+    }
+
     /// Goes by another order from now on.
     pub fn reorder(&mut self, order: O) {
         self.rest();
@@ -172,11 +183,11 @@ impl<O: Order> Reader<O> {
 
     fn take(&mut self, number: u64, batch: &mut Batch) -> Result<usize> {
         for _ in 0..2 {
-            let ahead = match self.ahead.take() {
+            let mut ahead = match self.ahead.take() {
                 Some(ahead) => ahead,
                 None => self.start(number, batch)?,
             };
-            let Ok(mut parcel) = ahead.ready.recv() else { continue };
+            let Ok(mut parcel) = ahead.found.take().map_or_else(|| ahead.ready.recv(), Ok) else { continue };
             if parcel.number != number {
                 continue;
             }
@@ -223,7 +234,7 @@ impl<O: Order> Reader<O> {
         let thread = std::thread::Builder::new().name("loader".into()).spawn(work);
         let thread =
             thread.map_err(|error| Error::environment(format!("no thread to read images: {error}")))?;
-        Ok(Ahead { ready, empty: Some(empty), thread: Some(thread) })
+        Ok(Ahead { ready, found: None, empty: Some(empty), thread: Some(thread) })
     }
 
     fn job(&self) -> Job {

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod onednn;
 pub mod reference;
 mod update;
+mod usage;
 
 use std::any::Any;
 
@@ -22,6 +23,7 @@ use crate::graph::{Op, Spec};
 pub use layout::Layout;
 pub use memory::Memory;
 pub use update::{Rule, Span};
+pub use usage::{Metered, Usage};
 
 /// The numbers that change from step to step. Everything else about a step is fixed when it is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -94,6 +96,10 @@ pub trait Device {
     fn free_bytes(&self) -> Result<Option<usize>> {
         Ok(None)
     }
+    /// What the device's own meter shows, where it has one.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
     /// One line for the record: library, version, instruction set, threads.
     fn describe(&self) -> String;
     /// Zeroed memory.
@@ -150,6 +156,19 @@ pub trait Device {
     /// `host` but a later `fetch`. For devices that are not `is_host`.
     fn put(&self, _host: &Memory, _to: &Memory) -> Result<()> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
+    }
+    /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says when it is
+    /// there. Nobody may write to `host` before. For devices that are not `is_host`.
+    fn send(&self, _host: &Memory, _to: &Memory, _after: &Event) -> Result<Event> {
+        Err(Error::internal(format!("{} has nowhere to send", self.name())))
+    }
+    /// Lets what is enqueued from now on wait for an event.
+    fn follow(&self, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+    /// Enqueues a copy within the device's memory. Lengths must be equal.
+    fn copy(&self, _from: &Memory, _to: &Memory) -> Result<()> {
+        Err(Error::internal(format!("{} copies nothing", self.name())))
     }
     /// One step that does what these do, with less work for the host, where the device can; they are not run.
     fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {

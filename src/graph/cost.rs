@@ -49,6 +49,20 @@ impl Graph {
         Cost { flops: flops as u64, bytes: bytes as u64 }
     }
 
+    /// Operations of a node that is a sum of products; zero for the others, which are bound by memory.
+    pub fn products(&self, id: NodeId) -> u64 {
+        let is_product = matches!(
+            self.node(id).op,
+            Op::Conv2d(_)
+                | Op::Conv2dBackwardData(_)
+                | Op::Conv2dBackwardWeights(_)
+                | Op::Linear { .. }
+                | Op::LinearBackwardData { .. }
+                | Op::LinearBackwardWeights { .. }
+        );
+        if is_product { self.cost(id).flops } else { 0 }
+    }
+
     /// The cost of the forward pass, or of all nodes.
     pub fn total_cost(&self, forward_only: bool) -> Cost {
         let end = if forward_only { self.forward_nodes } else { self.nodes.len() };

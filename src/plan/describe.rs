@@ -32,6 +32,8 @@ pub struct Extent {
     pub optimizer: usize,
     /// Copies of a batch: the device's, and those that the host fills.
     pub batches: usize,
+    /// How many of these the device has.
+    pub batches_on_device: usize,
     /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps them,
     /// and are there once.
     pub mapped: usize,
@@ -91,7 +93,8 @@ impl Sizes {
         if !extent.own_memory {
             return 0;
         }
-        let steps = self.activations + self.workspace + self.inputs + self.metrics + self.statistics;
+        let inputs = extent.batches_on_device * self.inputs;
+        let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics;
         steps + extent.gradients * self.gradients + self.parameters + extent.optimizer
     }
 
@@ -150,6 +153,20 @@ impl Plan {
         self.describe_exchanges(&mut text);
         self.describe_buckets(&mut text, sums);
         text
+    }
+
+    /// The least seconds of a step and its updates, one kernel after the other as planned: each takes as long as its products at
+    /// so many FLOP/s or its operands at so many bytes/s, whichever is longer (Williams, Waterman, Patterson: "Roofline", CACM
+    /// 52, 2009), the updates as long as their bytes. And the part of it that products decide.
+    pub fn roofline(&self, update_bytes: usize, (flops, bytes): (f64, f64)) -> (f64, f64) {
+        let mut seconds = (update_bytes as f64 / bytes, 0.0);
+        for step in &self.steps {
+            let moved: usize = step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum();
+            let products = step.node.map_or(0, |id| self.graph.products(id)) as f64 / flops;
+            seconds.0 += products.max(moved as f64 / bytes);
+            seconds.1 += if products >= moved as f64 / bytes { products } else { 0.0 };
+        }
+        seconds
     }
 
     fn describe_recomputation(&self, out: &mut String, kept: usize) {

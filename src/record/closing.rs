@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{EpochRecord, Memory, StepRecord};
+use crate::device::Metered;
 
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub(super) struct Closing {
     pub communication: f64,
     pub input: f64,
     pub encoding: f64,
+    /// Of this part of a run.
+    pub usage: Metered,
     /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
     pub sent: [u64; 2],
     pub setup_seconds: f64,
@@ -37,6 +40,7 @@ impl Closing {
             communication: 0.0,
             input: 0.0,
             encoding: 0.0,
+            usage: Metered::default(),
             sent: [0; 2],
             setup_seconds: f64::NAN,
             seconds: f64::NAN,
@@ -104,6 +108,7 @@ impl Closing {
         self.communication += r.communication;
         self.input += r.input;
         self.encoding += r.encoding;
+        self.usage.add(r.seconds, r.usage);
     }
 
     pub fn epoch(&mut self, r: &EpochRecord) {

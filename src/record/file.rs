@@ -14,6 +14,7 @@ use hdf5::{Dataset, File, Group, H5Type};
 use super::earlier::Earlier;
 use super::series::{Rows, series};
 use super::{Closing, Description, EpochRecord, Spread, StepRecord};
+use crate::device::Usage;
 use crate::error::{Error, Result};
 
 /// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
@@ -50,6 +51,9 @@ const STEP_VALUES: &Columns = &[
     ),
     ("copying", "s", "time before the step in which a checkpoint was copied; nothing is trained meanwhile"),
     ("saving", "1", "1 where a checkpoint was being written in the background during the step, else 0"),
+    ("gpu_busy", "1", "share of the last moments in which rank 0's GPU worked (NVML)"),
+    ("gpu_memory", "B", "memory of rank 0's GPU in use, by whomever"),
+    ("gpu_power", "W", "power of rank 0's GPU"),
 ];
 const BUCKET_TIMES: &Columns = &[
     ("bucket_start", "s", "when the bucket's allreduce started, from the step's start"),
@@ -73,6 +77,9 @@ const EPOCH_VALUES: &Columns = &[
     ("input", "1", "share of the training time waiting for input, mean over ranks"),
     ("input_min", "1", "the same, least over ranks"),
     ("input_max", "1", "the same, most over ranks"),
+    ("gpu_busy", "1", "share of the training time in which a rank's GPU worked (NVML), mean over ranks"),
+    ("gpu_memory", "B", "most memory of a rank's GPU in use, by whomever, mean over ranks"),
+    ("gpu_power", "W", "power of a rank's GPU, mean over ranks"),
 ];
 const SUMMARY_COUNTS: &Columns = &[
     ("steps", "1", "steps that count (warm-up left out)"),
@@ -92,6 +99,9 @@ const SUMMARY_VALUES: &Columns = &[
     ("compute", "1", "share of training_seconds in compute"),
     ("communication", "1", "share of training_seconds in exposed communication"),
     ("input", "1", "share of training_seconds waiting for input"),
+    ("gpu_busy", "1", "share of training_seconds in which rank 0's GPU worked (NVML)"),
+    ("gpu_memory", "B", "most memory of rank 0's GPU in use in that time, by whomever"),
+    ("gpu_power", "W", "mean power of rank 0's GPU in that time"),
 ];
 
 /// An open results file. On any error the file is lost: see `abandon`.
@@ -101,6 +111,11 @@ pub(super) struct ResultsFile {
     steps: Rows,
     epochs: Rows,
     summary: Group,
+}
+
+/// The figures of a GPU; NaN where there are none.
+fn usage(shown: Option<Usage>) -> [f64; 3] {
+    shown.map_or([f64::NAN; 3], |usage| [usage.busy, usage.memory, usage.power])
 }
 
 impl ResultsFile {
@@ -236,6 +251,7 @@ impl ResultsFile {
     }
 
     pub fn step(&mut self, r: &StepRecord) {
+        let [busy, memory, power] = usage(r.usage);
         self.steps.push(
             &[r.step, r.epoch, r.images],
             &[
@@ -249,6 +265,9 @@ impl ResultsFile {
                 r.encoding,
                 r.copying,
                 f64::from(u8::from(r.saving)),
+                busy,
+                memory,
+                power,
             ],
         );
         // A step that reports other than the planned buckets leaves the rest unknown.
@@ -273,6 +292,7 @@ impl ResultsFile {
             r.seconds,
         ];
         values.extend([&r.compute, &r.communication, &r.input].into_iter().flat_map(spread));
+        values.extend(usage(r.usage));
         self.epochs.push(&[r.epoch], &values);
     }
 
@@ -311,6 +331,7 @@ impl ResultsFile {
         for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }
+        let [busy, memory, power] = usage(c.usage.usage());
         let values = [
             c.seconds,
             c.setup_seconds,
@@ -321,6 +342,9 @@ impl ResultsFile {
             c.share(c.compute),
             c.share(c.communication),
             c.share(c.input),
+            busy,
+            memory,
+            power,
         ];
         for ((name, ..), value) in SUMMARY_VALUES.iter().zip(values) {
             self.summary.dataset(name)?.write_scalar(&value)?;

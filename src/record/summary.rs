@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::table::{Speed, batch, duration, percent, plural, thousands};
+use super::table::{Speed, batch, duration, percent, plural, shown, thousands};
 use super::{Closing, Description, Place};
 
 type Row = (&'static str, String);
@@ -70,6 +70,10 @@ fn outcome(place: Place, about: &Description, c: &Closing, speed: &Speed) -> Vec
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
     let shares = format!("compute {compute}, communication {communication}, input {input}, other {other}");
     rows.push(("share of time", shares));
+    if let Some(usage) = c.usage.usage() {
+        let [busy, memory, power] = shown(usage);
+        rows.push(("GPU of rank 0", format!("{busy} busy, {memory} in use at its peak, {power}")));
+    }
     if let Some(compression) = &about.compression {
         rows.push(("compression", compressed(&compression.scheme, c)));
     }

@@ -1,9 +1,17 @@
 //! The texts of a run, from numbers: nothing here prints.
 use super::{Closing, Description, EpochRecord, Place, StepRecord};
+use crate::device::Usage;
 
 /// Above the lines of `epoch`.
-pub(super) const EPOCH_HEADER: &str = "\
+const EPOCH_HEADER: &str = "\
 epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   input      time";
+/// The same of a GPU that has a meter.
+const USAGE_HEADER: &str = "  GPU busy  GPU memory  power";
+
+/// Above the lines of `epoch`, the first of which this is.
+pub(super) fn epoch_header(r: &EpochRecord) -> String {
+    format!("{EPOCH_HEADER}{}", r.usage.map_or("", |_| USAGE_HEADER))
+}
 
 /// Above the lines of `Speed::line`.
 pub(super) const STEP_HEADER: &str = "  step             images/sec       loss";
@@ -25,9 +33,13 @@ pub(super) fn introduction(place: Place, about: &Description) -> String {
     )
 }
 
-/// One epoch, aligned below `EPOCH_HEADER`.
+/// One epoch, aligned below its header.
 pub(super) fn epoch(r: &EpochRecord) -> String {
-    format!(
+    let usage = r.usage.map_or(String::new(), |usage| {
+        let [busy, memory, power] = shown(usage);
+        format!("  {busy:>8}  {memory:>10}  {power:>5}")
+    });
+    let line = format!(
         "{:>5}  {:>10}  {:>9}  {:>9}  {:>8}  {:>9.1}  {:>7}  {:>6}  {:>6}  {:>8}",
         r.epoch,
         loss(r.train_loss),
@@ -39,7 +51,14 @@ pub(super) fn epoch(r: &EpochRecord) -> String {
         percent(r.communication.mean, 1),
         percent(r.input.mean, 1),
         duration(r.seconds),
-    )
+    );
+    line + &usage
+}
+
+/// "97.0%", "12345 MB", "512 W".
+pub(super) fn shown(usage: Usage) -> [String; 3] {
+    let number = |value: f64, unit| if value.is_nan() { "-".into() } else { format!("{value:.0} {unit}") };
+    [percent(usage.busy, 1), number(usage.memory / 1e6, "MB"), number(usage.power, "W")]
 }
 
 /// What stands before and after the progress bar.

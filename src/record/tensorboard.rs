@@ -83,6 +83,13 @@ impl EventFile {
             scalar("share/communication", r.communication / r.seconds),
             scalar("share/input", r.input / r.seconds),
         ];
+        if let Some(usage) = r.usage {
+            values.extend([
+                scalar("gpu/busy", usage.busy),
+                scalar("gpu/memory", usage.memory),
+                scalar("gpu/power", usage.power),
+            ]);
+        }
         values.retain(|value| !value.is_empty());
         self.write(r.step, &[message(5, &values)])
     }

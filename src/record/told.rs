@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use crate::device::Usage;
+
 /// What is known of a run before its first step.
 #[derive(Debug, Clone)]
 pub struct Description {
@@ -80,6 +82,8 @@ pub struct StepRecord<'a> {
     pub encoding: f64,
     /// Before the step, for a checkpoint's copy.
     pub copying: f64,
+    /// What the meter of rank 0's GPU showed after the step.
+    pub usage: Option<Usage>,
     /// Whether a checkpoint was being written in the background.
     pub saving: bool,
     /// One entry for each of the description's buckets.
@@ -120,6 +124,8 @@ pub struct EpochRecord {
     pub compute: Spread,
     pub communication: Spread,
     pub input: Spread,
+    /// Of a rank's GPU during the steps, means over ranks.
+    pub usage: Option<Usage>,
 }
 
 /// Bytes of the rank that has most, at its peak.

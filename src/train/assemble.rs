@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::averaging::Averaging;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
@@ -47,15 +48,18 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let (reduce, compression) = self.reduction(memories)?;
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
-        // A rank alone has nobody to tell.
-        let apart = !device.is_host() && world.size() > 1;
+        // A rank alone has nobody to tell, but may still compress.
+        let apart = !device.is_host() && (world.size() > 1 || self.config.compress.is_some());
         let staging =
             apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
         let program = world.agree(plan.bind(&memories.regions))?;
         let fusion = fusion.through(staging).with_exchanges(self.exchanges(&program)?);
         let trainer = world.agree(self.steps(program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
-        Ok(Trainer { compression, barrier: world.agree(barrier.transpose())?, ..trainer })
+        let ahead = (!device.is_host() && self.config.data.is_some())
+            .then(|| Ahead::new(device, &trainer.program, &memories.regions.inputs, self.empty_batch()));
+        let ahead = world.agree(ahead.transpose())?;
+        Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
 
     /// The evaluation, where there is a test set.
@@ -120,6 +124,7 @@ impl Assembly<'_> {
             updates: memories.parts.iter().map(update).collect::<Result<_>>()?,
             averages: self.averages(memories)?,
             barrier: None,
+            ahead: None,
             tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
             accumulate: self.accumulation(&gradients, memories)?,
             flags: Flags::default(),

@@ -89,11 +89,6 @@ fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box
     let ordinal =
         world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
     let gpu = &driver.gpus[ordinal];
-    if config.compress.is_some() {
-        return world.agree(Err(Error::usage(
-            "--compress works on gradients in the host's memory: it does not go with --device cuda; leave one out",
-        )));
-    }
     world.agree(
         precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
     )?;

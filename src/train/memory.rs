@@ -101,7 +101,7 @@ impl Memories {
         let gradients = Region::allocate(world, sizes.gradients, shared)?;
         let on_host = as_memory(&gradients);
         let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };
-        if !device.is_host() && world.size() > 1 {
+        if !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
             device.lock(&on_host);
         }
         // With accumulation a micro-step's own gradients are apart from their sum.

@@ -2,10 +2,11 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where batches come from,
 //! `plans`), `step` is one training step,
-//! `device` what a rank drives, `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! `ahead` the next batch on its way, `device` what a rank drives, `averaging` how gradients travel, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
 //! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
 //! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
+mod ahead;
 mod assemble;
 mod averaging;
 mod capacity;
@@ -29,6 +30,7 @@ use std::time::Instant;
 
 use crate::comm::{self, Phase, World};
 use crate::config::Config;
+use crate::device::{Metered, Usage};
 use crate::error::{Error, Kind, Result};
 use crate::record::{self, EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
 use crate::trace;
@@ -146,14 +148,15 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
 fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let Position { images: seen, done, epoch, .. } = job.standing.at;
     let steps = job.source.steps_after(seen);
-    for step in 0..steps.min(job.total_steps.saturating_sub(done)) {
+    let last = steps.min(job.total_steps.saturating_sub(done));
+    for step in 0..last {
         let done = job.standing.at.done;
         comm::enter(Phase::Step, done as u64);
         trace::step(done as u64);
         let rate = job.schedule.rate(done);
         job.trainer.flags = job.saver.flags();
         let saving = job.saver.is_writing();
-        let result = job.trainer.step(&*job.device, &mut job.source, step, done, rate)?;
+        let result = job.trainer.step(&*job.device, &mut job.source, [step, last], done, rate)?;
         recorder.step(&StepRecord {
             step: done as u64,
             epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
@@ -168,6 +171,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             encoding: result.encoding,
             copying: std::mem::take(&mut job.saver.copying),
             saving,
+            usage: result.usage,
             buckets: job.trainer.bucket_times(),
         });
         histograms(job, recorder, done + 1)?;
@@ -308,6 +312,8 @@ struct Totals {
     compute: f64,
     communication: f64,
     input: f64,
+    /// Of this rank's device, in this job.
+    usage: Metered,
     /// Of the epoch so far when this job took it up, and since when it has.
     earlier: f64,
     begun: Option<Instant>,
@@ -330,6 +336,7 @@ impl Totals {
         self.compute += step.compute;
         self.communication += step.communication;
         self.input += step.input;
+        self.usage.add(step.seconds, step.usage);
     }
 
     /// All of it, for a checkpoint.
@@ -356,7 +363,7 @@ impl Totals {
             communication: number("communication")?,
             input: number("input")?,
             earlier: number("elapsed")?,
-            begun: None,
+            ..Totals::default()
         })
     }
 
@@ -374,8 +381,17 @@ impl Totals {
             compute: share(self.compute)?,
             communication: share(self.communication)?,
             input: share(self.input)?,
+            usage: mean_usage(world, self.usage.usage())?,
         })
     }
+}
+
+/// Means over ranks, where all of them have figures. Collective.
+fn mean_usage(world: &World, own: Option<Usage>) -> Result<Option<Usage>> {
+    let mut figures = own.map_or([f64::NAN; 3], |usage| [usage.busy, usage.memory, usage.power]);
+    world.sum_f64(&mut figures)?;
+    let [busy, memory, power] = figures.map(|figure| figure / world.size() as f64);
+    Ok(figures.iter().any(|figure| figure.is_finite()).then_some(Usage { busy, memory, power }))
 }
 
 /// Mean loss and share of hits over the test set.

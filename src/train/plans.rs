@@ -111,6 +111,23 @@ impl Plans {
             config.accumulation,
             ranks * config.batch * config.accumulation,
             self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
+        ) + &self.roofline(config)
+    }
+
+    /// What the machine's rates allow, where they are given.
+    fn roofline(&self, config: &Config) -> String {
+        let Some(rates) = config.roofline else { return String::new() };
+        // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
+        let passes = 3 + 2 * optim::rule(&config.optimizer).states();
+        let (step, products) = self.training.roofline(passes * self.training.sizes.parameters, rates);
+        format!(
+            "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in products), \
+             {:.1} images/s\n",
+            rates.0 / 1e12,
+            rates.1 / 1e9,
+            1e3 * step,
+            100.0 * products / step,
+            config.batch as f64 / step,
         )
     }
 }
@@ -136,6 +153,8 @@ fn extent(
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
         if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
+    // `Ahead`: on the device, page-locked, and as the loader gives it.
+    let sent_ahead = own_memory && config.data.is_some();
     let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
     let of_gradients = match shares_gradients(config, averaging, plan) {
         true => world.local_size() * plan.sizes.gradients,
@@ -150,7 +169,8 @@ fn extent(
         gradients: if config.accumulation > 1 { 2 } else { 1 },
         sharers: sharing.ranks,
         optimizer,
-        batches: (if evaluate { 3 } else { 2 }) + read_ahead,
+        batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
+        batches_on_device: if sent_ahead { 2 } else { 1 },
         mapped,
         messages,
         checkpoint: checkpoint_bytes(world, config, plan),

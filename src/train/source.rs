@@ -77,6 +77,14 @@ impl Source {
         Ok(true)
     }
 
+    /// Whether there is such a batch that `fill` would not wait for.
+    pub fn has(&mut self, step: usize, micro: usize) -> bool {
+        match self {
+            Source::Data(loader, _) => loader.has(step, micro),
+            Source::Synthetic(..) => false,
+        }
+    }
+
     /// Images of this epoch that this rank skipped, since they cannot be read.
     pub fn skipped(&self) -> usize {
         self.parts().0.skipped()

@@ -25,6 +25,8 @@ struct Own {
     path: String,
     shape: Vec<usize>,
     memory: Memory,
+    /// Whether it lies in the host's memory whatever the device.
+    on_host: bool,
     /// Its mean over ranks serves any number of them; else it starts anew where their number has changed.
     has_mean: bool,
 }
@@ -45,6 +47,7 @@ impl State<'_> {
             path: format!("statistics/{}", statistic.name),
             shape: statistic.spec.shape.0.clone(),
             memory: statistic.of(&memories.regions.statistics),
+            on_host: false,
             has_mean: true,
         });
         let compression =
@@ -52,6 +55,7 @@ impl State<'_> {
                 path: format!("compression/{name}"),
                 shape: vec![memory.bytes() / 4],
                 memory: memory.clone(),
+                on_host: true,
                 has_mean: false,
             });
         State { plan, memories, regions, own: statistics.chain(compression).collect() }
@@ -88,7 +92,10 @@ impl State<'_> {
         }
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];
-            device.download(&own.memory, bytes_of_mut(&mut values))?;
+            match own.on_host {
+                true => own.memory.read(bytes_of_mut(&mut values)),
+                false => device.download(&own.memory, bytes_of_mut(&mut values))?,
+            }
             let room = to.as_deref_mut().map(|to| {
                 let start = to.len();
                 to.resize(start + world.size() * values.len(), 0.0);
@@ -128,7 +135,10 @@ impl State<'_> {
             } else {
                 continue;
             }
-            device.upload(bytes_of(&values), &own.memory)?;
+            match own.on_host {
+                true => own.memory.write(bytes_of(&values)),
+                false => device.upload(bytes_of(&values), &own.memory)?,
+            }
         }
         Ok(())
     }

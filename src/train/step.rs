@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use super::ahead::{Ahead, Inputs};
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
 use crate::data::Batch;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Memory, Scalars, Step};
+use crate::device::{Device, Memory, Scalars, Step, Usage};
 use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::fusion::compress::Account;
@@ -78,6 +79,8 @@ pub struct StepResult {
     pub input: f64,
     /// Of these, encoding and decoding compressed gradients.
     pub encoding: f64,
+    /// What the device's meter showed in the end.
+    pub usage: Option<Usage>,
 }
 
 /// Everything a step needs, made once.
@@ -110,6 +113,8 @@ pub struct Trainer {
     pub gradient_scale: f32,
     /// The host's copy of a batch.
     pub batch: Batch,
+    /// The next one, on a device with memory of its own.
+    pub ahead: Option<Ahead>,
     pub metrics: Vec<f32>,
     pub bucket_times: Vec<BucketTime>,
     /// Every parameter by name.
@@ -150,12 +155,12 @@ pub struct Accumulation {
 }
 
 impl Trainer {
-    /// Step `step` of the epoch, `done` of the run.
+    /// Step `step` of the epoch, of which `steps` are to be done; `done` of the run.
     pub fn step(
         &mut self,
         device: &dyn Device,
         source: &mut Source,
-        step: usize,
+        [step, steps]: [usize; 2],
         done: usize,
         learning_rate: f32,
     ) -> Result<StepResult> {
@@ -178,13 +183,18 @@ impl Trainer {
         }
         self.runs += 1;
         for micro in 0..micro_steps {
-            result.input += self.read(device, source, step, micro)?;
+            result.input += self.read(device, source, step, [done, micro])?;
             scalars.first_sample = source.first_sample(micro) as u64;
-            self.forward_and_backward(device, &scalars, micro, &mut tail, &mut result)?;
+            let next = if micro + 1 < micro_steps { [0, micro + 1] } else { [1, 0] };
+            let next = (step + next[0] < steps).then_some([step + next[0], done + next[0], next[1]]);
+            self.forward_and_backward(device, &scalars, micro, &mut tail, &mut result, |ahead| {
+                next.map_or(Ok(()), |[step, done, micro]| ahead.send(device, source, [done, micro], step))
+            })?;
         }
         self.communicate_and_update(device, &scalars, &mut result)?;
         self.read_tail(device, &mut result)?;
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
+        result.usage = device.usage();
         result.seconds = begun.elapsed().as_secs_f64();
         trace::record(trace::Kind::Step, traced, 0, 0, 0);
         result.compute = result.seconds - result.communication - result.input;
@@ -196,16 +206,19 @@ impl Trainer {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
     }
 
-    /// Fills the batch; returns the seconds that took.
-    fn read(&mut self, device: &dyn Device, source: &mut Source, step: usize, micro: usize) -> Result<f64> {
+    /// Gives the program micro-step `micro` of step `done` of the run, step `step` of the epoch; returns the seconds that took.
+    fn read(
+        &mut self,
+        device: &dyn Device,
+        source: &mut Source,
+        step: usize,
+        [done, micro]: [usize; 2],
+    ) -> Result<f64> {
         let (begun, traced) = (Instant::now(), trace::now());
-        if source.fill(step, micro, &mut self.batch)? {
-            device.upload(bytes_of(&self.batch.images), &self.program.images)?;
-            device.upload(bytes_of(&self.batch.labels), &self.program.labels)?;
-            if let Some([others, shares]) = &self.program.mixed {
-                device.upload(bytes_of(&self.batch.others), others)?;
-                device.upload(bytes_of(&self.batch.shares), shares)?;
-            }
+        let batch = &mut self.batch;
+        let taken = self.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(device, [done, micro], batch));
+        if !taken? && source.fill(step, micro, batch)? {
+            Inputs::of(&self.program).fill(batch, |bytes, part| device.upload(bytes, part))?;
         }
         trace::record(trace::Kind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
@@ -247,6 +260,7 @@ impl Trainer {
         micro: usize,
         tail: &mut Tail,
         result: &mut StepResult,
+        mut send_next: impl FnMut(&mut Ahead) -> Result<()>,
     ) -> Result<()> {
         let mut begun = trace::now();
         let (forward, end) = (self.program.forward_steps, self.program.steps.len());
@@ -259,6 +273,8 @@ impl Trainer {
                 begun = trace::now();
             }
             if index + 1 == end {
+                // The device has enough to do.
+                self.ahead.as_mut().map_or(Ok(()), &mut send_next)?;
                 // Not before: a device with a queue would run dry while the host waits for them.
                 self.read_metrics(device, scalars, tail, result)?;
                 self.end_micro_step(device, scalars, micro, tail)?;

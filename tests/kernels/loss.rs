@@ -21,11 +21,26 @@ fn labels_there(labels: &[i32]) -> Buffer {
     Buffer::of_bytes(&bytes, Start::Aligned, 4)
 }
 
-fn cases() -> impl Iterator<Item = (&'static str, usize, usize, f32)> {
+/// Type, rows, classes, smoothing, and whether samples are mixed.
+fn cases() -> impl Iterator<Item = (&'static str, usize, usize, f32, bool)> {
     let sizes = [(1, 1, 0.0), (40, 7, 0.1), (12, 10, 0.0), (6, 1000, 0.1), (5, 257, 0.3)];
-    NUMBERS
-        .into_iter()
-        .flat_map(move |t| sizes.into_iter().map(move |(rows, classes, s)| (t, rows, classes, s)))
+    let of = move |t| sizes.into_iter().map(move |(rows, classes, s)| (t, rows, classes, s));
+    NUMBERS.into_iter().flat_map(of).flat_map(|(t, rows, classes, smoothing)| {
+        [false, true].map(|mixed| (t, rows, classes, smoothing, mixed))
+    })
+}
+
+/// Other labels, and shares of the first; with half of it the first is right.
+fn mixture(rows: usize, classes: usize) -> [Vec<f32>; 2] {
+    let others = labels(rows + 1, classes)[1..].iter().map(|&label| label.max(0) as f32).collect();
+    let shares = [1.0, 0.0, 0.5, 0.3, 0.875].into_iter().cycle().take(rows).collect();
+    [others, shares]
+}
+
+/// What the reference is given besides logits and labels, and a kernel.
+fn mixture_there([others, shares]: &[Vec<f32>; 2]) -> [Buffer; 2] {
+    let others: Vec<i32> = others.iter().map(|&label| label as i32).collect();
+    [labels_there(&others), Buffer::f32s(shares)]
 }
 
 /// Logits of which many are equal, the largest too where there are few, and some large.
@@ -39,13 +54,19 @@ fn logits(t: &str, rows: usize, classes: usize) -> Vec<f32> {
 
 #[test]
 fn losses_and_hits_are_those_of_the_definition() {
-    for (t, rows, classes, smoothing) in cases() {
+    for (t, rows, classes, smoothing, mixed) in cases() {
         let (logits, labels) = (logits(t, rows, classes), labels(rows, classes));
         let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
-        let op = Op::SoftmaxCrossEntropy { smoothing, weight: WEIGHT };
-        let per_row: &[usize] = &[rows];
-        let expected =
-            reference(op, &[(&[rows, classes], &logits), (per_row, &as_numbers)], &[per_row, per_row]);
+        let mixture = mixed.then(|| mixture(rows, classes));
+        let more = mixture.as_ref().map(mixture_there);
+        let op = match mixed {
+            true => Op::MixedCrossEntropy { smoothing, weight: WEIGHT },
+            false => Op::SoftmaxCrossEntropy { smoothing, weight: WEIGHT },
+        };
+        let (both, per_row): (&[usize], &[usize]) = (&[rows, classes], &[rows]);
+        let mut inputs: Vec<(&[usize], &[f32])> = vec![(both, &logits), (per_row, &as_numbers)];
+        inputs.extend(mixture.iter().flatten().map(|values| (per_row, values.as_slice())));
+        let expected = reference(op, &inputs, &[per_row, per_row]);
         let [losses, hits, hits5] = [(); 3].map(|()| Buffer::empty(rows, "f32", Start::Aligned));
         let there = Buffer::of(&logits, t, STARTS[rows % 2]);
         launch!(
@@ -53,6 +74,8 @@ fn losses_and_hits_are_those_of_the_definition() {
             Shape::any(),
             &there,
             &labels_there(&labels),
+            more.as_ref().map(|[others, _]| others),
+            more.as_ref().map(|[_, shares]| shares),
             &losses,
             &hits,
             &hits5,
@@ -64,6 +87,9 @@ fn losses_and_hits_are_those_of_the_definition() {
         // Logits of up to 32 in f32, and a sum of a thousand.
         close(&losses.read("f32"), &expected[0], |v| 2e-5 + 2e-6 * v.abs(), "loss");
         equal(&hits.read("f32"), &expected[1], "hits");
+        if mixed {
+            continue;
+        }
         // The place of the label's logit when all are sorted, of equals the first one first.
         let place = |row: usize| -> Option<usize> {
             let (own, label) = (&logits[row * classes..][..classes], usize::try_from(labels[row]).ok()?);
@@ -77,18 +103,27 @@ fn losses_and_hits_are_those_of_the_definition() {
 
 #[test]
 fn the_losses_gradient_is_that_of_the_definition() {
-    for (t, rows, classes, smoothing) in cases() {
+    for (t, rows, classes, smoothing, mixed) in cases() {
         let (logits, labels) = (logits(t, rows, classes), labels(rows, classes));
         let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT };
-        let both: &[usize] = &[rows, classes];
-        let expected = reference(op, &[(both, &logits), (&[rows], &as_numbers)], &[both]);
+        let mixture = mixed.then(|| mixture(rows, classes));
+        let more = mixture.as_ref().map(mixture_there);
+        let op = match mixed {
+            true => Op::MixedCrossEntropyBackward { smoothing, weight: WEIGHT },
+            false => Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT },
+        };
+        let (both, per_row): (&[usize], &[usize]) = (&[rows, classes], &[rows]);
+        let mut inputs: Vec<(&[usize], &[f32])> = vec![(both, &logits), (per_row, &as_numbers)];
+        inputs.extend(mixture.iter().flatten().map(|values| (per_row, values.as_slice())));
+        let expected = reference(op, &inputs, &[both]);
         let dlogits = Buffer::empty(rows * classes, t, STARTS[rows % 2]);
         launch!(
             format!("softmax_cross_entropy_backward_{t}"),
             Shape::any(),
             &Buffer::of(&logits, t, STARTS[rows % 2]),
             &labels_there(&labels),
+            more.as_ref().map(|[others, _]| others),
+            more.as_ref().map(|[_, shares]| shares),
             &dlogits,
             rows as i32,
             classes as i32,
@@ -109,7 +144,21 @@ fn broken_scores_and_labels_do_not_pass_for_numbers() {
         let [losses, hits, hits5] = [(); 3].map(|()| Buffer::empty(1, "f32", Start::Aligned));
         let (scores, label) = (Buffer::f32s(&logits), labels_there(&[label]));
         let name = "softmax_cross_entropy_f32";
-        launch!(name, Shape::any(), &scores, &label, &losses, &hits, &hits5, 1i32, 3i32, 0.0f32, 1.0f32);
+        launch!(
+            name,
+            Shape::any(),
+            &scores,
+            &label,
+            None,
+            None,
+            &losses,
+            &hits,
+            &hits5,
+            1i32,
+            3i32,
+            0.0f32,
+            1.0f32
+        );
         [losses, hits, hits5].map(|of| of.read("f32")[0])
     };
     let [loss, hit, hit5] = launch([f32::NAN, 1.0, 2.0], 0);

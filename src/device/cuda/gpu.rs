@@ -41,11 +41,15 @@ pub struct Gpu {
     pub stream: Rc<Stream>,
     /// Where gradients go to the host and come back, beside that.
     pub copies: Rc<Stream>,
+    /// Where the next batch comes, beside both.
+    pub inputs: Rc<Stream>,
     pub blas: BlasHandle,
     pub dnn: DnnHandle,
     pub tuned: Tuned,
     /// "NVIDIA H200", and its compute capability.
     pub name: String,
+    /// On the PCI bus: see `probe::Gpu::identity`.
+    pub place: String,
     pub capability: (i32, i32),
     /// Whether f32 products may be rounded to tf32's 10 bits.
     pub tf32: bool,
@@ -64,7 +68,8 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
         let context = Context::new(ordinal)?;
-        let (stream, copies) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (stream, copies, inputs) =
+            (Stream::new(&context)?, Stream::new(&context)?, Stream::new(&context)?);
         let driver = super::probe().map_err(Error::environment)?;
         let gpu =
             driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
@@ -87,6 +92,7 @@ impl Gpu {
             dnn: DnnHandle::new(&context, &stream)?,
             tuned,
             name: gpu.name.clone(),
+            place: gpu.identity.clone(),
             capability: gpu.compute_capability,
             tf32,
             multiprocessors: multiprocessors.max(1) as u32,
@@ -99,6 +105,7 @@ impl Gpu {
             context,
             stream,
             copies,
+            inputs,
         };
         Ok(Rc::new(gpu))
     }

@@ -113,14 +113,17 @@ fn open_at(path: &Path) -> std::result::Result<Library, String> {
     })
 }
 
+/// A library that comes with the driver, and its file.
+pub fn beside_driver(name: &str) -> Option<(Library, PathBuf)> {
+    let given = given().into_iter().map(|directory| directory.join(name)).filter(|path| path.exists());
+    let known = ["/usr/lib/wsl/lib", "/usr/lib64/nvidia"].map(|directory| Path::new(directory).join(name));
+    let places = given.chain([PathBuf::from(name)]).chain(known.into_iter().filter(|path| path.exists()));
+    places.into_iter().find_map(|place| Some((open_at(&place).ok()?, place)))
+}
+
 fn open_driver() -> std::result::Result<Cuda, String> {
-    let given = given().into_iter().map(|directory| directory.join(DRIVER)).filter(|path| path.exists());
-    let known = ["/usr/lib/wsl/lib", "/usr/lib64/nvidia"].map(|directory| Path::new(directory).join(DRIVER));
-    let places = given.chain([PathBuf::from(DRIVER)]).chain(known.into_iter().filter(|path| path.exists()));
-    let library = places
-        .into_iter()
-        .find_map(|place| open_at(&place).ok())
-        .ok_or_else(|| format!("no CUDA driver library ({DRIVER}) on this machine"))?;
+    let (library, _) =
+        beside_driver(DRIVER).ok_or_else(|| format!("no CUDA driver library ({DRIVER}) on this machine"))?;
     // SAFETY: the type is that of the driver's reference; one out-parameter, alive during the call.
     let version = unsafe {
         let get = library.get::<sys::DriverVersion>(b"cuDriverGetVersion\0");

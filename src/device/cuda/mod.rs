@@ -1,6 +1,7 @@
 //! The GPU of one rank: CUDA's driver, cuBLAS and cuDNN, loaded at run time, in three layers.
 //!
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
+//!   `nvml` reads the GPU's own meter;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles and descriptors, `tune` remembers cuDNN's algorithms, `gpu` is all of it for one GPU;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update` by kernels of
@@ -21,6 +22,7 @@ mod layout;
 mod library;
 mod linear;
 mod norm;
+mod nvml;
 mod pool;
 mod probe;
 mod simple;
@@ -33,11 +35,12 @@ use std::rc::Rc;
 
 use self::handle::Registered;
 use self::kernel::CudaKernel;
-use super::{Device, Event, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
+use super::{Device, Event, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step, Usage};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
 pub use library::Found;
+pub use nvml::found as nvml_found;
 pub use probe::{Driver, Gpu, probe};
 
 /// The libraries that `--device cuda` would use.
@@ -55,6 +58,7 @@ pub struct Cuda {
     sharers: usize,
     /// Host memory that gradients go through.
     locked: RefCell<Vec<Registered>>,
+    meter: Option<nvml::Meter>,
 }
 
 impl Cuda {
@@ -63,7 +67,10 @@ impl Cuda {
     /// # Errors
     /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
     pub fn new(ordinal: usize, tf32: bool, sharers: usize) -> Result<Cuda> {
-        Ok(Cuda { gpu: gpu::Gpu::new(ordinal, tf32)?, sharers, locked: RefCell::default() })
+        let gpu = gpu::Gpu::new(ordinal, tf32)?;
+        let meter = nvml::Meter::start(&gpu.place);
+        let meter = meter.inspect_err(|why| log::info!("no figures of the GPU's use: {why}")).ok();
+        Ok(Cuda { gpu, sharers, locked: RefCell::default(), meter })
     }
 
     fn kernel(&self, request: &Request) -> Result<CudaKernel> {
@@ -102,13 +109,13 @@ impl Cuda {
             Op::Concat => simple::concat(gpu, request),
             Op::Slice { from } => simple::slice(gpu, request, from),
             Op::Add { relu } => simple::add(gpu, request, relu),
-            Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
+                simple::loss(gpu, request, smoothing, weight)
+            }
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight }
+            | Op::MixedCrossEntropyBackward { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
-            Op::MixedCrossEntropy { .. } | Op::MixedCrossEntropyBackward { .. } => Err(Error::usage(
-                "mixed images (--augment mixup, cutmix) are not to be had on a GPU yet; leave them out or use --device cpu",
-            )),
         }
     }
 
@@ -144,6 +151,10 @@ impl Device for Cuda {
 
     fn free_bytes(&self) -> Result<Option<usize>> {
         Ok(Some(self.gpu.context.memory()?.0 / self.sharers.max(1)))
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.meter.as_ref().map(nvml::Meter::shown)
     }
 
     fn plain(&self, spec: &Spec) -> Layout {
@@ -223,10 +234,7 @@ impl Device for Cuda {
     }
 
     fn reached(&self, event: &Event) -> Result<bool> {
-        match event.0.as_ref().and_then(|event| event.downcast_ref::<handle::Event>()) {
-            Some(event) => event.reached(),
-            None => Ok(true),
-        }
+        event_of(event).map_or(Ok(true), handle::Event::reached)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -257,6 +265,25 @@ impl Device for Cuda {
         stream.wait(&copies.record()?)
     }
 
+    fn send(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
+        let inputs = &self.gpu.inputs;
+        event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
+        // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event.
+        unsafe { inputs.upload(host.as_slice(), to) }?;
+        Ok(Event(Some(Box::new(inputs.record()?))))
+    }
+
+    fn follow(&self, event: &Event) -> Result<()> {
+        event_of(event).map_or(Ok(()), |event| self.gpu.stream.wait(event))
+    }
+
+    fn copy(&self, from: &Memory, to: &Memory) -> Result<()> {
+        if from.bytes() != to.bytes() {
+            return Err(Error::internal(format!("{} bytes for {}", from.bytes(), to.bytes())));
+        }
+        self.gpu.stream.copy(from, to, from.bytes())
+    }
+
     fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
         if std::env::var("DLTRAIN_CUDA_GRAPH").is_ok_and(|value| value == "0") {
             return Ok(None);
@@ -264,6 +291,11 @@ impl Device for Cuda {
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
         Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
     }
+}
+
+/// This device's event, if it is one.
+fn event_of(event: &Event) -> Option<&handle::Event> {
+    event.0.as_ref().and_then(|event| event.downcast_ref())
 }
 
 /// Steps that run as one graph.

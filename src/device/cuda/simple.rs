@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::gpu::{Argument::*, Gpu};
+use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands};
 use super::layout::{Real, channels_last, given, input, output, plain, plain_in, rows};
 use crate::device::{Layout, Request};
@@ -173,17 +173,31 @@ pub fn exchange(gpu: &Rc<Gpu>, request: &Request, ranks: usize) -> Result<CudaKe
     Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind))
 }
 
-/// logits, labels → losses, hits
+/// Of each sample a label; and where samples are mixed another label, and the share of the first.
+fn targets(request: &Request) -> Vec<Layout> {
+    request.inputs[1..].iter().map(|(spec, _)| plain(spec)).collect()
+}
+
+/// The targets as arguments of a kernel.
+fn as_arguments(targets: &[crate::device::Memory]) -> [Argument<'_>; 3] {
+    std::array::from_fn(|index| targets.get(index).map_or(Null, Memory))
+}
+
+/// logits, labels (, other labels, shares) → losses, hits
 pub fn loss(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
-    let (logits, labels) = (&input(request, 0)?.0, &input(request, 1)?.0);
+    let logits = &input(request, 0)?.0;
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let outputs = request.outputs.iter().map(plain).collect();
+    let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();
     let bind = move |operands: &mut Operands| {
-        let ([logits, labels], [losses, hits]) =
-            ([0, 1].map(|index| &operands.inputs[index]), [0, 1].map(|index| &operands.outputs[index]));
+        let (logits, targets) = (&operands.inputs[0], &operands.inputs[1..]);
+        let [losses, hits] = [0, 1].map(|index| &operands.outputs[index]);
+        let [labels, others, shares] = as_arguments(targets);
         let arguments = [
             Memory(logits),
-            Memory(labels),
+            labels,
+            others,
+            shares,
             Memory(losses),
             Memory(hits),
             Null,
@@ -194,21 +208,24 @@ pub fn loss(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Re
         ];
         operands.each("softmax_cross_entropy", Real::F32, rows * classes, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:loss", vec![plain_in(logits, DType::F32), plain(labels)], outputs, bind))
+    Ok(CudaKernel::new(gpu, "own:loss", inputs, outputs, bind))
 }
 
-/// logits, labels → dlogits
+/// logits, labels (, other labels, shares) → dlogits
 pub fn loss_backward(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
-    let (logits, labels, dlogits) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let (logits, dlogits) = (&input(request, 0)?.0, output(request, 0)?);
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
-    let inputs = vec![plain_in(logits, DType::F32), plain(labels)];
+    let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();
     let bind = move |operands: &mut Operands| {
-        let ([logits, labels], dlogits) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        let (logits, targets) = (&operands.inputs[0], &operands.inputs[1..]);
+        let [labels, others, shares] = as_arguments(targets);
         let scalars = operands.gpu.scalars.clone();
         let arguments = [
             Memory(logits),
-            Memory(labels),
-            Memory(dlogits),
+            labels,
+            others,
+            shares,
+            Memory(&operands.outputs[0]),
             Int(rows),
             Int(classes),
             Float(smoothing),

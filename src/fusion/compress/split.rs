@@ -199,7 +199,8 @@ fn matrix(scheme: Compression, parameter: &Parameter) -> Option<[usize; 2]> {
 /// must stay zero.
 fn reordered(scheme: Compression, parameter: &Parameter, device: &dyn Device) -> bool {
     let plain = device.plain(&parameter.spec);
-    let by_rows = matches!(scheme, Compression::PowerSgd { .. });
+    // A GPU keeps a tensor's outputs outermost, so that rows stay rows: what is in them may be in any order.
+    let by_rows = matches!(scheme, Compression::PowerSgd { .. }) && device.is_host();
     parameter.layout != plain && (by_rows || parameter.layout.bytes() != plain.bytes())
 }
 

@@ -23,6 +23,8 @@ pub struct Worker {
     residuals: Memory,
     /// Right factors from step to step.
     rights: Memory,
+    /// What a checkpoint calls residuals and factors.
+    names: [&'static str; 2],
     summed: Rc<Region>,
     second: Rc<Region>,
     /// Of each bucket.
@@ -44,8 +46,8 @@ impl Worker {
         device: &dyn Device,
         gradients: &Memory,
     ) -> Result<Worker> {
-        let residuals = device.allocate(4 * split.residual)?;
-        let scratch = device.allocate(4 * split.scratch)?;
+        // On the host, where gradients are averaged, whatever the device.
+        let (residuals, scratch) = (Memory::host(4 * split.residual)?, Memory::host(4 * split.scratch)?);
         let tensor = |shape: &Shape| {
             Tensor::new(shape, &plan.parameters[shape.parameter], device, gradients, &residuals, &scratch)
         };
@@ -55,7 +57,12 @@ impl Worker {
             rank,
             ranks,
             gradients: gradients.clone(),
-            rights: device.allocate(4 * split.right)?,
+            rights: Memory::host(4 * split.right)?,
+            names: match device.is_host() {
+                true => ["compression residual", "compression factors"],
+                // In the order of that device's layouts.
+                false => ["compression residual of a GPU", "compression factors of a GPU"],
+            },
             summed,
             second,
             tensors: tensors.collect::<Result<_>>()?,
@@ -69,8 +76,8 @@ impl Worker {
 
     /// What the next step needs of this one, by name.
     pub fn state(&self) -> Vec<(&'static str, Memory)> {
-        let all = [("compression residual", &self.residuals), ("compression factors", &self.rights)];
-        all.into_iter().filter(|(_, m)| m.bytes() > 0).map(|(name, m)| (name, m.clone())).collect()
+        let all = self.names.into_iter().zip([&self.residuals, &self.rights]);
+        all.filter(|(_, m)| m.bytes() > 0).map(|(name, m)| (name, m.clone())).collect()
     }
 
     /// Does one unit of a bucket; returns how many elements it was about.

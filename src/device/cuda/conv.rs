@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::dnn::{Convolution, Direction, Extents};
+use super::dnn::{Convolution, Direction, Extents, Product};
 use super::gpu::{Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{Real, channels_last_in, image, input, narrowest, output, plain_in};
@@ -11,19 +11,31 @@ use crate::device::{Layout, Request};
 use crate::error::Result;
 use crate::graph::{Conv2d, DType, Spec};
 
+/// What is to be multiplied, of the tensors x, w and y.
+pub fn product(
+    direction: Direction,
+    conv: &Conv2d,
+    real: Real,
+    tf32: bool,
+    [x, w, y]: [&Spec; 3],
+) -> Result<Product> {
+    let at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
+    Ok(Product { direction, conv: *conv, real, tf32, at })
+}
+
 fn compiled(
     gpu: &Rc<Gpu>,
     direction: Direction,
     conv: &Conv2d,
     real: Real,
-    [x, w, y]: [&Spec; 3],
+    tensors: [&Spec; 3],
 ) -> Result<Rc<Convolution>> {
-    let at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
-    Ok(Rc::new(Convolution::new(gpu, direction, conv, real, at)?))
+    let product = product(direction, conv, real, gpu.tf32, tensors)?;
+    Ok(Rc::new(Convolution::new(gpu, product)?))
 }
 
 fn named(convolution: &Convolution, real: Real) -> String {
-    format!("cudnn:algorithm {} {}", convolution.choice.algorithm, real.suffix())
+    format!("cudnn:engine {} {}", convolution.engine(), real.suffix())
 }
 
 /// x, w, b? → y
@@ -35,14 +47,11 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<C
     inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
     let outputs = vec![channels_last_in(y, real.dtype())];
     let ([n, o, oh, ow], relu) = (image(y)?, conv.relu);
-    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    let (name, scratch) = (named(&product, real), product.workspace());
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
         let ([x, w], y) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
-        let product = product.clone();
-        let result = y.clone();
-        // SAFETY: the memories were checked against the layouts, which have the sizes of the descriptors.
-        operands.push(move || unsafe { product.run(&x, &w, &result, &workspace) });
+        operands.push(product.bind(&x, &w, &y, &workspace)?);
         after(operands, real, n * oh * ow, o, relu)
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
@@ -72,13 +81,11 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<
     let product = compiled(gpu, Direction::BackwardData, conv, real, [dx, w, dy])?;
     let inputs = [dy, w].map(|spec| channels_last_in(spec, real.dtype())).into();
     let outputs = vec![channels_last_in(dx, real.dtype())];
-    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    let (name, scratch) = (named(&product, real), product.workspace());
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
         let ([dy, w], dx) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
-        let product = product.clone();
-        // SAFETY: as in `forward_pass`.
-        operands.push(move || unsafe { product.run(&w, &dy, &dx, &workspace) });
+        operands.push(product.bind(&w, &dy, &dx, &workspace)?);
         Ok(())
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
@@ -94,7 +101,7 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
     outputs.extend(request.outputs.get(1).map(|bias| plain_in(bias, DType::F32)));
     let ([n, o, oh, ow], weights) = (image(dy)?, dw.shape.elements());
     let rows = n * oh * ow;
-    let (name, scratch) = (named(&product, real), product.choice.workspace);
+    let (name, scratch) = (named(&product, real), product.workspace());
     // cuDNN gives dw in the type of x and dy.
     let narrow = if real == Real::F32 { 0 } else { weights * real.bytes() };
     let partials = if conv.bias { 4 * column_parts(rows, o) * o } else { 0 };
@@ -103,9 +110,7 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
         let workspace = operands.scratch(scratch);
         let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
         let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
-        let (product, result, of) = (product.clone(), to.clone(), dy.clone());
-        // SAFETY: as in `forward_pass`; the narrow copy has room for the weights.
-        operands.push(move || unsafe { product.run(&x, &of, &result, &workspace) });
+        operands.push(product.bind(&x, &dy, &to, &workspace)?);
         if narrow > 0 {
             let cast = format!("cast_{}", real.suffix());
             let arguments = [Memory(&to), Memory(&dw), Long(weights), Float(1.0)];

@@ -188,6 +188,16 @@ fn open() -> Result<Libraries> {
     Ok(Libraries { driver, blas, dnn, found, dnn_text, _libraries: kept })
 }
 
+/// The functions of the cuDNN in this file, which stays open: what can be asked of it without a GPU needs no driver.
+pub fn dnn_at(path: &Path) -> std::result::Result<Dnn, String> {
+    let library = open_at(path)?;
+    dnn_version(&library)?;
+    // SAFETY: the library says that it is cuDNN 9, and is never closed.
+    let dnn = unsafe { Dnn::load(&library) }.map_err(|name| format!("{} has no {name}", path.display()));
+    std::mem::forget(library);
+    dnn
+}
+
 /// cuDNN's version in words, and the major version of the CUDA it was built for.
 fn dnn_version(library: &Library) -> std::result::Result<(String, c_int), String> {
     // SAFETY: both have had this signature since cuDNN 6 and take nothing.

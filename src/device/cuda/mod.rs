@@ -3,7 +3,8 @@
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
 //!   `nvml` reads the GPU's own meter;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
-//!   libraries' handles and descriptors, `tune` remembers cuDNN's algorithms, `gpu` is all of it for one GPU;
+//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `tune` remembers which engines were chosen, `gpu` is
+//!   all of it for one GPU;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update` by kernels of
 //!   our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
@@ -12,8 +13,10 @@
 //! (`train`, `info`).
 #![allow(unsafe_code)]
 
+mod backend;
 mod blas;
 mod conv;
+pub mod described;
 mod dnn;
 mod gpu;
 mod handle;

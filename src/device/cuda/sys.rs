@@ -8,9 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 pub use cudarc::cublas::sys::cublasHandle_t;
-pub use cudarc::cudnn::sys::{
-    cudnnConvolutionDescriptor_t, cudnnFilterDescriptor_t, cudnnHandle_t, cudnnTensorDescriptor_t,
-};
+pub use cudarc::cudnn::sys::{cudnnBackendDescriptor_t, cudnnHandle_t};
 pub use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
 };
@@ -39,10 +37,11 @@ const SUCCESS: c_int = 0;
 pub const CUDA_ERROR_OUT_OF_MEMORY: c_int = 2;
 pub const CUDA_ERROR_NO_DEVICE: c_int = 100;
 pub const CUDA_ERROR_NOT_READY: c_int = 600;
-/// CUDNN_STATUS_NOT_SUPPORTED and what is below 3000 and above it mean that another algorithm may serve.
 pub const CUDNN_STATUS_NOT_SUPPORTED: c_int = 3000;
+pub const CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED: c_int = 4003;
+pub const CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED: c_int = 4004;
 
-pub type Outcome = Result<(), Failed>;
+pub type Outcome<T = ()> = Result<T, Failed>;
 
 /// Declares a table: its loading, and a method a function that checks its result.
 macro_rules! table {
@@ -188,144 +187,34 @@ table! {
     );
 }
 
-/// `cudnnConvolution…AlgoPerf_t`, the same for all three directions, with integers for its enumerations.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Performance {
-    pub algorithm: c_int,
-    pub status: c_int,
-    /// Milliseconds; below 0 where it was not measured.
-    pub time: f32,
-    /// Bytes of workspace.
-    pub memory: usize,
-    /// 1: the same bits every time.
-    pub determinism: c_int,
-    pub math_type: c_int,
-    pub reserved: [c_int; 3],
-}
-const _: () = assert!(
-    size_of::<Performance>() == size_of::<cudarc::cudnn::sys::cudnnConvolutionFwdAlgoPerfStruct>()
-        && size_of::<Performance>()
-            == size_of::<cudarc::cudnn::sys::cudnnConvolutionBwdFilterAlgoPerfStruct>()
-);
-
 table! {
-    /// cuDNN 9: the legacy API's convolutions.
+    /// cuDNN 9: the backend interface.
     Dnn of Kind::Dnn;
     cudnnCreate(handle: *mut cudnnHandle_t);
     cudnnDestroy(handle: cudnnHandle_t);
     cudnnSetStream(handle: cudnnHandle_t, stream: CUstream);
-    cudnnCreateTensorDescriptor(descriptor: *mut cudnnTensorDescriptor_t);
-    cudnnSetTensor4dDescriptor(
-        descriptor: cudnnTensorDescriptor_t,
-        format: c_int,
-        dtype: c_int,
-        n: c_int,
-        c: c_int,
-        h: c_int,
-        w: c_int
+    cudnnBackendCreateDescriptor(kind: c_int, descriptor: *mut cudnnBackendDescriptor_t);
+    cudnnBackendDestroyDescriptor(descriptor: cudnnBackendDescriptor_t);
+    cudnnBackendSetAttribute(
+        descriptor: cudnnBackendDescriptor_t,
+        name: c_int,
+        of: c_int,
+        count: i64,
+        values: *const c_void
     );
-    cudnnDestroyTensorDescriptor(descriptor: cudnnTensorDescriptor_t);
-    cudnnCreateFilterDescriptor(descriptor: *mut cudnnFilterDescriptor_t);
-    cudnnSetFilter4dDescriptor(
-        descriptor: cudnnFilterDescriptor_t,
-        dtype: c_int,
-        format: c_int,
-        k: c_int,
-        c: c_int,
-        h: c_int,
-        w: c_int
+    cudnnBackendGetAttribute(
+        descriptor: cudnnBackendDescriptor_t,
+        name: c_int,
+        of: c_int,
+        room: i64,
+        count: *mut i64,
+        values: *mut c_void
     );
-    cudnnDestroyFilterDescriptor(descriptor: cudnnFilterDescriptor_t);
-    cudnnCreateConvolutionDescriptor(descriptor: *mut cudnnConvolutionDescriptor_t);
-    cudnnSetConvolution2dDescriptor(
-        descriptor: cudnnConvolutionDescriptor_t,
-        pad_h: c_int,
-        pad_w: c_int,
-        stride_h: c_int,
-        stride_w: c_int,
-        dilation_h: c_int,
-        dilation_w: c_int,
-        mode: c_int,
-        compute_type: c_int
-    );
-    cudnnSetConvolutionGroupCount(descriptor: cudnnConvolutionDescriptor_t, groups: c_int);
-    cudnnSetConvolutionMathType(descriptor: cudnnConvolutionDescriptor_t, math_type: c_int);
-    cudnnDestroyConvolutionDescriptor(descriptor: cudnnConvolutionDescriptor_t);
-    cudnnFindConvolutionForwardAlgorithm(
+    cudnnBackendFinalize(descriptor: cudnnBackendDescriptor_t);
+    cudnnBackendExecute(
         handle: cudnnHandle_t,
-        x: cudnnTensorDescriptor_t,
-        w: cudnnFilterDescriptor_t,
-        convolution: cudnnConvolutionDescriptor_t,
-        y: cudnnTensorDescriptor_t,
-        room: c_int,
-        count: *mut c_int,
-        found: *mut Performance
-    );
-    cudnnFindConvolutionBackwardDataAlgorithm(
-        handle: cudnnHandle_t,
-        w: cudnnFilterDescriptor_t,
-        dy: cudnnTensorDescriptor_t,
-        convolution: cudnnConvolutionDescriptor_t,
-        dx: cudnnTensorDescriptor_t,
-        room: c_int,
-        count: *mut c_int,
-        found: *mut Performance
-    );
-    cudnnFindConvolutionBackwardFilterAlgorithm(
-        handle: cudnnHandle_t,
-        x: cudnnTensorDescriptor_t,
-        dy: cudnnTensorDescriptor_t,
-        convolution: cudnnConvolutionDescriptor_t,
-        dw: cudnnFilterDescriptor_t,
-        room: c_int,
-        count: *mut c_int,
-        found: *mut Performance
-    );
-    cudnnConvolutionForward(
-        handle: cudnnHandle_t,
-        alpha: *const c_void,
-        x_descriptor: cudnnTensorDescriptor_t,
-        x: *const c_void,
-        w_descriptor: cudnnFilterDescriptor_t,
-        w: *const c_void,
-        convolution: cudnnConvolutionDescriptor_t,
-        algorithm: c_int,
-        workspace: *mut c_void,
-        workspace_bytes: usize,
-        beta: *const c_void,
-        y_descriptor: cudnnTensorDescriptor_t,
-        y: *mut c_void
-    );
-    cudnnConvolutionBackwardData(
-        handle: cudnnHandle_t,
-        alpha: *const c_void,
-        w_descriptor: cudnnFilterDescriptor_t,
-        w: *const c_void,
-        dy_descriptor: cudnnTensorDescriptor_t,
-        dy: *const c_void,
-        convolution: cudnnConvolutionDescriptor_t,
-        algorithm: c_int,
-        workspace: *mut c_void,
-        workspace_bytes: usize,
-        beta: *const c_void,
-        dx_descriptor: cudnnTensorDescriptor_t,
-        dx: *mut c_void
-    );
-    cudnnConvolutionBackwardFilter(
-        handle: cudnnHandle_t,
-        alpha: *const c_void,
-        x_descriptor: cudnnTensorDescriptor_t,
-        x: *const c_void,
-        dy_descriptor: cudnnTensorDescriptor_t,
-        dy: *const c_void,
-        convolution: cudnnConvolutionDescriptor_t,
-        algorithm: c_int,
-        workspace: *mut c_void,
-        workspace_bytes: usize,
-        beta: *const c_void,
-        dw_descriptor: cudnnFilterDescriptor_t,
-        dw: *mut c_void
+        plan: cudnnBackendDescriptor_t,
+        memory: cudnnBackendDescriptor_t
     );
 }
 

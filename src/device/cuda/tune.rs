@@ -1,4 +1,4 @@
-//! Which algorithm serves a convolution best, by timing: asked of cuDNN once for each GPU, library version, shape and type,
+//! Which of cuDNN's engines serves a convolution best, by timing: found once for each GPU, library version, shape and type,
 //! and kept in a file, so that the next run starts at once and computes the same bits.
 //!
 //! The file is `$DLTRAIN_CUDNN_CACHE`, else `cudnn.json` in `~/.cache/dltrain`. It may be deleted at any time. A file that
@@ -7,7 +7,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +14,10 @@ use serde::{Deserialize, Serialize};
 /// What was chosen for one convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
-    pub algorithm: c_int,
-    pub math_type: c_int,
-    pub workspace: usize,
+    /// cuDNN's number of it.
+    pub engine: i64,
+    /// Which of the ways that serve, in cuDNN's order: an engine has several settings.
+    pub place: usize,
 }
 
 /// The choices for one machine.
@@ -35,29 +35,23 @@ impl Tuned {
         Tuned { machine: machine.into(), path, choices: RefCell::new(choices) }
     }
 
-    /// The choice for a convolution, made by `choose` where there is none yet.
-    pub fn choice<E>(
-        &self,
-        convolution: &str,
-        choose: impl FnOnce() -> Result<Choice, E>,
-    ) -> Result<Choice, E> {
-        let key = format!("{}: {convolution}", self.machine);
-        if let Some(choice) = self.choices.borrow().get(&key) {
-            return Ok(*choice);
-        }
-        let choice = choose()?;
-        self.choices.borrow_mut().insert(key, choice);
-        self.keep();
-        Ok(choice)
+    /// The choice for a convolution, if it was made.
+    pub fn choice(&self, convolution: &str) -> Option<Choice> {
+        self.choices.borrow().get(&self.key(convolution)).copied()
     }
 
-    /// Writes the file, with what other ranks have written meanwhile.
-    fn keep(&self) {
+    fn key(&self, convolution: &str) -> String {
+        format!("{}: {convolution}", self.machine)
+    }
+
+    /// Writes the file, with this choice and what other ranks have written meanwhile.
+    pub fn keep(&self, convolution: &str, choice: Choice) {
+        self.choices.borrow_mut().insert(self.key(convolution), choice);
         let Some(path) = &self.path else { return };
         let mut all = read(path);
         all.extend(self.choices.borrow().clone());
         if let Err(e) = write(path, &all) {
-            log::warn!("{}: the choice of cuDNN's algorithms is not kept: {e}", path.display());
+            log::warn!("{}: the choice of cuDNN's engines is not kept: {e}", path.display());
         }
     }
 }
@@ -71,7 +65,7 @@ fn path() -> Option<PathBuf> {
 fn read(path: &Path) -> BTreeMap<String, Choice> {
     let Ok(text) = std::fs::read_to_string(path) else { return BTreeMap::new() };
     serde_json::from_str(&text).unwrap_or_else(|e| {
-        log::warn!("{}: is not a list of cuDNN's algorithms ({e}); choosing anew", path.display());
+        log::warn!("{}: is not a list of cuDNN's engines ({e}); choosing anew", path.display());
         BTreeMap::new()
     })
 }
@@ -100,13 +94,15 @@ mod tests {
             choices: RefCell::new(read(&path)),
             path: Some(path.clone()),
         };
-        let choose = |algorithm| move || Ok::<_, ()>(Choice { algorithm, math_type: 3, workspace: 64 });
-        assert_eq!(tuned("a").choice("x", choose(1)).unwrap().algorithm, 1);
-        assert_eq!(tuned("a").choice("x", choose(2)).unwrap().algorithm, 1);
-        assert_eq!(tuned("b").choice("x", choose(2)).unwrap().algorithm, 2);
-        assert_eq!(read(&path).len(), 2);
+        let choice = |engine| Choice { engine, place: 3 };
+        assert_eq!(tuned("a").choice("x"), None);
+        tuned("a").keep("x", choice(1));
+        tuned("b").keep("x", choice(2));
+        let found = ["a", "b", "c"].map(|machine| tuned(machine).choice("x").map(|choice| choice.engine));
+        assert_eq!(found, [Some(1), Some(2), None]);
         std::fs::write(&path, "{").unwrap();
-        assert_eq!(tuned("a").choice("x", choose(5)).unwrap().algorithm, 5);
-        assert_eq!(tuned("a").choice::<()>("y", || Err(())), Err(()));
+        assert_eq!(tuned("a").choice("x"), None);
+        tuned("a").keep("x", choice(5));
+        assert_eq!(tuned("a").choice("x"), Some(choice(5)));
     }
 }

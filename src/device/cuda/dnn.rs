@@ -311,6 +311,10 @@ fn choose(
         let call = "cudnnBackendFinalize";
         return Err(Error::foreign("cuDNN", call, sys::CUDNN_STATUS_NOT_SUPPORTED.into(), why));
     };
+    // With one there is nothing to compare.
+    if let [(only, choice)] = &plans[..] {
+        return Ok((only.clone(), Some(*choice)));
+    }
     let scratch = plans.iter().map(|(plan, _)| plan.workspace).max().unwrap_or_default();
     let [x, w, y] = product.bytes();
     let room = [x, w, y, scratch].map(|bytes| allocate(&gpu.context, bytes));

@@ -65,7 +65,9 @@ fn every_rank_has_gpu(world: &World) -> Result<bool> {
     let reasons = world.gather_text(&reason)?;
     let without = |reason: &&String| !reason.is_empty();
     if reasons.iter().filter(without).count() == reasons.len() {
-        log::info!("--device auto: the CPU, because {reason}");
+        // Most machines without a GPU have no driver either, and nobody expects one to be used there.
+        let level = if cuda::has_driver() { log::Level::Info } else { log::Level::Debug };
+        log::log!(level, "--device auto: the CPU, because {reason}");
         return Ok(false);
     }
     if let Some((rank, reason)) = reasons.iter().enumerate().find(|(_, reason)| !reason.is_empty()) {

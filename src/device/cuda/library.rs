@@ -64,6 +64,11 @@ pub fn cuda() -> std::result::Result<&'static Cuda, String> {
     CUDA.get_or_init(open_driver).as_ref().map_err(Clone::clone)
 }
 
+/// Whether there is one.
+pub fn has_driver() -> bool {
+    cuda().is_ok()
+}
+
 /// The process's CUDA libraries, loaded by the first call.
 ///
 /// # Errors

@@ -42,7 +42,7 @@ use super::{Device, Event, Kernel, Layout, Memory, Request, Rule, Scalars, Span,
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
-pub use library::Found;
+pub use library::{Found, has_driver};
 pub use nvml::found as nvml_found;
 pub use probe::{Driver, Gpu, probe};
 

@@ -323,7 +323,7 @@ fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
 fn a_call_that_fails_ends_the_job_with_its_name() {
     let directory = tempfile::tempdir().unwrap();
     let flags = format!(
-        "--model mnist_small --data {DIGITS} --batch 256 --steps 2 --device cuda --threads 1 --loader-threads 0"
+        "--model mnist_small --data {DIGITS} --batch 32 --steps 2 --device cuda --threads 1 --loader-threads 0"
     );
     let run = |number: usize, variables: &[(&str, &str)]| {
         let mut command = Command::new(DLTRAIN);

@@ -119,19 +119,24 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
 }
 
 impl ResultsFile {
-    /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file.
+    /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file. It has its name when it can
+    /// be read: a job that is killed before, and goes on from its first checkpoint, finds none.
     pub fn create(path: &Path, about: &Description, added: &[(&str, String)]) -> Result<ResultsFile> {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));
         }
-        Self::build(path, about, added, None).map_err(|error| {
+        let temporary = super::whole::temporary(path);
+        let _ = std::fs::remove_file(&temporary);
+        let file = Self::build(&temporary, about, added, None).map_err(|error| {
             let text = error.to_string();
             let hint = match text.contains("unable to lock file") {
                 true => "; this file system knows no locks: set HDF5_USE_FILE_LOCKING=FALSE",
                 false => "",
             };
             Error::output(path, format!("cannot create the results file: {text}{hint}"))
-        })
+        })?;
+        super::whole::name(&temporary, path)?;
+        Ok(ResultsFile { path: path.to_path_buf(), ..file })
     }
 
     /// Goes on in the file of a run that was interrupted: in a copy of its rows up to the step and epoch at which the

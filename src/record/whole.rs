@@ -33,6 +33,22 @@ pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Resu
     })
 }
 
+/// Gives a file its name, unless another has it by now.
+///
+/// # Errors
+/// `Kind::Output`; the file is gone then.
+pub(super) fn name(temporary: &Path, path: &Path) -> Result<()> {
+    let named = match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(super::path::exists(path)),
+        // A file system may know no second name of a file.
+        Err(_) => fs::rename(temporary, path)
+            .map_err(|error| Error::output(path, format!("cannot be given its name: {error}"))),
+        Ok(()) => Ok(()),
+    };
+    let _ = fs::remove_file(temporary);
+    named
+}
+
 /// The directory that a file is in.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
@@ -55,5 +71,17 @@ mod tests {
         assert_eq!(write_whole(&path, "it", half).unwrap_err().message, "stopped");
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_left_to_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (temporary, path) = (directory.path().join("a.h5.tmp"), directory.path().join("a.h5"));
+        fs::write(&temporary, "first").unwrap();
+        name(&temporary, &path).unwrap();
+        fs::write(&temporary, "second").unwrap();
+        assert!(name(&temporary, &path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert!(!temporary.exists());
     }
 }

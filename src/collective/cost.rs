@@ -10,7 +10,7 @@
 //! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is whatever
 //! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
-use super::schedule::{Apply, Group, Round, segment};
+use super::schedule::{Apply, Group, Part, Round, segment};
 use super::scheduled::{Algorithm, takes_within};
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
@@ -211,7 +211,10 @@ fn priced(steps: &[Step], wire: Wire, parameters: &Parameters, near: bool) -> Li
         line.fixed += latency(step.messages_within, within.latency())
             .max(latency(step.messages_between, between.latency()));
         line.per_byte += inside.max(outside);
-        let added = share(step.added) * 4.0 / parameters.add_per_second();
+        // What is added where it lies with another rank comes from there, as all does that a node sums in its memory.
+        let read_there = near && step.messages_within && !step.messages_between;
+        let per_byte = if read_there { shared.per_byte() } else { 1.0 / parameters.add_per_second() };
+        let added = share(step.added) * 4.0 * per_byte;
         let rounded = share(step.rounded) * 4.0 / parameters.round_per_second();
         line.per_byte += added + if wire == Wire::F32 { 0.0 } else { rounded };
     }
@@ -265,10 +268,18 @@ fn add_up(nodes: &Nodes, rounds: impl Fn(usize, usize) -> Vec<Round>) -> Vec<Ste
                     }
                 }
                 step.rounded = step.rounded.max(rounded);
-                match &round.receive {
-                    Some((part, Apply::Add)) => step.added = step.added.max(part.range.len()),
-                    Some((part, _)) if here(part.peer) => step.copied = step.copied.max(part.range.len()),
-                    _ => {}
+                if let Some((part, apply)) = &round.receive {
+                    let elements = part.range.len();
+                    // Where something is sent from, the sum cannot be made before that is taken: it is kept elsewhere.
+                    let sends =
+                        |sent: &Part| sent.range.start < part.range.end && part.range.start < sent.range.end;
+                    let kept = round.send.as_ref().is_some_and(sends);
+                    if *apply == Apply::Add {
+                        step.added = step.added.max(elements);
+                    }
+                    if here(part.peer) && (*apply == Apply::Replace || kept) {
+                        step.copied = step.copied.max(elements);
+                    }
                 }
             }
         }
@@ -362,10 +373,20 @@ pub mod tests {
         let shared = Level { latency_us: 3e6, gb_per_s: 0.5e-9 };
         let parameters = Parameters { shared, add_gb_per_s: 0.1e-9, ..counting() };
         let near = line(Ring, &nodes(1, 4), Wire::F32, &parameters).unwrap();
-        assert!(near.fixed == 3.0 * 6.0 && (near.per_byte - 0.75 * (2.0 + 10.0)).abs() < 1e-6, "{near:?}");
+        assert!(near.fixed == 3.0 * 6.0 && (near.per_byte - 0.75 * (2.0 + 2.0)).abs() < 1e-6, "{near:?}");
         // Halves are rounded as they travel, so they do.
         let halves = line(Ring, &nodes(1, 4), Wire::Bf16, &parameters).unwrap();
         assert!(halves.fixed == 6.0 && (halves.per_byte - 0.75 * (1.0 + 10.0)).abs() < 1e-6, "{halves:?}");
+    }
+
+    #[test]
+    fn memory_that_all_share_is_the_choice_within_a_node() {
+        for ranks in [2, 3, 4, 8, 16] {
+            let cost = Cost::new(&nodes(1, ranks), Wire::F32, &Tuning::built_in());
+            for bytes in [4 << 10, 1 << 20, 16 << 20, 256 << 20] {
+                assert_eq!(cost.best(bytes, true).0, Shm, "{ranks} ranks, {bytes} bytes");
+            }
+        }
     }
 
     #[test]

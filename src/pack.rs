@@ -19,7 +19,7 @@ use crate::data::packed::{CHUNK, Header, Packed, crc32, files_of};
 use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
-use crate::record::{self, Place, Progress};
+use crate::record::{self, Progress};
 
 /// Pack images into HDF5 files that are read in large pieces.
 #[derive(Debug, Clone, clap::Args)]
@@ -79,7 +79,7 @@ struct Job {
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let jobs = world.agree(plan(args))?;
-    let place = Place { rank: world.rank(), size: world.size() };
+    let place = crate::train::place(world);
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&Job> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
@@ -395,7 +395,7 @@ fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Resu
 
 /// Reads everything and compares every checksum; files are shared out among ranks.
 fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let place = Place { rank: world.rank(), size: world.size() };
+    let place = crate::train::place(world);
     let files = world.agree(files_of(&args.source))?;
     let sets = files.iter().skip(world.rank()).step_by(world.size()).map(|file| Packed::alone(file));
     let sets = world.agree(sets.collect::<Result<Vec<Packed>>>())?;

@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fusion::{Fusion, adaptive};
 use crate::model;
 use crate::plan::{self, Options, Plan, TAIL};
+use crate::record::Progress;
 use crate::train;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -138,14 +139,17 @@ impl Replay<'_> {
     /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.
     fn measure(&self, cuts: &mut [Cut], iterations: usize) -> Result<()> {
         let wrong: usize = cuts.iter().map(|cut| cut.wrong).sum();
+        let progress = Progress::start(train::place(self.world), (iterations * cuts.len()) as u64);
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
             for cut in cuts.iter_mut() {
                 let mut seconds = self.pass(&mut cut.fusion, true)?;
                 self.world.max_f64(&mut seconds)?;
                 cut.totals.push(seconds[0]);
                 cut.exposed.push(seconds[1]);
+                progress.advance(1);
             }
         }
+        progress.end();
         if self.world.rank() == 0 {
             cuts.iter().for_each(Cut::print);
         }

@@ -10,7 +10,7 @@
 //! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is whatever
 //! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
-use super::schedule::{Apply, Group, Part, Round, segment};
+use super::schedule::{Apply, Group, Round, overlap, segment};
 use super::scheduled::{Algorithm, takes_within};
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
@@ -271,9 +271,7 @@ fn add_up(nodes: &Nodes, rounds: impl Fn(usize, usize) -> Vec<Round>) -> Vec<Ste
                 if let Some((part, apply)) = &round.receive {
                     let elements = part.range.len();
                     // Where something is sent from, the sum cannot be made before that is taken: it is kept elsewhere.
-                    let sends =
-                        |sent: &Part| sent.range.start < part.range.end && part.range.start < sent.range.end;
-                    let kept = round.send.as_ref().is_some_and(sends);
+                    let kept = round.send.as_ref().is_some_and(|sent| overlap(&sent.range, &part.range));
                     if *apply == Apply::Add {
                         step.added = step.added.max(elements);
                     }

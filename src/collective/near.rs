@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::boards::Boards;
-use super::schedule::{Apply, Group, Message, Schedule};
+use super::schedule::{Apply, Group, Message, Schedule, overlap};
 use crate::comm::World;
 use crate::error::Result;
 
@@ -44,21 +44,20 @@ impl Ends {
         let (sends, receives) = (schedule.sends.len(), schedule.receives.len());
         Ends { sends: vec![None; sends], receives: vec![None; receives], puts: vec![None; receives] }
     }
-}
 
-impl Ends {
-    /// Adds the messages between a rank and a peer of its node.
-    fn meet(&mut self, mine: &Schedule, own: usize, theirs: &Schedule, peer: usize, local_rank: usize) {
+    /// Adds the messages between a rank, `own`, and a peer of its node, whose ranks are `local`.
+    fn meet(&mut self, mine: &Schedule, own: usize, theirs: &Schedule, peer: usize, local: &[usize]) {
+        let Some(local_rank) = local.iter().position(|rank| *rank == peer) else { return };
         let end = |index, count, put| End { local_rank, index, count, put };
         for (send, receive) in pairs(&mine.sends, peer, &theirs.receives, own) {
-            let put = puts(mine, send, &theirs.receives[receive]);
+            let put = puts((mine, send), (theirs, receive), local);
             self.sends[send] = Some(end(receive, theirs.receives.len(), put));
             if put {
                 self.puts[mine.sends[send].receives - 1] = Some(local_rank);
             }
         }
         for (receive, send) in pairs(&mine.receives, peer, &theirs.sends, own) {
-            let put = puts(theirs, send, &mine.receives[receive]);
+            let put = puts((theirs, send), (mine, receive), local);
             self.receives[receive] = Some(end(send, theirs.sends.len(), put));
         }
     }
@@ -78,15 +77,22 @@ fn pairs(
 }
 
 /// Whether a rank puts what it sends where it belongs as it makes it: when it is the sum that the receive before makes,
-/// and the first to leave of it.
-fn puts(sender: &Schedule, send: usize, arrives: &Message) -> bool {
-    let message = &sender.sends[send];
+/// and the first to leave of it. And if the receiver's own values have left to ranks of the node alone: what MPI sends must stay as it
+/// is until it says so, and it says so to the receiver.
+fn puts(
+    (sender, send): (&Schedule, usize),
+    (receiver, receive): (&Schedule, usize),
+    local: &[usize],
+) -> bool {
+    let (message, arrives) = (&sender.sends[send], &receiver.receives[receive]);
     let alike = |other: &Message| other.receives == message.receives && other.range == message.range;
+    let mut left = receiver.sends[..arrives.sends].iter().filter(|sent| overlap(&sent.range, &arrives.range));
     arrives.apply == Apply::Replace
         && message.receives.checked_sub(1).is_some_and(|sum| {
             sender.receives[sum].apply == Apply::Add && sender.receives[sum].range == message.range
         })
         && !sender.sends[..send].iter().any(alike)
+        && left.all(|sent| local.contains(&sent.peer))
 }
 
 /// The counters of a node's ranks.
@@ -111,11 +117,10 @@ impl Near {
         let mut ends = Ends::far(schedule);
         for (place, peer) in group.ranks.iter().enumerate() {
             let meets = |messages: &[Message]| messages.iter().any(|message| message.peer == *peer);
-            let Some(local_rank) = local.iter().position(|rank| rank == peer) else { continue };
-            if place == group.place || !(meets(&schedule.sends) || meets(&schedule.receives)) {
-                continue;
+            let near = place != group.place && local.contains(peer);
+            if near && (meets(&schedule.sends) || meets(&schedule.receives)) {
+                ends.meet(schedule, group.ranks[group.place], &of(place), *peer, &local);
             }
-            ends.meet(schedule, group.ranks[group.place], &of(place), *peer, local_rank);
         }
         ends
     }
@@ -170,18 +175,36 @@ mod tests {
         ("broadcast tree", broadcast::tree),
     ];
 
-    /// The schedules of all ranks of a node, and the ends of their messages.
-    fn node(algorithm: Algorithm, ranks: usize) -> Vec<(Schedule, Ends)> {
+    /// The schedules of all ranks of the first node, and the ends of their messages.
+    fn first_node(algorithm: Algorithm, ranks: usize, local: usize) -> Vec<(Schedule, Ends)> {
         let schedule = |rank| Schedule::new(&algorithm(&Group::all(rank, ranks), &(3..1010)), 100);
-        let of = |rank| {
+        let local: Vec<usize> = (0..local).collect();
+        let of = |&rank: &usize| {
             let mine = schedule(rank);
             let mut ends = Ends::far(&mine);
-            for peer in (0..ranks).filter(|&peer| peer != rank) {
-                ends.meet(&mine, rank, &schedule(peer), peer, peer);
+            for &peer in local.iter().filter(|peer| **peer != rank) {
+                ends.meet(&mine, rank, &schedule(peer), peer, &local);
             }
             (mine, ends)
         };
-        (0..ranks).map(of).collect()
+        local.iter().map(of).collect()
+    }
+
+    /// Of a node alone.
+    fn node(algorithm: Algorithm, ranks: usize) -> Vec<(Schedule, Ends)> {
+        first_node(algorithm, ranks, ranks)
+    }
+
+    /// In a ring of two nodes the second to last rank of each gets the next segment into a place from which nothing went to the
+    /// other node, the last one does not.
+    #[test]
+    fn nothing_is_put_where_a_message_to_another_node_was_sent_from() {
+        let node = first_node(ring::allreduce, 6, 3);
+        let put = |rank: usize| node[rank].1.receives.iter().flatten().any(|from| from.put);
+        assert_eq!([0, 1, 2].map(put), [false, true, false]);
+        // Their senders know.
+        let puts = |rank: usize| node[rank].1.puts.iter().flatten().next().copied();
+        assert_eq!([0, 1, 2].map(puts), [Some(1), None, None]);
     }
 
     /// What a receiver takes is what it would have been sent: from the same place, which is its own place of the range too.
@@ -258,9 +281,7 @@ mod tests {
                             node[last.local_rank].0.sends[last.index].receives,
                             &mut seen,
                         );
-                        let shares = |other: &Message| {
-                            other.range.start < message.range.end && message.range.start < other.range.end
-                        };
+                        let shares = |other: &Message| overlap(&other.range, &message.range);
                         for receive in (0..message.receives).filter(|&at| shares(&schedule.receives[at])) {
                             assert!(seen[rank] > receive, "{name} of {ranks}: {message:?}");
                         }

@@ -418,6 +418,6 @@ fn greatest(world: &World, count: usize) -> Result<usize> {
 }
 
 /// This rank's place, for the record.
-fn place(world: &World) -> Place {
+pub(crate) fn place(world: &World) -> Place {
     Place { rank: world.rank(), size: world.size() }
 }

@@ -24,7 +24,7 @@ use super::{greatest, place};
 use crate::comm::{self, Phase, World};
 use crate::config::{Config, JpegDecoder};
 use crate::data::Sets;
-use crate::device::Device;
+use crate::device::{Device, onednn};
 use crate::error::Result;
 use crate::graph::Shape;
 use crate::optim::{self, Schedule};
@@ -213,7 +213,7 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
 }
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
-/// gives each its own, one that does not gives all of them all.
+/// gives each its own, one that does not gives all of them all. Where they are enough for all threads, oneDNN is told.
 pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
@@ -226,7 +226,11 @@ pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
             "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
         );
     }
-    Ok(wanted.unwrap_or((cores / sharing.max(1)).max(1)))
+    let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
+    if threads * sharing <= cores {
+        onednn::cores_are_own();
+    }
+    Ok(threads)
 }
 
 /// The learning rate at every step, from where the run goes on.

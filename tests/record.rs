@@ -51,7 +51,7 @@ fn description(epochs: u64, steps: u64) -> Description {
             ("rate.base", "0.0010000000474974513"),
             ("rate.schedule", "constant"),
             ("seed", "7"),
-            ("allreduce_used", "auto"),
+            ("allreduce_used", "shm and tree"),
             ("mpi", "MPI 5"),
             ("command", "dltrain --seed 7"),
         ]
@@ -586,7 +586,7 @@ device           cpu: oneDNN 3.9.1, avx512_core
 ranks x threads  2 x 1 on n0 (2)
 batch            64 a rank, 128 in all
 optimizer        adam, learning rate 0.001 (constant), seed 7
-allreduce        auto, 1.6 MB in 2 buckets
+allreduce        shm and tree, 1.6 MB in 2 buckets
 epochs           2 (4 steps)
 test accuracy    - at the end, best 98.06% in epoch 1
 time             3 h 07 min, set-up 3 h 07 min, training steps 0.03 s

@@ -108,9 +108,16 @@ impl Fusion {
         Fusion { staging, ..self }
     }
 
-    /// The name of the collective.
-    pub fn algorithm(&self) -> &'static str {
-        self.allreduce.name()
+    /// What sums the buckets: "shm", or "shm and tree" where they differ.
+    pub fn algorithms(&self) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for bucket in &self.buckets {
+            let name = self.allreduce.algorithm(bucket.slot);
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(" and ")
     }
 
     /// The buckets' times in the last step.

@@ -163,7 +163,7 @@ pub fn prepare(
         }
         return Ok(None);
     }
-    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithm().into()));
+    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();

@@ -12,6 +12,9 @@ use std::process::{Command, Output, Stdio};
 use dltrain::comm::{Family, Library};
 use dltrain::error::Kind;
 
+#[path = "support/job.rs"]
+mod job;
+
 /// What srun sets for every task, whatever `--mpi` says; SLURM_PROCID goes with it.
 const STEP: [(&str, &str); 12] = [
     ("SLURM_JOB_ID", "1"),
@@ -139,4 +142,25 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
         assert!(output.status.success(), "{}", text(&output));
         assert!(!text(&output).contains("srun"), "{}", text(&output));
     }
+}
+
+/// jobs/workstation.sh: as many ranks as asked for, each with all cores to share in, and a record beside the user.
+#[test]
+fn the_workstations_script_starts_its_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("jobs/workstation.sh");
+    let flags = ["--model", "mnist_small", "--batch", "8", "--warmup", "0", "--steps", "2"];
+    let mut job = Command::new(script);
+    job.args(flags).current_dir(&directory).stdin(Stdio::null());
+    job.env("RANKS", "2").env("MPIRUN", job::launcher().join(" ")).env("DLTRAIN", job::DLTRAIN);
+    let done = job::finish(job);
+    assert!(done.success, "{}\n{}", done.stdout, done.stderr);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    assert!(done.stdout.contains(&format!("ranks x threads  2 x {}", (cores / 2).max(1))), "{}", done.stdout);
+    let left = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<String> = left.map(|name| name.to_string_lossy().into_owned()).collect();
+    assert!(
+        matches!(&left[..], [only] if only.starts_with("mnist_small-") && only.ends_with(".h5")),
+        "{left:?}"
+    );
 }

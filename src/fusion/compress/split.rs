@@ -78,46 +78,43 @@ pub enum Unit {
     KeepRight(usize),
 }
 
+/// What every bucket is split by.
+struct How<'a> {
+    scheme: Compression,
+    codec: Option<Box<dyn Codec>>,
+    device: &'a dyn Device,
+    ranks: usize,
+}
+
 impl Split {
     pub fn new(scheme: Compression, plan: &Plan, device: &dyn Device, ranks: usize) -> Split {
         let mut split =
             Split { buckets: Vec::new(), summed: 0, second: 0, residual: 0, right: 0, scratch: 0 };
-        let codec = codec(scheme, ranks);
-        for (index, bucket) in plan.buckets.iter().enumerate() {
-            let range = bucket.bytes.start / 4..bucket.bytes.end / 4;
-            let tail = (index + 1 == plan.buckets.len()).then(|| range.end - TAIL / 4..range.end);
-            let learned = plan.parameters.iter().enumerate().filter(|(_, p)| !p.frozen);
-            let inside = learned.filter(|(_, p)| bucket.bytes.contains(&p.offset));
-            let bucket = split.bucket(scheme, range, tail, inside, device, codec.as_deref(), ranks);
+        let how = How { scheme, codec: codec(scheme, ranks), device, ranks };
+        for index in 0..plan.buckets.len() {
+            let bucket = split.bucket(&how, plan, index);
             split.buckets.push(bucket);
         }
         split
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn bucket<'a>(
-        &mut self,
-        scheme: Compression,
-        range: Range<usize>,
-        tail: Option<Range<usize>>,
-        inside: impl Iterator<Item = (usize, &'a Parameter)>,
-        device: &dyn Device,
-        codec: Option<&dyn Codec>,
-        ranks: usize,
-    ) -> Bucket {
+    fn bucket(&mut self, how: &How, plan: &Plan, index: usize) -> Bucket {
+        let bytes = &plan.buckets[index].bytes;
+        let range = bytes.start / 4..bytes.end / 4;
         let (first, second) = (self.summed, self.second);
         let (mut exact, mut tensors) = (Vec::new(), Vec::new());
-        for (index, parameter) in inside {
+        let learned = plan.parameters.iter().enumerate().filter(|(_, p)| !p.frozen);
+        for (number, parameter) in learned.filter(|(_, p)| bytes.contains(&p.offset)) {
             let start = parameter.offset / 4;
-            match matrix(scheme, parameter) {
+            match matrix(how.scheme, parameter) {
                 Some([rows, columns]) => {
-                    let blocked = reordered(scheme, parameter, device);
-                    tensors.push(self.tensor(scheme, index, start, [rows, columns], blocked));
+                    let blocked = reordered(how.scheme, parameter, how.device);
+                    tensors.push(self.tensor(how.scheme, number, start, [rows, columns], blocked));
                 }
                 None => exact.push(start..start + parameter.layout.bytes() / 4),
             }
         }
-        exact.extend(tail);
+        exact.extend((index + 1 == plan.buckets.len()).then(|| range.end - TAIL / 4..range.end));
         let exact = exact.into_iter().map(|range| {
             let at = self.summed;
             self.summed += range.len();
@@ -125,11 +122,11 @@ impl Split {
         });
         let exact = exact.collect();
         let mut message = 0;
-        let phases = match codec {
-            Some(codec) => gathered(&tensors, codec, &mut message),
+        let phases = match &how.codec {
+            Some(codec) => gathered(&tensors, &**codec, &mut message),
             None => factored(&tensors),
         };
-        self.second += ranks * message;
+        self.second += how.ranks * message;
         let (summed, second) = (first..self.summed, second..self.second);
         Bucket { range, exact, tensors, summed, second, message, phases }
     }

@@ -119,6 +119,8 @@ pub enum AllreduceKind {
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+    /// Between GPUs, past the host, by NVIDIA's NCCL: with --device cuda and a GPU for each rank.
+    Nccl,
 }
 
 impl AllreduceKind {
@@ -133,6 +135,7 @@ impl AllreduceKind {
             AllreduceKind::Hierarchical => "hierarchical",
             AllreduceKind::Shm => "shm",
             AllreduceKind::Vendor => "vendor",
+            AllreduceKind::Nccl => "nccl",
         }
     }
 }

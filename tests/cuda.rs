@@ -4,6 +4,7 @@
 //! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
 //!   done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
+//! - GPUs that add up by themselves (NCCL) give the same bits; what that lacks is said, and a rank that is lost, too;
 //! - mixed images and compressed gradients, too;
 //! - a run stops and goes on, on the GPU and from one device to the other;
 //! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
@@ -62,6 +63,17 @@ fn with_cuda(mut command: Command, variables: &[(&str, &str)], directory: &Path)
     command.env_remove("CUDA_VISIBLE_DEVICES").env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
     command.env("DLTRAIN_CUDNN_CACHE", directory.join("cudnn.json")).envs(variables.iter().copied());
     command
+}
+
+/// A directory of the doubles without those of this name.
+fn all_but(name: &str) -> tempfile::TempDir {
+    let without = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(fake_cuda::libraries()).unwrap().map(|file| file.unwrap()) {
+        if !file.file_name().to_str().unwrap().starts_with(name) {
+            std::os::unix::fs::symlink(file.path(), without.path().join(file.file_name())).unwrap();
+        }
+    }
+    without
 }
 
 /// A job that must fail; its message.
@@ -198,6 +210,95 @@ fn ranks_that_share_a_gpu_train_as_one_and_repeat_their_bits() {
     assert!(!done.stderr.contains("share GPU"), "{}", done.stderr);
 }
 
+/// Two addends have one sum; four are added by another tree of sums than the host's. Late work shows a wait that is missing.
+#[test]
+fn gpus_that_add_up_by_themselves_train_the_same() {
+    let mut results = Results::new();
+    let flags =
+        "--model mnist_small --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 --device cuda";
+    for (ranks, more) in [(1, ""), (2, ""), (2, " --accumulation 2 --clip-norm 0.5"), (4, "")] {
+        let flags = format!("{flags} --batch {}{more}", 16 / ranks);
+        let count = ranks.to_string();
+        let devices = ("FAKE_CUDA_DEVICES", count.as_str());
+        let (staged, _) = results.train_with(ranks, &flags, &[devices]);
+        let flags = format!("{flags} --allreduce nccl");
+        let (first, done) = results.train_with(ranks, &flags, &[devices]);
+        match ranks {
+            4 => close(&first, &staged, "4 ranks"),
+            _ => assert_eq!(first, staged, "{ranks} ranks {more}"),
+        }
+        // A rank alone has nothing to be said of it.
+        let named = done.stdout.lines().any(|line| line.starts_with("allreduce ") && line.contains(" nccl,"));
+        assert!(named || ranks == 1, "{}", done.stdout);
+        if ranks == 2 {
+            let (late, _) = results.train_with(ranks, &flags, &[devices, ("FAKE_CUDA_DELAYED", "1")]);
+            assert_eq!(late, first, "a repeat differs");
+        }
+    }
+    let flags = "--model resnet18 --image-size 32 --classes 10 --batch 2 --steps 2 --lr 0.001 --sync-bn --device cuda";
+    let devices = [("FAKE_CUDA_DEVICES", "2")];
+    let (staged, _) = results.train_with(2, flags, &devices);
+    let (first, _) = results.train_with(2, &format!("{flags} --allreduce nccl --no-overlap"), &devices);
+    assert_eq!(first, staged, "--sync-bn");
+    let dry = ["--dry-run", "--model", "mnist_net", "--device", "cuda", "--allreduce", "nccl"];
+    let dry = finish(with_cuda(job::job(&[(2, &dry)]), &devices, results.directory.path()));
+    let table: Vec<&str> =
+        dry.stdout.lines().skip_while(|line| !line.starts_with("bucket ")).skip(1).collect();
+    let buckets = table.iter().take_while(|line| !line.starts_with("plan hash"));
+    assert!(table.len() > 1 && buckets.clone().all(|line| line.contains(" nccl ")), "{}", dry.stdout);
+}
+
+#[test]
+fn what_nccl_lacks_is_said_before_anything_is_done() {
+    let flags = "--model mnist_small --steps 1 --allreduce nccl";
+    let cuda = format!("{flags} --device cuda");
+    let apart = ("FAKE_CUDA_DEVICES", "2");
+    for (flags, variables, words) in [
+        (&cuda, vec![], ["ranks 0, 1 share a GPU of ", "as many ranks as there are GPUs"]),
+        (&format!("{flags} --device cpu"), vec![], ["computes on the CPU", "--device cuda"]),
+        (&format!("{flags} --device reference"), vec![], ["computes on reference", "--device cuda"]),
+        (&cuda, vec![apart, ("FAKE_NCCL_VERSION", "2708")], ["code 2708", "2.14 or newer"]),
+        (&format!("{cuda} --wire bf16"), vec![apart], ["--wire bf16", "in f32"]),
+        (&format!("{cuda} --compress 1bit"), vec![apart], ["--compress 1bit", "--allreduce nccl"]),
+    ] {
+        let message = refused(2, flags, &variables);
+        words.iter().for_each(|word| assert!(message.contains(word), "{flags} {variables:?}: {message}"));
+    }
+    let without = all_but("libnccl");
+    let path = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
+    let info = finish(with_cuda(job::job(&[(1, &["info"])]), &path, without.path())).stdout;
+    // Unless this machine has one of its own.
+    if info.contains("no NCCL") {
+        let message = refused(2, &cuda, &[apart, path[0]]);
+        let words = ["no NCCL (libnccl.so.2) in ", "pip install", "--allreduce auto runs without"];
+        words.iter().for_each(|word| assert!(message.contains(word), "{message}"));
+    }
+}
+
+/// One of two ranks fails, or never comes to a sum: the other one does not wait for ever.
+#[test]
+fn a_rank_that_is_lost_to_the_others_gpus_ends_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    for (variable, words) in [
+        ("FAKE_CUDA_FAIL=ncclCommInitRankConfig:1", vec!["rank 1 on ", "ncclCommInitRankConfig", "code 3"]),
+        ("FAKE_CUDA_FAIL=ncclCommGetAsyncError:1", vec!["rank 1 on ", "ncclCommGetAsyncError", "code 3"]),
+        ("FAKE_CUDA_FAIL=ncclAllReduce:3", vec!["rank 1 on ", "ncclAllReduce", "code 3 (internal error)"]),
+        ("FAKE_NCCL_HANG=3", vec!["(nccl allreduce)", "waiting for", "--stall-abort ends the job"]),
+    ] {
+        let results = directory.path().join(variable).with_extension("h5");
+        let script = format!(
+            "[ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 1 ] && export {variable}; exec '{DLTRAIN}' --model mnist_small \
+             --batch 4 --steps 5 --device cuda --allreduce nccl --stall-abort 3 --results '{}'",
+            results.display()
+        );
+        let command = job::start(2, &["sh", "-c", &script]);
+        let done = finish(with_cuda(command, &[("FAKE_CUDA_DEVICES", "2")], directory.path()));
+        assert!(!done.success && done.took < job::SECONDS, "{variable}: {:?} {}", done.took, done.stdout);
+        let said = |line: &str| line.contains("error: ") && words.iter().all(|word| line.contains(word));
+        assert!(done.stderr.lines().any(said), "{variable}: {}", done.stderr);
+    }
+}
+
 #[test]
 fn a_run_goes_on_where_it_stopped_also_on_another_device() {
     let mut results = Results::new();
@@ -295,13 +396,7 @@ fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
     let events = String::from_utf8_lossy(&std::fs::read(events).unwrap()).into_owned();
     assert!(["gpu/busy", "gpu/memory", "gpu/power"].iter().all(|tag| events.contains(tag)));
 
-    // Everything but NVML.
-    let without = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(fake_cuda::libraries()).unwrap().map(|file| file.unwrap()) {
-        if !file.file_name().to_str().unwrap().starts_with("libnvidia-ml") {
-            std::os::unix::fs::symlink(file.path(), without.path().join(file.file_name())).unwrap();
-        }
-    }
+    let without = all_but("libnvidia-ml");
     let variables = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
     let info = |variables| finish(with_cuda(job::job(&[(1, &["info"])]), variables, without.path())).stdout;
     assert!(info(&[]).contains("NVML /"), "{}", info(&[]));
@@ -321,9 +416,15 @@ fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
 /// be told.
 #[test]
 fn a_call_that_fails_ends_the_job_with_its_name() {
+    assert!(each_failing("", |_| true) > 30);
+    assert!(each_failing("--allreduce nccl", |name| name.starts_with("nccl")) > 5);
+}
+
+/// Lets each of these calls fail in a run of its own; returns how many there were.
+fn each_failing(flags: &str, of: impl Fn(&str) -> bool) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let flags = format!(
-        "--model mnist_small --data {DIGITS} --batch 32 --steps 2 --device cuda --threads 1 --loader-threads 0"
+        "--model mnist_small --data {DIGITS} --batch 32 --steps 2 --device cuda --threads 1 --loader-threads 0 {flags}"
     );
     let run = |number: usize, variables: &[(&str, &str)]| {
         let mut command = Command::new(DLTRAIN);
@@ -336,8 +437,8 @@ fn a_call_that_fails_ends_the_job_with_its_name() {
     let log = directory.path().join("calls");
     let done = run(0, &[("FAKE_CUDA_LOG", log.to_str().unwrap())]);
     assert!(done.success, "{}{}", done.stdout, done.stderr);
-    let calls = calls_of(directory.path());
-    assert!(calls.len() > 30, "{calls:?}");
+    let mut calls = calls_of(directory.path());
+    calls.retain(|(name, _)| of(name));
     let number = AtomicUsize::new(0);
     let work = || {
         while let Some((name, count)) = calls.get(number.fetch_add(1, Ordering::Relaxed)) {
@@ -355,6 +456,7 @@ fn a_call_that_fails_ends_the_job_with_its_name() {
             scope.spawn(work);
         });
     });
+    calls.len()
 }
 
 /// Which calls are to fail, by name and number, of those in the log of a run.

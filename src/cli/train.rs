@@ -204,6 +204,11 @@ impl Args {
                 self.wire
             )));
         }
+        if let (Some(scheme), AllreduceKind::Nccl) = (self.compress, self.allreduce) {
+            return Err(Error::usage(format!(
+                "--compress {scheme} and --allreduce nccl: gradients are compressed on the host, where NCCL does not come by; leave one out"
+            )));
+        }
         let loss_scale = self.loss_scale.validate(self.precision)?;
         if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
             return Err(Error::usage(format!(
@@ -299,6 +304,7 @@ mod tests {
             (vec!["--stall-abort", "nan"], "--stall-abort NaN"),
             (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
             (vec!["--compress", "1bit", "--precision", "f16"], "--compress 1bit and --precision f16"),
+            (vec!["--compress", "1bit", "--allreduce", "nccl"], "--compress 1bit and --allreduce nccl"),
             (vec!["--loss-scale", "2"], "--loss-scale 2: is for --precision f16"),
             (vec!["--precision", "f16", "--loss-scale-min", "0"], "--loss-scale-min 0"),
             (vec!["--precision", "f16", "--loss-scale", "2", "--loss-scale-min", "4"], "--loss-scale 2"),

@@ -157,7 +157,8 @@ pub const CANDIDATES: [AllreduceKind; 7] = [
 fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters) -> Option<Line> {
     let local = nodes.0[0].len();
     match kind {
-        AllreduceKind::Auto => None,
+        // GPUs do without the host.
+        AllreduceKind::Auto | AllreduceKind::Nccl => None,
         AllreduceKind::Shm if nodes.0.len() > 1 => None,
         AllreduceKind::Hierarchical if !nodes.is_even() => None,
         AllreduceKind::Shm => Some(in_memory(local, 1.0, parameters)),

@@ -86,6 +86,11 @@ pub trait Collective {
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
         Vec::new()
     }
+
+    /// Ends it in order, when nothing is in flight any more. Collective. What is dropped without this is broken off.
+    fn leave(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Makes the algorithm asked for, chosen where that is left open by what was measured. Collective.

@@ -21,6 +21,10 @@ pub struct Choice {
     pub seconds: f64,
 }
 
+/// What a sum between GPUs takes where buckets are cut for one: seconds, and seconds a byte. Assumed, not measured, and shown to
+/// nobody: a launch on every rank, and what a GPU's slot (PCIe 4.0) or a fast network carries.
+const BETWEEN_GPUS: (f64, f64) = (50e-6, 1.0 / 20e9);
+
 /// How ranges are summed in a run.
 #[derive(Debug, Clone)]
 pub struct Selection {
@@ -38,6 +42,9 @@ impl Selection {
         match kind {
             AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
                 "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
+            ))),
+            AllreduceKind::Nccl if wire != Wire::F32 => Err(Error::usage(format!(
+                "--wire {wire}: NCCL sends gradients as they lie on the GPU, in f32; leave --wire out, or use another --allreduce"
             ))),
             AllreduceKind::Shm if nodes.0.len() > 1 => Err(Error::usage(format!(
                 "--allreduce shm works within one node, and the ranks are on {}; use auto or ring",
@@ -59,6 +66,7 @@ impl Selection {
     pub fn choose(&self, bytes: usize, shared: bool) -> Choice {
         let (kind, seconds) = match self.kind {
             AllreduceKind::Auto => self.cost.best(bytes, shared),
+            AllreduceKind::Nccl => (AllreduceKind::Nccl, BETWEEN_GPUS.0 + bytes as f64 * BETWEEN_GPUS.1),
             kind => (kind, self.cost.seconds(kind, bytes).unwrap_or(f64::NAN)),
         };
         Choice { kind, seconds }
@@ -68,7 +76,7 @@ impl Selection {
     pub fn wants_shared(&self, buckets: &[usize]) -> bool {
         let in_memory = |bytes: &usize| match self.choose(*bytes, true).kind {
             AllreduceKind::Shm | AllreduceKind::Hierarchical => true,
-            AllreduceKind::Vendor => false,
+            AllreduceKind::Vendor | AllreduceKind::Nccl => false,
             _ => self.neighbours && scheduled::takes_within(self.wire, true),
         };
         buckets.iter().any(in_memory)
@@ -87,7 +95,7 @@ impl Selection {
         let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
-            AllreduceKind::Shm | AllreduceKind::Vendor => 0,
+            AllreduceKind::Shm | AllreduceKind::Vendor | AllreduceKind::Nccl => 0,
             AllreduceKind::Hierarchical => hierarchical::memory(self.wire, bytes / 4, local, world.nodes()),
             kind => {
                 let shared = shared && world.nodes() == 1;
@@ -100,7 +108,8 @@ impl Selection {
     /// Makes what sums ranges of a region. Collective.
     ///
     /// # Errors
-    /// `Environment`, the same on every rank, when what is asked for needs a shared region and this one is not.
+    /// The same on every rank: `Environment` when what is asked for needs a shared region and this one is not, `Usage` for what
+    /// sums no memory of the host.
     pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
         let kind = match self.kind {
             AllreduceKind::Auto => return Ok(Box::new(PerRange::new(self.clone(), world, region))),
@@ -119,6 +128,9 @@ fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
              --shm-size) or use auto or ring",
             kind.name()
         ))),
+        AllreduceKind::Nccl => Err(Error::usage(
+            "nccl sums between GPUs, and these numbers are the host's; use another algorithm",
+        )),
         _ => Ok(()),
     }
 }
@@ -219,6 +231,7 @@ mod tests {
             (AllreduceKind::Shm, Wire::F32, nodes(2, 1)),
             (AllreduceKind::Hierarchical, Wire::F32, uneven),
             (AllreduceKind::Vendor, Wire::F16, nodes(2, 2)),
+            (AllreduceKind::Nccl, Wire::Bf16, nodes(2, 2)),
         ] {
             let error = Selection::new(kind, wire, &nodes, &Tuning::built_in()).unwrap_err();
             assert!(error.kind == Kind::Usage && error.message.contains("use a"), "{error}");
@@ -228,6 +241,7 @@ mod tests {
             assert!(error.kind == Kind::Environment && error.message.contains("use a"), "{error}");
             assert!(can_work_in(kind, true).is_ok());
         }
+        assert_eq!(can_work_in(AllreduceKind::Nccl, true).unwrap_err().kind, Kind::Usage);
     }
 
     #[test]

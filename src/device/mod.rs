@@ -178,6 +178,34 @@ pub trait Device {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
+    /// What one rank makes and all are given, so that their devices find each other (`join`).
+    fn invitation(&self) -> Result<Vec<u8>> {
+        Err(Error::internal(format!("{} joins no others", self.name())))
+    }
+    /// Begins to join the devices of `ranks` ranks, of which this is number `rank`: see `Group::ready`.
+    fn join(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn Group>> {
+        Err(Error::internal(format!("{} joins no others", self.name())))
+    }
+}
+
+/// The devices of several ranks, which add up over ranks by themselves, past the host. Every rank asks for the same in the
+/// same order. Nothing here waits for others. What is dropped before `leave` was ready is broken off, on all ranks.
+pub trait Group {
+    /// Whether what was asked for last (joining, a sum, leaving) is settled: all have joined, the sum is enqueued, all have left.
+    /// Until then nothing else may be asked for.
+    ///
+    /// # Errors
+    /// `Foreign`: what failed here or on another rank, also of sums that are enqueued.
+    fn ready(&mut self) -> Result<bool>;
+    /// Adds up these `f32` over all ranks, in place, behind all that was enqueued on this rank's device and beside what is
+    /// enqueued after.
+    fn sum(&mut self, memory: &Memory) -> Result<()>;
+    /// Marks the point at which all sums so far are done; not before they are enqueued.
+    fn record(&self) -> Result<Event>;
+    /// Whether they are; what is enqueued on the device from then on finds them.
+    fn reached(&self, event: &Event) -> Result<bool>;
+    /// Begins to end the group in order.
+    fn leave(&mut self) -> Result<()>;
 }
 
 /// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.

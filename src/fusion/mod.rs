@@ -3,12 +3,13 @@
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`). May use: `plan`,
+//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`). May use: `plan`,
 //! `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod adaptive;
 pub mod compress;
 mod exchange;
+mod on_device;
 
 use std::ops::Range;
 use std::time::Instant;
@@ -21,6 +22,7 @@ use crate::plan::Bucket;
 use crate::trace;
 
 pub use exchange::Exchanges;
+pub use on_device::OnDevice;
 
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -44,12 +46,20 @@ pub struct Fusion {
     exchanges: Option<Exchanges>,
     overlap: bool,
     begun: Instant,
-    /// Where the device's gradients are not in memory of the host.
-    staging: Option<Staging>,
+    at: Place,
     /// Buckets whose step has run; of these the first `started` have been started.
     complete: usize,
     started: usize,
     finished: usize,
+}
+
+/// Where gradients are averaged.
+pub enum Place {
+    /// Where the device has them: it is the host's memory.
+    Host,
+    Staged(Staging),
+    /// On a device with memory of its own (`OnDevice`).
+    Device,
 }
 
 /// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
@@ -91,7 +101,7 @@ impl Fusion {
             exchanges: None,
             overlap,
             begun: Instant::now(),
-            staging: None,
+            at: Place::Host,
             complete: 0,
             started: 0,
             finished: 0,
@@ -104,8 +114,13 @@ impl Fusion {
     }
 
     /// For a device with memory of its own.
-    pub fn through(self, staging: Option<Staging>) -> Fusion {
-        Fusion { staging, ..self }
+    pub fn at(self, at: Place) -> Fusion {
+        Fusion { at, ..self }
+    }
+
+    /// Ends what sums the buckets in order. Collective.
+    pub fn leave(mut self) -> Result<()> {
+        self.allreduce.leave()
     }
 
     /// What sums the buckets: "shm", or "shm and tree" where they differ.
@@ -156,13 +171,15 @@ impl Fusion {
     pub fn after_step(&mut self, step: usize, device: &dyn Device) -> Result<()> {
         while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
             let bucket = &mut self.buckets[self.complete];
-            bucket.written = Some(match &self.staging {
-                None => device.record()?,
-                Some(staging) => {
+            bucket.written = match &self.at {
+                Place::Host => Some(device.record()?),
+                Place::Staged(staging) => {
                     let [own, host] = staging.parts(&bucket.bytes);
-                    device.fetch(&own, &host)?
+                    Some(device.fetch(&own, &host)?)
                 }
-            });
+                // The sum is enqueued behind.
+                Place::Device => None,
+            };
             self.complete += 1;
         }
         if self.overlap && self.complete > 0 {
@@ -245,7 +262,7 @@ impl Fusion {
                 trace::record(trace::Kind::Wait, begun, index, 0, 0);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
-            if let Some(staging) = &self.staging {
+            if let Place::Staged(staging) = &self.at {
                 let [own, host] = staging.parts(&self.buckets[index].bytes);
                 device.put(&host, &own)?;
             }

@@ -12,12 +12,12 @@ use super::stop::Flags;
 use super::weights::Start;
 use crate::collective::{Collective, Gather};
 use crate::comm::{Barrier, World};
-use crate::config::Config;
+use crate::config::{AllreduceKind, Config};
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
-use crate::fusion::{Exchanges, Fusion, Staging};
+use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
 use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL};
 use crate::record::BucketTime;
@@ -48,12 +48,16 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let (reduce, compression) = self.reduction(memories)?;
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
-        // A rank alone has nobody to tell, but may still compress.
-        let apart = !device.is_host() && (world.size() > 1 || self.config.compress.is_some());
-        let staging =
-            apart.then(|| Staging { device: memories.averaged.clone(), host: memories.on_host.clone() });
+        let at = match self.config.allreduce {
+            AllreduceKind::Nccl => Place::Device,
+            // A rank alone has nobody to tell, but may still compress.
+            _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
+                Place::Staged(Staging { device: memories.averaged.clone(), host: memories.on_host.clone() })
+            }
+            _ => Place::Host,
+        };
         let program = world.agree(plan.bind(&memories.regions))?;
-        let fusion = fusion.through(staging).with_exchanges(self.exchanges(&program)?);
+        let fusion = fusion.at(at).with_exchanges(self.exchanges(&program)?);
         let trainer = world.agree(self.steps(program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = (!device.is_host() && self.config.data.is_some())
@@ -81,6 +85,11 @@ impl Assembly<'_> {
     /// What sums gradients over ranks, and what compression keeps account of where there is any.
     fn reduction(&self, memories: &Memories) -> Result<(Box<dyn Collective>, Option<Account>)> {
         let (world, selection) = (self.world, &self.averaging.selection);
+        let kind = self.config.allreduce;
+        if kind == AllreduceKind::Nccl {
+            let sums = OnDevice::new(world, kind.name(), self.device, &memories.averaged)?;
+            return Ok((Box::new(sums), None));
+        }
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &memories.gradients))?, None));
         };

@@ -4,7 +4,7 @@ use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
 use crate::comm::World;
-use crate::config::{Compression, Config};
+use crate::config::{AllreduceKind, Compression, Config};
 use crate::error::Result;
 use crate::fusion::adaptive;
 use crate::plan::Plan;
@@ -24,7 +24,7 @@ pub struct Averaging {
 pub struct Expected {
     /// The collective, or that gradients are compressed.
     pub name: &'static str,
-    /// NaN with compression, of which the costs say nothing.
+    /// NaN with compression and between GPUs, of which the costs say nothing.
     pub seconds: f64,
 }
 
@@ -64,7 +64,9 @@ impl Averaging {
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
             None => {
                 let choice = self.selection.choose(*bytes, shared);
-                Expected { name: choice.kind.name(), seconds: choice.seconds }
+                // What cuts between GPUs are made by is nothing to be told.
+                let known = choice.kind != AllreduceKind::Nccl;
+                Expected { name: choice.kind.name(), seconds: if known { choice.seconds } else { f64::NAN } }
             }
         };
         plan.bucket_bytes().iter().map(of).collect()

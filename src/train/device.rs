@@ -2,7 +2,7 @@
 
 use super::place;
 use crate::comm::World;
-use crate::config::{Config, DeviceKind, Precision};
+use crate::config::{AllreduceKind, Config, DeviceKind, Precision};
 use crate::device::Device;
 use crate::device::cuda::{self, Cuda};
 use crate::device::onednn::{self, Cpu};
@@ -15,6 +15,19 @@ use crate::record;
 /// # Errors
 /// The same on every rank: what the machine lacks, or a precision that the device has not.
 pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+    let device = open_any(world, config, threads)?;
+    let sums = match config.allreduce {
+        AllreduceKind::Nccl if device.is_host() => Err(Error::usage(format!(
+            "--allreduce nccl sums between GPUs, and this run computes on {}; use --device cuda, or another --allreduce",
+            if device.name() == "cpu" { "the CPU" } else { device.name() }
+        ))),
+        _ => Ok(()),
+    };
+    world.agree(sums)?;
+    Ok(device)
+}
+
+fn open_any(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
     match config.device {
         DeviceKind::Reference => {
             let served = [Precision::F32, Precision::Bf16, Precision::F16];
@@ -94,7 +107,11 @@ fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box
     world.agree(
         precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
     )?;
-    let sharers = sharers(world, gpu)?;
+    let nccl = config.allreduce == AllreduceKind::Nccl;
+    if nccl {
+        world.agree(cuda::nccl_found())?;
+    }
+    let sharers = sharers(world, gpu, nccl)?;
     let device = Cuda::new(ordinal, config.precision == Precision::Tf32, sharers)
         .map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host())));
     Ok(Box::new(world.agree(device)?))
@@ -131,11 +148,21 @@ fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
     }
 }
 
-/// How many ranks have this rank's GPU; sharing is said once for each GPU. Collective.
-fn sharers(world: &World, gpu: &cuda::Gpu) -> Result<usize> {
+/// How many ranks have this rank's GPU; sharing is said once for each GPU, or an error with `nccl`, which cannot. Collective.
+fn sharers(world: &World, gpu: &cuda::Gpu, nccl: bool) -> Result<usize> {
     let mine = format!("{} {}", world.node(), gpu.identity);
     let all = world.gather_text(&mine)?;
-    let ranks: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] == mine).collect();
+    let with = |gpu: &String| (0..all.len()).filter(|&rank| all[rank] == *gpu).collect::<Vec<_>>();
+    if let Some(shared) = all.iter().map(with).find(|ranks| nccl && ranks.len() > 1) {
+        let ranks: Vec<String> = shared.iter().map(usize::to_string).collect();
+        return world.agree(Err(Error::usage(format!(
+            "--allreduce nccl: ranks {} share a GPU of {}, and NCCL wants one for each rank. Start as many ranks as there \
+             are GPUs, or use another --allreduce",
+            ranks.join(", "),
+            world.host_of(shared[0])
+        ))));
+    }
+    let ranks = with(&mine);
     if ranks.len() > 1 && ranks[0] == world.rank() {
         log::warn!(
             "{} ranks share GPU {} ({}) of {}: they take turns on it. Start as many ranks as there are GPUs",

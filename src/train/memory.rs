@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::weights::Start;
 use crate::comm::{Common, Region, World};
-use crate::config::Config;
+use crate::config::{AllreduceKind, Config};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Layout, Memory, Rule, Scalars};
 use crate::error::{Error, Result};
@@ -98,10 +98,12 @@ impl Memories {
         config: &Config,
         shared: bool,
     ) -> Result<Memories> {
-        let gradients = Region::allocate(world, sizes.gradients, shared)?;
+        // Where devices add up by themselves the host has none.
+        let staged = config.allreduce != AllreduceKind::Nccl;
+        let gradients = Region::allocate(world, if staged { sizes.gradients } else { 0 }, shared)?;
         let on_host = as_memory(&gradients);
         let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };
-        if !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
+        if staged && !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
             device.lock(&on_host);
         }
         // With accumulation a micro-step's own gradients are apart from their sum.

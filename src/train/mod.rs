@@ -58,6 +58,15 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     };
     let outcome = epochs(world, &mut job, &mut recorder)
         .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
+    let fusion = job.trainer.fusion;
+    let left = match &outcome {
+        // Others may wait for this rank, and a device with them: what devices do together is broken off.
+        Err(error) if !world.is_agreed(error) => {
+            drop(fusion);
+            Ok(())
+        }
+        _ => fusion.leave(),
+    };
     // An orderly end waits until the last checkpoint is on disk.
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
@@ -68,7 +77,7 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
         Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
         _ => timeline.finish(world, labels()),
     };
-    outcome?;
+    outcome.and(left)?;
     world.agree(closed)?;
     drawn
 }

@@ -6,7 +6,7 @@ use super::memory::Sharing;
 use super::network::Network;
 use super::resident;
 use crate::comm::World;
-use crate::config::{Config, SyncBatchNorm};
+use crate::config::{AllreduceKind, Config, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -148,7 +148,8 @@ fn extent(
         Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
     };
     // Gradients go to the host for the others to see.
-    messages += if own_memory { plan.sizes.gradients } else { 0 };
+    let staged = own_memory && config.allreduce != AllreduceKind::Nccl;
+    messages += if staged { plan.sizes.gradients } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =

@@ -25,8 +25,9 @@ build libcublas.so.13 -DFAKE_CUBLAS_VERSION=130000 cublas.cpp "${driver[@]}"
 build libcublas.so.12 -DFAKE_CUBLAS_VERSION=120900 cublas.cpp "${driver[@]}"
 build libcudnn.so.9 cudnn.cpp "${driver[@]}"
 build libnvidia-ml.so.1 nvml.cpp "${driver[@]}"
+build libnccl.so.2 nccl.cpp "${driver[@]}"
 for version in 12 13; do build "libcublasLt.so.$version" -x c++ /dev/null; done
-for library in cuda cublas cublasLt cudnn nvidia-ml; do
+for library in cuda cublas cublasLt cudnn nvidia-ml nccl; do
     newest=$(cd "$to" && printf '%s\n' "lib$library".so.* | sort -V | tail -n 1)
     ln -sf "$newest" "$to/lib$library.so"
 done

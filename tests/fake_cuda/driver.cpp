@@ -171,6 +171,15 @@ int fake_enqueue(void *handle, const char *, std::function<void()> *work) {
     return poisoned;
 }
 
+int fake_enqueue_waiting(void *handle, std::function<bool()> *work) {
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
+    stream::Stream *in = stream::of(handle);
+    if (!in) return INVALID_HANDLE;
+    if (in->capture) return in->broken = true, STREAM_CAPTURE_UNSUPPORTED;
+    stream::put(in, *work);
+    return poisoned;
+}
+
 void fake_fault(const char *what) {
     fprintf(stderr, "fake CUDA: %s reaches beyond device memory\n", what);
     poisoned = ILLEGAL_ADDRESS;
@@ -532,7 +541,7 @@ int cuStreamWaitEvent(void *handle, void *event, unsigned) {
         return in->capture == point->captured ? SUCCESS : STREAM_CAPTURE_INVALIDATED;
     }
     if (in->capture) return in->broken = true, STREAM_CAPTURE_UNSUPPORTED;
-    stream::put(in, [point] { stream::reach(point); });
+    stream::put(in, [point] { return stream::reach(point); });
     return poisoned;
 }
 
@@ -550,7 +559,8 @@ int cuEventQuery(void *event) {
 int cuEventSynchronize(void *event) {
     OUTSIDE_CAPTURE(cuEventSynchronize);
     if (!is(event)) return INVALID_HANDLE;
-    if (const auto point = ((stream::Event *)event)->point) stream::reach(point);
+    if (const auto point = ((stream::Event *)event)->point)
+        while (!stream::reach(point)) usleep(100);
     return poisoned;
 }
 

@@ -11,6 +11,8 @@ extern "C" int fake_call(const char *name);
 extern "C" void *fake_address(const void *device, size_t bytes);
 // Puts work into a stream; the driver's code.
 extern "C" int fake_enqueue(void *stream, const char *what, std::function<void()> *work);
+// The same for work that other processes take part in: it is tried again until it answers true.
+extern "C" int fake_enqueue_waiting(void *stream, std::function<bool()> *work);
 // Whether a stream is one.
 extern "C" bool fake_is_stream(void *stream);
 

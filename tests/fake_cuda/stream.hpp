@@ -9,11 +9,27 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
+#include <unistd.h>
 #include <vector>
 
 namespace stream {
 
-using Work = std::function<void()>;
+// Something to do; false: it cannot be done yet, because it waits for other processes.
+class Work {
+    std::function<bool()> go;
+
+public:
+    template <class F> Work(F does) {
+        if constexpr (std::is_same<decltype(does()), bool>::value) go = does;
+        else
+            go = [does] {
+                does();
+                return true;
+            };
+    }
+    bool operator()() const { return go(); }
+};
 
 // What a captured graph replays.
 struct Graph {
@@ -64,17 +80,24 @@ inline Stream *of(void *handle) {
     return all().count(asked) ? asked : nullptr;
 }
 
-// Does the oldest work of a stream; false: there is none.
+// Does the oldest work of a stream; false: there is none, or it cannot be done yet.
 inline bool step(Stream *of) {
     if (of->waiting.empty()) return false;
     const Work work = std::move(of->waiting.front());
     of->waiting.pop_front();
-    work();
-    return true;
+    if (work()) return true;
+    of->waiting.push_front(work);
+    return false;
 }
 
-inline void drain(Stream *of) {
+// Does what can be done now.
+inline void advance(Stream *of) {
     while (step(of)) {}
+}
+
+// Does all of it, and waits for what other processes have to do.
+inline void drain(Stream *of) {
+    for (advance(of); !of->waiting.empty(); advance(of)) usleep(100);
 }
 
 inline void drain_all() {
@@ -89,11 +112,13 @@ inline void put(Stream *into, Work work) {
     into->waiting.push_back(std::move(work));
     // The default stream waits for all others, and they for it.
     if (into == fallback()) drain_all();
-    if (!delayed()) drain(into);
+    if (!delayed()) advance(into);
 }
 
-inline void reach(const std::shared_ptr<Point> &point) {
+// Goes on until a point is reached; false: not yet.
+inline bool reach(const std::shared_ptr<Point> &point) {
     while (!point->reached && all().count(point->of) && step(point->of)) {}
+    return point->reached || !all().count(point->of);
 }
 
 // Whether any stream is captured: calls that would wait, or allocate, are refused then, and spoil the capture.

@@ -84,6 +84,7 @@ pub fn text(kind: Kind, code: c_int) -> String {
     // Not `libraries()`: a code may come while these are being opened.
     match kind {
         Kind::Blas => sys::blas_text(code).into(),
+        Kind::Nccl => super::nccl::words(code).unwrap_or_else(unknown),
         Kind::Dnn => libraries().map_or_else(|_| unknown(), |libraries| libraries.dnn_words(code)),
         Kind::Driver => {
             let Some(get) = cuda().ok().and_then(|cuda| cuda.text) else { return unknown() };
@@ -235,14 +236,14 @@ fn no_cudnn(places: &[PathBuf]) -> String {
     }
 }
 
-fn listed(places: &[PathBuf]) -> String {
+pub fn listed(places: &[PathBuf]) -> String {
     let mut names: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     names.push("the loader's own places".into());
     names.join(", ")
 }
 
 /// The first library of this name that opens, in the places or where the loader looks, and its file.
-fn first(places: &[PathBuf], name: &str) -> Option<(Library, PathBuf)> {
+pub fn first(places: &[PathBuf], name: &str) -> Option<(Library, PathBuf)> {
     let files = places.iter().map(|place| place.join(name)).filter(|path| path.exists());
     let files: Vec<PathBuf> = files.chain([PathBuf::from(name)]).collect();
     files.into_iter().find_map(|path| {
@@ -252,7 +253,7 @@ fn first(places: &[PathBuf], name: &str) -> Option<(Library, PathBuf)> {
 }
 
 /// Directories that may hold CUDA's libraries, those that are there, in the order in which they are tried.
-fn places() -> Vec<PathBuf> {
+pub fn places() -> Vec<PathBuf> {
     let mut places = given();
     if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
         places.push(directory.to_path_buf());
@@ -289,7 +290,7 @@ fn wheels(lib: &Path) -> Vec<PathBuf> {
 }
 
 /// The file that a library's function was loaded from.
-fn file_of(library: &Library, name: &[u8]) -> Option<PathBuf> {
+pub fn file_of(library: &Library, name: &[u8]) -> Option<PathBuf> {
     // SAFETY: only the address is looked at.
     let address = *unsafe { library.get::<*const c_void>(name) }.ok()?;
     file_of_function(address.cast())

@@ -1,7 +1,7 @@
 //! The GPU of one rank: CUDA's driver, cuBLAS and cuDNN, loaded at run time, in three layers.
 //!
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
-//!   `nvml` reads the GPU's own meter;
+//!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `tune` remembers which engines were chosen, `gpu` is
 //!   all of it for one GPU;
@@ -24,6 +24,7 @@ mod kernel;
 mod layout;
 mod library;
 mod linear;
+mod nccl;
 mod norm;
 mod nvml;
 mod pool;
@@ -38,11 +39,12 @@ use std::rc::Rc;
 
 use self::handle::Registered;
 use self::kernel::CudaKernel;
-use super::{Device, Event, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step, Usage};
+use super::{Device, Event, Group, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step, Usage};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
 pub use library::{Found, has_driver};
+pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
 pub use probe::{Driver, Gpu, probe};
 
@@ -293,6 +295,14 @@ impl Device for Cuda {
         }
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
         Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
+    }
+
+    fn invitation(&self) -> Result<Vec<u8>> {
+        nccl::unique_id()
+    }
+
+    fn join(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn Group>> {
+        Ok(Box::new(nccl::Communicator::join(&self.gpu, invitation, rank, ranks)?))
     }
 }
 

@@ -30,9 +30,10 @@ pub enum Kind {
     Driver,
     Blas,
     Dnn,
+    Nccl,
 }
 
-/// CUDA_SUCCESS, CUBLAS_STATUS_SUCCESS and CUDNN_STATUS_SUCCESS.
+/// CUDA_SUCCESS, CUBLAS_STATUS_SUCCESS, CUDNN_STATUS_SUCCESS and ncclSuccess.
 const SUCCESS: c_int = 0;
 pub const CUDA_ERROR_OUT_OF_MEMORY: c_int = 2;
 pub const CUDA_ERROR_NO_DEVICE: c_int = 100;
@@ -88,6 +89,7 @@ impl From<Failed> for Error {
             Kind::Driver => "CUDA driver",
             Kind::Blas => "cuBLAS",
             Kind::Dnn => "cuDNN",
+            Kind::Nccl => "NCCL",
         };
         let mut error = Error::foreign(name, call, code.into(), library::text(library, code));
         if library == Kind::Driver && code == CUDA_ERROR_OUT_OF_MEMORY {
@@ -218,7 +220,46 @@ table! {
     );
 }
 
+/// ncclComm_t
+pub type NcclComm = *mut c_void;
+
+/// ncclUniqueId
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct NcclUniqueId(pub [u8; 128]);
+
+/// ncclConfig_t as far as NCCL 2.14 had it. The library reads `size` bytes, and takes its own values for what came later.
+#[repr(C)]
+pub struct NcclConfig {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub blocking: c_int,
+}
+
+table! {
+    /// NCCL 2.14 or newer.
+    Nccl of Kind::Nccl;
+    ncclGetVersion(version: *mut c_int);
+    ncclGetUniqueId(id: *mut NcclUniqueId);
+    ncclCommInitRankConfig(comm: *mut NcclComm, ranks: c_int, id: NcclUniqueId, rank: c_int, config: *mut NcclConfig);
+    ncclCommGetAsyncError(comm: NcclComm, code: *mut c_int);
+    ncclAllReduce(
+        from: *const c_void,
+        to: *mut c_void,
+        count: usize,
+        datatype: c_int,
+        operation: c_int,
+        comm: NcclComm,
+        stream: CUstream
+    );
+    ncclCommFinalize(comm: NcclComm);
+    ncclCommDestroy(comm: NcclComm);
+    ncclCommAbort(comm: NcclComm);
+}
+
 /// Functions that do not answer with a status.
+pub type NcclLastError = unsafe extern "C" fn(NcclComm) -> *const c_char;
 pub type ErrorText = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 pub type DriverVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 pub type DnnVersion = unsafe extern "C" fn() -> usize;

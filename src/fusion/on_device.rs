@@ -1,0 +1,129 @@
+//! Sums that the devices of all ranks make by themselves: gradients never come to the host.
+
+use std::ops::Range;
+
+use crate::collective::{Collective, Slot};
+use crate::comm::{Awaited, Wait, World};
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Event, Group, Memory};
+use crate::error::{Error, Kind, Result};
+
+/// Sums of parts of a device's memory. A bucket's is enqueued behind the step that completes it, and the host only looks whether
+/// it is done.
+pub struct OnDevice {
+    name: &'static str,
+    group: Box<dyn Group>,
+    memory: Memory,
+    /// Each range in elements; in flight, the point behind its sum.
+    slots: Vec<(Range<usize>, Option<Event>)>,
+}
+
+impl OnDevice {
+    /// Joins the devices of all ranks, and lets them add up numbers whose sum is known. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank where the first call fails; else of the ranks that notice what failed.
+    pub fn new(world: &World, name: &'static str, device: &dyn Device, memory: &Memory) -> Result<OnDevice> {
+        let own = if world.rank() == 0 { device.invitation() } else { Ok(Vec::new()) };
+        let text: Vec<String> = world.agree(own)?.iter().map(u8::to_string).collect();
+        let text = world.broadcast_text(&text.join(" "))?;
+        let damaged = |_| Error::internal("an invitation came damaged from another rank");
+        let invitation = text.split(' ').map(str::parse).collect::<std::result::Result<Vec<u8>, _>>();
+        let invitation = invitation.map_err(damaged)?;
+        let group = world.agree(device.join(&invitation, world.rank(), world.size()))?;
+        let mut sums = OnDevice { name, group, memory: memory.clone(), slots: Vec::new() };
+        sums.settle("all ranks' GPUs to join")?;
+        sums.prove(world, device)?;
+        Ok(sums)
+    }
+
+    /// Waits until what was asked for last is settled.
+    fn settle(&mut self, what: &str) -> Result<()> {
+        let mut wait = Wait::new();
+        while !self.group.ready()? {
+            wait.idle(|| Awaited { what: format!("{what} ({})", self.name), peers: Vec::new() })?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the sum of a part of memory, and marks its end.
+    fn enqueue(&mut self, memory: &Memory) -> Result<Event> {
+        self.group.sum(memory)?;
+        // Until it is enqueued there is nothing behind which a mark could be set. That takes a launch; the first time also what
+        // the library has to agree on with the other ranks.
+        self.settle("a sum to start")?;
+        self.group.record()
+    }
+
+    /// Adds up numbers whose sum every rank knows.
+    fn prove(&mut self, world: &World, device: &dyn Device) -> Result<()> {
+        let (rank, ranks) = (world.rank() as f32, world.size() as f32);
+        let mut numbers = [rank + 1.0, 1.0, 0.0, 2.0 * rank];
+        let memory = device.allocate(size_of_val(&numbers))?;
+        device.upload(bytes_of(&numbers), &memory)?;
+        let event = self.enqueue(&memory)?;
+        let mut wait = Wait::new();
+        while !self.done(&event)? {
+            wait.idle(|| Awaited { what: format!("the first sum ({})", self.name), peers: Vec::new() })?;
+        }
+        drop(wait);
+        device.download(&memory, bytes_of_mut(&mut numbers))?;
+        let expected = [ranks * (ranks + 1.0) / 2.0, ranks, 0.0, ranks * (ranks - 1.0)];
+        let told = || {
+            let text = format!(
+                "--allreduce {} adds up wrongly here: {numbers:?} in place of {expected:?}; use another --allreduce",
+                self.name
+            );
+            Err(Error::new(Kind::Foreign, text))
+        };
+        world.agree(if numbers == expected { Ok(()) } else { told() })
+    }
+
+    /// Whether a sum is done. What was lost on the way is told also by those who wait for it.
+    fn done(&mut self, event: &Event) -> Result<bool> {
+        self.group.ready()?;
+        self.group.reached(event)
+    }
+}
+
+impl Collective for OnDevice {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        self.slots.push((range, None));
+        Ok(self.slots.len() - 1)
+    }
+
+    fn start(&mut self, slot: Slot) -> Result<()> {
+        let range = &self.slots[slot].0;
+        let part = self.memory.slice(range.start * size_of::<f32>(), range.len() * size_of::<f32>());
+        let event = if range.is_empty() { None } else { Some(self.enqueue(&part)?) };
+        self.slots[slot].1 = event;
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        self.group.ready()?;
+        let mut moved = false;
+        for (_, flying) in &mut self.slots {
+            if let Some(event) = flying
+                && self.group.reached(event)?
+            {
+                *flying = None;
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn is_done(&self, slot: Slot) -> bool {
+        self.slots[slot].1.is_none()
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        self.group.leave()?;
+        self.settle("all ranks to end their sums")
+    }
+}

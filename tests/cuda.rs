@@ -6,6 +6,7 @@
 //! - ranks that share a GPU, or have one each, train as one rank does;
 //! - GPUs that add up by themselves (NCCL) give the same bits; what that lacks is said, and a rank that is lost, too;
 //! - mixed images and compressed gradients, too;
+//! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
 //! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
 //!   is done;
@@ -183,6 +184,43 @@ fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
         assert!(done.success, "{}{}", done.stdout, done.stderr);
     }
     assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+}
+
+/// A quarter of the bytes and the same bits, also where work is done as late as it may be, and of places without an image. What
+/// pixels cannot say comes as numbers.
+#[test]
+fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
+    let mut results = Results::new();
+    let digits = "--data synthetic:shapes:24 --batch 3 --steps 2 --accumulation 2";
+    let digits = format!("--model mnist_small {digits} --optimizer sgd --lr 0.01 --device cuda");
+    let shapes = "--model resnet18 --image-size 32 --classes 10 --data synthetic:shapes:8 --batch 3 --optimizer sgd \
+                  --lr 0.001 --device cuda --epochs 1";
+    let late = [("FAKE_CUDA_DELAYED", "1")];
+    for (ranks, flags, variables) in [
+        (2, digits, &late[..]),
+        (1, shapes.into(), &[]),
+        (1, format!("{shapes} --precision bf16 --steps 1"), &[]),
+    ] {
+        let mut losses = |variables: &[(&str, &str)]| {
+            let (steps, _) = results.train_with(ranks, &flags, variables);
+            let path = results.directory.path().join(format!("run{}.h5", results.runs));
+            (steps, series(&path, "epochs/test_loss"), series(&path, "epochs/test_accuracy"))
+        };
+        let numbers = losses(&[("DLTRAIN_CUDA_PIXELS", "0")]);
+        assert!(numbers.1[0].is_finite());
+        assert_eq!(losses(variables), numbers, "{flags}");
+    }
+    let input = |flags: &str| {
+        let flags = format!("{shapes} --dry-run {flags}");
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        finish(with_cuda(job::job(&[(1, &flags)]), &[], results.directory.path())).stdout
+    };
+    for (flags, pixels) in [("", true), ("--augment cifar", true), ("--augment lighting", false)] {
+        assert_eq!(input(flags).contains("own:images"), pixels, "{flags}: {}", input(flags));
+    }
+    for flags in ["--augment cutout", "--augment mixup", "--device cpu"] {
+        assert!(!input(flags).contains("normalise"), "{flags}");
+    }
 }
 
 /// Also where work is done as late as it may be: a wait that is missing would show.

@@ -232,6 +232,36 @@ fn ranks_and_threads_change_nothing() {
     }
 }
 
+/// What a GPU gets to normalise is what a CPU reads, to the bit, whether the pictures have colours or not.
+#[test]
+fn pixels_with_their_normalisation_are_the_images() {
+    let root = folder(9);
+    let grey = Picture {
+        pixels: (0..40 * 50).map(|at| (at % 251) as u8).collect(),
+        height: 40,
+        width: 50,
+        channels: 1,
+    };
+    put(root.path(), "train/ant/grey.png", &png(&grey));
+    for augment in ["none", "imagenet,randaugment,jitter", "cifar"] {
+        let sets = open(root.path(), &augmented(augment)).unwrap();
+        let data::Normalisation { scale, shift } = sets.pixels().unwrap();
+        let mut number = [0f32; 3072];
+        for index in 0..sets.training.len() {
+            let mut pixels = [0u8; 3072];
+            let class = sets.training.read_pixels(1, index, &mut pixels, &mut Scratch::default()).unwrap();
+            for (at, &byte) in pixels.iter().enumerate() {
+                number[at % 3 * 1024 + at / 3] = f32::from(byte) * scale[at % 3] + shift[at % 3];
+            }
+            assert_eq!(number[..], read(&sets.training, 1, index), "{augment}, image {index}");
+            assert_eq!(class, sets.training.label(index));
+        }
+    }
+    for augment in ["lighting", "cutout", "mixup", "cutmix"] {
+        assert_eq!(open(root.path(), &augmented(augment)).unwrap().pixels(), None, "{augment}");
+    }
+}
+
 /// Every image is mixed with the next of the epoch, as that one is without mixing; the shares say how, and no evaluation is.
 #[test]
 fn mixed_images_are_those_of_the_unmixed_epoch() {

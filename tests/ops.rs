@@ -106,6 +106,7 @@ fn upload(device: &dyn Device, host: &Host) -> There {
             let halves: Vec<bf16> = host.values.iter().map(|&v| bf16::from_f32(v)).collect();
             device.upload(bytes_of(&halves), &memory)
         }
+        DType::U8 => device.upload(&host.values.iter().map(|&v| v as u8).collect::<Vec<_>>(), &memory),
         _ => {
             let integers: Vec<i32> = host.values.iter().map(|&v| v as i32).collect();
             device.upload(bytes_of(&integers), &memory)
@@ -968,6 +969,28 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
             }
         }
     });
+}
+
+/// On a GPU: on a CPU nobody asks for it. The second of the places holds no image.
+#[test]
+fn pixels_become_the_images_that_they_are_defined_to_be() {
+    let devices = if on_gpu() { devices() } else { Vec::new() };
+    let op = Op::Normalise { scale: [0.017, 0.018, 0.019], shift: [-2.1, -2.0, -1.8] };
+    for [n, c, h, w] in [[3, 3, 5, 7], [2, 1, 4, 4]] {
+        let pixels: Vec<f32> = (0..n * h * w * c).map(|at| (at * 89 % 256) as f32).collect();
+        let pixels = Host { spec: Spec { dtype: DType::U8, ..spec(&[n, h, w, c]) }, values: pixels };
+        let values = (0..n).map(|place| if place == 1 { -1.0 } else { place as f32 }).collect();
+        let labels = Host { spec: Spec { dtype: DType::I32, ..spec(&[n]) }, values };
+        for y in [spec(&[n, c, h, w]), bf16_spec(&[n, c, h, w])] {
+            let (_, expected) = through(&Reference, &op, &[&pixels, &labels], from_ref(&y), None);
+            assert!(expected[0][c * h * w..][..c * h * w].iter().all(|&value| value == 0.0));
+            for &device in &devices {
+                let there = [&pixels, &labels].map(|host| upload(device, host));
+                let (kernel, found) = apply(device, &op, &[&there[0], &there[1]], from_ref(&y), None);
+                assert_eq!(download(device, &found[0]), expected[0], "{}", kernel.implementation());
+            }
+        }
+    }
 }
 
 /// What makes a network of concatenations run without reorders: whole blocks stay blocked, forward and backward.

@@ -72,6 +72,10 @@ impl Dataset for Images {
         self.colours
     }
 
+    fn channels(&self) -> Option<usize> {
+        Some(self.channels)
+    }
+
     fn frame(&self) -> Frame {
         Frame::Whole
     }

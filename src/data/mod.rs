@@ -32,7 +32,7 @@ pub use detect::{Parts, open, parts};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
-pub use sample::{Samples, Scratch, shorter_side};
+pub use sample::{Normalisation, Samples, Scratch, shorter_side};
 pub use shard::{Sharding, block_order, epoch_order};
 pub use synthetic::synthetic;
 
@@ -68,6 +68,11 @@ pub trait Dataset: Send + Sync {
 
     /// By which images are normalised.
     fn colours(&self) -> Colours;
+
+    /// How many channels every picture has, where all have as many.
+    fn channels(&self) -> Option<usize> {
+        None
+    }
 
     /// What of an image evaluation looks at.
     fn frame(&self) -> Frame;
@@ -114,6 +119,14 @@ pub struct Sets {
     pub training: Samples,
     /// `None` where the data have no part for it.
     pub test: Option<Samples>,
+}
+
+impl Sets {
+    /// How pixels become numbers, where all that differs between images is pixels: a device can then do it.
+    pub fn pixels(&self) -> Option<Normalisation> {
+        let own = self.training.pixels();
+        own.filter(|_| self.test.as_ref().is_none_or(|test| test.pixels() == own))
+    }
 }
 
 /// What a run wants of a data set.

@@ -77,8 +77,10 @@ pub struct Chosen {
 /// What a rank reads at a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// (N,C,H,W)
+    /// (N,C,H,W); empty where there are `pixels`.
     pub images: Vec<f32>,
+    /// (N,H,W,C), for a device that normalises them: of `Samples` that are `pixels`.
+    pub pixels: Vec<u8>,
     /// (N) classes; `PADDING` where there is no image.
     pub labels: Vec<i32>,
     /// (N) classes of what was mixed into the images, and the shares of the images themselves: 1 where nothing was.
@@ -93,6 +95,7 @@ impl Batch {
     pub fn new(count: usize, values: usize) -> Batch {
         Batch {
             images: vec![0.0; count * values],
+            pixels: Vec::new(),
             labels: vec![PADDING; count],
             others: vec![PADDING; count],
             shares: vec![1.0; count],
@@ -100,11 +103,22 @@ impl Batch {
         }
     }
 
+    /// Room for so many images as pixels of so many values.
+    pub fn of_pixels(count: usize, values: usize) -> Batch {
+        Batch { pixels: vec![0; count * values], ..Batch::new(count, 0) }
+    }
+
     /// Room for as many images as another.
     fn like(other: &Batch) -> Batch {
-        let count = other.labels.len();
-        Batch::new(count, other.images.len() / count.max(1))
+        let (images, pixels) = (vec![0.0; other.images.len()], vec![0; other.pixels.len()]);
+        Batch { images, pixels, ..Batch::new(other.labels.len(), 0) }
     }
+}
+
+/// Where an image goes.
+enum Image<'a> {
+    Numbers(&'a mut [f32]),
+    Pixels(&'a mut [u8]),
 }
 
 /// A batch under way from the thread that fills it, or back.
@@ -269,12 +283,15 @@ impl Job {
         &self,
         chosen: &'a Chosen,
         batch: &'a mut Batch,
-    ) -> impl Iterator<Item = (u32, &'a mut [f32], &'a mut i32)> {
+    ) -> impl Iterator<Item = (u32, Image<'a>, &'a mut i32)> {
         let (size, more) = (self.size(), chosen.images.len() - chosen.count);
         batch.partners.0.resize(more * size, 0.0);
         batch.partners.1.resize(more, PADDING);
-        let own = batch.images.chunks_exact_mut(size).zip(&mut batch.labels).take(chosen.count);
-        let partners = batch.partners.0.chunks_exact_mut(size).zip(&mut batch.partners.1);
+        // One of the two is empty.
+        let images = batch.images.chunks_exact_mut(size).map(Image::Numbers);
+        let images = images.chain(batch.pixels.chunks_exact_mut(size).map(Image::Pixels));
+        let own = images.zip(&mut batch.labels).take(chosen.count);
+        let partners = batch.partners.0.chunks_exact_mut(size).map(Image::Numbers).zip(&mut batch.partners.1);
         let indices = chosen.images.iter();
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
@@ -282,7 +299,8 @@ impl Job {
     /// Mixes what was read, where it is to be, and makes zeros where there is no image.
     fn finish(&self, chosen: &Chosen, batch: &mut Batch) {
         let (size, count, apart) = (self.size(), chosen.count, chosen.images.len() - chosen.count);
-        batch.images[count * size..].fill(0.0);
+        batch.images.iter_mut().skip(count * size).for_each(|value| *value = 0.0);
+        batch.pixels.iter_mut().skip(count * size).for_each(|value| *value = 0);
         batch.labels[count..].fill(PADDING);
         batch.others.copy_from_slice(&batch.labels);
         batch.shares.fill(1.0);
@@ -307,15 +325,21 @@ impl Job {
         }
     }
 
-    fn read(&self, epoch: usize, index: usize, image: &mut [f32]) -> i32 {
-        let read = SCRATCH.with_borrow_mut(|scratch| self.samples.read(epoch, index, image, scratch));
+    fn read(&self, epoch: usize, index: usize, mut image: Image) -> i32 {
+        let read = SCRATCH.with_borrow_mut(|scratch| match &mut image {
+            Image::Numbers(image) => self.samples.read(epoch, index, image, scratch),
+            Image::Pixels(image) => self.samples.read_pixels(epoch, index, image, scratch),
+        });
         match read {
             Ok(label) => {
                 self.bad.in_a_row.store(0, Ordering::Relaxed);
                 label
             }
             Err(error) => {
-                image.fill(0.0);
+                match image {
+                    Image::Numbers(image) => image.fill(0.0),
+                    Image::Pixels(image) => image.fill(0),
+                }
                 self.bad.note(index % self.samples.set().len(), error);
                 PADDING
             }

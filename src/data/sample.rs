@@ -16,6 +16,13 @@ use crate::config::{Augment, Augmentation};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 
+/// How pixels become numbers: a byte becomes `byte · scale + shift`, by channel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Normalisation {
+    pub scale: [f32; 3],
+    pub shift: [f32; 3],
+}
+
 /// A data set as a model reads it.
 #[derive(Clone)]
 pub struct Samples {
@@ -24,9 +31,7 @@ pub struct Samples {
     augment: Augment,
     seed: u64,
     repeat: usize,
-    /// A byte becomes `byte · scale + shift`, by channel.
-    scale: [f32; 3],
-    shift: [f32; 3],
+    normalisation: Normalisation,
 }
 
 /// What reading an image needs besides, kept from one image to the next.
@@ -49,8 +54,10 @@ impl Samples {
     pub fn new(set: Arc<dyn Dataset>, sample: [usize; 3], like: &dyn Dataset) -> Samples {
         let colours = like.colours();
         Samples {
-            scale: colours.deviation.map(|deviation| (1.0 / deviation) as f32),
-            shift: [0, 1, 2].map(|c| (-colours.mean[c] / colours.deviation[c]) as f32),
+            normalisation: Normalisation {
+                scale: colours.deviation.map(|deviation| (1.0 / deviation) as f32),
+                shift: [0, 1, 2].map(|c| (-colours.mean[c] / colours.deviation[c]) as f32),
+            },
             set,
             sample,
             augment: Augment::default(),
@@ -120,15 +127,60 @@ impl Samples {
     /// # Errors
     /// `Data`, with the image's name: it is gone or does not decode.
     pub fn read(&self, epoch: usize, index: usize, image: &mut [f32], scratch: &mut Scratch) -> Result<i32> {
-        let stored = index % self.set.len();
-        self.set.read(stored, &mut scratch.source)?;
-        let draws = |part: Augmentation| Draws::new(self.seed, part, epoch, index);
-        self.frame(&draws, scratch)?;
-        augment::apply(&self.augment, &draws, &mut scratch.scaled, &mut scratch.spare);
+        let draws = self.draws(epoch, index);
+        let label = self.picture(index, &draws, scratch)?;
         self.normalise(&draws, &scratch.scaled, image);
         if self.augment.has(Augmentation::Cutout) {
             augment::cutout(&mut draws(Augmentation::Cutout).0, self.sample, image);
         }
+        Ok(label)
+    }
+
+    /// The same as pixels (H, W, C), of samples that are `pixels`.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn read_pixels(
+        &self,
+        epoch: usize,
+        index: usize,
+        image: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<i32> {
+        let label = self.picture(index, &self.draws(epoch, index), scratch)?;
+        let (pixels, channels) = (&scratch.scaled.pixels, self.sample[0]);
+        match scratch.scaled.channels == channels {
+            true => image.copy_from_slice(pixels),
+            false => image.chunks_exact_mut(channels).zip(pixels).for_each(|(pixel, &grey)| pixel.fill(grey)),
+        }
+        Ok(label)
+    }
+
+    /// How pixels become numbers, where nothing else is done to any image: no noise or holes that are no pixels, no blends, no
+    /// colours that become a grey between two bytes.
+    pub fn pixels(&self) -> Option<Normalisation> {
+        let as_they_are = self.sample[0] == 3 || (self.sample[0] == 1 && self.set.channels() == Some(1));
+        let others =
+            [Augmentation::Lighting, Augmentation::Cutout].iter().any(|&part| self.augment.has(part));
+        (as_they_are && !others && !self.augment.mixes()).then_some(self.normalisation)
+    }
+
+    fn draws(&self, epoch: usize, index: usize) -> impl Fn(Augmentation) -> Draws {
+        let seed = self.seed;
+        move |part| Draws::new(seed, part, epoch, index)
+    }
+
+    /// Makes `scaled` what the model sees of an image; returns its class.
+    fn picture(
+        &self,
+        index: usize,
+        draws: &impl Fn(Augmentation) -> Draws,
+        scratch: &mut Scratch,
+    ) -> Result<i32> {
+        let stored = index % self.set.len();
+        self.set.read(stored, &mut scratch.source)?;
+        self.frame(draws, scratch)?;
+        augment::apply(&self.augment, draws, &mut scratch.scaled, &mut scratch.spare);
         Ok(self.set.label(stored))
     }
 
@@ -161,16 +213,16 @@ impl Samples {
 
     fn normalise(&self, draws: &impl Fn(Augmentation) -> Draws, picture: &Picture, image: &mut [f32]) {
         let [channels, height, width] = self.sample;
-        let mut shift = self.shift;
+        let Normalisation { scale, mut shift } = self.normalisation;
         if self.augment.has(Augmentation::Lighting) {
             let noise = augment::lighting(&mut draws(Augmentation::Lighting).0);
-            (0..3).for_each(|c| shift[c] += noise[c] * self.scale[c]);
+            (0..3).for_each(|c| shift[c] += noise[c] * scale[c]);
         }
         let mut planes = image.chunks_exact_mut(height * width);
         match (picture.channels, channels) {
             (1, _) => {
                 for (channel, plane) in planes.enumerate() {
-                    let (scale, shift) = (self.scale[channel.min(2)], shift[channel.min(2)]);
+                    let (scale, shift) = (scale[channel.min(2)], shift[channel.min(2)]);
                     for (target, &byte) in plane.iter_mut().zip(&picture.pixels) {
                         *target = f32::from(byte) * scale + shift;
                     }
@@ -181,7 +233,7 @@ impl Samples {
                 let colours = picture.pixels.as_chunks::<3>().0.iter();
                 for (target, &[red, green, blue]) in image.iter_mut().zip(colours) {
                     let grey = 0.299 * f32::from(red) + 0.587 * f32::from(green) + 0.114 * f32::from(blue);
-                    *target = grey * self.scale[1] + shift[1];
+                    *target = grey * scale[1] + shift[1];
                 }
             }
             _ => {
@@ -194,7 +246,7 @@ impl Samples {
                         (0..3).for_each(|c| strips[c][at] = pixel[c]);
                     }
                     for (c, targets) in [&mut reds, &mut greens, &mut blues].into_iter().enumerate() {
-                        let (scale, shift) = (self.scale[c], shift[c]);
+                        let (scale, shift) = (scale[c], shift[c]);
                         for (target, &byte) in targets.next().unwrap_or_default().iter_mut().zip(&strips[c]) {
                             *target = f32::from(byte) * scale + shift;
                         }

@@ -131,6 +131,10 @@ impl Dataset for Shapes {
         Colours { mean: [127.5; 3], deviation: [75.0; 3] }
     }
 
+    fn channels(&self) -> Option<usize> {
+        Some(self.channels)
+    }
+
     fn frame(&self) -> Frame {
         Frame::Whole
     }

@@ -169,6 +169,11 @@ fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
             memory.read(bytes_of_mut(&mut halves));
             halves.into_iter().map(f16::to_f32).collect()
         }
+        DType::U8 => {
+            let mut bytes = vec![0u8; spec.shape.elements()];
+            memory.read(&mut bytes);
+            bytes.into_iter().map(f32::from).collect()
+        }
         DType::I32 | DType::Saved => {
             let mut integers = vec![0i32; spec.shape.elements()];
             memory.read(bytes_of_mut(&mut integers));
@@ -184,6 +189,7 @@ fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
         DType::F32 => memory.write(bytes_of(&values.collect::<Vec<f32>>())),
         DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
         DType::F16 => memory.write(bytes_of(&values.map(f16::from_f32).collect::<Vec<_>>())),
+        DType::U8 => memory.write(&values.map(|v| v as u8).collect::<Vec<_>>()),
         DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }
@@ -207,6 +213,7 @@ fn evaluate(
         vec![y]
     };
     Ok(match op {
+        Op::Normalise { scale, shift } => vec![normalise(inputs, *scale, *shift)?],
         Op::Conv2d(conv) => vec![conv2d(conv, inputs, &shape(0))?],
         Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, &shape(0))?],
         Op::Conv2dBackwardWeights(conv) => {
@@ -286,6 +293,18 @@ fn reshaped(array: ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
 
 fn image(array: &ArrayD<f32>) -> Result<ArrayView4<'_, f32>> {
     array.view().into_dimensionality().map_err(|e| Error::internal(e.to_string()))
+}
+
+/// In f32, as the host does where it reads images as numbers.
+fn normalise(inputs: &[ArrayD<f32>], scale: [f32; 3], shift: [f32; 3]) -> Result<ArrayD<f32>> {
+    let channels_first = image(&inputs[0])?.permuted_axes([0, 3, 1, 2]);
+    let value = |((n, c, _, _), &byte): ((usize, usize, usize, usize), &f32)| match inputs[1][[n]] < 0.0 {
+        true => 0.0,
+        false => byte * scale[c] + shift[c],
+    };
+    let values = channels_first.indexed_iter().map(value).collect();
+    let shape = channels_first.shape();
+    ArrayD::from_shape_vec(IxDyn(shape), values).map_err(|e| Error::internal(e.to_string()))
 }
 
 /// (N, …) as (N, everything else).

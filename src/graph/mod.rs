@@ -32,6 +32,8 @@ pub enum DType {
     F16,
     /// Class labels.
     I32,
+    /// Pixels.
+    U8,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
     /// knows its form and size; `Shape` is that of the op's output.
     Saved,
@@ -48,6 +50,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
             DType::Saved => 0,
         }
     }
@@ -139,7 +142,7 @@ pub struct Graph {
     pub forward_nodes: usize,
     /// Nodes of the backward pass that compute again what the forward pass had (`recompute`).
     pub recomputed: Vec<NodeId>,
-    /// (N,C,H,W) images and (N) labels, written before each step.
+    /// (N,C,H,W) images, or their pixels (N,H,W,C) (`from_pixels`), and (N) labels, written before each step.
     pub images: TensorId,
     pub labels: TensorId,
     /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
@@ -186,6 +189,16 @@ impl Graph {
         self.tensor(self.images).spec.shape.batch()
     }
 
+    /// (C,H,W) of an image.
+    pub fn image(&self) -> Shape {
+        let Spec { shape, dtype } = &self.tensor(self.images).spec;
+        let mut image = shape.0[1..].to_vec();
+        if *dtype == DType::U8 {
+            image.rotate_right(1);
+        }
+        Shape(image)
+    }
+
     /// Classes that the model tells apart.
     pub fn classes(&self) -> usize {
         self.tensor(self.logits).spec.shape.per_sample()
@@ -224,6 +237,28 @@ impl Graph {
             }
         }
         Graph { mixed: Some(mixed), ..self }
+    }
+
+    /// The same network reading pixels (N,H,W,C), which `Op::Normalise` makes the images of. For a forward graph.
+    pub fn from_pixels(mut self, scale: [f32; 3], shift: [f32; 3]) -> Graph {
+        let mut pixels = self.tensor(self.images).clone();
+        pixels.name = "pixels".into();
+        pixels.spec.dtype = DType::U8;
+        pixels.spec.shape.0[1..].rotate_left(1);
+        self.tensors[self.images.0].role = Role::Activation;
+        self.tensors.push(pixels);
+        let pixels = TensorId(self.tensors.len() - 1);
+        self.nodes.insert(
+            0,
+            Node {
+                name: "images".into(),
+                op: Op::Normalise { scale, shift },
+                inputs: vec![pixels, self.labels],
+                outputs: vec![self.images],
+                forward: None,
+            },
+        );
+        Graph { images: pixels, forward_nodes: self.forward_nodes + 1, ..self }
     }
 
     /// The nodes that read a tensor.

@@ -149,6 +149,10 @@ pub fn adaptive_window(index: usize, input: usize, output: usize) -> std::ops::R
 /// An op of the graph. The comment shows inputs → outputs with their shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
+    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = pixels·scale[c] + shift[c], each operation rounded; 0 where the label is
+    /// below 0, which marks a place without an image. C is 3 at most.
+    Normalise { scale: [f32; 3], shift: [f32; 3] },
+
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
     Conv2d(Conv2d),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
@@ -254,6 +258,7 @@ impl Op {
     /// The name shown in tables.
     pub fn name(&self) -> &'static str {
         match self {
+            Op::Normalise { .. } => "normalise",
             Op::Conv2d(c) if c.relu => "conv2d+relu",
             Op::Conv2d(_) => "conv2d",
             Op::Conv2dBackwardData(_) => "conv2d backward data",

@@ -55,12 +55,14 @@ impl Regions {
 pub struct Program {
     pub steps: Vec<Box<dyn Step>>,
     pub forward_steps: usize,
+    /// Images, or pixels where they are not real numbers.
     pub images: Memory,
     pub labels: Memory,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Memory; 2]>,
     pub losses: Memory,
     pub hits: Memory,
+    images_type: DType,
     /// In the order of their steps.
     pub exchanges: Vec<Exchange>,
     /// What each step writes (real numbers only) and reads as a parameter, with names, to find where NaN came from.
@@ -107,6 +109,7 @@ impl Plan {
             steps,
             forward_steps: self.forward_steps,
             images: regions.at(&self.images),
+            images_type: self.graph.tensor(self.graph.images).spec.dtype,
             labels: regions.at(&self.labels),
             mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
             losses: regions.at(&self.losses),
@@ -140,7 +143,7 @@ impl Program {
     /// Runs the forward pass again on the same batch, looking at every number, and says where the first one that
     /// is not finite stands; `None` when all are. Nothing is exchanged: what came from another rank is not found.
     pub fn first_not_finite(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<Option<String>> {
-        if has_not_finite(device, &self.images, DType::F32)? {
+        if self.images_type.is_real() && has_not_finite(device, &self.images, self.images_type)? {
             return Ok(Some("in the images of the batch".into()));
         }
         for index in 0..self.forward_steps {

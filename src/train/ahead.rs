@@ -37,7 +37,8 @@ impl Inputs {
 
     /// Hands each part to `write` with its bytes.
     pub fn fill(&self, batch: &Batch, write: impl Fn(&[u8], &Memory) -> Result<()>) -> Result<()> {
-        write(bytes_of(&batch.images), &self.images)?;
+        let pixels = &batch.pixels[..];
+        write(if pixels.is_empty() { bytes_of(&batch.images) } else { pixels }, &self.images)?;
         write(bytes_of(&batch.labels), &self.labels)?;
         if let Some([others, shares]) = &self.mixed {
             write(bytes_of(&batch.others), others)?;

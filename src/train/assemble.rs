@@ -18,6 +18,7 @@ use crate::device::{Device, Memory, Rule, Step};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Compressed};
 use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
+use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL};
 use crate::record::BucketTime;
@@ -79,7 +80,11 @@ impl Assembly<'_> {
 
     fn empty_batch(&self) -> Batch {
         let graph = &self.plans.training.graph;
-        Batch::new(self.config.batch, graph.tensor(graph.images).spec.shape.per_sample())
+        let (batch, images) = (self.config.batch, &graph.tensor(graph.images).spec);
+        match images.dtype {
+            DType::U8 => Batch::of_pixels(batch, images.shape.per_sample()),
+            _ => Batch::new(batch, images.shape.per_sample()),
+        }
     }
 
     /// What sums gradients over ranks, and what compression keeps account of where there is any.

@@ -1,6 +1,7 @@
 //! The test set: every image exactly once over all ranks.
 
 use super::Test;
+use super::ahead::Inputs;
 use crate::comm::World;
 use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -42,8 +43,7 @@ impl Evaluator {
             if images == 0 {
                 continue;
             }
-            device.upload(bytes_of(&self.batch.images), &self.program.images)?;
-            device.upload(bytes_of(&self.batch.labels), &self.program.labels)?;
+            Inputs::of(&self.program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
             for step in &mut self.program.steps {
                 step.run(&scalars)?;
             }

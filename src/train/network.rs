@@ -1,6 +1,7 @@
 //! What is trained: a model for the images and classes of this run.
 
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
+use crate::data::Normalisation;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph};
 use crate::model::{self, Model};
@@ -16,6 +17,8 @@ pub struct Network {
     /// Whether it learns from mixed images.
     mixed: bool,
     precision: Precision,
+    /// Where it reads pixels: how they become images.
+    pixels: Option<Normalisation>,
     /// What is not learned.
     frozen: Option<Frozen>,
     /// Ranks that share the statistics of batch normalisation.
@@ -35,9 +38,15 @@ impl Network {
             label_smoothing: config.label_smoothing,
             mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,
+            pixels: None,
             frozen: frozen(&config.freeze),
             statistics_of: group(config.sync_bn, ranks)?,
         })
+    }
+
+    /// The same reading pixels, where it says how they become images.
+    pub fn reading(self, pixels: Option<Normalisation>) -> Network {
+        Network { pixels, ..self }
     }
 
     /// The graph of a training step for a batch.
@@ -65,7 +74,11 @@ impl Network {
     }
 
     fn forward(&self, batch: usize) -> Result<Graph> {
-        Ok(self.model.build(batch, self.image, self.classes)?.smooth_labels(self.label_smoothing))
+        let graph = self.model.build(batch, self.image, self.classes)?.smooth_labels(self.label_smoothing);
+        Ok(match self.pixels {
+            Some(Normalisation { scale, shift }) => graph.from_pixels(scale, shift),
+            None => graph,
+        })
     }
 
     fn compact(&self, graph: Graph) -> Graph {

@@ -11,7 +11,6 @@ use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::fusion::compress;
-use crate::graph::Shape;
 use crate::optim;
 use crate::plan::{self, Extent, Options, Plan};
 
@@ -63,7 +62,7 @@ impl Plans {
     /// What must be the same in a run that goes on, by name.
     pub fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
         let graph = &self.training.graph;
-        let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec()).to_string();
+        let image = graph.image().to_string();
         checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
     }
 

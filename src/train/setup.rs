@@ -26,7 +26,6 @@ use crate::config::{Config, JpegDecoder};
 use crate::data::Sets;
 use crate::device::{Device, onednn};
 use crate::error::Result;
-use crate::graph::Shape;
 use crate::optim::{self, Schedule};
 use crate::plan::Plan;
 use crate::record::{self, Checkpoints, Description, Recorder};
@@ -72,6 +71,8 @@ pub fn prepare(
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
         let config = &decided(config, sets.as_ref(), threads);
+        let all_pixels = sets.as_ref().and_then(Sets::pixels);
+        let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
         let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(place(world), &answer);
         return Ok(None);
@@ -85,10 +86,12 @@ pub fn prepare(
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let images = images(config, sets.as_ref());
+    let all_pixels = sets.as_ref().and_then(Sets::pixels);
     let (source, test) = open_data(world, config, &network, sets)?;
     tell("data sets open");
     comm::enter(Phase::Plan, 0);
     let device = device::open(world, config, threads)?;
+    let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
     let rule = optim::rule(&config.optimizer);
     let averaging = Averaging::new(world, config, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
@@ -177,6 +180,12 @@ pub fn prepare(
         Some(reached) => Recorder::resume(place(world), path.as_deref(), &description, reached),
     };
     Ok(Some((job, world.agree(recorder)?)))
+}
+
+/// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the host's
+/// memory has nothing sent.
+fn normalises(device: &dyn Device) -> bool {
+    !device.is_host() && std::env::var("DLTRAIN_CUDA_PIXELS").as_deref() != Ok("0")
 }
 
 /// Where results and checkpoints go; both are tried before the expensive part begins.
@@ -296,8 +305,7 @@ fn describe(
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));
-    let image = Shape(graph.tensor(graph.images).spec.shape.0[1..].to_vec());
-    attributes.push(("image".into(), image.to_string()));
+    attributes.push(("image".into(), graph.image().to_string()));
     attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
         let mut seen = std::collections::HashSet::new();

@@ -197,35 +197,43 @@ fn layouts_turn_and_turn_back() {
     }
 }
 
+/// Where there are labels, places without an image are 0.
 #[test]
 fn bytes_become_normalised_images() {
     for t in NUMBERS {
-        for (n, c, plane, padded) in [(2, 3, 35, 4), (1, 1, 9, 1), (2, 3, 6, 8)] {
-            for last in [false, true] {
+        for (n, c, plane, padded) in [(2, 3, 35, 4), (1, 1, 9, 1), (3, 3, 6, 8)] {
+            for labels in [None, Some([7, -1, 0])] {
                 let mut stream = stream(10);
-                let x: Vec<u8> = (0..n * c * plane).map(|_| stream.below(256) as u8).collect();
+                let x: Vec<u8> = (0..n * plane * c).map(|_| stream.below(256) as u8).collect();
                 let (scale, shift) = ([0.02f32, 0.03, 0.05], [-2.1f32, -1.9, -1.7]);
                 let y = Buffer::empty(n * plane * padded, t, STARTS[0]);
+                let there = labels.map(|labels: [i32; 3]| {
+                    let bytes: Vec<u8> = labels[..n].iter().flat_map(|label| label.to_ne_bytes()).collect();
+                    Buffer::of_bytes(&bytes, STARTS[0], 4)
+                });
                 launch!(
                     format!("images_{t}"),
                     Shape::any(),
                     &Buffer::of_bytes(&x, STARTS[1], 1),
+                    there.as_ref(),
                     &y,
                     n as i32,
                     c as i32,
                     plane as i32,
                     padded as i32,
-                    last,
                     &Buffer::f32s(&scale),
                     &Buffer::f32s(&shift),
                 );
                 let value = |i: usize| {
-                    let (s, p, k) = (i / padded / plane, i / padded % plane, i % padded);
-                    let at = if last { (s * plane + p) * c + k } else { (s * c + k) * plane + p };
-                    if k < c { rounded(t, f32::from(x[at]) * scale[k] + shift[k]) } else { 0.0 }
+                    let (pixel, k) = (i / padded, i % padded);
+                    let is_image = labels.is_none_or(|labels| labels[pixel / plane] >= 0);
+                    match is_image && k < c {
+                        true => rounded(t, f32::from(x[pixel * c + k]) * scale[k] + shift[k]),
+                        false => 0.0,
+                    }
                 };
                 let expected: Vec<f32> = (0..n * plane * padded).map(value).collect();
-                equal(&y.read(t), &expected, &format!("images_{t} last {last}"));
+                equal(&y.read(t), &expected, &format!("images_{t} labels {labels:?}"));
             }
         }
     }

@@ -81,6 +81,7 @@ impl Cuda {
     fn kernel(&self, request: &Request) -> Result<CudaKernel> {
         let gpu = &self.gpu;
         match *request.op {
+            Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
             Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
             Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
             Op::Conv2dBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),

@@ -4,7 +4,9 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands};
-use super::layout::{Real, channels_last, given, input, output, plain, plain_in, rows};
+use super::layout::{Real, channels_last, given, image, input, output, plain, plain_in, rows};
+use super::update::put;
+use crate::device::memory::bytes_of;
 use crate::device::{Layout, Request};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
@@ -17,6 +19,34 @@ fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
             Err(Error::internal(format!("{} cannot give {} in {layout:?}", request.op.name(), spec.shape)))
         }
     }
+}
+
+/// pixels, labels → y
+pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32; 3]) -> Result<CudaKernel> {
+    let y = output(request, 0)?;
+    let (real, [n, channels, h, w]) = (Real::of(y.dtype)?, image(y)?);
+    if channels > scale.len() {
+        return Err(Error::internal(format!("pixels of {channels} channels")));
+    }
+    let bind = move |operands: &mut Operands| {
+        let ([x, labels], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        let [scale, shift] = [scale, shift].map(|numbers| put(operands.gpu, bytes_of(&numbers)));
+        let (scale, shift) = (scale?, shift?);
+        let arguments = [
+            Memory(x),
+            Memory(labels),
+            Memory(y),
+            Int(n),
+            Int(channels),
+            Int(h * w),
+            Int(channels),
+            Memory(&scale),
+            Memory(&shift),
+        ];
+        operands.each("images", real, n * h * w, &arguments)
+    };
+    let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
+    Ok(CudaKernel::new(gpu, "own:images", inputs, vec![channels_last(y)], bind))
 }
 
 /// x → y
@@ -255,7 +285,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
     if from_plain == to_plain {
         return Ok(CudaKernel::new(gpu, "own:cast", vec![from.clone()], vec![to.clone()], bind));
     }
-    let [images, channels, h, w] = super::layout::image(spec)?;
+    let [images, channels, h, w] = image(spec)?;
     let (name, plane) = (if from_plain { "to_channels_last" } else { "to_channels_first" }, h * w);
     let grid = [plane.div_ceil(32) as u32, channels.div_ceil(32) as u32, images.min(65_535) as u32];
     let bind = move |operands: &mut Operands| {

@@ -1155,6 +1155,17 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
             conv_agrees_in_bf16(device, &case, numbers, f32_ends)?;
         }
     });
+    // Colours, which a GPU pads.
+    for (kernel, image, output) in
+        [([3, 2], [9, 7], [7, 6]), ([1, 1], [4, 5], [4, 5]), ([1, 1], [1, 1], [1, 1])]
+    {
+        let conv = Conv2d { kernel, ..Conv2d::square(1) };
+        let case = ConvCase { conv, x: [2, 3, image[0], image[1]], filters: 5, output };
+        for (&device, f32_ends) in devices.iter().zip([[true, false], [false, true]].iter().cycle()) {
+            conv_agrees_in_bf16(device, &case, Numbers::Integers, *f32_ends).unwrap();
+            conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();
+        }
+    }
     let sizes = (1usize..=9, 1usize..=70, 1usize..=66);
     proptest!(config(48), |((n, features, y) in sizes, numbers in numbers(), scores: bool)| {
         // What gives the scores stores them in f32.

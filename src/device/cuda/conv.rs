@@ -5,8 +5,11 @@ use std::rc::Rc;
 use super::dnn::{Convolution, Direction, Extents, Product};
 use super::gpu::{Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
-use super::layout::{Real, channels_last_in, image, input, narrowest, output, plain_in};
+use super::layout::{
+    Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, width,
+};
 use super::norm::{column_parts, column_sums};
+use super::simple::repad;
 use crate::device::{Layout, Request};
 use crate::error::Result;
 use crate::graph::{Conv2d, DType, Spec};
@@ -19,7 +22,10 @@ pub fn product(
     tf32: bool,
     [x, w, y]: [&Spec; 3],
 ) -> Result<Product> {
-    let at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
+    let mut at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
+    if conv.groups == 1 {
+        (at.x[1], at.w[1]) = (padded(at.x[1], real), padded(at.w[1], real));
+    }
     Ok(Product { direction, conv: *conv, real, tf32, at })
 }
 
@@ -34,6 +40,11 @@ fn compiled(
     Ok(Rc::new(Convolution::new(gpu, product)?))
 }
 
+/// Of x or w: with the padding that their product has.
+fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
+    if conv.groups == 1 { padded_in(spec, real) } else { channels_last_in(spec, real.dtype()) }
+}
+
 fn named(convolution: &Convolution, real: Real) -> String {
     format!("cudnn:engine {} {}", convolution.engine(), real.suffix())
 }
@@ -43,7 +54,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<C
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, conv, real, [x, w, y])?;
-    let mut inputs: Vec<Layout> = [x, w].map(|spec| channels_last_in(spec, real.dtype())).into();
+    let mut inputs: Vec<Layout> = [x, w].map(|spec| operand(conv, spec, real)).into();
     inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
     let outputs = vec![channels_last_in(y, real.dtype())];
     let ([n, o, oh, ow], relu) = (image(y)?, conv.relu);
@@ -79,8 +90,8 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let product = compiled(gpu, Direction::BackwardData, conv, real, [dx, w, dy])?;
-    let inputs = [dy, w].map(|spec| channels_last_in(spec, real.dtype())).into();
-    let outputs = vec![channels_last_in(dx, real.dtype())];
+    let inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real)];
+    let outputs = vec![operand(conv, dx, real)];
     let (name, scratch) = (named(&product, real), product.workspace());
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
@@ -96,14 +107,16 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
     let product = compiled(gpu, Direction::BackwardWeights, conv, real, [x, dw, dy])?;
-    let inputs = [x, dy].map(|spec| channels_last_in(spec, real.dtype())).into();
+    let inputs = vec![operand(conv, x, real), channels_last_in(dy, real.dtype())];
     let mut outputs = vec![channels_last_in(dw, DType::F32)];
     outputs.extend(request.outputs.get(1).map(|bias| plain_in(bias, DType::F32)));
     let ([n, o, oh, ow], weights) = (image(dy)?, dw.shape.elements());
     let rows = n * oh * ow;
     let (name, scratch) = (named(&product, real), product.workspace());
     // cuDNN gives dw in the type of x and dy.
-    let narrow = if real == Real::F32 { 0 } else { weights * real.bytes() };
+    let (given, channels) = (operand(conv, dw, real), image(dw)?[1]);
+    let narrow = if real == Real::F32 { 0 } else { given.bytes() };
+    let widths = [width(&given, channels), channels];
     let partials = if conv.bias { 4 * column_parts(rows, o) * o } else { 0 };
     let workspace = (scratch.next_multiple_of(PART) + narrow).max(partials);
     let bind = move |operands: &mut Operands| {
@@ -111,7 +124,9 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
         let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
         let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
         operands.push(product.bind(&x, &dy, &to, &workspace)?);
-        if narrow > 0 {
+        if widths[0] > channels {
+            repad(operands, [real, Real::F32], weights / channels, widths, [&to, &dw])?;
+        } else if narrow > 0 {
             let cast = format!("cast_{}", real.suffix());
             let arguments = [Memory(&to), Memory(&dw), Long(weights), Float(1.0)];
             operands.each(&cast, Real::F32, weights, &arguments)?;

@@ -1,5 +1,7 @@
 //! Layouts of the GPU: images lie with their channels last, everything else as the host has it; and types of numbers.
 
+use std::rc::Rc;
+
 use crate::device::{Layout, Request};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
@@ -72,6 +74,29 @@ pub fn channels_last_in(spec: &Spec, dtype: DType) -> Layout {
     }
 }
 
+/// How many channels images of so many lie with, colours that is, where convolutions multiply them: tensor cores take halves in
+/// fours.
+pub fn padded(channels: usize, real: Real) -> usize {
+    if channels == 3 && real != Real::F32 { 4 } else { channels }
+}
+
+/// Channels last with zeros behind them, of images and of the weights that they are multiplied with.
+pub fn padded_in(spec: &Spec, real: Real) -> Layout {
+    match spec.shape.0[..] {
+        [n, c, h, w] if padded(c, real) > c => {
+            let (dtype, padded) = (real.dtype(), padded(c, real));
+            let text = format!("{dtype:?} nhwc padded to {padded} {}", spec.shape);
+            Layout::new(text, n * padded * h * w * dtype.bytes(), dtype, Some(Rc::new(padded)))
+        }
+        _ => channels_last_in(spec, real.dtype()),
+    }
+}
+
+/// Channels in a layout of images of so many.
+pub fn width(layout: &Layout, channels: usize) -> usize {
+    layout.handle().copied().unwrap_or(channels)
+}
+
 pub fn channels_last(spec: &Spec) -> Layout {
     channels_last_in(spec, spec.dtype)
 }
@@ -85,6 +110,8 @@ pub fn saved(spec: &Spec, what: &str, bytes: usize) -> Layout {
 pub fn given(request: &Request, index: usize) -> Result<Layout> {
     let (spec, layout) = input(request, index)?;
     Ok(match layout {
+        // Padding is for convolutions alone.
+        Some(layout) if layout.handle::<usize>().is_some() => channels_last(spec),
         Some(layout) if layout.dtype() == spec.dtype => layout.clone(),
         Some(layout) if *layout == plain_in(spec, layout.dtype()) => plain(spec),
         _ => channels_last(spec),

@@ -4,7 +4,9 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands};
-use super::layout::{Real, channels_last, given, image, input, output, plain, plain_in, rows};
+use super::layout::{
+    Real, channels_last, given, image, input, output, padded_in, plain, plain_in, rows, width,
+};
 use super::update::put;
 use crate::device::memory::bytes_of;
 use crate::device::{Layout, Request};
@@ -28,6 +30,8 @@ pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32;
     if channels > scale.len() {
         return Err(Error::internal(format!("pixels of {channels} channels")));
     }
+    let layout = padded_in(y, real);
+    let padded = width(&layout, channels);
     let bind = move |operands: &mut Operands| {
         let ([x, labels], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
         let [scale, shift] = [scale, shift].map(|numbers| put(operands.gpu, bytes_of(&numbers)));
@@ -39,14 +43,14 @@ pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32;
             Int(n),
             Int(channels),
             Int(h * w),
-            Int(channels),
+            Int(padded),
             Memory(&scale),
             Memory(&shift),
         ];
         operands.each("images", real, n * h * w, &arguments)
     };
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
-    Ok(CudaKernel::new(gpu, "own:images", inputs, vec![channels_last(y)], bind))
+    Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
 }
 
 /// x → y
@@ -282,16 +286,41 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
             &[Memory(x), Memory(y), Long(n), Float(1.0)],
         )
     };
-    if from_plain == to_plain {
-        return Ok(CudaKernel::new(gpu, "own:cast", vec![from.clone()], vec![to.clone()], bind));
+    let layouts = (vec![from.clone()], vec![to.clone()]);
+    let pads = [from, to].map(|layout| layout.handle::<usize>().copied());
+    if from_plain == to_plain && pads[0] == pads[1] {
+        return Ok(CudaKernel::new(gpu, "own:cast", layouts.0, layouts.1, bind));
     }
     let [images, channels, h, w] = image(spec)?;
+    let widths = [from, to].map(|layout| width(layout, channels));
+    // A plain layout may have its channels last too, where there is but one pixel.
+    if pads != [None; 2] && (from_plain == to_plain || h * w == 1) {
+        let rows = images * h * w;
+        let bind = move |operands: &mut Operands| {
+            let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+            repad(operands, [source, target], rows, widths, [x, y])
+        };
+        return Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind));
+    }
     let (name, plane) = (if from_plain { "to_channels_last" } else { "to_channels_first" }, h * w);
-    let grid = [plane.div_ceil(32) as u32, channels.div_ceil(32) as u32, images.min(65_535) as u32];
+    let padded = widths[0].max(widths[1]);
+    let grid = [plane.div_ceil(32) as u32, padded.div_ceil(32) as u32, images.min(65_535) as u32];
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
-        let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(channels)];
+        let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(padded)];
         operands.launch_in([32, 8], &format!("{name}_{names}"), grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:reorder", vec![from.clone()], vec![to.clone()], bind))
+    Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind))
+}
+
+/// Rows of so many numbers to rows of so many others: what is too much is left out, what lacks is 0.
+pub fn repad(
+    operands: &mut Operands,
+    [from, to]: [Real; 2],
+    rows: usize,
+    widths: [usize; 2],
+    [x, y]: [&crate::device::Memory; 2],
+) -> Result<()> {
+    let arguments = [Memory(x), Memory(y), Long(rows), Int(widths[0]), Int(widths[1])];
+    operands.each(&format!("repad_{}", from.suffix()), to, rows * widths[1], &arguments)
 }

@@ -61,12 +61,8 @@ impl OnDevice {
         let mut numbers = [rank + 1.0, 1.0, 0.0, 2.0 * rank];
         let memory = device.allocate(size_of_val(&numbers))?;
         device.upload(bytes_of(&numbers), &memory)?;
-        let event = self.enqueue(&memory)?;
-        let mut wait = Wait::new();
-        while !self.done(&event)? {
-            wait.idle(|| Awaited { what: format!("the first sum ({})", self.name), peers: Vec::new() })?;
-        }
-        drop(wait);
+        // Freeing would wait for a sum that others may never come to.
+        self.first_sum(&memory).inspect_err(|_| std::mem::forget(memory.clone()))?;
         device.download(&memory, bytes_of_mut(&mut numbers))?;
         let expected = [ranks * (ranks + 1.0) / 2.0, ranks, 0.0, ranks * (ranks - 1.0)];
         let told = || {
@@ -77,6 +73,15 @@ impl OnDevice {
             Err(Error::new(Kind::Foreign, text))
         };
         world.agree(if numbers == expected { Ok(()) } else { told() })
+    }
+
+    fn first_sum(&mut self, memory: &Memory) -> Result<()> {
+        let event = self.enqueue(memory)?;
+        let mut wait = Wait::new();
+        while !self.done(&event)? {
+            wait.idle(|| Awaited { what: format!("the first sum ({})", self.name), peers: Vec::new() })?;
+        }
+        Ok(())
     }
 
     /// Whether a sum is done. What was lost on the way is told also by those who wait for it.

@@ -123,6 +123,18 @@ pub enum AllreduceKind {
     Nccl,
 }
 
+/// Whether MPI is given a GPU's memory as it lies, with --allreduce vendor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CudaAware {
+    /// Where the MPI library says on every rank that it is CUDA-aware, and adds up numbers there as it should.
+    Auto,
+    /// Else the run ends before its first step.
+    On,
+    /// Gradients go through the host's memory.
+    Off,
+}
+
 impl AllreduceKind {
     /// As the flag has it.
     pub fn name(self) -> &'static str {
@@ -312,6 +324,7 @@ pub struct Config {
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
     pub allreduce: AllreduceKind,
+    pub cuda_aware: CudaAware,
     pub wire: Wire,
     pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.

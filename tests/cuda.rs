@@ -4,7 +4,7 @@
 //! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
 //!   done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
-//! - GPUs that add up by themselves (NCCL) give the same bits; what that lacks is said, and a rank that is lost, too;
+//! - GPUs that add up by themselves (NCCL), and an MPI that does so in their memory, give the same bits; what that lacks is said, and a rank that is lost, too;
 //! - mixed images and compressed gradients, too;
 //! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
@@ -286,6 +286,54 @@ fn gpus_that_add_up_by_themselves_train_the_same() {
     assert!(table.len() > 1 && buckets.clone().all(|line| line.contains(" nccl ")), "{}", dry.stdout);
 }
 
+/// Two addends have one sum, whoever adds.
+#[test]
+fn an_mpi_that_is_cuda_aware_adds_up_in_the_gpus_memory() {
+    let mut results = Results::new();
+    let flags = format!(
+        "--model mnist_net --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 \
+         --device cuda --allreduce vendor --verbose"
+    );
+    let preload = fake_cuda::libraries().join("libaware.so");
+    let mpi = |aware, readable| {
+        [
+            ("LD_PRELOAD", preload.to_str().unwrap()),
+            ("FAKE_MPI_CUDA", aware),
+            ("FAKE_CUDA_READABLE", readable),
+        ]
+    };
+    let (staged, _) = results.train_with(2, &format!("{flags} --cuda-aware off"), &mpi("1", "0"));
+    let direct = "MPI adds up gradients in the GPUs' memory";
+    for (setting, late) in [("auto", "0"), ("on", "1")] {
+        let variables = [&mpi("1", "1")[..], &[("FAKE_CUDA_DELAYED", late)]].concat();
+        let (losses, done) = results.train_with(2, &format!("{flags} --cuda-aware {setting}"), &variables);
+        assert_eq!(losses, staged, "--cuda-aware {setting}");
+        assert!(done.stderr.contains(direct), "{}", done.stderr);
+    }
+    // An MPI that says no, and one that says yes and does not reach the GPU's memory.
+    let (no, wrong) =
+        ("says that it is not CUDA-aware (rank 0 on ", "added up numbers in a GPU's memory wrongly");
+    for (variables, word) in [(mpi("0", "0"), no), (mpi("1", "2"), wrong)] {
+        let (losses, done) = results.train_with(2, &flags, &variables);
+        assert_eq!(losses, staged, "{word}");
+        let said =
+            |line: &str| line.contains("gradients go through the host's memory") && line.contains(word);
+        assert!(done.stderr.lines().any(said) && !done.stderr.contains(direct), "{}", done.stderr);
+        let message = refused(2, &format!("{flags} --cuda-aware on"), &variables);
+        assert!(
+            message.contains("--cuda-aware on: the MPI library, ") && message.contains(word),
+            "{message}"
+        );
+    }
+    for flags in ["--device cuda", "--device cpu --allreduce vendor"] {
+        let message = refused(2, &format!("--model mnist_small --steps 1 --cuda-aware on {flags}"), &[]);
+        assert!(
+            message.contains("--cuda-aware on is for --device cuda with --allreduce vendor"),
+            "{message}"
+        );
+    }
+}
+
 #[test]
 fn what_nccl_lacks_is_said_before_anything_is_done() {
     let flags = "--model mnist_small --steps 1 --allreduce nccl";
@@ -321,6 +369,7 @@ fn a_rank_that_is_lost_to_the_others_gpus_ends_the_job() {
         ("FAKE_CUDA_FAIL=ncclCommInitRankConfig:1", vec!["rank 1 on ", "ncclCommInitRankConfig", "code 3"]),
         ("FAKE_CUDA_FAIL=ncclCommGetAsyncError:1", vec!["rank 1 on ", "ncclCommGetAsyncError", "code 3"]),
         ("FAKE_CUDA_FAIL=ncclAllReduce:3", vec!["rank 1 on ", "ncclAllReduce", "code 3 (internal error)"]),
+        ("FAKE_NCCL_HANG=1", vec!["the first sum (nccl)", "waiting for", "--stall-abort ends the job"]),
         ("FAKE_NCCL_HANG=3", vec!["(nccl allreduce)", "waiting for", "--stall-abort ends the job"]),
     ] {
         let results = directory.path().join(variable).with_extension("h5");

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 
-use dltrain::config::{AllreduceKind, Compression, Config, DeviceKind, Precision, SyncBatchNorm, Wire};
+use dltrain::config::{
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire,
+};
 use dltrain::error::{Error, Result};
 use dltrain::model;
 use dltrain::record::Volume;
@@ -111,6 +113,9 @@ pub struct Args {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
+    /// Whether --allreduce vendor gives MPI the GPU's memory as it lies.
+    #[arg(long, value_enum, default_value_t = CudaAware::Auto, help_heading = "Machine")]
+    cuda_aware: CudaAware,
     /// What gradients travel as between ranks (not with vendor; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
@@ -247,6 +252,7 @@ impl Args {
             loss_scale,
             threads: self.threads,
             allreduce: self.allreduce,
+            cuda_aware: self.cuda_aware,
             wire: self.wire,
             compress: self.compress,
             recompute: self.recompute,

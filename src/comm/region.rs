@@ -1,6 +1,7 @@
 //! Host memory that holds gradients, if possible where the other ranks of the node see it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -38,6 +39,8 @@ enum Storage {
     Private(Layout),
     /// Held for its Drop.
     Shared(#[allow(dead_code)] Window),
+    /// Somebody else's, held for as long as this lives.
+    Foreign(#[allow(dead_code)] Rc<dyn Any>),
 }
 
 impl Region {
@@ -71,6 +74,17 @@ impl Region {
         }
         let storage = Storage::Private(layout);
         Ok(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
+    }
+
+    /// Memory that the host need not reach, a GPU's: for what the MPI library does by itself (`Channel::start_allreduce`), if it
+    /// is CUDA-aware.
+    ///
+    /// # Safety
+    /// So many bytes must be there for MPI to read and write as long as `owner` lives, and nothing else be asked of the region.
+    pub unsafe fn foreign(address: *mut u8, bytes: usize, owner: Rc<dyn Any>) -> Rc<Region> {
+        let address = address.cast::<f32>();
+        let storage = Storage::Foreign(owner);
+        Rc::new(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
     }
 
     fn in_window(world: &World, bytes: usize) -> Result<Region> {

@@ -22,7 +22,7 @@ use crate::plan::Bucket;
 use crate::trace;
 
 pub use exchange::Exchanges;
-pub use on_device::OnDevice;
+pub use on_device::{OnDevice, adds_up};
 
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -55,8 +55,8 @@ pub struct Fusion {
 
 /// Where gradients are averaged.
 pub enum Place {
-    /// Where the device has them: it is the host's memory.
-    Host,
+    /// As they lie: in the host's memory, or in a device's that the MPI library reaches.
+    InPlace,
     Staged(Staging),
     /// On a device with memory of its own (`OnDevice`).
     Device,
@@ -101,7 +101,7 @@ impl Fusion {
             exchanges: None,
             overlap,
             begun: Instant::now(),
-            at: Place::Host,
+            at: Place::InPlace,
             complete: 0,
             started: 0,
             finished: 0,
@@ -172,7 +172,7 @@ impl Fusion {
         while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
             let bucket = &mut self.buckets[self.complete];
             bucket.written = match &self.at {
-                Place::Host => Some(device.record()?),
+                Place::InPlace => Some(device.record()?),
                 Place::Staged(staging) => {
                     let [own, host] = staging.parts(&bucket.bytes);
                     Some(device.fetch(&own, &host)?)

@@ -57,31 +57,20 @@ impl OnDevice {
 
     /// Adds up numbers whose sum every rank knows.
     fn prove(&mut self, world: &World, device: &dyn Device) -> Result<()> {
-        let (rank, ranks) = (world.rank() as f32, world.size() as f32);
-        let mut numbers = [rank + 1.0, 1.0, 0.0, 2.0 * rank];
-        let memory = device.allocate(size_of_val(&numbers))?;
-        device.upload(bytes_of(&numbers), &memory)?;
-        // Freeing would wait for a sum that others may never come to.
-        self.first_sum(&memory).inspect_err(|_| std::mem::forget(memory.clone()))?;
-        device.download(&memory, bytes_of_mut(&mut numbers))?;
-        let expected = [ranks * (ranks + 1.0) / 2.0, ranks, 0.0, ranks * (ranks - 1.0)];
-        let told = || {
-            let text = format!(
-                "--allreduce {} adds up wrongly here: {numbers:?} in place of {expected:?}; use another --allreduce",
-                self.name
-            );
+        let name = self.name;
+        let right = adds_up(world, device, |memory| {
+            let event = self.enqueue(memory)?;
+            let mut wait = Wait::new();
+            while !self.done(&event)? {
+                wait.idle(|| Awaited { what: format!("the first sum ({name})"), peers: Vec::new() })?;
+            }
+            Ok(())
+        })?;
+        let wrong = || {
+            let text = format!("--allreduce {name} adds up wrongly on these GPUs; use another --allreduce");
             Err(Error::new(Kind::Foreign, text))
         };
-        world.agree(if numbers == expected { Ok(()) } else { told() })
-    }
-
-    fn first_sum(&mut self, memory: &Memory) -> Result<()> {
-        let event = self.enqueue(memory)?;
-        let mut wait = Wait::new();
-        while !self.done(&event)? {
-            wait.idle(|| Awaited { what: format!("the first sum ({})", self.name), peers: Vec::new() })?;
-        }
-        Ok(())
+        world.agree(if right { Ok(()) } else { wrong() })
     }
 
     /// Whether a sum is done. What was lost on the way is told also by those who wait for it.
@@ -89,6 +78,21 @@ impl OnDevice {
         self.group.ready()?;
         self.group.reached(event)
     }
+}
+
+/// Whether `sum` adds up over ranks, in a device's memory, numbers whose sum every rank knows; the same answer on all. Collective.
+pub fn adds_up(world: &World, device: &dyn Device, sum: impl FnOnce(&Memory) -> Result<()>) -> Result<bool> {
+    let (rank, ranks) = (world.rank() as f32, world.size() as f32);
+    let mut numbers = [rank + 1.0, 1.0, 0.0, 2.0 * rank];
+    let memory = device.allocate(size_of_val(&numbers))?;
+    device.upload(bytes_of(&numbers), &memory)?;
+    // Freeing would wait for a sum that others may never come to.
+    sum(&memory).inspect_err(|_| std::mem::forget(memory.clone()))?;
+    device.download(&memory, bytes_of_mut(&mut numbers))?;
+    let right = numbers == [ranks * (ranks + 1.0) / 2.0, ranks, 0.0, ranks * (ranks - 1.0)];
+    let mut all = [f64::from(u8::from(right))];
+    world.min_f64(&mut all)?;
+    Ok(all == [1.0])
 }
 
 impl Collective for OnDevice {

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::averaging::Averaging;
+use super::direct;
 use super::evaluate::Evaluator;
 use super::memory::Memories;
-use super::plans::{Plans, shares_gradients};
+use super::plans::Plans;
 use super::step::{Accumulation, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
@@ -38,8 +39,8 @@ impl Assembly<'_> {
     pub fn memories(&self, start: Option<&Start>, threads: usize) -> Result<Memories> {
         let Assembly { world, config, averaging, plans, device, rule } = *self;
         let plan = &plans.training;
-        let shared = shares_gradients(config, averaging, plan);
-        let memories = world.agree(Memories::new(world, device, plan, &plans.sizes, rule, config, shared))?;
+        let memories =
+            world.agree(Memories::new(world, device, plan, &plans.sizes, rule, config, averaging))?;
         world.agree(memories.initialise(device, plan, start, config.seed, threads))?;
         Ok(memories)
     }
@@ -52,10 +53,11 @@ impl Assembly<'_> {
         let at = match self.config.allreduce {
             AllreduceKind::Nccl => Place::Device,
             // A rank alone has nobody to tell, but may still compress.
+            _ if self.averaging.on_device => Place::InPlace,
             _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
                 Place::Staged(Staging { device: memories.averaged.clone(), host: memories.on_host.clone() })
             }
-            _ => Place::Host,
+            _ => Place::InPlace,
         };
         let program = world.agree(plan.bind(&memories.regions))?;
         let fusion = fusion.at(at).with_exchanges(self.exchanges(&program)?);
@@ -94,6 +96,10 @@ impl Assembly<'_> {
         if kind == AllreduceKind::Nccl {
             let sums = OnDevice::new(world, kind.name(), self.device, &memories.averaged)?;
             return Ok((Box::new(sums), None));
+        }
+        if self.averaging.on_device {
+            let region = direct::region(&memories.averaged);
+            return Ok((world.agree(selection.build(world, &region))?, None));
         }
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &memories.gradients))?, None));

@@ -1,10 +1,12 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
+use super::direct;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
 use crate::comm::World;
 use crate::config::{AllreduceKind, Compression, Config};
+use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::adaptive;
 use crate::plan::Plan;
@@ -17,6 +19,8 @@ pub struct Averaging {
     threads: usize,
     /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
     threshold: Option<usize>,
+    /// Whether gradients stay in the memory of a device that has its own.
+    pub on_device: bool,
     compress: Option<Compression>,
 }
 
@@ -32,8 +36,8 @@ impl Averaging {
     /// Collective.
     ///
     /// # Errors
-    /// `Usage`, the same on every rank, where the collective asked for cannot run.
-    pub fn new(world: &World, config: &Config, threads: usize) -> Result<Averaging> {
+    /// `Usage` or `Environment`, the same on every rank, where what is asked for cannot run.
+    pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
         let tuning = Tuning::load(world, config.tuning.as_deref())?;
         let nodes = Nodes::of(world);
         let selection = world.agree(Selection::new(config.allreduce, config.wire, &nodes, &tuning))?;
@@ -45,6 +49,7 @@ impl Averaging {
             tuning,
             threads,
             threshold: config.fusion_threshold,
+            on_device: config.allreduce == AllreduceKind::Nccl || direct::serves(world, config, device)?,
             compress: config.compress,
         })
     }

@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::averaging::Averaging;
+use super::plans::shares_gradients;
 use super::weights::Start;
 use crate::comm::{Common, Region, World};
-use crate::config::{AllreduceKind, Config};
+use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Layout, Memory, Rule, Scalars};
 use crate::error::{Error, Result};
@@ -87,7 +89,7 @@ fn some_share(world: &World) -> bool {
 }
 
 impl Memories {
-    /// Allocates everything; gradients where the ranks of a node share them, if `shared` and there is room. Collective;
+    /// Allocates everything; gradients where the ranks of a node share them, if that serves and there is room. Collective;
     /// `initialise` may be called when all ranks are through.
     pub fn new(
         world: &World,
@@ -96,10 +98,9 @@ impl Memories {
         sizes: &Sizes,
         rule: &Rule,
         config: &Config,
-        shared: bool,
+        averaging: &Averaging,
     ) -> Result<Memories> {
-        // Where devices add up by themselves the host has none.
-        let staged = config.allreduce != AllreduceKind::Nccl;
+        let (staged, shared) = (!averaging.on_device, shares_gradients(config, averaging, plan));
         let gradients = Region::allocate(world, if staged { sizes.gradients } else { 0 }, shared)?;
         let on_host = as_memory(&gradients);
         let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };

@@ -6,7 +6,7 @@ use super::memory::Sharing;
 use super::network::Network;
 use super::resident;
 use crate::comm::World;
-use crate::config::{AllreduceKind, Config, SyncBatchNorm};
+use crate::config::{Config, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -147,7 +147,7 @@ fn extent(
         Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
     };
     // Gradients go to the host for the others to see.
-    let staged = own_memory && config.allreduce != AllreduceKind::Nccl;
+    let staged = own_memory && !averaging.on_device;
     messages += if staged { plan.sizes.gradients } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);

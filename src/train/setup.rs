@@ -67,7 +67,7 @@ pub fn prepare(
     let threads = threads(world, config.threads)?;
     if let Some(limit) = config.max_batch {
         let device = device::open(world, config, threads)?;
-        let averaging = Averaging::new(world, config, threads)?;
+        let averaging = Averaging::new(world, config, &*device, threads)?;
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
         let config = &decided(config, sets.as_ref(), threads);
@@ -93,7 +93,7 @@ pub fn prepare(
     let device = device::open(world, config, threads)?;
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
     let rule = optim::rule(&config.optimizer);
-    let averaging = Averaging::new(world, config, threads)?;
+    let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
     tell(&format!(

@@ -19,6 +19,7 @@ build() {
 
 cd "$here"
 build libplanted.so planted.cpp
+build libaware.so aware.cpp
 build libcuda.so.1 driver.cpp calls.cpp kernels.cpp
 driver=(-L"$to" -l:libcuda.so.1)
 build libcublas.so.13 -DFAKE_CUBLAS_VERSION=130000 cublas.cpp "${driver[@]}"

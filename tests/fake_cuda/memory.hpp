@@ -1,7 +1,7 @@
 // Device memory: host memory behind addresses that the host cannot read.
 //
 // A device pointer lies in a range that is never mapped; what it points to lies at the same place of another range (its shadow),
-// which only kernels, copies and the libraries' doubles reach. Allocations end at pages that are not mapped either, addresses are
+// which only kernels, copies and the libraries' doubles reach (but see FAKE_CUDA_READABLE). Allocations end at pages that are not mapped either, addresses are
 // never given out again, and what is new is filled with NaN: a wild, late or early access ends the process or shows in a
 // result.
 #pragma once
@@ -46,12 +46,16 @@ inline Space &space() {
         made->file = memfd_create("device memory", MFD_CLOEXEC);
         const bool sized = made->file >= 0 && ftruncate(made->file, SPACE) == 0;
         const int flags = MAP_NORESERVE;
-        made->device = (char *)mmap(nullptr, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+        const char *text = getenv("FAKE_CUDA_READABLE");
+        const char readable = text ? *text : '0';
+        const int device = readable == '2' ? PROT_READ | PROT_WRITE : PROT_NONE;
+        made->device = (char *)mmap(nullptr, SPACE, device, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
         made->shadow = (char *)mmap(nullptr, SPACE, PROT_NONE, MAP_SHARED | flags, made->file, 0);
         if (!sized || made->device == MAP_FAILED || made->shadow == MAP_FAILED) {
             perror("fake CUDA: no room for device memory");
             abort();
         }
+        if (readable == '1') made->device = made->shadow;
         return made;
     }();
     return *it;

@@ -1,0 +1,109 @@
+//! `--cuda-aware`: whether the MPI library adds up gradients where the GPU has them, past the host's memory.
+
+use std::rc::Rc;
+
+use crate::collective::{self, Collective, Vendor};
+use crate::comm::{Region, World, is_cuda_aware};
+use crate::config::{AllreduceKind, Config, CudaAware};
+use crate::device::{Device, Memory};
+use crate::error::{Error, Result};
+use crate::fusion;
+
+/// Whether it is to. The library is asked, and then tried with numbers whose sum is known. Collective.
+///
+/// # Errors
+/// The same on every rank: that it cannot be, where `--cuda-aware on` asks for it.
+pub fn serves(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
+    let wanted = config.cuda_aware;
+    let concerned =
+        config.allreduce == AllreduceKind::Vendor && config.compress.is_none() && !device.is_host();
+    match wanted {
+        CudaAware::On if !concerned => {
+            return world.agree(Err(Error::usage(
+                "--cuda-aware on is for --device cuda with --allreduce vendor and without --compress: everything else is \
+                 added up in the host's memory; leave it out",
+            )));
+        }
+        CudaAware::Auto if concerned && world.size() > 1 => {}
+        CudaAware::On => {}
+        _ => return Ok(false),
+    }
+    let answers = world.gather_text(answer(is_cuda_aware()))?;
+    let why = match refusal(wanted, &answers, |rank| world.host_of(rank)) {
+        Some(why) => (why, log::Level::Info),
+        None if adds_up(world, device)? => {
+            if world.rank() == 0 {
+                log::info!("MPI adds up gradients in the GPUs' memory");
+            }
+            return Ok(true);
+        }
+        None => ("it added up numbers in a GPU's memory wrongly".into(), log::Level::Warn),
+    };
+    let (why, level) = (format!("the MPI library, {}: {}", world.library(), why.0), why.1);
+    match wanted {
+        CudaAware::On => world.agree(Err(Error::environment(format!(
+            "--cuda-aware on: {why}. Load an MPI that is built with CUDA (for MPICH and Cray MPICH also set \
+             MPICH_GPU_SUPPORT_ENABLED=1), or leave the flag out"
+        )))),
+        _ => {
+            if world.rank() == 0 {
+                log::log!(level, "gradients go through the host's memory; {why}");
+            }
+            Ok(false)
+        }
+    }
+}
+
+fn answer(aware: Option<bool>) -> &'static str {
+    match aware {
+        Some(true) => "yes",
+        Some(false) => "says that it is not CUDA-aware",
+        None => "does not say whether it is CUDA-aware",
+    }
+}
+
+/// Why it is not even tried: `auto` wants a yes of every rank; with `on` a library that does not say may be.
+fn refusal<'a>(wanted: CudaAware, answers: &[String], host_of: impl Fn(usize) -> &'a str) -> Option<String> {
+    let silent = answer(None);
+    let no = |text: &String| text != "yes" && !(wanted == CudaAware::On && text == silent);
+    let rank = answers.iter().position(no)?;
+    Some(format!("it {} (rank {rank} on {})", answers[rank], host_of(rank)))
+}
+
+/// Whether MPI adds up numbers in the device's memory. Collective.
+fn adds_up(world: &World, device: &dyn Device) -> Result<bool> {
+    fusion::adds_up(world, device, |memory| {
+        let mut vendor = Vendor::new(world, &region(memory))?;
+        let slot = vendor.prepare(0..memory.bytes() / size_of::<f32>())?;
+        vendor.start(slot)?;
+        collective::wait(&mut vendor, slot)
+    })
+}
+
+/// A device's memory as the MPI library is given it.
+#[allow(unsafe_code)]
+pub fn region(memory: &Memory) -> Rc<Region> {
+    // SAFETY: the region holds the memory. That MPI reads and writes it is tried before gradients lie there, and nothing but
+    // `Vendor` is made for it.
+    unsafe { Region::foreign(memory.address(), memory.bytes(), Rc::new(memory.clone())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_tried_where_it_says_so_and_where_it_is_silent_only_if_asked_for() {
+        let of = |wanted, aware: [Option<bool>; 2]| {
+            refusal(wanted, &aware.map(|aware| answer(aware).to_string()), |_| "h")
+        };
+        let (yes, no) = (Some(true), Some(false));
+        for wanted in [CudaAware::Auto, CudaAware::On] {
+            assert_eq!(of(wanted, [yes, yes]), None);
+            let why = of(wanted, [yes, no]).unwrap_or_default();
+            assert_eq!(why, "it says that it is not CUDA-aware (rank 1 on h)");
+        }
+        assert_eq!(of(CudaAware::On, [yes, None]), None);
+        assert!(of(CudaAware::Auto, [None, yes]).is_some_and(|why| why.contains("does not say")));
+    }
+}

@@ -21,7 +21,7 @@ pub struct Options<'a> {
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
 pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan> {
     let kernels = compile(&graph, device)?;
-    let masters = master_layouts(&graph, &kernels, options.training)?;
+    let masters = master_layouts(&graph, &kernels, device, options.training)?;
     let mut planner = Planner::new(&graph, device, masters);
     planner.place_fixed(options.training);
     planner.place_statistics(options.training)?;
@@ -68,10 +68,12 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
 }
 
 /// The layout in which each parameter is kept: that of its gradient, so that the update needs no reorder; without
-/// a gradient that of the plan it is shared with, or what its first reader wants.
+/// a gradient that of the plan it is shared with, or what its first reader wants, if that is not a shorter type: frozen weights
+/// are saved, too.
 fn master_layouts(
     graph: &Graph,
     kernels: &[Box<dyn Kernel>],
+    device: &dyn Device,
     shared: Option<&Plan>,
 ) -> Result<HashMap<TensorId, Layout>> {
     let mut masters = HashMap::new();
@@ -90,8 +92,12 @@ fn master_layouts(
             if tensor.role == Role::Parameter {
                 let from_plan =
                     shared.and_then(|plan| plan.parameters.iter().find(|p| p.name == tensor.name));
-                let layout = from_plan.map_or(wanted, |parameter| &parameter.layout);
-                masters.entry(*id).or_insert_with(|| layout.clone());
+                let layout = match from_plan {
+                    Some(parameter) => parameter.layout.clone(),
+                    None if wanted.dtype() == tensor.spec.dtype => wanted.clone(),
+                    None => device.plain(&tensor.spec),
+                };
+                masters.entry(*id).or_insert(layout);
             }
         }
     }

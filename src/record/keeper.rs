@@ -127,6 +127,10 @@ impl Keeper {
     fn start(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
         let (directory, keep) = (self.directory.clone(), self.keep);
         let work = move || {
+            // Of this thread alone: it takes what the computing ones leave. Who waits for it leaves everything.
+            if let Err(error) = rustix::process::nice(19) {
+                log::debug!("checkpoints are written at full priority: {error}");
+            }
             let path = Checkpoints::path(&directory, step);
             let outcome = checkpoint::write(&path, &contents);
             match &outcome {

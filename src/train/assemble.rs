@@ -52,8 +52,8 @@ impl Assembly<'_> {
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
         let at = match self.config.allreduce {
             AllreduceKind::Nccl => Place::Device,
-            // A rank alone has nobody to tell, but may still compress.
             _ if self.averaging.on_device => Place::InPlace,
+            // A rank alone has nobody to tell, but may still compress.
             _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
                 Place::Staged(Staging { device: memories.averaged.clone(), host: memories.on_host.clone() })
             }

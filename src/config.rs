@@ -129,7 +129,7 @@ pub enum AllreduceKind {
 pub enum CudaAware {
     /// Where the MPI library says on every rank that it is CUDA-aware, and adds up numbers there as it should.
     Auto,
-    /// Else the run ends before its first step.
+    /// It must: where it cannot be, the run ends before its first step.
     On,
     /// Gradients go through the host's memory.
     Off,

@@ -10,6 +10,7 @@
 #include "lrn.cu"
 #include "norms.cu"
 #include "one_bit.cu"
+#include "parts.cu"
 #include "pooling.cu"
 #include "top_k.cu"
 #include "two_bit.cu"

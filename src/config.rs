@@ -119,6 +119,8 @@ pub enum AllreduceKind {
     Shm,
     /// The MPI library's own MPI_Iallreduce.
     Vendor,
+    /// By the GPUs of a node in each other's memory (CUDA IPC), by rings between nodes; auto takes it where it works.
+    Ipc,
     /// Between GPUs, past the host, by NVIDIA's NCCL: with --device cuda and a GPU for each rank.
     Nccl,
 }
@@ -147,6 +149,7 @@ impl AllreduceKind {
             AllreduceKind::Hierarchical => "hierarchical",
             AllreduceKind::Shm => "shm",
             AllreduceKind::Vendor => "vendor",
+            AllreduceKind::Ipc => "ipc",
             AllreduceKind::Nccl => "nccl",
         }
     }

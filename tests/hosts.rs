@@ -3,6 +3,8 @@
 //! The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root. Open MPI only: Debian's MPICH
 //! 4.0.2 does not end in them.
 
+#[path = "support/fake_cuda.rs"]
+mod fake_cuda;
 #[path = "support/job.rs"]
 mod job;
 
@@ -36,7 +38,7 @@ impl Hosts {
     }
 
     /// A job on hosts given as "h0:2,h1:2", started from the first.
-    fn job(&self, slots: &str, flags: &[&str]) -> Output {
+    fn job(&self, slots: &str, flags: &[&str], variables: &[(&str, &str)]) -> Output {
         let ranks: usize = slots.split([',', ':']).filter_map(|part| part.parse::<usize>().ok()).sum();
         let agent = Command::new(SCRIPT).arg("agent").output().unwrap();
         let agent = String::from_utf8(agent.stdout).unwrap();
@@ -44,12 +46,20 @@ impl Hosts {
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "120", SCRIPT, "run", "h0"]).args(&launcher);
         command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent.trim(), "-H", slots]);
+        variables.iter().for_each(|(name, _)| {
+            command.args(["-x", name]);
+        });
+        command.envs(variables.iter().copied());
         command.args(["-n", &ranks.to_string(), DLTRAIN]).args(flags).env("OMP_NUM_THREADS", "1");
         command.output().unwrap()
     }
 
     fn run(&self, slots: &str, flags: &[&str]) -> String {
-        let done = self.job(slots, flags);
+        self.run_with(slots, flags, &[])
+    }
+
+    fn run_with(&self, slots: &str, flags: &[&str], variables: &[(&str, &str)]) -> String {
+        let done = self.job(slots, flags, variables);
         let text = String::from_utf8_lossy(&done.stdout).into_owned();
         assert!(
             done.status.success(),
@@ -87,11 +97,12 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
             assert_eq!(right.count(), 4, "{slots} {name}: {printed}");
         }
     }
-    let refused = hosts.job("h0:2,h1:1", &["--allreduce", "hierarchical", "--steps", "1"]);
+    let refused = hosts.job("h0:2,h1:1", &["--allreduce", "hierarchical", "--steps", "1"], &[]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.matches("error: ").count() == 1, "{message}");
     assert!(message.contains("as many ranks on every node"), "{message}");
     trains_alike(&hosts);
+    gpus_train_alike(&hosts);
 }
 
 /// The ring adds in the same order wherever the ranks are: the same bits. Two levels add in another order.
@@ -118,4 +129,29 @@ fn trains_alike(hosts: &Hosts) {
     let used = used.read_raw::<hdf5::types::VarLenUnicode>().unwrap();
     // On two nodes of two ranks these are the same idea.
     assert!(["hierarchical", "torus"].contains(&used[0].as_str()), "{used:?}");
+}
+
+/// GPUs that add up in each other's memory, with rings of their segments between the hosts, in several pieces: the same sums as the
+/// hosts' own memory gives in the same way, to the bit.
+fn gpus_train_alike(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let libraries = fake_cuda::libraries().to_str().unwrap();
+    for (model, wire) in [("mnist_net", "f32"), ("mnist_large", "f32"), ("mnist_net", "bf16")] {
+        let run = |allreduce: &str| {
+            let file = directory.path().join(format!("{model}-{wire}-{allreduce}.h5"));
+            let flags = format!(
+                "--model {model} --batch 1 --steps 2 --warmup 0 --threads 1 --optimizer sgd --device cuda --wire {wire} \
+                 --allreduce {allreduce} --fusion-threshold-mb 64 --results {}",
+                file.display()
+            );
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let variables = [("DLTRAIN_CUDA_PATH", libraries), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
+            let printed = hosts.run_with("h0:2,h1:2", &flags, &variables);
+            (series(&file, "steps/loss"), printed)
+        };
+        let (staged, _) = run("hierarchical");
+        let (reached, printed) = run("auto");
+        assert_eq!(reached, staged, "{model}, {wire}");
+        assert!(printed.contains(" ipc,"), "{printed}");
+    }
 }

@@ -209,9 +209,12 @@ impl Args {
                 self.wire
             )));
         }
-        if let (Some(scheme), AllreduceKind::Nccl) = (self.compress, self.allreduce) {
+        if let (Some(scheme), kind @ (AllreduceKind::Nccl | AllreduceKind::Ipc)) =
+            (self.compress, self.allreduce)
+        {
             return Err(Error::usage(format!(
-                "--compress {scheme} and --allreduce nccl: gradients are compressed on the host, where NCCL does not come by; leave one out"
+                "--compress {scheme} and --allreduce {}: gradients are compressed on the host, where they do not come by; leave one out",
+                kind.name()
             )));
         }
         let loss_scale = self.loss_scale.validate(self.precision)?;
@@ -311,6 +314,7 @@ mod tests {
             (vec!["--compress", "1bit", "--wire", "bf16"], "--compress 1bit and --wire bf16"),
             (vec!["--compress", "1bit", "--precision", "f16"], "--compress 1bit and --precision f16"),
             (vec!["--compress", "1bit", "--allreduce", "nccl"], "--compress 1bit and --allreduce nccl"),
+            (vec!["--compress", "1bit", "--allreduce", "ipc"], "--compress 1bit and --allreduce ipc"),
             (vec!["--loss-scale", "2"], "--loss-scale 2: is for --precision f16"),
             (vec!["--precision", "f16", "--loss-scale-min", "0"], "--loss-scale-min 0"),
             (vec!["--precision", "f16", "--loss-scale", "2", "--loss-scale-min", "4"], "--loss-scale 2"),

@@ -158,7 +158,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
     let local = nodes.0[0].len();
     match kind {
         // GPUs do without the host.
-        AllreduceKind::Auto | AllreduceKind::Nccl => None,
+        AllreduceKind::Auto | AllreduceKind::Ipc | AllreduceKind::Nccl => None,
         AllreduceKind::Shm if nodes.0.len() > 1 => None,
         AllreduceKind::Hierarchical if !nodes.is_even() => None,
         AllreduceKind::Shm => Some(in_memory(local, 1.0, parameters)),

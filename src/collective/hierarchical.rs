@@ -7,6 +7,8 @@
 //! "Designing multi-leader-based allgather algorithms for multi-core clusters" (CAC 2009) has the idea for few leaders;
 //! here all ranks lead.
 //!
+//! What a rank does on its node it does in the host's memory, or has its device do (`Within`), and looks whether it is done.
+//!
 //! A long range is worked through in pieces, one after the other: while one is between the nodes the next is added up and
 //! the one before written. Two counters a piece, which only ever grow. In round k (from 1) on a node of L ranks:
 //!   arrivals ≥ k·L   everybody's values are in place;
@@ -19,24 +21,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::boards::Boards;
 use super::schedule::{Group, segment};
 use super::scheduled::{self, Scheduled};
+use super::within::{PIECE, Ticket, Within};
 use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::Result;
 use crate::trace::{self, Kind};
 
-/// Elements that one `poll` adds up or writes: 128 KB a rank.
-const CHUNK: usize = 32 * 1024;
-
-/// Elements of a piece, at most: 8 MB. On a link of 1 Gbit/s that is 70 ms, and adding it up takes a few.
-const PIECE: usize = 2 << 20;
-
 /// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
 const RINGS: usize = 3;
 
 pub struct Hierarchical {
     world: World,
-    region: Rc<Region>,
+    within: Box<dyn Within>,
     /// The rings of this rank and its like on the other nodes.
     rings: Scheduled<Channel>,
     counters: Boards,
@@ -70,31 +67,43 @@ struct Piece {
     ring: Slot,
     started: u64,
     stage: Stage,
+    /// What was begun last in this stage.
+    ticket: Ticket,
 }
 
 /// A range in pieces.
-fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let count = range.len().div_ceil(PIECE).max(1);
+fn pieces(range: &Range<usize>, longest: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = range.len().div_ceil(longest).max(1);
     (0..count).map(move |index| segment(range, count, index))
 }
 
-/// Bytes of memory that a slot of so many elements takes beside its range.
+/// Bytes of memory that a slot of so many elements takes beside its range, in the host's memory.
 pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
     let of_piece = |piece: Range<usize>| {
         scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes, false)
     };
-    pieces(&(0..elements)).map(of_piece).sum()
+    pieces(&(0..elements), PIECE).map(of_piece).sum()
 }
 
 impl Hierarchical {
-    /// `region` is shared on every node. Collective.
+    /// In the host's memory: `region` is shared on every node. Collective.
     pub fn new(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
+        Hierarchical::by(world, wire, region, Box::new(region.clone()))
+    }
+
+    /// With what adds up and writes on a node. The rings find and leave sums in `region`, if there are several nodes. Collective.
+    pub fn by(
+        world: &World,
+        wire: Wire,
+        region: &Rc<Region>,
+        within: Box<dyn Within>,
+    ) -> Result<Hierarchical> {
         let alike = (0..world.nodes()).map(|node| world.ranks_of(node)[world.local_rank()]);
         let group = Group { ranks: alike.collect(), place: world.node() };
         let channel = Channel::new(world)?;
         Ok(Hierarchical {
             world: world.clone(),
-            region: region.clone(),
+            within,
             rings: Scheduled::new("ring", ring::allreduce, wire, channel, region).among(group),
             counters: Boards::new(world, 2),
             slots: Vec::new(),
@@ -115,47 +124,56 @@ impl Hierarchical {
         self.counters.prepare(self.pieces.len())?;
         let segment = segment(&range, self.world.local_size(), self.world.local_rank());
         let ring = self.rings.prepare(segment.clone())?;
-        self.pieces.push(Piece { slot, segment, ring, started: 0, stage: Stage::Idle });
+        self.pieces.push(Piece { slot, segment, ring, started: 0, stage: Stage::Idle, ticket: 0 });
         Ok(())
     }
 
     /// The next stage of a piece, if there is something to do for it now.
-    fn advance(&mut self, piece: usize) -> Result<Option<Stage>> {
-        let Piece { slot, ref segment, ring, started, stage } = self.pieces[piece];
+    fn advance(&mut self, index: usize) -> Result<Option<Stage>> {
+        let Piece { ref segment, ring, started, stage, ticket, .. } = self.pieces[index];
+        let (start, end) = (segment.start, segment.end);
         let all = started * self.world.local_size() as u64;
-        let chunk = |from: usize| from..segment.end.min(from + CHUNK);
+        let longest = self.within.limits().0;
+        let chunk = |from: usize| from..end.min(from.saturating_add(longest));
         Ok(match stage {
             Stage::Idle => None,
             // Acquire: what the others wrote before they arrived is seen.
-            Stage::Adding(_) if self.arrivals(piece).load(Ordering::Acquire) < all => None,
-            Stage::Adding(from) if from < segment.end => {
-                let chunk = chunk(from);
-                let begun = trace::now();
-                self.region.sum_from_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
-                Some(Stage::Adding(chunk.end))
+            Stage::Adding(_) if self.arrivals(index).load(Ordering::Acquire) < all => None,
+            Stage::Adding(from) if from < end => {
+                Some(Stage::Adding(self.work(index, chunk(from), |within, range| within.add(range))?))
             }
-            Stage::Adding(_) if self.between() == RINGS => None,
+            Stage::Adding(_) if self.between() == RINGS || !self.within.reached(ticket)? => None,
             Stage::Adding(_) => {
                 self.rings.start(ring)?;
                 Some(Stage::Between)
             }
-            Stage::Between => self.rings.is_done(ring).then_some(Stage::Writing(segment.start)),
-            Stage::Writing(from) if from < segment.end => {
-                let chunk = chunk(from);
-                let begun = trace::now();
-                self.region.write_to_node(chunk.clone());
-                trace::record(Kind::Reduce, begun, slot, 0, chunk.len() * size_of::<f32>());
-                Some(Stage::Writing(chunk.end))
+            Stage::Between => self.rings.is_done(ring).then_some(Stage::Writing(start)),
+            Stage::Writing(from) if from < end => {
+                Some(Stage::Writing(self.work(index, chunk(from), |within, range| within.share(range))?))
             }
+            Stage::Writing(_) if !self.within.reached(ticket)? => None,
             Stage::Writing(_) => {
                 // Release: the sums are seen by those who see the round over.
-                self.written(piece).fetch_add(1, Ordering::Release);
+                self.written(index).fetch_add(1, Ordering::Release);
                 Some(Stage::Waiting)
             }
             // Acquire: the sums written by others are seen.
-            Stage::Waiting => (self.written(piece).load(Ordering::Acquire) >= all).then_some(Stage::Idle),
+            Stage::Waiting => (self.written(index).load(Ordering::Acquire) >= all).then_some(Stage::Idle),
         })
+    }
+
+    /// Has a chunk of a piece added up or written; its end.
+    fn work(
+        &mut self,
+        index: usize,
+        chunk: Range<usize>,
+        what: fn(&mut dyn Within, Range<usize>) -> Result<Ticket>,
+    ) -> Result<usize> {
+        let begun = trace::now();
+        let piece = &mut self.pieces[index];
+        piece.ticket = what(&mut *self.within, chunk.clone())?;
+        trace::record(Kind::Reduce, begun, piece.slot, 0, chunk.len() * size_of::<f32>());
+        Ok(chunk.end)
     }
 
     fn between(&self) -> usize {
@@ -165,12 +183,12 @@ impl Hierarchical {
 
 impl Collective for Hierarchical {
     fn name(&self) -> &'static str {
-        "hierarchical"
+        self.within.name()
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
         let first = self.pieces.len();
-        for piece in pieces(&range) {
+        for piece in pieces(&range, self.within.limits().1) {
             self.prepare_piece(self.slots.len(), piece)?;
         }
         self.slots.push(first..self.pieces.len());
@@ -225,5 +243,11 @@ impl Collective for Hierarchical {
         let pieces = &self.pieces[self.slots[slot].clone()];
         let between = pieces.iter().find(|piece| piece.stage == Stage::Between);
         between.map_or(Vec::new(), |piece| self.rings.waiting_for(piece.ring))
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        self.within.leave();
+        // Nobody frees memory that others still reach.
+        self.world.barrier()
     }
 }

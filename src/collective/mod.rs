@@ -29,6 +29,7 @@ mod torus;
 mod tree;
 pub mod tuning;
 mod vendor;
+mod within;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -48,6 +49,7 @@ pub use schedule::segment;
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use vendor::Vendor;
+pub use within::{Ticket, Within};
 
 /// A range that was prepared.
 pub type Slot = usize;

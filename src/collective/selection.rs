@@ -30,8 +30,9 @@ const BETWEEN_GPUS: (f64, f64) = (50e-6, 1.0 / 20e9);
 pub struct Selection {
     kind: AllreduceKind,
     wire: Wire,
-    /// Whether some node has several ranks.
+    /// Whether some node has several ranks, and whether there are several nodes.
     neighbours: bool,
+    apart: bool,
     cost: Cost,
 }
 
@@ -50,23 +51,36 @@ impl Selection {
                 "--allreduce shm works within one node, and the ranks are on {}; use auto or ring",
                 nodes.0.len()
             ))),
-            AllreduceKind::Hierarchical if !nodes.is_even() => Err(Error::usage(
-                "--allreduce hierarchical needs as many ranks on every node; use auto or ring, or another number of \
-                 ranks",
-            )),
+            AllreduceKind::Hierarchical | AllreduceKind::Ipc if !nodes.is_even() => {
+                Err(Error::usage(format!(
+                    "--allreduce {} needs as many ranks on every node; use auto or ring, or another number of ranks",
+                    kind.name()
+                )))
+            }
             _ => {
                 let cost = Cost::new(nodes, wire, tuning);
                 let neighbours = nodes.0.iter().any(|ranks| ranks.len() > 1);
-                Ok(Selection { kind, wire, neighbours, cost })
+                Ok(Selection { kind, wire, neighbours, apart: nodes.0.len() > 1, cost })
             }
         }
+    }
+
+    /// What was asked for.
+    pub fn kind(&self) -> AllreduceKind {
+        self.kind
     }
 
     /// For a range of so many bytes, in a region that the ranks of a node share or that they do not.
     pub fn choose(&self, bytes: usize, shared: bool) -> Choice {
         let (kind, seconds) = match self.kind {
             AllreduceKind::Auto => self.cost.best(bytes, shared),
-            AllreduceKind::Nccl => (AllreduceKind::Nccl, BETWEEN_GPUS.0 + bytes as f64 * BETWEEN_GPUS.1),
+            AllreduceKind::Ipc if self.apart => {
+                let rings = self.cost.seconds(AllreduceKind::Hierarchical, bytes);
+                (AllreduceKind::Ipc, rings.unwrap_or(f64::NAN))
+            }
+            kind @ (AllreduceKind::Ipc | AllreduceKind::Nccl) => {
+                (kind, BETWEEN_GPUS.0 + bytes as f64 * BETWEEN_GPUS.1)
+            }
             kind => (kind, self.cost.seconds(kind, bytes).unwrap_or(f64::NAN)),
         };
         Choice { kind, seconds }
@@ -76,7 +90,7 @@ impl Selection {
     pub fn wants_shared(&self, buckets: &[usize]) -> bool {
         let in_memory = |bytes: &usize| match self.choose(*bytes, true).kind {
             AllreduceKind::Shm | AllreduceKind::Hierarchical => true,
-            AllreduceKind::Vendor | AllreduceKind::Nccl => false,
+            AllreduceKind::Vendor | AllreduceKind::Ipc | AllreduceKind::Nccl => false,
             _ => self.neighbours && scheduled::takes_within(self.wire, true),
         };
         buckets.iter().any(in_memory)
@@ -96,7 +110,10 @@ impl Selection {
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
             AllreduceKind::Shm | AllreduceKind::Vendor | AllreduceKind::Nccl => 0,
-            AllreduceKind::Hierarchical => hierarchical::memory(self.wire, bytes / 4, local, world.nodes()),
+            AllreduceKind::Ipc if world.nodes() == 1 => 0,
+            AllreduceKind::Hierarchical | AllreduceKind::Ipc => {
+                hierarchical::memory(self.wire, bytes / 4, local, world.nodes())
+            }
             kind => {
                 let shared = shared && world.nodes() == 1;
                 scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size(), shared)
@@ -128,9 +145,10 @@ fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
              --shm-size) or use auto or ring",
             kind.name()
         ))),
-        AllreduceKind::Nccl => Err(Error::usage(
-            "nccl sums between GPUs, and these numbers are the host's; use another algorithm",
-        )),
+        AllreduceKind::Ipc | AllreduceKind::Nccl => Err(Error::usage(format!(
+            "{} sums between GPUs, and these numbers are the host's; use another algorithm",
+            kind.name()
+        ))),
         _ => Ok(()),
     }
 }
@@ -229,7 +247,8 @@ mod tests {
         let uneven = Nodes(vec![vec![0, 1], vec![2]]);
         for (kind, wire, nodes) in [
             (AllreduceKind::Shm, Wire::F32, nodes(2, 1)),
-            (AllreduceKind::Hierarchical, Wire::F32, uneven),
+            (AllreduceKind::Hierarchical, Wire::F32, uneven.clone()),
+            (AllreduceKind::Ipc, Wire::F32, uneven),
             (AllreduceKind::Vendor, Wire::F16, nodes(2, 2)),
             (AllreduceKind::Nccl, Wire::Bf16, nodes(2, 2)),
         ] {
@@ -241,7 +260,9 @@ mod tests {
             assert!(error.kind == Kind::Environment && error.message.contains("use a"), "{error}");
             assert!(can_work_in(kind, true).is_ok());
         }
-        assert_eq!(can_work_in(AllreduceKind::Nccl, true).unwrap_err().kind, Kind::Usage);
+        for kind in [AllreduceKind::Ipc, AllreduceKind::Nccl] {
+            assert_eq!(can_work_in(kind, true).unwrap_err().kind, Kind::Usage);
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod update;
 mod usage;
 
 use std::any::Any;
+use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
@@ -178,6 +179,14 @@ pub trait Device {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
+    /// What other processes of this machine need to reach this memory, which is all of an allocation.
+    fn offer(&self, _memory: &Memory) -> Result<Vec<u8>> {
+        Err(Error::internal(format!("{} lets nobody reach its memory", self.name())))
+    }
+    /// Reaches what the ranks of a node offer, in their order; of these this rank's, number `own`, is `memory`, and as long as each.
+    fn reach(&self, _offers: &[Vec<u8>], _own: usize, _memory: &Memory) -> Result<Box<dyn Reach>> {
+        Err(Error::internal(format!("{} reaches no others' memory", self.name())))
+    }
     /// What one rank makes and all are given, so that their devices find each other (`join`).
     fn invitation(&self) -> Result<Vec<u8>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
@@ -206,6 +215,24 @@ pub trait Group {
     fn reached(&self, event: &Event) -> Result<bool>;
     /// Begins to end the group in order.
     fn leave(&mut self) -> Result<()>;
+}
+
+/// Memory of several ranks' devices of one node, which this rank's device reads and writes: the same parts of each, told by bytes.
+/// What is enqueued here is done in order, beside what else the device does. That others have written what is read, and read what is
+/// written, is for the caller to know. To be dropped before those whose memory it is free it.
+pub trait Reach {
+    /// How many there are.
+    fn ranks(&self) -> usize;
+    /// Enqueues: adds up the `f32` of these ranks, in this order, and writes the sums to those.
+    fn add_up(&mut self, bytes: &Range<usize>, of: &[usize], to: &[usize]) -> Result<()>;
+    /// Enqueues a copy of this rank's part to memory of the host.
+    fn fetch(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
+    /// Enqueues the copy back.
+    fn put(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
+    /// Marks the point behind what is enqueued.
+    fn record(&self) -> Result<Event>;
+    /// Whether it is done, so that anybody may use it.
+    fn reached(&self, event: &Event) -> Result<bool>;
 }
 
 /// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.

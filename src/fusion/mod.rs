@@ -3,13 +3,14 @@
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
 //! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
 //! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`). May use: `plan`,
+//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May use: `plan`,
 //! `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod adaptive;
 pub mod compress;
 mod exchange;
 mod on_device;
+mod peers;
 
 use std::ops::Range;
 use std::time::Instant;
@@ -23,6 +24,7 @@ use crate::trace;
 
 pub use exchange::Exchanges;
 pub use on_device::{OnDevice, adds_up};
+pub use peers::Peers;
 
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

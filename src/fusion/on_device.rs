@@ -82,14 +82,20 @@ impl OnDevice {
 
 /// Whether `sum` adds up over ranks, in a device's memory, numbers whose sum every rank knows; the same answer on all. Collective.
 pub fn adds_up(world: &World, device: &dyn Device, sum: impl FnOnce(&Memory) -> Result<()>) -> Result<bool> {
-    let (rank, ranks) = (world.rank() as f32, world.size() as f32);
-    let mut numbers = [rank + 1.0, 1.0, 0.0, 2.0 * rank];
-    let memory = device.allocate(size_of_val(&numbers))?;
-    device.upload(bytes_of(&numbers), &memory)?;
+    /// More than a launch's block, and no multiple of anything.
+    const COUNT: usize = 1031;
+    let (rank, ranks) = (world.rank(), world.size());
+    // Of two different terms each, so that no value stands for another, and exact in f32.
+    let numbers = |of_rank: usize, constant: usize| -> Vec<f32> {
+        (0..COUNT).map(|index| (of_rank * (index % 7) + constant * index) as f32).collect()
+    };
+    let mut values = numbers(rank, 1);
+    let memory = device.allocate(COUNT * size_of::<f32>())?;
+    device.upload(bytes_of(&values), &memory)?;
     // Freeing would wait for a sum that others may never come to.
     sum(&memory).inspect_err(|_| std::mem::forget(memory.clone()))?;
-    device.download(&memory, bytes_of_mut(&mut numbers))?;
-    let right = numbers == [ranks * (ranks + 1.0) / 2.0, ranks, 0.0, ranks * (ranks - 1.0)];
+    device.download(&memory, bytes_of_mut(&mut values))?;
+    let right = values == numbers(ranks * (ranks - 1) / 2, ranks);
     let mut all = [f64::from(u8::from(right))];
     world.min_f64(&mut all)?;
     Ok(all == [1.0])

@@ -50,8 +50,9 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let (reduce, compression) = self.reduction(memories)?;
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
-        let at = match self.config.allreduce {
+        let at = match self.averaging.selection.kind() {
             AllreduceKind::Nccl => Place::Device,
+            AllreduceKind::Ipc => Place::InPlace,
             _ if self.averaging.on_device => Place::InPlace,
             // A rank alone has nobody to tell, but may still compress.
             _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
@@ -92,10 +93,22 @@ impl Assembly<'_> {
     /// What sums gradients over ranks, and what compression keeps account of where there is any.
     fn reduction(&self, memories: &Memories) -> Result<(Box<dyn Collective>, Option<Account>)> {
         let (world, selection) = (self.world, &self.averaging.selection);
-        let kind = self.config.allreduce;
+        let kind = selection.kind();
         if kind == AllreduceKind::Nccl {
             let sums = OnDevice::new(world, kind.name(), self.device, &memories.averaged)?;
             return Ok((Box::new(sums), None));
+        }
+        if kind == AllreduceKind::Ipc {
+            let host = (world.nodes() > 1).then_some(&memories.on_host);
+            let sums = direct::over_gpus(
+                world,
+                self.config.wire,
+                self.device,
+                &memories.averaged,
+                host,
+                &memories.gradients,
+            );
+            return Ok((Box::new(sums?), None));
         }
         if self.averaging.on_device {
             let region = direct::region(&memories.averaged);

@@ -19,7 +19,7 @@ pub struct Averaging {
     threads: usize,
     /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
     threshold: Option<usize>,
-    /// Whether gradients stay in the memory of a device that has its own.
+    /// Whether gradients stay in the memory of a device that has its own, and never come to the host.
     pub on_device: bool,
     compress: Option<Compression>,
 }
@@ -40,7 +40,17 @@ impl Averaging {
     pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
         let tuning = Tuning::load(world, config.tuning.as_deref())?;
         let nodes = Nodes::of(world);
-        let selection = world.agree(Selection::new(config.allreduce, config.wire, &nodes, &tuning))?;
+        let given_to_mpi = direct::mpi_serves(world, config, device)?;
+        let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
+        let mut selection = of(config.allreduce)?;
+        if direct::gpus_serve(world, config, device)? {
+            selection = of(AllreduceKind::Ipc)?;
+        }
+        let on_device = match selection.kind() {
+            AllreduceKind::Nccl => true,
+            AllreduceKind::Ipc => world.nodes() == 1,
+            _ => given_to_mpi,
+        };
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
@@ -49,7 +59,7 @@ impl Averaging {
             tuning,
             threads,
             threshold: config.fusion_threshold,
-            on_device: config.allreduce == AllreduceKind::Nccl || direct::serves(world, config, device)?,
+            on_device,
             compress: config.compress,
         })
     }
@@ -70,7 +80,7 @@ impl Averaging {
             None => {
                 let choice = self.selection.choose(*bytes, shared);
                 // What cuts between GPUs are made by is nothing to be told.
-                let known = choice.kind != AllreduceKind::Nccl;
+                let known = !matches!(choice.kind, AllreduceKind::Nccl | AllreduceKind::Ipc);
                 Expected { name: choice.kind.name(), seconds: if known { choice.seconds } else { f64::NAN } }
             }
         };

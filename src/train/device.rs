@@ -17,8 +17,9 @@ use crate::record;
 pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
     let device = open_any(world, config, threads)?;
     let sums = match config.allreduce {
-        AllreduceKind::Nccl if device.is_host() => Err(Error::usage(format!(
-            "--allreduce nccl sums between GPUs, and this run computes on {}; use --device cuda, or another --allreduce",
+        kind @ (AllreduceKind::Nccl | AllreduceKind::Ipc) if device.is_host() => Err(Error::usage(format!(
+            "--allreduce {} sums between GPUs, and this run computes on {}; use --device cuda, or another --allreduce",
+            kind.name(),
             if device.name() == "cpu" { "the CPU" } else { device.name() }
         ))),
         _ => Ok(()),

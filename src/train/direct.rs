@@ -1,19 +1,21 @@
-//! `--cuda-aware`: whether the MPI library adds up gradients where the GPU has them, past the host's memory.
+//! Whether gradients are added up where the GPUs have them, past the host's memory: by the GPUs of a node in each other's memory
+//! (`--allreduce ipc`), or by the MPI library (`--cuda-aware`).
 
 use std::rc::Rc;
 
-use crate::collective::{self, Collective, Vendor};
+use super::memory::as_memory;
+use crate::collective::{self, Collective, Hierarchical, Vendor};
 use crate::comm::{Region, World, is_cuda_aware};
-use crate::config::{AllreduceKind, Config, CudaAware};
+use crate::config::{AllreduceKind, Config, CudaAware, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
-use crate::fusion;
+use crate::fusion::{self, Peers};
 
 /// Whether it is to. The library is asked, and then tried with numbers whose sum is known. Collective.
 ///
 /// # Errors
 /// The same on every rank: that it cannot be, where `--cuda-aware on` asks for it.
-pub fn serves(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
+pub fn mpi_serves(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
     let wanted = config.cuda_aware;
     let concerned =
         config.allreduce == AllreduceKind::Vendor && config.compress.is_none() && !device.is_host();
@@ -78,6 +80,71 @@ fn adds_up(world: &World, device: &dyn Device) -> Result<bool> {
         vendor.start(slot)?;
         collective::wait(&mut vendor, slot)
     })
+}
+
+/// Whether the GPUs of each node are to add up in each other's memory: asked for, or with `--allreduce auto` found to work with numbers
+/// whose sum is known. Collective.
+///
+/// # Errors
+/// The same on every rank: why they cannot, where `--allreduce ipc` asks for it.
+pub fn gpus_serve(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
+    let asked = config.allreduce == AllreduceKind::Ipc;
+    let neighbours = world.size() > world.nodes();
+    let tried = config.allreduce == AllreduceKind::Auto && config.compress.is_none() && neighbours;
+    if device.is_host() || !(asked || tried && world.is_even()) {
+        return Ok(false);
+    }
+    let why = match gpus_add_up(world, device) {
+        Ok(true) => return Ok(true),
+        Ok(false) => "they added up numbers wrongly".into(),
+        Err(e) if world.is_agreed(&e) => e.message,
+        Err(e) => {
+            return Err(e.context("GPUs that add up in each other's memory (--allreduce shm goes without)"));
+        }
+    };
+    if asked {
+        return world.agree(Err(Error::environment(format!(
+            "--allreduce ipc: the GPUs of a node do not reach each other's memory: {why}. Each rank must see all GPUs of its \
+             node (not --gpus-per-task), in one container; or use --allreduce auto"
+        ))));
+    }
+    if world.rank() == 0 {
+        log::warn!(
+            "gradients go through the host's memory, which is slower: the GPUs of a node do not reach each other's: {why}"
+        );
+    }
+    Ok(false)
+}
+
+fn gpus_add_up(world: &World, device: &dyn Device) -> Result<bool> {
+    fusion::adds_up(world, device, |memory| {
+        let several = world.nodes() > 1;
+        let region = Rc::new(world.agree(Region::private(if several { memory.bytes() } else { 0 }))?);
+        let host = as_memory(&region);
+        // As f32 also between nodes, where a sum must be right to the last bit.
+        let mut sums = over_gpus(world, Wire::F32, device, memory, several.then_some(&host), &region)?;
+        let slot = world.agree(sums.prepare(0..memory.bytes() / size_of::<f32>()))?;
+        sums.start(slot)?;
+        collective::wait(&mut sums, slot)?;
+        sums.leave()
+    })
+}
+
+/// What adds up where the GPUs of each node reach each other's `memory`; with several nodes by way of `host`, which is `region`.
+/// Collective.
+///
+/// # Errors
+/// The same on every rank.
+pub fn over_gpus(
+    world: &World,
+    wire: Wire,
+    device: &dyn Device,
+    memory: &Memory,
+    host: Option<&Memory>,
+    region: &Rc<Region>,
+) -> Result<Hierarchical> {
+    let peers = Peers::new(world, device, memory, host)?;
+    world.agree(Hierarchical::by(world, wire, region, Box::new(peers)))
 }
 
 /// A device's memory as the MPI library is given it.

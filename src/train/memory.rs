@@ -295,7 +295,7 @@ fn first_values(init: Init, spec: &Spec, seed: u64, which: u32, threads: usize) 
 
 /// The region as memory of a host device.
 #[allow(unsafe_code)]
-fn as_memory(region: &Rc<Region>) -> Memory {
+pub fn as_memory(region: &Rc<Region>) -> Memory {
     // SAFETY: the region is host memory, valid while it lives, and the memory keeps it alive. This rank's part of it
     // is written by the steps of the plan, and by the collectives only between `start` and `is_done` of the bucket
     // it belongs to, when no step touches that bucket.

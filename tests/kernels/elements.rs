@@ -125,6 +125,27 @@ fn sums_are_rounded_to_what_travels() {
     });
 }
 
+/// Of four, of which not all are there: those that are meant, in their order, in those that are meant.
+#[test]
+fn parts_are_added_up_in_their_order() {
+    for (n, start) in LENGTHS.into_iter().flat_map(|n| STARTS.map(|start| (n, start))) {
+        let values: Vec<Vec<f32>> = (0..4).map(|part| random(n, 10 + part)).collect();
+        for (of, to) in [(0b1111, 0b1111), (0b1011, 0b0010), (0b0100, 0b1001), (0b0001, 0b0001)] {
+            let parts: Vec<Buffer> = values.iter().map(|part| Buffer::of(part, "f32", start)).collect();
+            let [a, b, c, d] = &parts[..] else { unreachable!() };
+            let none = || Argument::Null;
+            launch!("add_parts", Shape::any(), a, b, c, d, none(), none(), none(), none(), of, to, n as i64);
+            let mut added = values.iter().enumerate().filter(|(part, _)| of >> part & 1 == 1);
+            let first = added.next().unwrap().1.clone();
+            let sum = added.fold(first, |sum, (_, part)| sum.iter().zip(part).map(|(a, b)| a + b).collect());
+            for (part, found) in parts.iter().enumerate() {
+                let expected = if to >> part & 1 == 1 { &sum } else { &values[part] };
+                equal(&found.read("f32"), expected, &format!("part {part} of {of:b} to {to:b}, {n}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn a_bias_is_added_to_every_row() {
     for t in NUMBERS {

@@ -1,14 +1,14 @@
 //! What the driver gives, owned: each handle frees itself, keeps alive what it depends on, and turns failures into errors.
 
 use std::any::Any;
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
 
 use super::library::{Libraries, cuda, libraries};
 use super::sys::{
-    self, CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
-    Failed, Outcome,
+    self, CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle,
+    CUmodule, CUstream, Failed, Outcome,
 };
 use crate::device::Memory;
 use crate::error::{Error, Result};
@@ -19,6 +19,10 @@ const STREAM_NON_BLOCKING: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 /// CU_MEMHOSTREGISTER_PORTABLE
 const PORTABLE: c_uint = 1;
+/// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is.
+const LAZY_PEER_ACCESS: c_uint = 1;
+/// CU_IPC_HANDLE_SIZE: bytes by which a process tells others of an allocation.
+pub const OFFER: usize = 64;
 /// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 const CAPTURE_THREAD_LOCAL: c_int = 1;
 
@@ -341,6 +345,41 @@ pub fn allocate(context: &Rc<Context>, bytes: usize) -> Result<Memory> {
     let owner: Rc<dyn Any> = Rc::new(Allocation { context: context.clone(), address });
     // SAFETY: memory of the GPU, alive with its owner. Its address is never read through on the host: whoever has a
     // `Memory` of a device goes through that device.
+    Ok(unsafe { Memory::from_raw(address as *mut u8, bytes, owner) })
+}
+
+/// What another process needs to open this memory, all of an allocation.
+pub fn offer(context: &Rc<Context>, memory: &Memory) -> Result<[u8; OFFER]> {
+    let mut handle = CUipcMemHandle { reserved: [0; OFFER] };
+    // SAFETY: the out-parameter is alive during the call.
+    unsafe { context.libraries.driver.cuIpcGetMemHandle(&mut handle, address(memory)) }?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Memory of another process's, closed with the last slice of it.
+struct Opened {
+    context: Rc<Context>,
+    address: CUdeviceptr,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, closed once.
+        freed(unsafe { self.context.libraries.driver.cuIpcCloseMemHandle(self.address) });
+    }
+}
+
+/// Opens what another process offers, of so many bytes.
+///
+/// # Errors
+/// `Foreign` where this GPU cannot reach that memory.
+pub fn open(context: &Rc<Context>, offer: [u8; OFFER], bytes: usize) -> Result<Memory> {
+    let handle = CUipcMemHandle { reserved: offer.map(|byte| byte as c_char) };
+    let mut address: CUdeviceptr = 0;
+    // SAFETY: the out-parameter is alive during the call; the context is current. The handle is data, which the driver checks.
+    unsafe { context.libraries.driver.cuIpcOpenMemHandle_v2(&mut address, handle, LAZY_PEER_ACCESS) }?;
+    let owner: Rc<dyn Any> = Rc::new(Opened { context: context.clone(), address });
+    // SAFETY: memory of a GPU as long as its owner and the other process live, not read through on the host (see `allocate`).
     Ok(unsafe { Memory::from_raw(address as *mut u8, bytes, owner) })
 }
 

@@ -1,7 +1,7 @@
 //! The GPU of one rank: CUDA's driver, cuBLAS and cuDNN, loaded at run time, in three layers.
 //!
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
-//!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks;
+//!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `tune` remembers which engines were chosen, `gpu` is
 //!   all of it for one GPU;
@@ -20,6 +20,7 @@ pub mod described;
 mod dnn;
 mod gpu;
 mod handle;
+mod ipc;
 mod kernel;
 mod layout;
 mod library;
@@ -39,10 +40,11 @@ use std::rc::Rc;
 
 use self::handle::Registered;
 use self::kernel::CudaKernel;
-use super::{Device, Event, Group, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step, Usage};
+use super::{Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step, Usage};
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
+pub use ipc::PARTS as MOST_REACHED;
 pub use library::{Found, has_driver};
 pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
@@ -296,6 +298,14 @@ impl Device for Cuda {
         }
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
         Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
+    }
+
+    fn offer(&self, memory: &Memory) -> Result<Vec<u8>> {
+        Ok(handle::offer(&self.gpu.context, memory)?.to_vec())
+    }
+
+    fn reach(&self, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<Box<dyn Reach>> {
+        Ok(Box::new(ipc::Reached::new(&self.gpu, offers, own, memory)?))
     }
 
     fn invitation(&self) -> Result<Vec<u8>> {

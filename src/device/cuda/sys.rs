@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 pub use cudarc::cublas::sys::cublasHandle_t;
 pub use cudarc::cudnn::sys::{cudnnBackendDescriptor_t, cudnnHandle_t};
 pub use cudarc::driver::sys::{
-    CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+    CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUmodule, CUstream,
 };
 
 use super::library;
@@ -120,6 +120,9 @@ table! {
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     cuMemFree_v2(address: CUdeviceptr);
+    cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr);
+    cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+    cuIpcCloseMemHandle(address: CUdeviceptr);
     cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostUnregister(address: *mut c_void);
     cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);

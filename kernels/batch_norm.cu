@@ -184,10 +184,10 @@ __device__ inline void load_gradient(const T *dy, const T *y, const Norm &norm, 
 
 template <class T>
 __device__ inline void batch_norm_sums(const T *dy, const T *x, const T *y, const float *w, const float *b,
-                                       const float *mean, const float *variance, float *partials, Long rows,
+                                       const float *mean, const float *variance, T *dz, float *partials, Long rows,
                                        int channels, int parts, float epsilon, bool relu) {
     const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y);
+    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y) && aligned(dz);
     const Norm norm = norm_of(own, w, relu ? b : nullptr, mean, variance, epsilon);
     const Rows range = part_rows(rows, blockIdx.y, parts);
     float sum[4] = {}, product[4] = {};
@@ -195,6 +195,7 @@ __device__ inline void batch_norm_sums(const T *dy, const T *x, const T *y, cons
         float v[4], d[4];
         load_column(x + r * channels, own, wide, v);
         load_gradient(dy, y, norm, v, r * channels, own, wide, relu, d);
+        if (dz != nullptr) store_column(dz + r * channels, own, wide, d);
         for (int k = 0; k < 4; ++k) {
             sum[k] += d[k];
             product[k] += d[k] * ((v[k] - norm.mean[k]) * norm.inverse[k]);
@@ -219,9 +220,9 @@ ENTRY(batch_norm_sums_join)
 template <class T>
 __device__ inline void batch_norm_backward(const T *dy, const T *x, const T *y, const float *w, const float *b,
                                            const float *mean, const float *variance, const float *sums, int ranks,
-                                           T *dx, T *dresidual, Long rows, int channels, float epsilon, bool relu) {
+                                           T *dx, Long rows, int channels, float epsilon, bool relu) {
     const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y) && aligned(dx) && aligned(dresidual);
+    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y) && aligned(dx);
     const Norm norm = norm_of(own, w, relu ? b : nullptr, mean, variance, epsilon);
     const f64 n = (f64)ranks * (f64)rows;
     float of_b[4] = {}, of_w[4] = {};
@@ -239,7 +240,6 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const T *y, 
         float v[4], d[4];
         load_column(x + r * channels, own, wide, v);
         load_gradient(dy, y, norm, v, r * channels, own, wide, relu, d);
-        if (dresidual != nullptr) store_column(dresidual + r * channels, own, wide, d);
         for (int k = 0; k < 4; ++k)
             v[k] = norm.scale[k] * (d[k] - of_b[k] - (v[k] - norm.mean[k]) * norm.inverse[k] * of_w[k]);
         store_column(dx + r * channels, own, wide, v);
@@ -260,15 +260,14 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const T *y, 
     ENTRY(batch_norm_##t)                                                                                              \
     extern "C" __global__ void batch_norm_sums_##t(                                                                    \
         const T *dy, const T *x, const T *y, const float *w, const float *b, const float *mean, const float *variance, \
-        float *partials, Long rows, int channels, int parts, float epsilon, int relu) {                                \
-        batch_norm_sums(dy, x, y, w, b, mean, variance, partials, rows, channels, parts, epsilon, relu);               \
+        T *dz, float *partials, Long rows, int channels, int parts, float epsilon, int relu) {                         \
+        batch_norm_sums(dy, x, y, w, b, mean, variance, dz, partials, rows, channels, parts, epsilon, relu);           \
     }                                                                                                                  \
     ENTRY(batch_norm_sums_##t)                                                                                         \
     extern "C" __global__ void batch_norm_backward_##t(                                                                \
         const T *dy, const T *x, const T *y, const float *w, const float *b, const float *mean, const float *variance, \
-        const float *sums, int ranks, T *dx, T *dresidual, Long rows, int channels, float epsilon, int relu) {         \
-        batch_norm_backward(dy, x, y, w, b, mean, variance, sums, ranks, dx, dresidual, rows, channels, epsilon,       \
-                            relu);                                                                                     \
+        const float *sums, int ranks, T *dx, Long rows, int channels, float epsilon, int relu) {                       \
+        batch_norm_backward(dy, x, y, w, b, mean, variance, sums, ranks, dx, rows, channels, epsilon, relu);           \
     }                                                                                                                  \
     ENTRY(batch_norm_backward_##t)
 

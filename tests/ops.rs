@@ -583,10 +583,10 @@ struct NormCase {
 fn norms() -> impl Strategy<Value = NormCase> {
     let channels = prop_oneof![1usize..=5, Just(8), Just(16), Just(20), Just(32), Just(35)];
     let sizes = (1usize..=5, channels, 1usize..=7, 1usize..=7);
-    let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 2]>());
+    let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 3]>());
     (sizes, numbers).prop_filter_map("one value a channel", |((n, c, h, w), (epsilon, momentum, flags))| {
-        let [relu, plain] = flags;
-        let norm = BatchNorm { epsilon, momentum, relu };
+        let [relu, plain, add] = flags;
+        let norm = BatchNorm { epsilon, momentum, relu, add: relu && add };
         (n * h * w > 1).then_some(NormCase { norm, x: [n, c, h, w], plain })
     })
 }
@@ -632,7 +632,9 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     let (n, full, vector) = ((x[0] * x[2] * x[3]) as f64, spec(&x), spec(&[x[1]]));
     let hx = random(&x, Numbers::Reals, 1);
     let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
-    let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
+    let (variance, z) = (absolute(&variance), random(&x, Numbers::Reals, 8));
+    let mut hosts = vec![&hx, &w, &b, &mean, &variance];
+    hosts.extend(norm.add.then_some(&z));
     let mut there: Vec<There> = hosts.iter().map(|host| upload(device, host)).collect();
     if !plain {
         there[0] = in_chosen_layout(device, &hx);
@@ -640,7 +642,7 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     let there: Vec<&There> = there.iter().collect();
 
     let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
-    outputs.extend(norm.relu.then(|| saved(&x)));
+    outputs.extend((norm.relu && !norm.add).then(|| saved(&x)));
     let (forward, made) = apply(device, &Op::BatchNorm(norm), &there, &outputs, None);
     keeps(device, &made[0].layout, there[0])?;
     let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
@@ -657,7 +659,8 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     padding_is_zero(device, &made[0], &name)?;
 
     // Given the mean and variance that it found, it gives the same bits again.
-    let given = [there[0], there[1], there[2], &made[1], &made[2]];
+    let mut given = vec![there[0], there[1], there[2], &made[1], &made[2]];
+    given.extend(there.get(5));
     let both = [from_ref(&outputs[0]), &outputs[5..]].concat();
     let (_, again) = apply(device, &Op::BatchNormInference(norm), &given, &both, None);
     for (again, first) in again.iter().zip([from_ref(&made[0]), &made[5..]].concat().iter()) {
@@ -692,14 +695,16 @@ fn norm_gradients_agree(
     let host = |spec: Spec, t: &There| Host { spec, values: download(device, t) };
     let (mean, variance) = (host(vector.clone(), &made[1]), host(vector.clone(), &made[2]));
     let above = download(device, &made[0]).iter().map(|&y| f32::from(u8::from(y > 0.0))).collect();
-    let above = Host { spec: saved(&case.x), values: above };
+    // Behind an addition that shows in y itself.
+    let above = Host { spec: if norm.add { full.clone() } else { saved(&case.x) }, values: above };
     let hosts = [&dy, x, w, &mean, &variance, &above];
     let hosts = &hosts[..5 + usize::from(norm.relu)];
 
     let dy_there = upload(device, &dy);
     let mut inputs = vec![&dy_there, there[0], there[1], &made[1], &made[2]];
-    inputs.extend(made.get(5));
-    let outputs = [full, vector.clone(), vector];
+    inputs.extend(if norm.add { Some(&made[0]) } else { made.get(5) });
+    let mut outputs = vec![full.clone(), vector.clone(), vector];
+    outputs.extend(norm.add.then_some(full));
     let op = Op::BatchNormBackward(norm);
     let (kernel, found) = apply(device, &op, &inputs, &outputs, Some(forward));
     let (_, expected) = through(&Reference, &op, hosts, &outputs, None);
@@ -714,13 +719,17 @@ fn norm_gradients_agree(
         close(&download(device, &found[index]), &expected[index], std::iter::repeat(bound), &what)?;
     }
     padding_is_zero(device, &found[0], "backward")?;
+    if let Some(dz) = found.get(3) {
+        prop_assert_eq!(&download(device, dz), &expected[3], "the gradient of what was added");
+        padding_is_zero(device, dz, "backward, of what was added")?;
+    }
 
     // Over dy, the same bits.
     prop_assert_eq!(kernel.in_place(), Some(0));
     let over = in_layout(device, &dy_there, &kernel.inputs()[0]);
     let place = |t: &There| t.memory.clone();
     let memory = over_first(device, &*kernel, &over, &inputs);
-    let results = [place(&over), place(&found[1]), place(&found[2])];
+    let results: Vec<_> = [place(&over)].into_iter().chain(found[1..].iter().map(place)).collect();
     let workspace = device.allocate(kernel.workspace()).unwrap();
     kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap();
     let over = There { layout: kernel.outputs()[0].clone(), ..over };
@@ -742,6 +751,35 @@ fn batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
         for &device in &devices {
             norm_agrees(device, &case)?;
         }
+    });
+}
+
+/// By definition a normalisation with an addition is the two and a ReLU in a row, forward and backward.
+#[test]
+fn a_normalisation_with_an_addition_is_these_in_a_row() {
+    proptest!(config(32), |(case in norms())| {
+        let x = case.x;
+        let (norm, fused) = (BatchNorm { relu: false, add: false, ..case.norm }, BatchNorm { relu: true, add: true, ..case.norm });
+        let (full, vector) = (spec(&x), spec(&[x[1]]));
+        let [hx, z, dy] = [1, 8, 6].map(|which| random(&x, Numbers::Reals, which));
+        let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
+        let outputs = [vec![full.clone()], vec![vector.clone(); 4]].concat();
+        let of = |op: Op, inputs: &[&Host], outputs: &[Spec]| through(&Reference, &op, inputs, outputs, None).1;
+        let kept = |spec: &Spec, values: &Vec<f32>| Host { spec: spec.clone(), values: values.clone() };
+        let normal = of(Op::BatchNorm(norm), &[&hx, &w, &b, &mean, &variance], &outputs);
+        let row = of(Op::Add { relu: true }, &[&kept(&full, &normal[0]), &z], from_ref(&full));
+        let found = of(Op::BatchNorm(fused), &[&hx, &w, &b, &mean, &variance, &z], &outputs);
+        // One rounding less.
+        close(&found[0], &row[0], row[0].iter().map(|y| 4.0 * U * (f64::from(y.abs()) + 1.0)), "y")?;
+        prop_assert_eq!(&found[1..], &normal[1..]);
+        let y = kept(&full, &found[0]);
+        let dz = of(Op::ReluBackward { max: f32::INFINITY }, &[&dy, &y], from_ref(&full));
+        let [m, v] = [1, 2].map(|index| kept(&vector, &found[index]));
+        let back = [full.clone(), vector.clone(), vector, full.clone()];
+        let row = of(Op::BatchNormBackward(norm), &[&kept(&full, &dz[0]), &hx, &w, &m, &v], &back[..3]);
+        let found = of(Op::BatchNormBackward(fused), &[&dy, &hx, &w, &m, &v, &y], &back);
+        prop_assert_eq!(&found[..3], &row[..]);
+        prop_assert_eq!(&found[3], &dz[0]);
     });
 }
 
@@ -773,6 +811,7 @@ fn sync_norm_agrees(
     dtype: DType,
 ) -> Result<(), TestCaseError> {
     let NormCase { norm, x, plain } = *case;
+    let norm = BatchNorm { add: false, ..norm };
     let (n, c) = ((x[0] * x[2] * x[3]) as f64, x[1]);
     let (full, vector, pair) = (Spec { dtype, ..spec(&x) }, spec(&[c]), spec(&[2, c]));
     let hx = kept_in(dtype, random(&x, Numbers::Reals, 1));
@@ -1273,9 +1312,11 @@ fn batch_norm_in_bf16_has_statistics_in_f32() {
         let (full, vector) = (bf16_spec(&x), spec(&[x[1]]));
         let hx = in_bf16(&random(&x, Numbers::Reals, 1));
         let [w, b, mean, variance] = [2, 3, 4, 5].map(|which| random(&[x[1]], Numbers::Reals, which));
-        let hosts = [&hx, &w, &b, &mean, &absolute(&variance)];
+        let (variance, z) = (absolute(&variance), in_bf16(&random(&x, Numbers::Reals, 8)));
+        let mut hosts = vec![&hx, &w, &b, &mean, &variance];
+        hosts.extend(norm.add.then_some(&z));
         let mut outputs = vec![full.clone(), vector.clone(), vector.clone(), vector.clone(), vector];
-        outputs.extend(norm.relu.then(|| saved(&x)));
+        outputs.extend((norm.relu && !norm.add).then(|| saved(&x)));
         let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
         let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
         let sigma = f64::from(least + norm.epsilon).sqrt();

@@ -142,7 +142,7 @@ fn forward_and_backward(
 
 fn norm(settings: &Value) -> BatchNorm {
     let number = |name: &str| settings[name].as_f64().unwrap() as f32;
-    BatchNorm { epsilon: number("epsilon"), momentum: number("momentum"), relu: false }
+    BatchNorm { epsilon: number("epsilon"), momentum: number("momentum"), ..BatchNorm::default() }
 }
 
 /// The running mean and variance before the step.

@@ -453,16 +453,23 @@ fn normalised(
         let scale = w / (variance + f64::from(norm.epsilon)).sqrt();
         channel.mapv_inplace(|x| (x - mean) * scale + b);
     }
+    if norm.add {
+        let z = inputs.get(5).ok_or_else(|| Error::internal("a normalisation lacks what is added to it"))?;
+        y += &image(z)?.mapv(f64::from);
+    }
     Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db. With x̂ the normalised x, n values a channel and σ² = variance +
+/// dy, x, w, mean, variance, saved? → dx, dw, db (with `add`: y for saved, and dz). With x̂ the normalised x, n values a channel and σ² = variance +
 /// epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n − x̂·dw/n).
 fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
     let mut dy = image(&inputs[0])?.mapv(f64::from);
-    if norm.relu {
+    if norm.add {
+        dy *= &image(&positive(&inputs[5]))?.mapv(f64::from);
+    } else if norm.relu {
         dy *= &image(&inputs[5])?.mapv(f64::from);
     }
+    let dz = norm.add.then(|| dy.mapv(|v| v as f32).into_dyn());
     let mut normal = image(&inputs[1])?.mapv(f64::from);
     let (mut dw, mut db) = (Vec::new(), Vec::new());
     for (c, (mut dy, mut normal)) in dy.axis_iter_mut(Axis(1)).zip(normal.axis_iter_mut(Axis(1))).enumerate()
@@ -475,7 +482,10 @@ fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<A
         dw.push(of_w as f32);
         db.push(of_b as f32);
     }
-    Ok(vec![dy.mapv(|v| v as f32).into_dyn(), Array1::from(dw).into_dyn(), Array1::from(db).into_dyn()])
+    let dx = dy.mapv(|v| v as f32).into_dyn();
+    let mut outputs = vec![dx, Array1::from(dw).into_dyn(), Array1::from(db).into_dyn()];
+    outputs.extend(dz);
+    Ok(outputs)
 }
 
 /// k + alpha/size·(the sum of squares of the channels around each).

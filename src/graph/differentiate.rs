@@ -71,7 +71,13 @@ impl Graph {
             }
             // Nothing to learn in it or before it.
             _ if !needed[y.0] => None,
-            Op::BatchNorm(norm) => Some(self.norm_backward(id, &node, norm, dy)),
+            Op::BatchNorm(norm) => {
+                let [dx, dz] = self.norm_backward(id, &node, norm, dy);
+                if let (Some(dz), Some(&z)) = (dz, node.inputs.get(5)) {
+                    self.contribute(z, dz, needed, gradients);
+                }
+                dx
+            }
             Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
             Op::Concat => {
                 self.concat_backward(id, &node.inputs, dy, needed, gradients);
@@ -172,18 +178,27 @@ impl Graph {
         }
     }
 
-    /// The one node that gives the gradients of a batch normalisation's input, weight and bias.
-    fn norm_backward(&mut self, id: NodeId, forward: &Node, norm: BatchNorm, dy: TensorId) -> TensorId {
+    /// The one node that gives the gradients of a batch normalisation's input, weight and bias, and of what was added to it, if
+    /// anything: the first and the last of these.
+    fn norm_backward(
+        &mut self,
+        id: NodeId,
+        forward: &Node,
+        norm: BatchNorm,
+        dy: TensorId,
+    ) -> [Option<TensorId>; 2] {
         let (x, weight, bias) = (forward.inputs[0], forward.inputs[1], forward.inputs[2]);
         let [mean, variance] = [forward.outputs[1], forward.outputs[2]];
         let mut inputs = vec![dy, x, weight, mean, variance];
-        // What a ReLU in it saved comes after the running statistics.
-        inputs.extend(forward.outputs.get(5));
+        // What a ReLU in it saved comes after the running statistics; behind an addition it shows in y.
+        inputs.extend(if norm.add { forward.outputs.first() } else { forward.outputs.get(5) });
         let dx = self.gradient_like(x);
-        let outputs = vec![dx, self.gradient_of(weight), self.gradient_of(bias)];
+        let dz = forward.inputs.get(5).map(|&z| self.gradient_like(z));
+        let mut outputs = vec![dx, self.gradient_of(weight), self.gradient_of(bias)];
+        outputs.extend(dz);
         let (name, op) = (forward.name.clone(), Op::BatchNormBackward(norm));
         self.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
-        dx
+        [Some(dx), dz]
     }
 
     /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped.

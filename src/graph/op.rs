@@ -116,12 +116,14 @@ pub struct BatchNorm {
     pub momentum: f32,
     /// Whether a ReLU is applied to the output (put there by `simplify`).
     pub relu: bool,
+    /// Whether another tensor is added before that ReLU (put there by `simplify`, with `relu`).
+    pub add: bool,
 }
 
 impl Default for BatchNorm {
     /// PyTorch's numbers.
     fn default() -> BatchNorm {
-        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false }
+        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false }
     }
 }
 
@@ -172,11 +174,13 @@ pub enum Op {
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
     /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
+    /// With `add` another input z (N,C,H,W) comes last, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing is saved.
     BatchNorm(BatchNorm),
     /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
-    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again.
+    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again. With `add` z comes last.
     BatchNormInference(BatchNorm),
-    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` there is y for saved, and dz comes last, which is
+    /// dy where y > 0, else 0.
     BatchNormBackward(BatchNorm),
 
     /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).
@@ -267,8 +271,10 @@ impl Op {
             Op::Linear { .. } => "linear",
             Op::LinearBackwardData { .. } => "linear backward data",
             Op::LinearBackwardWeights { .. } => "linear backward weights",
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.add => "batch norm+add+relu",
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.relu => "batch norm+relu",
             Op::BatchNorm(_) | Op::BatchNormInference(_) => "batch norm",
+            Op::BatchNormBackward(norm) if norm.add => "batch norm+add+relu backward",
             Op::BatchNormBackward(_) => "batch norm backward",
             Op::BatchNormMoments => "batch norm moments",
             Op::Exchange { .. } => "exchange",

@@ -180,8 +180,11 @@ impl Graph {
         if let Some(op) = with_given {
             let [mean, variance] = [node.outputs[1], node.outputs[2]];
             node.op = op;
+            let added =
+                if matches!(op, Op::BatchNormInference(norm) if norm.add) { node.inputs.pop() } else { None };
             node.inputs.truncate(3);
             node.inputs.extend([mean, variance]);
+            node.inputs.extend(added);
             // Output, mean, variance, their running ones, and what a ReLU in it saved.
             node.outputs.drain(1..5);
         }

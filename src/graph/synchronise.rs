@@ -20,16 +20,33 @@ impl Graph {
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
                 self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
+                let added = if norm.add { node.inputs.pop() } else { None };
                 node.inputs.push(self.exchanged(&node.name, moments, ranks));
-                node.op = Op::SyncBatchNorm(norm);
+                node.op = Op::SyncBatchNorm(BatchNorm { relu: norm.relu && !norm.add, add: false, ..norm });
                 // What a ReLU would save is computed again.
                 node.outputs.truncate(5);
+                if let Some(added) = added {
+                    let addition = self.apart(&mut node, added);
+                    self.nodes.push(node);
+                    node = addition;
+                }
             }
             self.nodes.push(node);
         }
         self.forward_nodes = self.nodes.len();
         self.drop_unused();
         self
+    }
+
+    /// The addition and ReLU that were part of a normalisation, as a node of their own.
+    fn apart(&mut self, norm: &mut Node, added: TensorId) -> Node {
+        let y = norm.outputs[0];
+        let mut tensor = self.tensor(y).clone();
+        tensor.name += ".normalised";
+        self.tensors.push(tensor);
+        norm.outputs[0] = TensorId(self.tensors.len() - 1);
+        let (name, inputs) = (format!("{}.add", norm.name), vec![norm.outputs[0], added]);
+        Node { name, op: Op::Add { relu: true }, inputs, outputs: vec![y], forward: None }
     }
 
     /// Whether there is a normalisation over the batch.

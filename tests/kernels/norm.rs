@@ -72,7 +72,7 @@ impl Case {
     }
 
     fn norm(&self) -> BatchNorm {
-        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu }
+        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false }
     }
 
     fn columns(&self, parts: Option<usize>) -> Shape {
@@ -221,7 +221,7 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
     let (t, c, rows, parts) = (case.t, case.c() as i32, case.rows() as i64, case.parts as i32);
     let (x, dy) = (case.there(&case.x), case.there(&case.dy));
     let [w, b, mean, variance] = [&case.w[..], &case.b, mean, variance].map(Buffer::f32s);
-    let partials = case.numbers(2 * case.parts);
+    let (partials, dz) = (case.numbers(2 * case.parts), case.room());
     let [sums, dw, db] = [2, 1, 1].map(|of| case.numbers(of));
     launch!(
         format!("batch_norm_sums_{t}"),
@@ -233,6 +233,7 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
         &b,
         &mean,
         &variance,
+        &dz,
         &partials,
         rows,
         c,
@@ -245,7 +246,7 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
     assert_eq!(of_one, [db.read("f32"), dw.read("f32")].concat());
     // All ranks alike.
     let all = Buffer::f32s(&of_one.repeat(ranks));
-    let (dx, dresidual) = (case.room(), case.room());
+    let dx = case.room();
     launch!(
         format!("batch_norm_backward_{t}"),
         case.columns(None),
@@ -259,13 +260,12 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
         &all,
         ranks as i32,
         &dx,
-        &dresidual,
         rows,
         c,
         EPSILON,
         case.relu,
     );
-    let kept = case.back(&dresidual);
+    let kept = case.back(&dz);
     let cut = kept.iter().zip(&case.dy).all(|(kept, dy)| kept == dy || (case.relu && *kept == 0.0));
     assert!(cut, "the gradient of what is added is that of y, or 0");
     [case.back(&dx), dw.read("f32"), db.read("f32")]

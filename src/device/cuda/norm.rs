@@ -128,12 +128,13 @@ impl Shape {
         operands.launch("batch_norm_statistics", operands.gpu.blocks(self.channels), &arguments)
     }
 
-    /// x, w, b, mean, variance → y. What the way back needs to know where y was positive is b, which is kept.
+    /// x, w, b, mean, variance, z? → y. What the way back needs to know where y was positive is b, which is kept.
     fn normalise(
         &self,
         operands: &mut Operands,
         norm: &BatchNorm,
         [x, w, b, mean, variance]: [&Bytes; 5],
+        z: Option<&Bytes>,
         y: &Bytes,
         kept: Option<&Bytes>,
     ) -> Result<()> {
@@ -142,7 +143,7 @@ impl Shape {
         }
         let arguments = [
             Memory(x),
-            Null,
+            z.map_or(Null, Memory),
             Memory(y),
             Memory(w),
             Memory(b),
@@ -156,7 +157,7 @@ impl Shape {
         self.each(operands, "batch_norm", &arguments)
     }
 
-    /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`.
+    /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`; dy as it was before the ReLU into `dz`.
     fn sums(
         &self,
         operands: &mut Operands,
@@ -164,10 +165,12 @@ impl Shape {
         given: &Given,
         sums: &Bytes,
         [dw, db]: [&Bytes; 2],
+        dz: Option<&Bytes>,
     ) -> Result<()> {
         let partials = operands.scratch(self.partials());
         let mut arguments = given.arguments().to_vec();
         arguments.extend([
+            dz.map_or(Null, Memory),
             Memory(&partials),
             Long(self.rows),
             Int(self.channels),
@@ -196,7 +199,6 @@ impl Shape {
             Memory(sums),
             Int(ranks),
             Memory(dx),
-            Null,
             Long(self.rows),
             Int(self.channels),
             Float(norm.epsilon),
@@ -206,10 +208,11 @@ impl Shape {
     }
 }
 
-/// What the backward kernels read first. With ReLU they compute again where y was positive, for which they need b.
+/// What the backward kernels read first. With ReLU they look where y was positive, or compute it again, for which they need b.
 struct Given<'a> {
     dy: &'a Bytes,
     x: &'a Bytes,
+    y: Option<&'a Bytes>,
     w: &'a Bytes,
     b: Option<&'a Bytes>,
     mean: &'a Bytes,
@@ -221,7 +224,7 @@ impl<'a> Given<'a> {
         [
             Memory(self.dy),
             Memory(self.x),
-            Null,
+            self.y.map_or(Null, Memory),
             Memory(self.w),
             self.b.map_or(Null, Memory),
             Memory(self.mean),
@@ -232,7 +235,7 @@ impl<'a> Given<'a> {
     /// dy, x, w, b, mean, variance in their order.
     fn synchronised(inputs: &'a [Bytes]) -> Given<'a> {
         let [dy, x, w, b, mean, variance] = std::array::from_fn(|index| &inputs[index]);
-        Given { dy, x, w, b: Some(b), mean, variance }
+        Given { dy, x, y: None, w, b: Some(b), mean, variance }
     }
 }
 
@@ -262,32 +265,38 @@ fn kernel(
     CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
 }
 
-/// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
+/// x, w, b, running mean, running variance, z? → y, mean, variance, running mean, running variance, saved?
 pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
         let moments = operands.scratch(shape.pair());
         shape.moments(operands, &i[0], &moments)?;
         shape.statistics(operands, &norm, &moments, 1, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], &o[0], o.get(5))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], i.get(5), &o[0], o.get(5))
     }))
 }
 
-/// x, w, b, mean, variance → y, saved?
+/// x, w, b, mean, variance, z? → y, saved?
 pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, 0, move |operands, i, o| {
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &i[3], &i[4]], &o[0], o.get(1))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &i[3], &i[4]], i.get(5), &o[0], o.get(1))
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, y → dx, dw, db, dz.
 pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
-        let given = Given { dy: &i[0], x: &i[1], w: &i[2], b: i.get(5), mean: &i[3], variance: &i[4] };
         let sums = operands.scratch(shape.pair());
-        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]])?;
+        let (y, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
+        let given = Given { dy: &i[0], x: &i[1], y, w: &i[2], b, mean: &i[3], variance: &i[4] };
+        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], o.get(3))?;
+        // What is behind an addition has its ReLU taken off by now.
+        let (norm, given) = match o.get(3) {
+            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, y: None, ..given }),
+            None => (norm, given),
+        };
         shape.backward(operands, &norm, &given, &sums, 1, &o[0])
     });
     Ok(kernel.in_place(0))
@@ -304,7 +313,7 @@ pub fn synchronised(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result
     let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 5)?.0.shape.batch());
     Ok(kernel(gpu, request, 0, move |operands, i, o| {
         shape.statistics(operands, &norm, &i[5], ranks, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], &o[0], None)
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], None, &o[0], None)
     }))
 }
 
@@ -312,7 +321,7 @@ pub fn synchronised(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result
 pub fn synchronised_sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
-        shape.sums(operands, &norm, &Given::synchronised(i), &o[0], [&o[1], &o[2]])
+        shape.sums(operands, &norm, &Given::synchronised(i), &o[0], [&o[1], &o[2]], None)
     }))
 }
 

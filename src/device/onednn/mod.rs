@@ -5,7 +5,7 @@
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
-//!   `simple` are primitives (`primitive`), `turned` and `slabs` some in a row; `adaptive`, `dropout`, `loss`, `sync_norm`, `update` are loops of our own
+//!   `simple` are primitives (`primitive`), `turned` and `slabs` some in a row; `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are loops of our own
 //!   (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
@@ -29,6 +29,7 @@ mod pool;
 mod primitive;
 mod relu;
 mod reorder;
+mod residual_norm;
 mod rows;
 mod simple;
 mod slabs;
@@ -129,6 +130,13 @@ impl Cpu {
             }
             Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
             Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
+            Op::BatchNorm(norm) if norm.add => residual_norm::training(engine, workers, request, &norm),
+            Op::BatchNormInference(norm) if norm.add => {
+                residual_norm::inference(engine, workers, request, &norm)
+            }
+            Op::BatchNormBackward(norm) if norm.add => {
+                residual_norm::backward(engine, workers, request, &norm)
+            }
             Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
             Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
             Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
@@ -179,7 +187,7 @@ impl Device for Cpu {
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
         let subject = subject(request);
         let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
-            (Op::BatchNorm(norm), _) => batch_norm::training(&self.engine, request, norm, &subject)
+            (Op::BatchNorm(norm), None) => batch_norm::training(&self.engine, request, norm, &subject)
                 .map(|kernel| Box::new(kernel) as _),
             (Op::Conv2dBackwardData(conv), _) => self.conv_backward_data(request, conv, &subject),
             (Op::LinearBackwardData { .. }, _) => self.linear_backward_data(request, &subject),

@@ -163,24 +163,24 @@ fn check(x: &Spec, vectors: &[&Spec], gathered: Option<&Spec>) -> Result<usize> 
 }
 
 /// The numbers of small operands.
-fn slices<const N: usize>(memory: &[Memory]) -> [&[f32]; N] {
+pub fn slices<const N: usize>(memory: &[Memory]) -> [&[f32]; N] {
     // SAFETY: host memory of this device; nothing writes to it while it is read.
     std::array::from_fn(|index| unsafe { memory[index].as_slice() })
 }
 
 #[allow(clippy::mut_from_ref)]
-fn slice_mut(memory: &Memory) -> &mut [f32] {
+pub fn slice_mut(memory: &Memory) -> &mut [f32] {
     // SAFETY: host memory of this device, apart from every other operand but a statistic's own past, which is read
     // before.
     unsafe { memory.as_slice_mut() }
 }
 
 /// w/√(variance + epsilon), as the forward and backward ops alike have it.
-fn scale(w: f32, variance: f32, epsilon: f32) -> f32 {
+pub fn scale(w: f32, variance: f32, epsilon: f32) -> f32 {
     (f64::from(w) / deviation(variance, epsilon)) as f32
 }
 
-fn deviation(variance: f32, epsilon: f32) -> f64 {
+pub fn deviation(variance: f32, epsilon: f32) -> f64 {
     (f64::from(variance) + f64::from(epsilon)).sqrt()
 }
 
@@ -200,22 +200,37 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Res
     };
     Ok(frame.kernel("moments", move |inputs, outputs, scratch| {
         of_pieces(&scratch, &workers, &inputs[0]);
-        let moments = slice_mut(&outputs[0]);
-        for channel in 0..c {
-            let (mut mean, mut squares, mut count) = (0.0, 0.0, 0.0);
-            for ([of_piece, its_squares], n) in scratch.of_channel(channel) {
-                let (apart, together) = (of_piece - mean, count + n);
-                mean += apart * n / together;
-                squares += its_squares + apart * apart * count * n / together;
-                count = together;
-            }
-            (moments[channel], moments[c + channel]) = (mean as f32, (squares / count) as f32);
-        }
+        let (mean, variance) = slice_mut(&outputs[0]).split_at_mut(c);
+        put_together(&scratch, mean, variance);
         Ok(())
     }))
 }
 
-fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memory) {
+/// Mean and variance of every channel from those of its pieces.
+pub fn put_together(scratch: &Scratch, means: &mut [f32], variances: &mut [f32]) {
+    for (channel, (of_mean, of_variance)) in means.iter_mut().zip(variances).enumerate() {
+        let (mut mean, mut squares, mut count) = (0.0, 0.0, 0.0);
+        for ([of_piece, its_squares], n) in scratch.of_channel(channel) {
+            let (apart, together) = (of_piece - mean, count + n);
+            mean += apart * n / together;
+            squares += its_squares + apart * apart * count * n / together;
+            count = together;
+        }
+        (*of_mean, *of_variance) = (mean as f32, (squares / count) as f32);
+    }
+}
+
+/// The running mean and variance, inputs 3 and 4, take in those of a batch of n values a channel, and are outputs 3 and 4.
+pub fn run_on(norm: &BatchNorm, [inputs, outputs]: [&[Memory]; 2], [mean, variance]: [&[f32]; 2], n: f64) {
+    for (which, batch, unbiased) in [(3, mean, 1.0), (4, variance, (n / (n - 1.0)) as f32)] {
+        copy(&inputs[which], &outputs[which], 4 * batch.len());
+        for (running, new) in slice_mut(&outputs[which]).iter_mut().zip(batch) {
+            *running += norm.momentum * (unbiased * new - *running);
+        }
+    }
+}
+
+pub fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memory) {
     let (x, grid) = (Numbers::<T>::stored(x), scratch.grid);
     workers.each(grid.pieces(), |index| {
         let piece = grid.piece(index);
@@ -278,12 +293,7 @@ pub fn forward_pass(
         let [moments] = slices(&inputs[5..]);
         let [mean, variance] = [1, 2].map(|index| slice_mut(&outputs[index]));
         combine(moments, mean, variance);
-        for (which, batch, unbiased) in [(3, &*mean, 1.0), (4, &*variance, (n / (n - 1.0)) as f32)] {
-            copy(&inputs[which], &outputs[which], 4 * c);
-            for (running, new) in slice_mut(&outputs[which]).iter_mut().zip(batch) {
-                *running += norm.momentum * (unbiased * new - *running);
-            }
-        }
+        run_on(&norm, [inputs, outputs], [mean, variance], n);
         scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
         run(&scratch, &workers, [&inputs[0], &outputs[0]]);
         Ok(())

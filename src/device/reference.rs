@@ -460,7 +460,7 @@ fn normalised(
     Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db (with `add`: y for saved, and dz). With x̂ the normalised x, n values a channel and σ² = variance +
+/// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂ the normalised x, n values a channel and σ² = variance +
 /// epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n − x̂·dw/n).
 fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
     let mut dy = image(&inputs[0])?.mapv(f64::from);
@@ -483,9 +483,11 @@ fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<A
         db.push(of_b as f32);
     }
     let dx = dy.mapv(|v| v as f32).into_dyn();
-    let mut outputs = vec![dx, Array1::from(dw).into_dyn(), Array1::from(db).into_dyn()];
-    outputs.extend(dz);
-    Ok(outputs)
+    let [dw, db] = [dw, db].map(|sums| Array1::from(sums).into_dyn());
+    Ok(match dz {
+        Some(dz) => vec![dz, dw, db, dx],
+        None => vec![dx, dw, db],
+    })
 }
 
 /// k + alpha/size·(the sum of squares of the channels around each).

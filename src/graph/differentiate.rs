@@ -194,8 +194,8 @@ impl Graph {
         inputs.extend(if norm.add { forward.outputs.first() } else { forward.outputs.get(5) });
         let dx = self.gradient_like(x);
         let dz = forward.inputs.get(5).map(|&z| self.gradient_like(z));
-        let mut outputs = vec![dx, self.gradient_of(weight), self.gradient_of(bias)];
-        outputs.extend(dz);
+        let mut outputs = vec![dz.unwrap_or(dx), self.gradient_of(weight), self.gradient_of(bias)];
+        outputs.extend(dz.and(Some(dx)));
         let (name, op) = (forward.name.clone(), Op::BatchNormBackward(norm));
         self.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
         [Some(dx), dz]

@@ -179,8 +179,8 @@ pub enum Op {
     /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
     /// variance: running ones in evaluation, those of the batch where a normalisation is computed again. With `add` z comes last.
     BatchNormInference(BatchNorm),
-    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` there is y for saved, and dz comes last, which is
-    /// dy where y > 0, else 0.
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y →
+    /// dz, dw, db, dx, where dz is dy where y > 0, else 0.
     BatchNormBackward(BatchNorm),
 
     /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).

@@ -284,20 +284,21 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Re
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, y → dx, dw, db, dz.
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, y → dz, dw, db, dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
         let (y, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
         let given = Given { dy: &i[0], x: &i[1], y, w: &i[2], b, mean: &i[3], variance: &i[4] };
-        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], o.get(3))?;
+        let dz = norm.add.then_some(&o[0]);
+        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], dz)?;
         // What is behind an addition has its ReLU taken off by now.
-        let (norm, given) = match o.get(3) {
-            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, y: None, ..given }),
-            None => (norm, given),
+        let (norm, given, dx) = match dz {
+            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, y: None, ..given }, &o[3]),
+            None => (norm, given, &o[0]),
         };
-        shape.backward(operands, &norm, &given, &sums, 1, &o[0])
+        shape.backward(operands, &norm, &given, &sums, 1, dx)
     });
     Ok(kernel.in_place(0))
 }

@@ -75,8 +75,17 @@ pub fn inference(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Re
 /// dy, x, w, mean, variance, saved? → dx, dw, db. Gradients lie as the forward op's tensors did.
 pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
     check(request, 5 + usize::from(norm.relu), 3)?;
-    let hint = forward(request)?;
-    let (x, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
+    backward_of(engine, &forward(request)?.desc, norm)
+}
+
+/// The same, for a request whose first input is x: its forward op may be no primitive.
+pub fn backward_without(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+    let hint = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm))?;
+    backward_of(engine, &hint, norm)
+}
+
+fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+    let (x, dy) = (hint.desc(sys::ARG_SRC)?, hint.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;
     let name = "dnnl_batch_normalization_backward_primitive_desc_create";
     // SAFETY: descriptors, hint and attributes outlive the call.
@@ -90,7 +99,7 @@ pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Res
             x.raw(),
             norm.epsilon,
             flags(norm),
-            hint.desc.raw(),
+            hint.raw(),
             attributes.raw(),
         )
     })?;
@@ -103,7 +112,7 @@ pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Res
         sys::ARG_WORKSPACE,
     ];
     let outputs = [sys::ARG_DIFF_SRC, sys::ARG_DIFF_SCALE, sys::ARG_DIFF_SHIFT];
-    Ok(PrimitiveKernel::new(engine, desc, &inputs[..request.inputs.len()], &outputs)?.in_place(0))
+    Ok(PrimitiveKernel::new(engine, desc, &inputs[..5 + usize::from(norm.relu)], &outputs)?.in_place(0))
 }
 
 /// The forward op in training: the library's primitive, and the running statistics after it.

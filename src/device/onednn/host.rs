@@ -30,6 +30,11 @@ impl Workers {
         Ok(Workers { pool })
     }
 
+    /// How many threads there are.
+    pub fn count(&self) -> usize {
+        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
+    }
+
     /// Calls `work` for 0..count, on all threads if there are several and more than one call. What each call does
     /// must not depend on the others: the result is then the same for any number of threads.
     pub fn each(&self, count: usize, work: impl Fn(usize) + Sync + Send) {

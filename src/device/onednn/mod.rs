@@ -134,9 +134,6 @@ impl Cpu {
             Op::BatchNormInference(norm) if norm.add => {
                 residual_norm::inference(engine, workers, request, &norm)
             }
-            Op::BatchNormBackward(norm) if norm.add => {
-                residual_norm::backward(engine, workers, request, &norm)
-            }
             Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
             Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
             Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
@@ -189,6 +186,10 @@ impl Device for Cpu {
         let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
             (Op::BatchNorm(norm), None) => batch_norm::training(&self.engine, request, norm, &subject)
                 .map(|kernel| Box::new(kernel) as _),
+            (Op::BatchNormBackward(norm), _) if norm.add => {
+                residual_norm::backward(&self.engine, request, norm, &subject)
+                    .map(|kernel| Box::new(kernel) as _)
+            }
             (Op::Conv2dBackwardData(conv), _) => self.conv_backward_data(request, conv, &subject),
             (Op::LinearBackwardData { .. }, _) => self.linear_backward_data(request, &subject),
             (_, Some(kernel)) => kernel.map(|kernel| Box::new(kernel) as _),

@@ -1,17 +1,22 @@
 //! Batch normalisation with a tensor that is added to it and the ReLU behind, as blocks of residual networks end. The library has
-//! that for GPUs only: it would normalise, and add in another pass. These are loops of our own (`rows`), in the layout of x, which
-//! read x twice and everything else once.
+//! that for GPUs only: it would normalise, and add in another pass. Forward these are loops of our own (`rows`), in the layout of x, which
+//! read x twice and everything else once, block by block of channels while that is in cache. Backward the library's two kernels in
+//! turn are faster.
 
+use std::any::Any;
 use std::rc::Rc;
 
 use half::bf16;
 
+use super::batch_norm;
+
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
-use super::primitive::{inputs, nchw, outputs};
-use super::rows::{Element, Frame, Scratch, Terms, load, store};
-use super::sync_norm::{deviation, moments_of_pieces, put_together, run_on, scale, slice_mut, slices};
-use crate::device::{Memory, Request};
+use super::primitive::{PrimitiveKernel, check_memory, inputs, nchw, outputs};
+use super::relu;
+use super::rows::{Element, Frame, Piece, Scratch, Terms, load, store};
+use super::sync_norm::{moments_of_piece, put_together, run_on, scale, slices};
+use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, Spec};
 
@@ -35,62 +40,55 @@ impl<T: Element> Terms<3, 0> for Normalise<'_, T> {
     }
 }
 
-/// dz = dy where y > 0, else 0; of that the sum, and the sum of dz·(x − mean).
-struct Sums<'a, T> {
-    dy: Numbers<'a, T>,
-    x: Numbers<'a, T>,
-    y: Numbers<'a, T>,
-    dz: Numbers<'a, T>,
-}
+/// A number a channel, which threads write for their channels.
+struct Vector<'a>(Numbers<'a>);
 
-impl<T: Element> Terms<1, 2> for Sums<'_, T> {
-    #[inline(always)]
-    fn of<const L: usize>(&self, at: usize, [mean]: &[[f32; L]; 1]) -> [[f32; L]; 2] {
-        let (mut dz, y): ([f32; L], [f32; L]) = (load(&self.dy, at), load(&self.y, at));
-        let mut product: [f32; L] = load(&self.x, at);
-        for l in 0..L {
-            dz[l] = if y[l] > 0.0 { dz[l] } else { 0.0 };
-            product[l] = (product[l] - mean[l]) * dz[l];
-        }
-        // SAFETY: pieces do not overlap.
-        unsafe { store(&self.dz, at, dz) };
-        [dz, product]
+impl Vector<'_> {
+    fn of(memory: &Memory) -> Vector<'_> {
+        Vector(Numbers::of(memory))
+    }
+
+    fn set(&self, channel: usize, value: f32) {
+        // SAFETY: each channel is written by one thread, and read when all are through.
+        unsafe { self.0.part_mut(channel..channel + 1)[0] = value };
     }
 }
 
-/// dx = scale·(dz − of_b − (x − mean)·of_w).
-struct Differentiate<'a, T> {
-    x: Numbers<'a, T>,
-    dz: Numbers<'a, T>,
-    dx: Numbers<'a, T>,
+/// What a channel is multiplied with and moved by: of w, b, mean and variance.
+fn coefficients([w, b, mean, variance]: [f32; 4], epsilon: f32) -> [f32; 3] {
+    [mean, scale(w, variance, epsilon), b]
 }
 
-impl<T: Element> Terms<4, 0> for Differentiate<'_, T> {
-    #[inline(always)]
-    fn of<const L: usize>(&self, at: usize, [mean, scale, of_b, of_w]: &[[f32; L]; 4]) -> [[f32; L]; 0] {
-        let (x, mut dx): ([f32; L], [f32; L]) = (load(&self.x, at), load(&self.dz, at));
-        for l in 0..L {
-            dx[l] = scale[l] * (dx[l] - of_b[l] - (x[l] - mean[l]) * of_w[l]);
-        }
-        // SAFETY: pieces do not overlap.
-        unsafe { store(&self.dx, at, dx) };
-        []
-    }
+fn train<T: Element>(
+    norm: &BatchNorm,
+    inputs: &[Memory],
+    outputs: &[Memory],
+    scratch: &Scratch,
+    workers: &Workers,
+) {
+    let [x, z] = [&inputs[0], &inputs[5]].map(Numbers::<T>::stored);
+    let ([w, b], [mean, variance]) = (slices(&inputs[1..3]), [1, 2].map(|index| Vector::of(&outputs[index])));
+    let moments = |piece: &Piece, sums: &mut [f32]| moments_of_piece(&scratch.grid, piece, x, sums);
+    let between = |channel: usize| {
+        let [of_mean, of_variance] = put_together(scratch, channel);
+        mean.set(channel, of_mean);
+        variance.set(channel, of_variance);
+        coefficients([w[channel], b[channel], of_mean, of_variance], norm.epsilon)
+    };
+    scratch.twice(workers, moments, between, &Normalise { x, z, y: Numbers::stored(&outputs[0]) });
 }
 
-fn normalise<T: Element>(scratch: &Scratch, workers: &Workers, [x, z, y]: [&Memory; 3]) {
-    let [x, z, y] = [x, z, y].map(Numbers::<T>::stored);
+fn apply<T: Element>(
+    norm: &BatchNorm,
+    inputs: &[Memory],
+    outputs: &[Memory],
+    scratch: &Scratch,
+    workers: &Workers,
+) {
+    let [x, z, y] = [&inputs[0], &inputs[5], &outputs[0]].map(Numbers::<T>::stored);
+    let [w, b, mean, variance] = slices(&inputs[1..5]);
+    scratch.set(|c| coefficients([w[c], b[c], mean[c], variance[c]], norm.epsilon));
     scratch.run(workers, &Normalise { x, z, y });
-}
-
-fn add_gradients<T: Element>(scratch: &Scratch, workers: &Workers, [dy, x, y, dz]: [&Memory; 4]) {
-    let [dy, x, y, dz] = [dy, x, y, dz].map(Numbers::<T>::stored);
-    scratch.run(workers, &Sums { dy, x, y, dz });
-}
-
-fn differentiate<T: Element>(scratch: &Scratch, workers: &Workers, [x, dz, dx]: [&Memory; 3]) {
-    let [x, dz, dx] = [x, dz, dx].map(Numbers::<T>::stored);
-    scratch.run(workers, &Differentiate { x, dz, dx });
 }
 
 /// The loop for images of this type.
@@ -123,15 +121,10 @@ pub fn training(
     let c = check(x, &[z, y], &[&vectors[..], &more].concat())?;
     let (norm, workers, n) = (*norm, workers.clone(), (x.shape.elements() / c.max(1)) as f64);
     let frame = Frame::new(engine, request, 0)?;
-    let (of_pieces, run) = (of_type!(moments_of_pieces, frame), of_type!(normalise, frame));
+    let run = of_type!(train, frame);
     Ok(frame.kernel("norm+add", move |inputs, outputs, scratch| {
-        of_pieces(&scratch, &workers, &inputs[0]);
-        let [mean, variance] = [1, 2].map(|index| slice_mut(&outputs[index]));
-        put_together(&scratch, mean, variance);
-        run_on(&norm, [inputs, outputs], [mean, variance], n);
-        let [w, b] = slices(&inputs[1..3]);
-        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
-        run(&scratch, &workers, [&inputs[0], &inputs[5], &outputs[0]]);
+        run(&norm, inputs, outputs, &scratch, &workers);
+        run_on(&norm, [inputs, outputs], slices(&outputs[1..3]), n);
         Ok(())
     }))
 }
@@ -147,47 +140,143 @@ pub fn inference(
     check(x, &[z, y], &vectors)?;
     let (norm, workers) = (*norm, workers.clone());
     let frame = Frame::new(engine, request, 0)?;
-    let run = of_type!(normalise, frame);
+    let run = of_type!(apply, frame);
     let kernel = frame.kernel("norm+add", move |inputs, outputs, scratch| {
-        let [w, b, mean, variance] = slices(&inputs[1..5]);
-        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
-        run(&scratch, &workers, [&inputs[0], &inputs[5], &outputs[0]]);
+        run(&norm, inputs, outputs, &scratch, &workers);
         Ok(())
     });
     Ok(kernel.in_place())
 }
 
-/// dy, x, w, mean, variance, y → dx (over dy if possible), dw, db, dz
-pub fn backward(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &Request,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+/// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its normalisation the rest of that.
+pub struct Backward {
+    relu: PrimitiveKernel,
+    norm: PrimitiveKernel,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+}
+
+pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm, subject: &str) -> Result<Backward> {
     let [dy, x, vectors @ .., y] = inputs::<6>(request)?;
-    let [dx, dw, db, dz] = outputs(request)?;
-    let c = check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
-    let (norm, workers, n) = (*norm, workers.clone(), (x.shape.elements() / c.max(1)) as f64);
-    let frame = Frame::new(engine, request, 1)?;
-    let (sums, run) = (of_type!(add_gradients, frame), of_type!(differentiate, frame));
-    let kernel = frame.kernel("norm+add", move |inputs, outputs, scratch| {
-        let [w, mean, variance] = slices(&inputs[2..5]);
-        scratch.set(|c| [mean[c]]);
-        sums(&scratch, &workers, [&inputs[0], &inputs[1], &inputs[5], &outputs[3]]);
-        let [dw, db] = [1, 2].map(|index| slice_mut(&outputs[index]));
-        for channel in 0..c {
-            let add =
-                |(of_dz, of_both): (f64, f64), ([dz, both], _): ([f64; 2], f64)| (of_dz + dz, of_both + both);
-            let (of_dz, of_both) = scratch.of_channel(channel).fold((0.0, 0.0), add);
-            let deviation = deviation(variance[channel], norm.epsilon);
-            (db[channel], dw[channel]) = (of_dz as f32, (of_both / deviation) as f32);
-        }
-        scratch.set(|c| {
-            let of_w = f64::from(dw[c]) / n / deviation(variance[c], norm.epsilon);
-            [mean[c], scale(w[c], variance[c], norm.epsilon), (f64::from(db[c]) / n) as f32, of_w as f32]
-        });
-        run(&scratch, &workers, [&inputs[1], &outputs[3], &outputs[0]]);
-        Ok(())
-    });
-    Ok(kernel.in_place())
+    let [dz, dw, db, dx] = outputs(request)?;
+    check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
+    let plain = BatchNorm { relu: false, add: false, ..*norm };
+    let of_x = Request { inputs: &request.inputs[1..2], forward: None, ..*request };
+    let norm = batch_norm::backward_without(engine, &of_x, &plain)?;
+    let layout = Some(norm.inputs()[1].clone());
+    let of_relu = [(dy.clone(), layout.clone()), (y.clone(), layout)];
+    let of_relu = Request { inputs: &of_relu, outputs: &request.outputs[..1], forward: None, ..*request };
+    let relu = relu::backward(engine, &of_relu, f32::INFINITY)?;
+    if relu.outputs()[0] != norm.inputs()[0] {
+        return Err(Error::internal(
+            "a ReLU gives its gradient in another layout than the normalisation takes it",
+        ));
+    }
+    let mut inputs = norm.inputs().to_vec();
+    inputs[0] = relu.inputs()[0].clone();
+    inputs.push(relu.inputs()[1].clone());
+    let outputs = [relu.outputs(), &norm.outputs()[1..], &norm.outputs()[..1]].concat();
+    Ok(Backward { relu: relu.of(subject), norm: norm.of(subject), inputs, outputs })
+}
+
+impl Kernel for Backward {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.relu.workspace().max(self.norm.workspace())
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn implementation(&self) -> String {
+        format!("{} and {}", self.relu.implementation(), self.norm.implementation())
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
+        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
+        let [dy, vectors @ .., y] = inputs else {
+            return Err(Error::internal("a normalisation lacks inputs"));
+        };
+        let [dz, dw, db, dx] = outputs else { return Err(Error::internal("a normalisation lacks outputs")) };
+        let room = |kernel: &PrimitiveKernel| workspace.slice(0, kernel.workspace());
+        let relu = self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
+        let norm = self.norm.bind(
+            &[&[dz.clone()], vectors].concat(),
+            &[dx, dw, db].map(Memory::clone),
+            &room(&self.norm),
+        )?;
+        Ok(Box::new(InTurn([relu, norm])))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct InTurn([Box<dyn Step>; 2]);
+
+impl Step for InTurn {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self.0.iter_mut().try_for_each(|step| step.run(scalars))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::memory::{bytes_of, bytes_of_mut};
+    use crate::graph::{Op, Shape};
+
+    /// More blocks of channels than threads, and fewer: the same bits.
+    #[test]
+    fn threads_share_blocks_or_pieces_and_the_bits_stay() {
+        let engine = Engine::new(1).unwrap();
+        let (image, vector) = ([2usize, 5, 90, 70], 5);
+        let spec = |extents: &[usize]| Spec { shape: Shape(extents.to_vec()), dtype: DType::F32 };
+        let numbers = |spec: &Spec, which: usize| -> Vec<f32> {
+            (0..spec.shape.elements())
+                .map(|i| ((i * 7919 + which * 104_729) % 1009) as f32 / 500.0 - 1.0)
+                .collect()
+        };
+        let specs =
+            [spec(&image), spec(&[vector]), spec(&[vector]), spec(&[vector]), spec(&[vector]), spec(&image)];
+        let outputs: Vec<Spec> = specs[..5].to_vec();
+        let given: Vec<_> = specs.iter().map(|spec| (spec.clone(), None)).collect();
+        let norm = BatchNorm { relu: true, add: true, ..BatchNorm::default() };
+        let run = |threads: usize| -> Vec<Vec<u32>> {
+            let workers = Rc::new(Workers::new(threads).unwrap());
+            let op = Op::BatchNorm(norm);
+            let request =
+                Request { op: &op, inputs: &given, outputs: &outputs, forward: None, training: true };
+            let kernel = training(&engine, &workers, &request, &norm).unwrap();
+            let memory = |spec: &Spec, which: usize| {
+                let memory = Memory::host(4 * spec.shape.elements()).unwrap();
+                memory.write(bytes_of(&numbers(spec, which)));
+                memory
+            };
+            let from: Vec<_> = specs.iter().enumerate().map(|(i, spec)| memory(spec, i)).collect();
+            let to: Vec<_> = outputs.iter().map(|spec| memory(spec, 9)).collect();
+            let workspace = Memory::host(kernel.workspace()).unwrap();
+            kernel.bind(&from, &to, &workspace).unwrap().run(&Scalars::default()).unwrap();
+            let read = |(spec, memory): (&Spec, &Memory)| {
+                let mut bits = vec![0u32; spec.shape.elements()];
+                memory.read(bytes_of_mut(&mut bits));
+                bits
+            };
+            outputs.iter().zip(&to).map(read).collect()
+        };
+        let one = run(1);
+        assert!(one[0].iter().any(|&y| y == 0) && one[0].iter().any(|&y| f32::from_bits(y) > 1.0));
+        assert_eq!(run(3), one);
+        assert_eq!(run(7), one);
+    }
 }

@@ -337,13 +337,54 @@ impl<'a> Scratch<'a> {
     /// Writes the coefficients of every channel; those of channels that only fill a block are zero, and so is all that
     /// comes of them.
     pub fn set<const M: usize>(&self, of: impl Fn(usize) -> [f32; M]) {
-        let padded = self.grid.padded();
         // SAFETY: one thread; nothing else uses the scratch memory.
-        let rows = unsafe { self.coefficients.part_mut(0..M * padded) };
-        for channel in 0..padded {
+        (0..self.grid.blocks).for_each(|block| unsafe { self.set_block(block, &of) });
+    }
+
+    /// The same for the channels of a block.
+    ///
+    /// # Safety
+    /// Nothing else uses the block's coefficients meanwhile.
+    unsafe fn set_block<const M: usize>(&self, block: usize, of: impl Fn(usize) -> [f32; M]) {
+        let padded = self.grid.padded();
+        for channel in block * self.grid.lanes..(block + 1) * self.grid.lanes {
             let values = if channel < self.grid.channels { of(channel) } else { [0.0; M] };
-            values.iter().enumerate().for_each(|(row, &value)| rows[row * padded + channel] = value);
+            for (row, &value) in values.iter().enumerate() {
+                let at = row * padded + channel;
+                // SAFETY: the caller's.
+                unsafe { self.coefficients.part_mut(at..at + 1)[0] = value };
+            }
         }
+    }
+
+    /// Something with every piece, then the coefficients of every channel from what came of that, then the terms of every piece.
+    /// Where there are as many blocks of channels as threads, block by block, so that a block's numbers are still in cache when
+    /// they are wanted again; with the same bits.
+    pub fn twice<const M: usize>(
+        &self,
+        workers: &Workers,
+        first: impl Fn(&Piece, &mut [f32]) + Sync,
+        between: impl Fn(usize) -> [f32; M] + Sync,
+        then: &impl Terms<M, 0>,
+    ) {
+        // SAFETY: one call a piece.
+        let first = |index: usize| first(&self.grid.piece(index), unsafe { self.rows_of(index) });
+        let then = |index: usize| {
+            let piece = self.grid.piece(index);
+            add_up(&self.grid, &piece, self.of_block(&piece), then, &mut []);
+        };
+        if self.grid.blocks < workers.count() {
+            workers.each(self.grid.pieces(), first);
+            self.set(&between);
+            return workers.each(self.grid.pieces(), then);
+        }
+        let pieces = self.grid.pieces_a_block();
+        workers.each(self.grid.blocks, |block| {
+            (block * pieces..(block + 1) * pieces).for_each(first);
+            // SAFETY: one thread has a block and its coefficients.
+            unsafe { self.set_block(block, &between) };
+            (block * pieces..(block + 1) * pieces).for_each(then);
+        });
     }
 
     fn of_block<const M: usize>(&self, piece: &Piece) -> [&'a [f32]; M] {

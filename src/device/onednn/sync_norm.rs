@@ -200,24 +200,22 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Res
     };
     Ok(frame.kernel("moments", move |inputs, outputs, scratch| {
         of_pieces(&scratch, &workers, &inputs[0]);
-        let (mean, variance) = slice_mut(&outputs[0]).split_at_mut(c);
-        put_together(&scratch, mean, variance);
+        let moments = slice_mut(&outputs[0]);
+        (0..c).for_each(|channel| [moments[channel], moments[c + channel]] = put_together(&scratch, channel));
         Ok(())
     }))
 }
 
-/// Mean and variance of every channel from those of its pieces.
-pub fn put_together(scratch: &Scratch, means: &mut [f32], variances: &mut [f32]) {
-    for (channel, (of_mean, of_variance)) in means.iter_mut().zip(variances).enumerate() {
-        let (mut mean, mut squares, mut count) = (0.0, 0.0, 0.0);
-        for ([of_piece, its_squares], n) in scratch.of_channel(channel) {
-            let (apart, together) = (of_piece - mean, count + n);
-            mean += apart * n / together;
-            squares += its_squares + apart * apart * count * n / together;
-            count = together;
-        }
-        (*of_mean, *of_variance) = (mean as f32, (squares / count) as f32);
+/// Mean and variance of a channel from those of its pieces.
+pub fn put_together(scratch: &Scratch, channel: usize) -> [f32; 2] {
+    let (mut mean, mut squares, mut count) = (0.0, 0.0, 0.0);
+    for ([of_piece, its_squares], n) in scratch.of_channel(channel) {
+        let (apart, together) = (of_piece - mean, count + n);
+        mean += apart * n / together;
+        squares += its_squares + apart * apart * count * n / together;
+        count = together;
     }
+    [mean as f32, (squares / count) as f32]
 }
 
 /// The running mean and variance, inputs 3 and 4, take in those of a batch of n values a channel, and are outputs 3 and 4.
@@ -230,20 +228,19 @@ pub fn run_on(norm: &BatchNorm, [inputs, outputs]: [&[Memory]; 2], [mean, varian
     }
 }
 
-pub fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memory) {
+fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memory) {
     let (x, grid) = (Numbers::<T>::stored(x), scratch.grid);
     workers.each(grid.pieces(), |index| {
-        let piece = grid.piece(index);
         // SAFETY: one call a piece.
         let sums = unsafe { scratch.rows_of(index) };
-        moments_of_piece(&grid, &piece, x, sums);
+        moments_of_piece(&grid, &grid.piece(index), x, sums);
     });
 }
 
 /// Mean and Σ(x − mean)² of a piece, for each lane: of the deviations from the mean c of a sample, in one pass, with
 /// Σ(x − c)² − (Σ(x − c))²/n. What cancels there is small: a sample of a sixteenth is at most four of the piece's standard
 /// deviations away from its mean, since its own numbers are part of them.
-fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, sums: &mut [f32]) {
+pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, sums: &mut [f32]) {
     let (sample, count) = (piece.sample(), piece.count() as f64);
     let (sums, about) = sums.split_at_mut(MOST_SUMS * grid.lanes);
     add_up(grid, &sample, [], &Sum(x), about);

@@ -1,4 +1,5 @@
-//! Rewriting a forward graph into fewer or smaller ops with the same result, bit for bit.
+//! Rewriting a forward graph into fewer or smaller ops with the same result: bit for bit, but that an addition which becomes part of a
+//! normalisation is rounded with it, once instead of twice.
 //!
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.

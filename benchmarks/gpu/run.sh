@@ -104,17 +104,19 @@ compare() {
     done
 }
 
+# One rank, two that add up on the GPU, and two that do so in the host's memory.
 sharing() {
-    local rate busy waiting last peak ranks steps=${STEPS:-60} shared=${SHARED:-resnet50}
+    local rate busy waiting last peak ranks way name steps=${STEPS:-60} shared=${SHARED:-resnet50}
     printf '\n%s bf16, global batch %s on one GPU\n%-16s%12s%14s%12s%12s\n' "$shared" "$batch" ranks images/s 'waiting %' 'busy %' 'GPU MB'
-    for ranks in 1 2; do
-        if ! dltrain_run "sharing-$ranks" $ranks --model "$shared" --batch $((batch / ranks)) --precision bf16 \
-            --steps "$steps" --warmup 15 || ! finite "$last"; then
-            no_answer "$ranks ranks" "sharing-$ranks"
+    while read -r ranks way; do
+        name="$ranks $way"
+        if ! dltrain_run "sharing-$ranks-$way" "$ranks" --model "$shared" --batch $((batch / ranks)) --precision bf16 \
+            --allreduce "$way" --steps "$steps" --warmup 15 </dev/null || ! finite "$last"; then
+            no_answer "$name" "sharing-$ranks-$way"
             continue
         fi
-        printf '%-16s%12.1f%14s%12s%12d\n' $ranks "$rate" "$waiting" "$busy" "$peak"
-    done
+        printf '%-16s%12.1f%14s%12s%12d\n' "$name" "$rate" "$waiting" "$busy" "$peak"
+    done < <(printf '%s\n' '1 auto' '2 ipc' '2 shm')
 }
 
 nvidia-smi -i 0 --query-gpu=name,driver_version,memory.total --format=csv,noheader

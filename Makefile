@@ -38,7 +38,7 @@ build: deps ## build target/<mpi>/release/dltrain
 run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
-# What never starts dltrain is the same under any MPI, and so is the GPU's device: they are tested under the first.
+# What never starts dltrain is the same under any MPI, and so is the GPU's device (its sums over ranks are not): they are tested under the first.
 WITH_RANKS = --lib --bins $(patsubst tests/%.rs,--test %,$(filter-out tests/cuda.rs,$(shell \
     grep -lE 'support/job.rs|CARGO_BIN_EXE' tests/*.rs)))
 

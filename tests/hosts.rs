@@ -145,7 +145,9 @@ fn gpus_train_alike(hosts: &Hosts) {
                 file.display()
             );
             let flags: Vec<&str> = flags.split_whitespace().collect();
-            let variables = [("DLTRAIN_CUDA_PATH", libraries), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
+            let cache = directory.path().join("cudnn.json");
+            let variables =
+                [("DLTRAIN_CUDA_PATH", libraries), ("DLTRAIN_CUDNN_CACHE", cache.to_str().unwrap())];
             let printed = hosts.run_with("h0:2,h1:2", &flags, &variables);
             (series(&file, "steps/loss"), printed)
         };

@@ -267,7 +267,7 @@ impl Tuning {
         }))
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, whole or not at all; what is no file (/dev/stdout) as it is.
     ///
     /// # Errors
     /// `Output`.
@@ -277,6 +277,9 @@ impl Tuning {
         let text = self.to_text()?;
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             std::fs::create_dir_all(directory).map_err(failed)?;
+        }
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+            return std::fs::write(path, text).map_err(failed);
         }
         let mut draft = path.as_os_str().to_owned();
         draft.push(format!(".{}", std::process::id()));

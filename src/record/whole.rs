@@ -13,11 +13,14 @@ pub(super) fn temporary(path: &Path) -> PathBuf {
 }
 
 /// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that is
-/// there. `what` it is, for the reader: "the checkpoint".
+/// there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written as it is.
 ///
 /// # Errors
 /// `Kind::Output`, and those of `write`; nothing is left behind.
 pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return write(path);
+    }
     let temporary = temporary(path);
     let settle = || {
         File::open(&temporary)?.sync_all()?;
@@ -70,6 +73,17 @@ mod tests {
         let half = |path: &Path| put("ha")(path).and_then(|()| Err::<(), _>(Error::usage("stopped")));
         assert_eq!(write_whole(&path, "it", half).unwrap_err().message, "stopped");
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
+    }
+
+    #[test]
+    fn what_is_no_file_stays_what_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("null");
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        let put = |path: &Path| fs::write(path, "text").map_err(|e| Error::internal(e.to_string()));
+        write_whole(&path, "it", put).unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
     }
 

@@ -59,7 +59,13 @@ impl Tuned {
 fn path() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn.json")))
+    let path = set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn.json")));
+    path.filter(|path| may_be_written(path))
+}
+
+/// Nothing is kept in what is no file (/dev/null), which renaming would replace.
+fn may_be_written(path: &Path) -> bool {
+    std::fs::metadata(path).map_or(true, |there| there.is_file())
 }
 
 fn read(path: &Path) -> BTreeMap<String, Choice> {
@@ -84,6 +90,15 @@ fn write(path: &Path, choices: &BTreeMap<String, Choice>) -> std::io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_file_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("cudnn.json");
+        assert!(may_be_written(&file) && !may_be_written(directory.path()));
+        std::fs::write(&file, "{}").unwrap();
+        assert!(may_be_written(&file) && !may_be_written(Path::new("/dev/null")));
+    }
 
     #[test]
     fn a_choice_is_made_once_for_a_machine_and_survives_a_broken_file() {

@@ -43,7 +43,7 @@ fn gpus_of_a_node_add_up_in_each_others_memory() {
     }
     let alone = format!("{flags} --batch 12");
     assert_eq!(results.losses(1, &format!("{alone} --allreduce ipc")), results.losses(1, &alone));
-    // Halves and a loss scale; statistics that all ranks share.
+    // Halves and a loss scale.
     let half = format!("{flags} --batch 6 --precision f16");
     let (reached, shm) = (results.losses(2, &half), results.losses(2, &format!("{half} --allreduce shm")));
     assert_eq!(reached, shm, "f16");

@@ -133,7 +133,7 @@ impl Hierarchical {
         let Piece { ref segment, ring, started, stage, ticket, .. } = self.pieces[index];
         let (start, end) = (segment.start, segment.end);
         let all = started * self.world.local_size() as u64;
-        let longest = self.within.limits().0;
+        let longest = self.within.chunk();
         let chunk = |from: usize| from..end.min(from.saturating_add(longest));
         Ok(match stage {
             Stage::Idle => None,
@@ -188,7 +188,7 @@ impl Collective for Hierarchical {
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
         let first = self.pieces.len();
-        for piece in pieces(&range, self.within.limits().1) {
+        for piece in pieces(&range, self.within.piece()) {
             self.prepare_piece(self.slots.len(), piece)?;
         }
         self.slots.push(first..self.pieces.len());

@@ -49,7 +49,7 @@ pub use schedule::segment;
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use vendor::Vendor;
-pub use within::{Ticket, Within};
+pub use within::{PIECE, Ticket, Within};
 
 /// A range that was prepared.
 pub type Slot = usize;

@@ -14,8 +14,12 @@ pub type Ticket = u64;
 pub trait Within {
     /// Of the sum: "hierarchical".
     fn name(&self) -> &'static str;
-    /// Elements that one call takes, and those of a piece, at most.
-    fn limits(&self) -> (usize, usize);
+    /// Elements that one call takes, at most.
+    fn chunk(&self) -> usize;
+    /// Elements of a piece, at most.
+    fn piece(&self) -> usize {
+        PIECE
+    }
     /// Begins to add up a range over the ranks of the node, in the order of local ranks, for this rank; the sum is in its region
     /// when that is done.
     fn add(&mut self, range: Range<usize>) -> Result<Ticket>;
@@ -30,7 +34,7 @@ pub trait Within {
 /// Elements that one `poll` adds up or writes: 128 KB a rank.
 const CHUNK: usize = 32 * 1024;
 
-/// Elements of a piece, at most: 8 MB. On a link of 1 Gbit/s that is 70 ms, and adding it up takes a few.
+/// 8 MB. On a link of 1 Gbit/s that is 70 ms, and adding it up takes a few.
 pub const PIECE: usize = 2 << 20;
 
 /// By the one that calls, at once.
@@ -39,8 +43,8 @@ impl Within for Rc<Region> {
         "hierarchical"
     }
 
-    fn limits(&self) -> (usize, usize) {
-        (CHUNK, PIECE)
+    fn chunk(&self) -> usize {
+        CHUNK
     }
 
     fn add(&mut self, range: Range<usize>) -> Result<Ticket> {

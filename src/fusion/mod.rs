@@ -18,13 +18,23 @@ use std::time::Instant;
 use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event, Memory};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Bucket;
 use crate::trace;
 
 pub use exchange::Exchanges;
 pub use on_device::{OnDevice, adds_up};
 pub use peers::Peers;
+
+/// Bytes that devices of several ranks find each other by, as ranks pass them on.
+fn as_text(bytes: &[u8]) -> String {
+    bytes.iter().map(u8::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn from_text(text: &str) -> Result<Vec<u8>> {
+    let damaged = |_| Error::internal("what GPUs find each other by came damaged from another rank");
+    text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().map_err(damaged)
+}
 
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::{as_text, from_text};
 use crate::collective::{Collective, Slot};
 use crate::comm::{Awaited, Wait, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -25,11 +26,7 @@ impl OnDevice {
     /// The same on every rank where the first call fails; else of the ranks that notice what failed.
     pub fn new(world: &World, name: &'static str, device: &dyn Device, memory: &Memory) -> Result<OnDevice> {
         let own = if world.rank() == 0 { device.invitation() } else { Ok(Vec::new()) };
-        let text: Vec<String> = world.agree(own)?.iter().map(u8::to_string).collect();
-        let text = world.broadcast_text(&text.join(" "))?;
-        let damaged = |_| Error::internal("an invitation came damaged from another rank");
-        let invitation = text.split(' ').map(str::parse).collect::<std::result::Result<Vec<u8>, _>>();
-        let invitation = invitation.map_err(damaged)?;
+        let invitation = from_text(&world.broadcast_text(&as_text(&world.agree(own)?))?)?;
         let group = world.agree(device.join(&invitation, world.rank(), world.size()))?;
         let mut sums = OnDevice { name, group, memory: memory.clone(), slots: Vec::new() };
         sums.settle("all ranks' GPUs to join")?;

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::collective::{Ticket, Within};
+use super::{as_text, from_text};
+use crate::collective::{PIECE, Ticket, Within};
 use crate::comm::World;
 use crate::device::{Device, Event, Memory, Reach};
 use crate::error::{Error, Result};
@@ -27,17 +28,16 @@ impl Peers {
     ///
     /// # Errors
     /// The same on every rank.
-    pub fn new(world: &World, device: &dyn Device, memory: &Memory, host: Option<&Memory>) -> Result<Peers> {
+    pub fn new(world: &World, device: &dyn Device, memory: &Memory, host: Option<Memory>) -> Result<Peers> {
         let offer = world.agree(device.offer(memory))?;
-        let text: Vec<String> = offer.iter().map(u8::to_string).collect();
-        let texts = world.gather_text(&text.join(" "))?;
+        let texts = world.gather_text(&as_text(&offer))?;
         let reached = near(world, &texts)
             .and_then(|offers| device.reach(&offers, world.local_rank(), memory))
             .map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host())));
         Ok(Peers {
             reach: Some(world.agree(reached)?),
             own: world.local_rank(),
-            host: host.cloned(),
+            host,
             flying: VecDeque::new(),
             done: 0,
         })
@@ -62,9 +62,7 @@ impl Peers {
 
 /// What the ranks of this node offer, of what all do.
 fn near(world: &World, texts: &[String]) -> Result<Vec<Vec<u8>>> {
-    let damaged = |_| Error::internal("an offer of memory came damaged from another rank");
-    let of = |rank: usize| texts[rank].split(' ').map(str::parse).collect::<std::result::Result<_, _>>();
-    world.ranks_of(world.node()).into_iter().map(of).collect::<std::result::Result<_, _>>().map_err(damaged)
+    world.ranks_of(world.node()).into_iter().map(|rank| from_text(&texts[rank])).collect()
 }
 
 fn bytes(elements: Range<usize>) -> Range<usize> {
@@ -76,11 +74,14 @@ impl Within for Peers {
         "ipc"
     }
 
-    /// A launch takes any length; pieces are for what goes to other nodes meanwhile.
-    fn limits(&self) -> (usize, usize) {
-        /// 8 MB, as on the host.
-        const PIECE: usize = 2 << 20;
-        (usize::MAX, if self.host.is_some() { PIECE } else { usize::MAX })
+    /// A launch takes any length.
+    fn chunk(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Pieces are for what goes to other nodes meanwhile.
+    fn piece(&self) -> usize {
+        if self.host.is_some() { PIECE } else { usize::MAX }
     }
 
     fn add(&mut self, range: Range<usize>) -> Result<Ticket> {

@@ -72,11 +72,11 @@ impl Graph {
             // Nothing to learn in it or before it.
             _ if !needed[y.0] => None,
             Op::BatchNorm(norm) => {
-                let [dx, dz] = self.norm_backward(id, &node, norm, dy);
-                if let (Some(dz), Some(&z)) = (dz, node.inputs.get(5)) {
-                    self.contribute(z, dz, needed, gradients);
+                let (dx, dz) = self.norm_backward(id, &node, norm, dy);
+                if let Some(dz) = dz {
+                    self.contribute(node.inputs[5], dz, needed, gradients);
                 }
-                dx
+                Some(dx)
             }
             Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
             Op::Concat => {
@@ -179,14 +179,14 @@ impl Graph {
     }
 
     /// The one node that gives the gradients of a batch normalisation's input, weight and bias, and of what was added to it, if
-    /// anything: the first and the last of these.
+    /// anything: those of the input and of that.
     fn norm_backward(
         &mut self,
         id: NodeId,
         forward: &Node,
         norm: BatchNorm,
         dy: TensorId,
-    ) -> [Option<TensorId>; 2] {
+    ) -> (TensorId, Option<TensorId>) {
         let (x, weight, bias) = (forward.inputs[0], forward.inputs[1], forward.inputs[2]);
         let [mean, variance] = [forward.outputs[1], forward.outputs[2]];
         let mut inputs = vec![dy, x, weight, mean, variance];
@@ -198,7 +198,7 @@ impl Graph {
         outputs.extend(dz.and(Some(dx)));
         let (name, op) = (forward.name.clone(), Op::BatchNormBackward(norm));
         self.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
-        [Some(dx), dz]
+        (dx, dz)
     }
 
     /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped.

@@ -163,6 +163,11 @@ impl Graph {
             self.nodes[index].inputs.clear();
             self.nodes[index].outputs.clear();
         }
+        self.drop_absorbed();
+    }
+
+    /// Removes nodes that have become part of others, which left them without outputs.
+    fn drop_absorbed(&mut self) {
         self.nodes.retain(|node| !node.outputs.is_empty());
         self.forward_nodes = self.nodes.len();
     }
@@ -195,8 +200,7 @@ impl Graph {
             self.nodes[index].inputs.clear();
             self.nodes[index].outputs.clear();
         }
-        self.nodes.retain(|node| !node.outputs.is_empty());
-        self.forward_nodes = self.nodes.len();
+        self.drop_absorbed();
     }
 
     /// A new tensor for what the op that makes `y` leaves for its backward op.

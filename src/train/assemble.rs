@@ -99,13 +99,11 @@ impl Assembly<'_> {
             return Ok((Box::new(sums), None));
         }
         if kind == AllreduceKind::Ipc {
-            let host = (world.nodes() > 1).then_some(&memories.on_host);
             let sums = direct::over_gpus(
                 world,
                 self.config.wire,
                 self.device,
                 &memories.averaged,
-                host,
                 &memories.gradients,
             );
             return Ok((Box::new(sums?), None));

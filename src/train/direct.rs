@@ -118,11 +118,10 @@ pub fn gpus_serve(world: &World, config: &Config, device: &dyn Device) -> Result
 
 fn gpus_add_up(world: &World, device: &dyn Device) -> Result<bool> {
     fusion::adds_up(world, device, |memory| {
-        let several = world.nodes() > 1;
-        let region = Rc::new(world.agree(Region::private(if several { memory.bytes() } else { 0 }))?);
-        let host = as_memory(&region);
+        let bytes = if world.nodes() > 1 { memory.bytes() } else { 0 };
+        let region = Rc::new(world.agree(Region::private(bytes))?);
         // As f32 also between nodes, where a sum must be right to the last bit.
-        let mut sums = over_gpus(world, Wire::F32, device, memory, several.then_some(&host), &region)?;
+        let mut sums = over_gpus(world, Wire::F32, device, memory, &region)?;
         let slot = world.agree(sums.prepare(0..memory.bytes() / size_of::<f32>()))?;
         sums.start(slot)?;
         collective::wait(&mut sums, slot)?;
@@ -130,7 +129,7 @@ fn gpus_add_up(world: &World, device: &dyn Device) -> Result<bool> {
     })
 }
 
-/// What adds up where the GPUs of each node reach each other's `memory`; with several nodes by way of `host`, which is `region`.
+/// What adds up where the GPUs of each node reach each other's `memory`; with several nodes by way of `region`, which is as long.
 /// Collective.
 ///
 /// # Errors
@@ -140,9 +139,9 @@ pub fn over_gpus(
     wire: Wire,
     device: &dyn Device,
     memory: &Memory,
-    host: Option<&Memory>,
     region: &Rc<Region>,
 ) -> Result<Hierarchical> {
+    let host = (world.nodes() > 1).then(|| as_memory(region));
     let peers = Peers::new(world, device, memory, host)?;
     world.agree(Hierarchical::by(world, wire, region, Box::new(peers)))
 }

@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::event_of;
 use super::gpu::{Argument, Gpu, Launch};
 use super::handle::{Stream, open};
+use super::{is_reached, mark};
 use crate::device::{Event, Memory, Reach};
 use crate::error::{Error, Result};
 
 /// `PARTS` of kernels/parts.cu: more ranks a node are not served.
-pub const PARTS: usize = 8;
+const PARTS: usize = 8;
 
 /// The same memory of every rank of a node.
 pub struct Reached {
@@ -80,10 +80,10 @@ impl Reach for Reached {
     }
 
     fn record(&self) -> Result<Event> {
-        Ok(Event(Some(Box::new(self.stream.record()?))))
+        mark(&self.stream)
     }
 
     fn reached(&self, event: &Event) -> Result<bool> {
-        event_of(event).map_or(Ok(true), super::handle::Event::reached)
+        is_reached(event)
     }
 }

@@ -44,7 +44,6 @@ use super::{Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, 
 use crate::error::{Error, Result};
 use crate::graph::{Op, Spec};
 
-pub use ipc::PARTS as MOST_REACHED;
 pub use library::{Found, has_driver};
 pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
@@ -238,11 +237,11 @@ impl Device for Cuda {
     }
 
     fn record(&self) -> Result<Event> {
-        Ok(Event(Some(Box::new(self.gpu.stream.record()?))))
+        mark(&self.gpu.stream)
     }
 
     fn reached(&self, event: &Event) -> Result<bool> {
-        event_of(event).map_or(Ok(true), handle::Event::reached)
+        is_reached(event)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -262,7 +261,7 @@ impl Device for Cuda {
         copies.wait(&stream.record()?)?;
         // SAFETY: `to` is host memory that the collectives leave alone until they are started, after the event.
         unsafe { copies.download(from, to.address()) }?;
-        Ok(Event(Some(Box::new(copies.record()?))))
+        mark(copies)
     }
 
     fn put(&self, from: &Memory, to: &Memory) -> Result<()> {
@@ -278,7 +277,7 @@ impl Device for Cuda {
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
         // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event.
         unsafe { inputs.upload(host.as_slice(), to) }?;
-        Ok(Event(Some(Box::new(inputs.record()?))))
+        mark(inputs)
     }
 
     fn follow(&self, event: &Event) -> Result<()> {
@@ -320,6 +319,15 @@ impl Device for Cuda {
 /// This device's event, if it is one.
 fn event_of(event: &Event) -> Option<&handle::Event> {
     event.0.as_ref().and_then(|event| event.downcast_ref())
+}
+
+/// Marks the point behind what is in a stream.
+fn mark(stream: &handle::Stream) -> Result<Event> {
+    Ok(Event(Some(Box::new(stream.record()?))))
+}
+
+fn is_reached(event: &Event) -> Result<bool> {
+    event_of(event).map_or(Ok(true), handle::Event::reached)
 }
 
 /// Steps that run as one graph.

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-use super::event_of;
 use super::gpu::Gpu;
 use super::handle::{Stream, address};
 use super::library::{file_of, first, listed, places};
 use super::sys::{
     self, DnnText, Failed, Kind, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId, Outcome,
 };
+use super::{is_reached, mark};
 use crate::device::{Event, Group, Memory};
 use crate::error::{Error, Result};
 
@@ -225,11 +225,11 @@ impl Group for Communicator {
     }
 
     fn record(&self) -> Result<Event> {
-        Ok(Event(Some(Box::new(self.stream.record()?))))
+        mark(&self.stream)
     }
 
     fn reached(&self, event: &Event) -> Result<bool> {
-        event_of(event).map_or(Ok(true), super::handle::Event::reached)
+        is_reached(event)
     }
 
     fn leave(&mut self) -> Result<()> {

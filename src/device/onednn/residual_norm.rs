@@ -9,13 +9,12 @@ use std::rc::Rc;
 use half::bf16;
 
 use super::batch_norm;
-
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
-use super::primitive::{PrimitiveKernel, check_memory, inputs, nchw, outputs};
+use super::primitive::{PrimitiveKernel, check_memory, inputs, outputs};
 use super::relu;
 use super::rows::{Element, Frame, Piece, Scratch, Terms, load, store};
-use super::sync_norm::{moments_of_piece, put_together, run_on, scale, slices};
+use super::sync_norm::{self, coefficients, moments_of_piece, put_together, run_on, slices};
 use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, Spec};
@@ -52,11 +51,6 @@ impl Vector<'_> {
         // SAFETY: each channel is written by one thread, and read when all are through.
         unsafe { self.0.part_mut(channel..channel + 1)[0] = value };
     }
-}
-
-/// What a channel is multiplied with and moved by: of w, b, mean and variance.
-fn coefficients([w, b, mean, variance]: [f32; 4], epsilon: f32) -> [f32; 3] {
-    [mean, scale(w, variance, epsilon), b]
 }
 
 fn train<T: Element>(
@@ -101,13 +95,13 @@ macro_rules! of_type {
     };
 }
 
-/// Makes sure that images are like x, and vectors have as many numbers as it has channels; returns these.
-fn check(x: &Spec, images: &[&Spec], vectors: &[&Spec]) -> Result<usize> {
-    let [_, c, _, _] = nchw(x)?;
-    let fits = images.iter().all(|image| *image == x) && vectors.iter().all(|vector| vector.shape.0 == [c]);
-    fits.then_some(c).ok_or_else(|| {
-        Error::internal(format!("operands that do not fit a normalisation of {} with an addition", x.shape))
-    })
+/// Makes sure that images are like x, and vectors have as many numbers as it has channels.
+fn check(x: &Spec, images: &[&Spec], vectors: &[&Spec]) -> Result<()> {
+    sync_norm::check(x, vectors, None)?;
+    match images.iter().all(|image| *image == x) {
+        true => Ok(()),
+        false => Err(Error::internal(format!("images that are not like {} in its normalisation", x.shape))),
+    }
 }
 
 /// x, w, b, running mean, running variance, z → y, mean, variance, running mean, running variance
@@ -118,8 +112,8 @@ pub fn training(
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let ([x, vectors @ .., z], [y, more @ ..]) = (inputs::<6>(request)?, outputs::<5>(request)?);
-    let c = check(x, &[z, y], &[&vectors[..], &more].concat())?;
-    let (norm, workers, n) = (*norm, workers.clone(), (x.shape.elements() / c.max(1)) as f64);
+    check(x, &[z, y], &[&vectors[..], &more].concat())?;
+    let (norm, workers, n) = (*norm, workers.clone(), (x.shape.elements() / x.shape.0[1].max(1)) as f64);
     let frame = Frame::new(engine, request, 0)?;
     let run = of_type!(train, frame);
     Ok(frame.kernel("norm+add", move |inputs, outputs, scratch| {

@@ -151,7 +151,7 @@ macro_rules! choose {
 
 /// Makes sure that vectors have as many numbers as x has channels, and gathered ones two rows of them a rank; returns
 /// the ranks.
-fn check(x: &Spec, vectors: &[&Spec], gathered: Option<&Spec>) -> Result<usize> {
+pub fn check(x: &Spec, vectors: &[&Spec], gathered: Option<&Spec>) -> Result<usize> {
     let [_, c, _, _] = nchw(x)?;
     let ranks = gathered.map_or(1, |spec| spec.shape.batch());
     let fits = vectors.iter().all(|spec| spec.shape.0 == [c])
@@ -169,18 +169,23 @@ pub fn slices<const N: usize>(memory: &[Memory]) -> [&[f32]; N] {
 }
 
 #[allow(clippy::mut_from_ref)]
-pub fn slice_mut(memory: &Memory) -> &mut [f32] {
+fn slice_mut(memory: &Memory) -> &mut [f32] {
     // SAFETY: host memory of this device, apart from every other operand but a statistic's own past, which is read
     // before.
     unsafe { memory.as_slice_mut() }
 }
 
 /// w/√(variance + epsilon), as the forward and backward ops alike have it.
-pub fn scale(w: f32, variance: f32, epsilon: f32) -> f32 {
+fn scale(w: f32, variance: f32, epsilon: f32) -> f32 {
     (f64::from(w) / deviation(variance, epsilon)) as f32
 }
 
-pub fn deviation(variance: f32, epsilon: f32) -> f64 {
+/// What a channel is moved by and multiplied with, for its w, b, mean and variance: y = (x − mean)·scale + b.
+pub fn coefficients([w, b, mean, variance]: [f32; 4], epsilon: f32) -> [f32; 3] {
+    [mean, scale(w, variance, epsilon), b]
+}
+
+fn deviation(variance: f32, epsilon: f32) -> f64 {
     (f64::from(variance) + f64::from(epsilon)).sqrt()
 }
 
@@ -291,7 +296,7 @@ pub fn forward_pass(
         let [mean, variance] = [1, 2].map(|index| slice_mut(&outputs[index]));
         combine(moments, mean, variance);
         run_on(&norm, [inputs, outputs], [mean, variance], n);
-        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
+        scratch.set(|c| coefficients([w[c], b[c], mean[c], variance[c]], norm.epsilon));
         run(&scratch, &workers, [&inputs[0], &outputs[0]]);
         Ok(())
     }))
@@ -314,7 +319,7 @@ pub fn again(
     let run = choose!(normalise, frame, norm);
     let kernel = frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance] = slices(&inputs[1..]);
-        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
+        scratch.set(|c| coefficients([w[c], b[c], mean[c], variance[c]], norm.epsilon));
         run(&scratch, &workers, [&inputs[0], &outputs[0]]);
         Ok(())
     });
@@ -353,7 +358,7 @@ pub fn sums(
     let run = choose!(add_gradients, frame, norm);
     Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance] = slices(&inputs[2..]);
-        scratch.set(|c| [mean[c], scale(w[c], variance[c], norm.epsilon), b[c]]);
+        scratch.set(|c| coefficients([w[c], b[c], mean[c], variance[c]], norm.epsilon));
         run(&scratch, &workers, [&inputs[0], &inputs[1]]);
         let [sums, dw, db] = [0, 1, 2].map(|index| slice_mut(&outputs[index]));
         for channel in 0..c {

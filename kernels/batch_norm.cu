@@ -90,6 +90,18 @@ extern "C" __global__ void batch_norm_moments(const float *partials, float *mome
 }
 ENTRY(batch_norm_moments)
 
+// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their difference
+// loses digits where the mean is large beside the deviation, as many as halves have lost by then.
+extern "C" __global__ void batch_norm_moments_of_sums(const float *sum, const float *squares, float *moments, Long rows,
+                                                      int channels) {
+    each(channels, false, [&](Long c, auto) {
+        const f64 mean = sum[c] / (f64)rows, variance = squares[c] / (f64)rows - mean * mean;
+        moments[c] = (float)mean;
+        moments[channels + c] = variance < 0.0 ? 0.0f : (float)variance;
+    });
+}
+ENTRY(batch_norm_moments_of_sums)
+
 // ---- statistics ----
 
 extern "C" __global__ void batch_norm_statistics(const float *moments, int ranks, Long rows, int channels, float *mean,

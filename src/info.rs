@@ -128,11 +128,15 @@ fn gpus() -> String {
 fn cuda_libraries() -> String {
     match cuda::found() {
         Ok(found) => format!(
-            "cuDNN {} {}, cuBLAS {} {}, {}",
+            "cuDNN {} {}, cuBLAS {} {}, {}, {}",
             found.cudnn,
             found.cudnn_path.display(),
             found.cublas,
             found.cublas_path.display(),
+            found.nvrtc_path.map_or_else(
+                || "no NVRTC (with it cuDNN does more along with a convolution)".into(),
+                |path| format!("NVRTC {}", path.display())
+            ),
             cuda::nccl_found().map_or_else(
                 |_| "no NCCL (for --allreduce nccl)".into(),
                 |(version, path)| format!("NCCL {version} {}", path.display())

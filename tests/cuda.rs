@@ -4,6 +4,7 @@
 //! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
 //!   done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
+//! - what cuDNN does along with a convolution is what it does apart;
 //! - mixed images and compressed gradients, too;
 //! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
@@ -64,6 +65,55 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
     assert!(refused(2, &stuck, &[]).contains("the loss scale is at its minimum of"), "{stuck}");
 }
 
+/// Bias and ReLU, a ReLU's gradient, statistics in halves: what cuDNN computes along with a convolution is what it computes apart
+/// but for rounding, and a choice is kept with its plan, which the next run restores.
+#[test]
+fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
+    let flags = "--image-size 32 --classes 10 --steps 1 --optimizer sgd --lr 0.001 --device cuda";
+    for (flags, joined, close_enough) in [
+        (format!("--model cifar_net {flags} --batch 2"), &["then-bias", "then-mask"][..], 1e-4),
+        (format!("--model resnet18 {flags} --batch 8 --precision f16"), &["then-sums"], 0.02),
+    ] {
+        let mut results = Results::new();
+        let run =
+            |results: &mut Results, variables: &[(&str, &str)]| results.train_with(1, &flags, variables);
+        let (first, _) = run(&mut results, &[]);
+        let kept = kept_plans(results.directory.path());
+        assert!(joined.iter().all(|word| kept.iter().any(|file| file.contains(word))), "{flags}: {joined:?}");
+        // cuDNN is asked for no engine again, but of each plan how much memory it takes.
+        let log = results.directory.path().join("calls");
+        let (again, _) = run(&mut results, &[("FAKE_CUDA_LOG", log.to_str().unwrap())]);
+        assert_eq!((&again, kept_plans(results.directory.path())), (&first, kept.clone()), "{flags}");
+        let asked = std::fs::read_dir(results.directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        let asked = asked.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("calls."));
+        let asked: usize = asked
+            .map(|path| std::fs::read_to_string(path).unwrap().matches(" cudnnBackendGetAttribute ").count())
+            .sum();
+        assert_eq!(asked, kept.len(), "{flags}");
+        let (apart, _) = run(&mut results, &[("DLTRAIN_CUDNN_FUSION", "0")]);
+        let agree = |found: &[f64]| {
+            let close = found.iter().zip(&apart).all(|(a, b)| (a - b).abs() <= close_enough * b);
+            assert!(close && found.len() == apart.len(), "{flags}: {found:?} and {apart:?}");
+        };
+        agree(&first);
+        if flags.contains("cifar_net") {
+            // No engine does several things at once, though plans of such are kept.
+            assert_eq!(run(&mut results, &[("FAKE_CUDNN_JOINED", "0")]).0, apart);
+            // By timing, whatever comes of it.
+            agree(&run(&mut Results::new(), &[("DLTRAIN_CUDNN_FUSION", "timed")]).0);
+        }
+    }
+}
+
+/// The files of cuDNN's cache.
+fn kept_plans(directory: &Path) -> Vec<String> {
+    let machines = std::fs::read_dir(directory.join("cudnn")).unwrap().map(|entry| entry.unwrap().path());
+    let files = machines.flat_map(|machine| std::fs::read_dir(machine).unwrap());
+    let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
 #[test]
 fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     let mut results = Results::new();
@@ -71,6 +121,9 @@ fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
         "--model resnet18 --image-size 32 --classes 10 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
     let whole = results.losses(1, &format!("{flags} --batch 4"));
     assert_eq!(results.losses(1, &format!("{flags} --batch 4 --recompute")), whole);
+    // Convolutions give the moments of what they compute.
+    let halves = results.losses(1, &format!("{flags} --batch 4 --precision bf16"));
+    assert_eq!(results.losses(1, &format!("{flags} --batch 4 --precision bf16 --recompute")), halves);
     close(&results.losses(2, &format!("{flags} --batch 2 --sync-bn")), &whole, "--sync-bn");
 }
 

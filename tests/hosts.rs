@@ -145,9 +145,12 @@ fn gpus_train_alike(hosts: &Hosts) {
                 file.display()
             );
             let flags: Vec<&str> = flags.split_whitespace().collect();
-            let cache = directory.path().join("cudnn.json");
-            let variables =
-                [("DLTRAIN_CUDA_PATH", libraries), ("DLTRAIN_CUDNN_CACHE", cache.to_str().unwrap())];
+            let cache = directory.path().join("cudnn");
+            let variables = [
+                ("DLTRAIN_CUDA_PATH", libraries),
+                ("DLTRAIN_CUDNN_CACHE", cache.to_str().unwrap()),
+                ("DLTRAIN_CUDNN_FUSION", "1"),
+            ];
             let printed = hosts.run_with("h0:2,h1:2", &flags, &variables);
             (series(&file, "steps/loss"), printed)
         };

@@ -160,8 +160,13 @@ fn apply(
         index > 0
             && matches!(
                 op,
-                Op::Conv2d(_) | Op::Linear { .. } | Op::Conv2dBackwardData(_) | Op::LinearBackwardData { .. }
+                Op::Conv2d(_)
+                    | Op::Conv2dMoments(_)
+                    | Op::Linear { .. }
+                    | Op::Conv2dBackwardData(_)
+                    | Op::LinearBackwardData { .. }
             )
+            || index == 1 && matches!(op, Op::Conv2dBackwardDataRelu(_))
     };
     let described: Vec<_> = inputs
         .iter()
@@ -227,7 +232,11 @@ fn agrees(
         // cuDNN gives its products in the type of their factors, and a bias comes behind that.
         let multiplies = matches!(
             op,
-            Op::Conv2d(_) | Op::Conv2dBackwardData(_) | Op::Conv2dBackwardWeights(_) | Op::Linear { .. }
+            Op::Conv2d(_)
+                | Op::Conv2dBackwardData(_)
+                | Op::Conv2dBackwardDataRelu(_)
+                | Op::Conv2dBackwardWeights(_)
+                | Op::Linear { .. }
         );
         let narrow =
             inputs.iter().map(|host| &host.spec).chain(outputs).any(|spec| spec.dtype == DType::BF16);
@@ -263,6 +272,11 @@ fn on_gpu() -> bool {
     std::env::var("DLTRAIN_TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
+/// A real one.
+fn on_a_card() -> bool {
+    std::env::var_os("DLTRAIN_TEST_ON").is_some_and(|on| on == "card")
+}
+
 /// The devices under test.
 fn devices() -> Vec<&'static dyn Device> {
     if on_gpu() {
@@ -285,18 +299,24 @@ fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--test-threads", "2"])
-        .args(CPU_ONLY.iter().flat_map(|name| ["--skip", name]))
-        .env("DLTRAIN_TEST_DEVICE", "cuda")
-        .env("DLTRAIN_CUDNN_CACHE", cache.path().join("cudnn.json"));
-    if std::env::var_os("DLTRAIN_TEST_ON").is_none_or(|on| on != "card") {
-        command.env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
+    // What cuDNN can do along with a convolution is done so in the first, apart in the second, by timing in the third; what the
+    // first chose is there for the third.
+    for (fusion, tests) in [("1", ""), ("0", "convolutions_"), ("timed", "convolutions_of_some_80")] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--test-threads", "2"])
+            .args(CPU_ONLY.iter().flat_map(|name| ["--skip", name]))
+            .args([tests].into_iter().filter(|name| !name.is_empty()))
+            .env("DLTRAIN_TEST_DEVICE", "cuda")
+            .env("DLTRAIN_CUDNN_FUSION", fusion)
+            .env("DLTRAIN_CUDNN_CACHE", cache.path());
+        if !on_a_card() {
+            command.env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
+        }
+        let output = command.output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(output.status.success(), "fusion {fusion}: {}{}", text[0], text[1]);
     }
-    let output = command.output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success(), "{}{}", text[0], text[1]);
 }
 
 /// What is about oneDNN's layouts, words and threads.
@@ -379,6 +399,7 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     let op = Op::Conv2dBackwardData(conv);
     let sum = case.filters / conv.groups * kh * kw;
     agrees(device, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
+    joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
 
     let op = Op::Conv2dBackwardWeights(conv);
     let outputs = [spec(&w), spec(&[case.filters])];
@@ -386,6 +407,90 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     let sum = y[0] * y[2] * y[3];
     agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
     Ok(())
+}
+
+/// What the plan joins for a GPU. `sum` is how many products each element of dx adds.
+fn joined_agrees(
+    device: &dyn Device,
+    conv: Conv2d,
+    [x, w, dy]: [&Host; 3],
+    numbers: Numbers,
+    sum: usize,
+) -> Result<(), TestCaseError> {
+    if !on_gpu() {
+        return Ok(());
+    }
+    let relu = through(&Reference, &Op::Relu { max: f32::INFINITY }, &[x], from_ref(&x.spec), None);
+    let given = Host { values: relu.1[0].clone(), spec: x.spec.clone() };
+    let op = Op::Conv2dBackwardDataRelu(conv);
+    // The sizes of the numbers come from absolute operands, in which no ReLU cuts.
+    agrees(device, &op, &[dy, w, &given], from_ref(&x.spec), None, numbers, &[sum])?;
+    let conv = Conv2d { bias: false, relu: false, ..conv };
+    let (c, rows) = (dy.spec.shape.0[1], (dy.values.len() / dy.spec.shape.0[1]) as f64);
+    let op = Op::Conv2dMoments(conv);
+    let (kernel, found) = through(device, &op, &[x, w], &[dy.spec.clone(), spec(&[2, c])], None);
+    let (_, alone) = through(device, &Op::Conv2d(conv), &[x, w], from_ref(&dy.spec), None);
+    let name = kernel.implementation();
+    // A card's engines are not for every shape.
+    let joins = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "1");
+    let apart = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "0");
+    let joined = name.contains("+ ");
+    prop_assert!(if joined { !apart } else { !joins || on_a_card() }, "{}", name);
+    // The doubles compute both alike, a card's engines up to the order of the sums.
+    let bound = sum as f64 * U + if dy.spec.dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+    let scale = alone[0].iter().fold(1.0f64, |most, &v| most.max(f64::from(v.abs())));
+    close(&found[0], &alone[0], std::iter::repeat(4.0 * bound * scale), &format!("{name}: y"))?;
+    // Mean and variance of the y that it gave, from sums over all rows, which may have been of numbers not rounded yet.
+    let step = if dy.spec.dtype == DType::BF16 { BF16_STEP } else { 0.0 };
+    let y = Host { values: found[0].clone(), spec: spec(&dy.spec.shape.0) };
+    let (_, moments) = through(&Reference, &Op::BatchNormMoments, &[&y], &[spec(&[2, c])], None);
+    let squares = |channel: usize| {
+        let of = y
+            .values
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| i / (rows as usize / dy.spec.shape.0[0]) % c == channel);
+        of.map(|(_, v)| f64::from(*v).powi(2)).sum::<f64>() / rows
+    };
+    let bounds = (0..2 * c).map(|i| match i < c {
+        true => ((rows + 4.0) * U + step) * squares(i).sqrt() + 1e-30,
+        false => 4.0 * ((rows + 8.0) * U + step) * squares(i - c) + 1e-30,
+    });
+    close(&found[1], &moments[0], bounds, &format!("{name}: moments"))
+}
+
+#[test]
+fn joined_ops_are_these_in_a_row_by_definition() {
+    proptest!(config(32), |(case in convs())| {
+        let (x, w, y) = (case.x, case.w(), case.y());
+        let conv = Conv2d { bias: false, relu: false, ..case.conv };
+        let [hx, hw, hdy] = [&x[..], &w[..], &y[..]].map(|extents| random(extents, Numbers::Reals, extents.len() as u32));
+        let of = |op: Op, inputs: &[&Host], outputs: &[Spec]| through(&Reference, &op, inputs, outputs, None).1;
+        let kept = |extents: &[usize], values: &Vec<f32>| Host { spec: spec(extents), values: values.clone() };
+        let r = kept(&x, &of(Op::Relu { max: f32::INFINITY }, &[&hx], &[spec(&x)])[0]);
+        let dx = kept(&x, &of(Op::Conv2dBackwardData(conv), &[&hdy, &hw], &[spec(&x)])[0]);
+        let masked = of(Op::ReluBackward { max: f32::INFINITY }, &[&dx, &r], &[spec(&x)]);
+        prop_assert_eq!(&of(Op::Conv2dBackwardDataRelu(conv), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
+
+        let (c, pair) = (y[1], spec(&[2, y[1]]));
+        let made = kept(&y, &of(Op::Conv2d(conv), &[&hx, &hw], &[spec(&y)])[0]);
+        let moments = kept(&[2, c], &of(Op::BatchNormMoments, &[&made], from_ref(&pair))[0]);
+        let found = of(Op::Conv2dMoments(conv), &[&hx, &hw], &[spec(&y), pair]);
+        prop_assert_eq!(&found, &vec![made.values.clone(), moments.values.clone()]);
+
+        let norm = BatchNorm { relu: true, ..BatchNorm::default() };
+        let operands = [1, 2, 3, 4].map(|which| random(&[c], Numbers::Reals, which));
+        let outputs = [vec![spec(&y)], vec![spec(&[c]); 4]].concat();
+        let inputs: Vec<&Host> = [&made].into_iter().chain(&operands).collect();
+        if y[0] * y[2] * y[3] > 1 {
+            let normal = of(Op::BatchNorm(norm), &inputs, &outputs);
+            let found = of(Op::BatchNormOfMoments(norm), &[&inputs[..], &[&moments]].concat(), &outputs);
+            for (found, normal) in found.iter().zip(&normal) {
+                // The moments are rounded once more.
+                close(found, normal, normal.iter().map(|v| 4.0 * U * f64::from(v.abs()) + 1e-6), "normalised")?;
+            }
+        }
+    });
 }
 
 #[test]
@@ -645,6 +750,18 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     outputs.extend((norm.relu && !norm.add).then(|| saved(&x)));
     let (forward, made) = apply(device, &Op::BatchNorm(norm), &there, &outputs, None);
     keeps(device, &made[0].layout, there[0])?;
+    if on_gpu() {
+        // Given its moments it gives the same bits.
+        let (_, moments) = apply(device, &Op::BatchNormMoments, &there[..1], &[spec(&[2, x[1]])], None);
+        let inputs: Vec<&There> = there.iter().copied().chain(&moments).collect();
+        let (_, of_moments) = apply(device, &Op::BatchNormOfMoments(norm), &inputs, &outputs, None);
+        for (of_moments, made) in of_moments.iter().zip(&made) {
+            prop_assert!(
+                raw(device, &of_moments.memory) == raw(device, &made.memory),
+                "other bits with moments"
+            );
+        }
+    }
     let (_, expected) = through(&Reference, &Op::BatchNorm(norm), &hosts, &outputs, None);
     let least = expected[2].iter().fold(f32::INFINITY, |least, &v| least.min(v));
     let sigma = f64::from(least + norm.epsilon).sqrt();
@@ -1257,6 +1374,9 @@ fn conv_agrees_in_bf16(
         let op = Op::Conv2dBackwardData(conv);
         let sum = case.filters / conv.groups * kh * kw;
         agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
+        if !scores {
+            joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
+        }
     }
     let op = Op::Conv2dBackwardWeights(conv);
     let outputs = [hw.spec.clone(), hb.spec.clone()];

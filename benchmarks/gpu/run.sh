@@ -8,7 +8,9 @@
 #        PRECISIONS="bf16" MODES="eager compile" BATCH=256 STEPS=60 RESULTS=DIRECTORY gpu-bundle/bench resnet50
 #        STEPS must be a multiple of 10: as often dltrain says its loss.
 #
-# Expected times on an H200: a model and a precision 2 minutes, with MODES' compile (max-autotune) 3 to 8 more; sharing 1 minute.
+# Row `apart`: dltrain without what cuDNN does along with convolutions (DLTRAIN_CUDNN_FUSION=0).
+#
+# Expected times on an H200: a model and a precision 3 minutes, with MODES' compile (max-autotune) 3 to 8 more; sharing 1 minute.
 # What is kept (each output, the card's rates) goes to RESULTS, else gpu-bundle/results.
 # A loss that is not that of guessing at the start, or not finite at the end: no answer, no numbers. Ends with 1 if any is missing.
 set -uo pipefail
@@ -18,7 +20,7 @@ mkdir -p "$results" || exit 1
 results=$(readlink -f "$results")
 cd "$here" || exit 1
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=$here/bin:$PATH
-export DLTRAIN_CUDNN_CACHE=$results/cudnn.json TORCHINDUCTOR_CACHE_DIR=$results/inductor
+export DLTRAIN_CUDNN_CACHE=$results/cudnn TORCHINDUCTOR_CACHE_DIR=$results/inductor
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(mnist_small alexnet vgg16 resnet50 resnet101 resnet152 inception_v3 sharing)
 modes=${MODES:-eager channels_last compile}
@@ -88,13 +90,16 @@ compare() {
     printf '\n%s %s, batch %s; at %s TFLOP/s and %s GB/s at most %s images/s\n' "$model" "$precision" "$batch" \
         "$(limit "$precision")" "$(limit copy)" "${roof:-?}"
     printf '%-16s%12s%14s%12s%12s%14s%14s\n' '' images/s '% of roofline' 'busy %' 'GPU MB' 'dltrain is' 'its memory is'
-    for who in dltrain $modes; do
+    for who in dltrain apart $modes; do
         name=$model-$precision-$who
-        if [ "$who" = dltrain ]; then
-            dltrain_run "$name" 1 --model "$model" --batch "$batch" --precision "$precision" --steps "$steps" --warmup 15
-        else
-            peer_run "$name" "$who"
-        fi || { no_answer "$who" "$name"; continue; }
+        case $who in
+            dltrain) dltrain_run "$name" 1 --model "$model" --batch "$batch" --precision "$precision" --steps "$steps" --warmup 15 ;;
+            apart)
+                DLTRAIN_CUDNN_FUSION=0 \
+                    dltrain_run "$name" 1 --model "$model" --batch "$batch" --precision "$precision" --steps "$steps" --warmup 15
+                ;;
+            *) peer_run "$name" "$who" ;;
+        esac || { no_answer "$who" "$name"; continue; }
         finite "$last" || { no_answer "$who (loss $last)" "$name"; continue; }
         if [ "$who" = dltrain ]; then ours=$rate memory=$peak; fi
         awk -v who="$who" -v rate="$rate" -v busy="$busy" -v peak="$peak" -v ours="$ours" -v memory="$memory" -v roof="$roof" '

@@ -19,7 +19,7 @@ use std::any::Any;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::graph::{Op, Spec};
+use crate::graph::{Joins, Op, Spec};
 
 pub use layout::Layout;
 pub use memory::Memory;
@@ -100,6 +100,10 @@ pub trait Device {
     /// What the device's own meter shows, where it has one.
     fn usage(&self) -> Option<Usage> {
         None
+    }
+    /// What the plan is to join for it.
+    fn joins(&self) -> Joins {
+        Joins::default()
     }
     /// One line for the record: library, version, instruction set, threads.
     fn describe(&self) -> String;

@@ -216,6 +216,16 @@ fn evaluate(
         Op::Normalise { scale, shift } => vec![normalise(inputs, *scale, *shift)?],
         Op::Conv2d(conv) => vec![conv2d(conv, inputs, &shape(0))?],
         Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, &shape(0))?],
+        Op::Conv2dBackwardDataRelu(conv) => {
+            let mut dx = conv2d_backward_data(conv, inputs, &shape(0))?;
+            dx.zip_mut_with(&inputs[2], |dx, &r| *dx = if r > 0.0 { *dx } else { 0.0 });
+            vec![dx]
+        }
+        Op::Conv2dMoments(conv) => {
+            let y = conv2d(conv, inputs, &shape(0))?;
+            let moments = sync_norm::own_moments(&y)?;
+            vec![y, moments]
+        }
         Op::Conv2dBackwardWeights(conv) => {
             let mut gradients = vec![conv2d_backward_weights(conv, inputs, &shape(0))?];
             if conv.bias {
@@ -236,7 +246,15 @@ fn evaluate(
             }
             gradients
         }
-        Op::BatchNorm(norm) => batch_norm(norm, inputs, outputs.len() == 6)?,
+        Op::BatchNorm(norm) => {
+            let moments = moments(&image(&inputs[0])?.mapv(f64::from));
+            batch_norm(norm, inputs, moments, outputs.len() == 6)?
+        }
+        Op::BatchNormOfMoments(norm) => {
+            let given = inputs[inputs.len() - 1].mapv(f64::from);
+            let [mean, variance] = [0, 1].map(|row| given.index_axis(Axis(0), row).iter().copied().collect());
+            batch_norm(norm, inputs, (mean, variance), outputs.len() == 6)?
+        }
         Op::BatchNormInference(norm) => {
             let [mean, variance] = [3, 4].map(|index| inputs[index].mapv(f64::from));
             let y = normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?;
@@ -396,12 +414,15 @@ fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {
     Ok(y.mapv(|v| if relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
 }
 
-/// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, and where y > 0 if
-/// `saves`.
-fn batch_norm(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<Vec<ArrayD<f32>>> {
-    let x = image(&inputs[0])?.mapv(f64::from);
-    let n = (x.len() / x.shape()[1]) as f64;
-    let (mean, variance) = moments(&x);
+/// x, w, b, running mean, running variance, with the batch's mean and variance → y, mean, variance, running mean, running
+/// variance, and where y > 0 if `saves`.
+fn batch_norm(
+    norm: &BatchNorm,
+    inputs: &[ArrayD<f32>],
+    (mean, variance): (Array1<f64>, Array1<f64>),
+    saves: bool,
+) -> Result<Vec<ArrayD<f32>>> {
+    let n = (inputs[0].len() / mean.len()) as f64;
     let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
     let running_mean = running(norm, &inputs[3], mean.clone());
     let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));

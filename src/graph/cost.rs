@@ -26,11 +26,11 @@ impl Graph {
         let elements = |index: usize, of: &[super::TensorId]| self.tensor(of[index]).spec.shape.elements();
         let flops = match node.op {
             // Each output element is the dot product of one filter (w without its first dimension).
-            Op::Conv2d(_) | Op::Linear { .. } => {
+            Op::Conv2d(_) | Op::Conv2dMoments(_) | Op::Linear { .. } => {
                 2 * elements(0, &node.outputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
             }
             // Both backward passes do the same multiplications as the forward pass.
-            Op::Conv2dBackwardData(_) | Op::LinearBackwardData { .. } => {
+            Op::Conv2dBackwardData(_) | Op::Conv2dBackwardDataRelu(_) | Op::LinearBackwardData { .. } => {
                 2 * elements(0, &node.inputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
             }
             Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => {
@@ -54,7 +54,9 @@ impl Graph {
         let is_product = matches!(
             self.node(id).op,
             Op::Conv2d(_)
+                | Op::Conv2dMoments(_)
                 | Op::Conv2dBackwardData(_)
+                | Op::Conv2dBackwardDataRelu(_)
                 | Op::Conv2dBackwardWeights(_)
                 | Op::Linear { .. }
                 | Op::LinearBackwardData { .. }

@@ -159,8 +159,12 @@ pub enum Op {
     Conv2d(Conv2d),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
     Conv2dBackwardData(Conv2d),
+    /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::join`).
+    Conv2dBackwardDataRelu(Conv2d),
     /// x, dy → dw, db?
     Conv2dBackwardWeights(Conv2d),
+    /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::join`).
+    Conv2dMoments(Conv2d),
 
     /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
     /// x may have four dimensions: it is read as if flattened.
@@ -182,6 +186,9 @@ pub enum Op {
     /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y →
     /// dz, dw, db, dx, where dz is dy where y > 0, else 0.
     BatchNormBackward(BatchNorm),
+
+    /// As `BatchNorm`, with the moments (2,C) of x as another, last input (`Graph::join`).
+    BatchNormOfMoments(BatchNorm),
 
     /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).
     BatchNormMoments,
@@ -266,14 +273,20 @@ impl Op {
             Op::Conv2d(c) if c.relu => "conv2d+relu",
             Op::Conv2d(_) => "conv2d",
             Op::Conv2dBackwardData(_) => "conv2d backward data",
+            Op::Conv2dBackwardDataRelu(_) => "conv2d backward data+relu",
             Op::Conv2dBackwardWeights(_) => "conv2d backward weights",
+            Op::Conv2dMoments(_) => "conv2d+moments",
             Op::Linear { relu: true, .. } => "linear+relu",
             Op::Linear { .. } => "linear",
             Op::LinearBackwardData { .. } => "linear backward data",
             Op::LinearBackwardWeights { .. } => "linear backward weights",
-            Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.add => "batch norm+add+relu",
-            Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.relu => "batch norm+relu",
-            Op::BatchNorm(_) | Op::BatchNormInference(_) => "batch norm",
+            Op::BatchNorm(norm) | Op::BatchNormOfMoments(norm) | Op::BatchNormInference(norm) => {
+                match (norm.add, norm.relu) {
+                    (true, _) => "batch norm+add+relu",
+                    (false, true) => "batch norm+relu",
+                    (false, false) => "batch norm",
+                }
+            }
             Op::BatchNormBackward(norm) if norm.add => "batch norm+add+relu backward",
             Op::BatchNormBackward(_) => "batch norm backward",
             Op::BatchNormMoments => "batch norm moments",

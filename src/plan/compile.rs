@@ -20,6 +20,7 @@ pub struct Options<'a> {
 
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
 pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan> {
+    let graph = graph.join(device.joins());
     let kernels = compile(&graph, device)?;
     let masters = master_layouts(&graph, &kernels, device, options.training)?;
     let mut planner = Planner::new(&graph, device, masters);

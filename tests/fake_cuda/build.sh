@@ -20,6 +20,8 @@ build() {
 cd "$here"
 build libplanted.so planted.cpp
 build libaware.so aware.cpp
+mkdir -p "$to/absent"
+for name in libcuda.so.1 libcublasLt.so.13 libcublasLt.so.12; do (to=$to/absent; build $name absent.cpp); done
 build libcuda.so.1 driver.cpp calls.cpp kernels.cpp
 driver=(-L"$to" -l:libcuda.so.1)
 build libcublas.so.13 -DFAKE_CUBLAS_VERSION=130000 cublas.cpp "${driver[@]}"

@@ -1,15 +1,14 @@
-// libcudnn.so.9, as far as dltrain calls it: the backend interface with graphs of one convolution, computed as its
-// definition and summed in f64.
+// libcudnn.so.9, as far as dltrain calls it: the backend interface with graphs of one convolution, and of some that
+// join to it what follows it, computed as their definition and summed in f64 (cudnn_graph.hpp).
 //
 // It names three engines for any of them, in this order: one that does not give the same bits every time (and computes
 // nonsense here, so that it shows), one that serves, and one whose plan it refuses.
 #include <cstdlib>
-#include <map>
+#include <string>
 
-#include "fake.hpp"
-#include "numbers.hpp"
+#include "cudnn_graph.hpp"
 
-using numbers::Type;
+using namespace dnn;
 
 namespace {
 
@@ -19,211 +18,234 @@ struct Handle {
     void *stream = nullptr;
 };
 
-// ---- descriptors: attributes by their numbers in cudnn_graph.h ----
-
-enum Kind { CONVOLUTION = 1, ENGINE, CONFIGURATION, HEURISTICS, PLAN, FORWARD = 10, FILTER, DATA, GRAPH = 15, PACK, TENSOR };
-enum Name {
-    COMPUTE = 100, MODE, DILATIONS, STRIDES, AFTER, BEFORE, AXES,
-    HEURISTICS_MODE = 200, HEURISTICS_GRAPH, RESULTS,
-    ITS_ENGINE = 300,
-    PLAN_HANDLE = 400, PLAN_CONFIGURATION, WORKSPACE_SIZE,
-    GRAPH_HANDLE = 800, OPERATIONS,
-    ALIGNMENT = 900, DATA_TYPE, EXTENTS, DISTANCES, NUMBER = 906,
-    PACK_NUMBERS = 1000, PACK_POINTERS, PACK_WORKSPACE = 1003,
-    ENGINE_NUMBER = 1301, NUMERICAL_NOTES = 1303, BEHAVIOUR_NOTES = 1305,
-};
-enum Of { OF_HANDLE = 0, OF_NUMBER = 3, OF_POINTER = 6, OF_DESCRIPTOR = 15 };
-
-struct Descriptor {
-    int kind;
-    bool finalized = false;
-    // Whatever it is, in words of eight bytes.
-    std::map<int, std::vector<int64_t>> attributes;
-    // Of an engine, a configuration and a plan.
-    int engine = 0;
-
-    bool has(int name, size_t count = 1) const {
-        const auto at = attributes.find(name);
-        return at != attributes.end() && at->second.size() == count;
-    }
-    int64_t number(int name, size_t i = 0) const { return attributes.at(name)[i]; }
-    Descriptor *part(int name) const { return (Descriptor *)number(name); }
-    float real(int name) const {
-        float value;
-        memcpy(&value, &attributes.at(name)[0], 4);
-        return value;
-    }
-};
-
-size_t width(int of) {
-    return of == OF_HANDLE || of == OF_NUMBER || of == OF_POINTER || of == OF_DESCRIPTOR ? 8 : 4;
-}
-
-// x, w, y, the geometry, alpha and beta of an operation.
-struct Names {
-    int x, w, y, how, alpha, beta;
-};
-Names names(int kind) {
-    if (kind == FORWARD) return {704, 703, 705, 702, 700, 701};
-    if (kind == DATA) return {710, 709, 711, 708, 706, 707};
-    return {716, 715, 717, 714, 712, 713};
-}
-
 // Bytes of workspace that every engine here asks for, so that one that is not given shows.
 constexpr size_t WORKSPACE = 1024;
-constexpr int UNSTEADY = 7, SERVES = 1, REFUSED = 9;
-constexpr int NONDETERMINISTIC = 4;
+constexpr int UNSTEADY = 7, SERVES = 1, JOINED = 4, REFUSED = 9;
+constexpr int NONDETERMINISTIC = 4, RUNTIME_COMPILATION = 0;
+// No tensor has more elements than this, and no geometry larger numbers: so that what is counted fits its words.
+constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 
-// cudnnDataType_t.
-Type type_of(int64_t code) {
-    return code == 0 ? Type::F32 : code == 2 ? Type::F16 : code == 9 ? Type::Bf16 : Type::None;
+// Engines for a graph, in order; none: it cannot be computed.
+std::vector<int> engines(const Descriptor &graph, bool fallback) {
+    const bool joined = graph.words(OPERATIONS).size() > 1;
+    const char *text = getenv("FAKE_CUDNN_JOINED");
+    if (!Computation::of(graph) || (joined && text && std::string(text) == "0")) return {};
+    if (fallback) return {REFUSED};
+    return {UNSTEADY, joined ? JOINED : SERVES};
 }
 
-struct Tensor {
-    Type type;
-    int n, c, h, w;
-    int64_t distance[4], number;
-
-    explicit Tensor(const Descriptor &of)
-        : type(type_of(of.number(DATA_TYPE))), n(of.number(EXTENTS, 0)), c(of.number(EXTENTS, 1)),
-          h(of.number(EXTENTS, 2)), w(of.number(EXTENTS, 3)), number(of.number(NUMBER)) {
-        for (int i = 0; i < 4; ++i) distance[i] = of.number(DISTANCES, i);
-    }
-    size_t index(int s, int channel, int y, int x) const {
-        return s * distance[0] + channel * distance[1] + y * distance[2] + x * distance[3];
-    }
-    // As many as there are elements only where these lie without gaps.
-    size_t count() const { return index(n - 1, c - 1, h - 1, w - 1) + 1; }
-    bool dense() const { return count() == size_t(n) * c * h * w; }
-};
-
-struct Convolution {
-    int64_t pad[2], after[2], stride[2], dilation[2];
-    bool correlation;
-    int64_t compute;
-
-    explicit Convolution(const Descriptor &of)
-        : correlation(of.number(MODE) == 1), compute(of.number(COMPUTE)) {
-        for (int i = 0; i < 2; ++i) {
-            pad[i] = of.number(BEFORE, i), after[i] = of.number(AFTER, i);
-            stride[i] = of.number(STRIDES, i), dilation[i] = of.number(DILATIONS, i);
-        }
-    }
-    int64_t extent(int in, int kernel, int axis) const {
-        const int64_t room = in + pad[axis] + after[axis] - (dilation[axis] * (kernel - 1) + 1);
-        return room < 0 ? 0 : room / stride[axis] + 1;
-    }
-};
-
-struct Operands {
-    int kind;
-    Tensor x, w, y;
-    Convolution how;
-    float alpha, beta;
-
-    static Operands of(const Descriptor &operation) {
-        const Names at = names(operation.kind);
-        return {operation.kind,           Tensor(*operation.part(at.x)),       Tensor(*operation.part(at.w)),
-                Tensor(*operation.part(at.y)), Convolution(*operation.part(at.how)), operation.real(at.alpha),
-                operation.real(at.beta)};
-    }
-    int groups() const { return x.c / w.c; }
-    // Whether x, w and y belong together.
-    bool fit() const {
-        return x.type != Type::None && w.type == x.type && y.type == x.type && how.compute == 0 && how.stride[0] > 0 &&
-               how.stride[1] > 0 && x.c % w.c == 0 && w.n % groups() == 0 && y.c == w.n && y.n == x.n && x.dense() &&
-               w.dense() && y.dense() && y.h == how.extent(x.h, w.h, 0) && y.w == how.extent(x.w, w.w, 1);
-    }
-};
-
-// Calls f(index in x, in w, in y) for every multiplication.
-template <class F> void each_product(const Operands &all, F f) {
-    const Tensor &x = all.x, &w = all.w, &y = all.y;
-    const Convolution &how = all.how;
-    const int per_group = w.n / all.groups();
-    for (int s = 0; s < y.n; ++s)
-        for (int i = 0; i < y.h; ++i)
-            for (int j = 0; j < y.w; ++j)
-                for (int ky = 0; ky < w.h; ++ky)
-                    for (int kx = 0; kx < w.w; ++kx) {
-                        const int64_t row = i * how.stride[0] - how.pad[0] + ky * how.dilation[0];
-                        const int64_t column = j * how.stride[1] - how.pad[1] + kx * how.dilation[1];
-                        if (row < 0 || row >= x.h || column < 0 || column >= x.w) continue;
-                        // A convolution proper turns the kernel, a correlation, as networks have it, does not.
-                        const int wy = how.correlation ? ky : w.h - 1 - ky, wx = how.correlation ? kx : w.w - 1 - kx;
-                        for (int o = 0; o < w.n; ++o)
-                            for (int c = 0; c < w.c; ++c)
-                                f(x.index(s, o / per_group * w.c + c, row, column), w.index(o, c, wy, wx),
-                                  y.index(s, o, i, j));
-                    }
+// As cuDNN's own that join, it is compiled when it is wanted; those that count statistics are there already.
+bool is_compiled(const Descriptor &engine) {
+    return engine.engine == JOINED && Computation::of(*engine.part(HEURISTICS_GRAPH))->sums.empty();
 }
 
-void convolve(const Operands &all, void *const at[3]) {
-    const Tensor *tensors[] = {&all.x, &all.w, &all.y};
-    void *memory[3];
-    std::vector<float> values[3];
-    // The one that is written: y, x or w.
-    const int to = all.kind == FORWARD ? 2 : all.kind == DATA ? 0 : 1;
-    for (int i = 0; i < 3; ++i) {
-        const Type type = tensors[i]->type;
-        const size_t count = tensors[i]->count();
-        memory[i] = fake_address(at[i], count * numbers::bytes(type));
-        if (!memory[i]) return fake_fault("a cuDNN convolution");
-        values[i].resize(count);
-        for (size_t k = 0; i != to && k < count; ++k) values[i][k] = numbers::get(memory[i], type, k);
+bool check_tensor(const Descriptor &it) {
+    if (!it.has(ALIGNMENT) || !it.has(DATA_TYPE) || !it.has(NUMBER) || !it.has(EXTENTS, 4) || !it.has(DISTANCES, 4))
+        return false;
+    int64_t elements = 1;
+    for (int i = 0; i < 4; ++i) {
+        const int64_t extent = it.number(EXTENTS, i), distance = it.number(DISTANCES, i);
+        if (extent < 1 || extent > MOST_EXTENT || extent > MOST / elements) return false;
+        if (distance < 1 || extent - 1 > MOST / distance) return false;
+        elements *= extent;
     }
-    std::vector<double> sums(values[to].size());
-    const std::vector<float> &x = values[0], &w = values[1], &y = values[2];
-    each_product(all, [&](size_t in, size_t weight, size_t out) {
-        if (all.kind == FORWARD) sums[out] += double(x[in]) * w[weight];
-        else if (all.kind == DATA) sums[in] += double(y[out]) * w[weight];
-        else sums[weight] += double(y[out]) * x[in];
-    });
-    for (size_t k = 0; k < sums.size(); ++k) {
-        const Type type = tensors[to]->type;
-        const double before = all.beta == 0 ? 0 : double(all.beta) * numbers::get(memory[to], type, k);
-        numbers::put(memory[to], type, k, float(all.alpha * sums[k] + before));
+    if (it.has(VIRTUAL) && !it.is(VIRTUAL, OF_BOOLEAN)) return false;
+    const Tensor tensor(it);
+    return !tensor.is_virtual || tensor.type == Type::F32;
+}
+
+bool check_convolution(const Descriptor &it) {
+    if (!it.has(COMPUTE) || !it.has(MODE) || !it.has(AXES) || it.number(AXES) != 2) return false;
+    for (const int name : {DILATIONS, STRIDES, AFTER, BEFORE}) {
+        if (!it.has(name, 2)) return false;
+        for (const int64_t value : it.words(name))
+            if (value < -MOST_EXTENT || value > MOST_EXTENT) return false;
     }
+    return true;
+}
+
+// What is not set is as if it were 0.
+bool check_function(const Descriptor &it) {
+    const auto zero = [&](int name) {
+        double value = 0;
+        if (!it.has(name)) return true;
+        memcpy(&value, &it.words(name)[0], 8);
+        return it.is(name, OF_DOUBLE) && value == 0;
+    };
+    return it.is(FUNCTION, OF_FUNCTION) && it.is(PRECISION, OF_DATA_TYPE) && it.number(PRECISION) == 0 &&
+           zero(LOWER_CLIP) && zero(SLOPE) && !it.has(UPPER_CLIP);
+}
+
+bool check_elements(const Descriptor &it) {
+    if (!it.has_part(ITS_FUNCTION, POINTWISE)) return false;
+    for (const int name : {ALPHA_1, ALPHA_2})
+        if (it.has(name) && (!it.is(name, OF_FLOAT) || it.real(name) != 1)) return false;
+    const int64_t function = function_of(it);
+    const std::vector<int> names = elements_of(function);
+    for (const int name : names)
+        if (!it.has_part(name, TENSOR)) return false;
+    if (names.empty()) return false;
+    const Touched all = touched(it);
+    const Tensor &to = all.written[0];
+    for (const Tensor &from : all.read) {
+        if (from.type == Type::None || !from.dense()) return false;
+        // An extent of 1 is stretched, of what is added.
+        for (int i = 0; i < 4; ++i)
+            if (from.extent[i] != to.extent[i] && (from.extent[i] != 1 || &from == &all.read[0] || function != ADD))
+                return false;
+    }
+    return to.type != Type::None && to.dense() && (function != RELU_BACKWARD || all.read[0].type == to.type);
+}
+
+bool check_statistics(const Descriptor &it) {
+    if (!it.is(STATISTICS_MODE, OF_STATISTICS) || it.number(STATISTICS_MODE) != 0) return false;
+    if (!it.is(STATISTICS_PRECISION, OF_DATA_TYPE) || it.number(STATISTICS_PRECISION) != 0) return false;
+    for (const int name : {STATISTICS_X, SUM, SQUARES})
+        if (!it.has_part(name, TENSOR)) return false;
+    const Touched all = touched(it);
+    const Tensor &x = all.read[0];
+    for (const Tensor &sums : all.written)
+        if (!sums.by_channel(x) || !sums.dense()) return false;
+    return x.type != Type::None && x.dense();
+}
+
+bool check_graph(const Descriptor &it) {
+    const auto operations = it.attributes.find(OPERATIONS);
+    if (!it.is(GRAPH_HANDLE, OF_HANDLE) || operations == it.attributes.end()) return false;
+    if (operations->second.of != OF_DESCRIPTOR) return false;
+    for (size_t i = 0; i < operations->second.words.size(); ++i) {
+        const int kind = it.part(OPERATIONS, i)->kind;
+        if (kind < FORWARD || kind > STATISTICS) return false;
+    }
+    return follow(it);
 }
 
 // Whether a descriptor has what it needs, and can be had.
 int check(const Descriptor &it) {
-    const auto wanted = [&](std::initializer_list<int> names, size_t count = 1) {
-        for (const int name : names)
-            if (!it.has(name, count)) return false;
-        return true;
-    };
+    const auto sound = [](bool yes) { return yes ? SUCCESS : BAD_PARAM; };
     switch (it.kind) {
-    case CONVOLUTION:
-        return wanted({COMPUTE, MODE, AXES}) && it.number(AXES) == 2 && wanted({DILATIONS, STRIDES, AFTER, BEFORE}, 2)
-                   ? SUCCESS
-                   : BAD_PARAM;
-    case TENSOR: {
-        if (!wanted({ALIGNMENT, DATA_TYPE, NUMBER}) || !wanted({EXTENTS, DISTANCES}, 4)) return BAD_PARAM;
-        for (int i = 0; i < 4; ++i)
-            if (it.number(EXTENTS, i) < 1 || it.number(DISTANCES, i) < 1) return BAD_PARAM;
-        return SUCCESS;
-    }
+    case TENSOR: return sound(check_tensor(it));
+    case CONVOLUTION: return sound(check_convolution(it));
+    case POINTWISE: return sound(check_function(it));
     case FORWARD:
     case DATA:
     case FILTER: {
         const Names at = names(it.kind);
-        return wanted({at.x, at.w, at.y, at.how, at.alpha, at.beta}) && Operands::of(it).fit() ? SUCCESS : BAD_PARAM;
+        for (const int name : {at.x, at.w, at.y})
+            if (!it.has_part(name, TENSOR)) return BAD_PARAM;
+        return sound(it.has_part(at.how, CONVOLUTION) && it.has(at.alpha) && it.has(at.beta) &&
+                     Operands::of(it).fit());
     }
-    case GRAPH: return wanted({GRAPH_HANDLE, OPERATIONS}) ? SUCCESS : BAD_PARAM;
-    case HEURISTICS: return wanted({HEURISTICS_GRAPH, HEURISTICS_MODE}) ? SUCCESS : BAD_PARAM;
+    case ELEMENTS: return sound(check_elements(it));
+    case STATISTICS: return sound(check_statistics(it));
+    case GRAPH: return sound(check_graph(it));
+    case HEURISTICS:
+        if (!it.has_part(HEURISTICS_GRAPH, GRAPH) || !it.has(HEURISTICS_MODE)) return BAD_PARAM;
+        return engines(*it.part(HEURISTICS_GRAPH), false).empty() ? NOT_SUPPORTED : SUCCESS;
     case PLAN:
-        if (!wanted({PLAN_HANDLE, PLAN_CONFIGURATION})) return BAD_PARAM;
+        if (!it.is(PLAN_HANDLE, OF_HANDLE) || !it.has_part(PLAN_CONFIGURATION, CONFIGURATION)) return BAD_PARAM;
         return it.part(PLAN_CONFIGURATION)->engine == REFUSED ? NOT_SUPPORTED : SUCCESS;
-    case PACK: {
-        const auto numbers = it.attributes.find(PACK_NUMBERS);
-        return numbers != it.attributes.end() && wanted({PACK_POINTERS}, numbers->second.size()) &&
-                       wanted({PACK_WORKSPACE})
-                   ? SUCCESS
-                   : BAD_PARAM;
-    }
+    case PACK:
+        return sound(it.attributes.count(PACK_NUMBERS) && it.has(PACK_POINTERS, it.words(PACK_NUMBERS).size()) &&
+                     it.has(PACK_WORKSPACE));
     default: return BAD_PARAM;
     }
+}
+
+// ---- plans as text: {"engine":4,"graph":"15(801:15=10(...),13(...);)"} ----
+//
+// A descriptor is its kind and, in brackets, its attributes: each by its name, its type and its values, which may be
+// descriptors. Handles are left out: a plan is restored for another.
+
+void write(std::string &to, const Descriptor &it) {
+    to += std::to_string(it.kind) + '(';
+    for (const auto &[name, attribute] : it.attributes) {
+        if (attribute.of == OF_HANDLE) continue;
+        to += std::to_string(name) + ':' + std::to_string(attribute.of);
+        char before = '=';
+        for (const int64_t word : attribute.words) {
+            to += before;
+            if (attribute.of == OF_DESCRIPTOR) write(to, *(const Descriptor *)word);
+            else to += std::to_string(word);
+            before = ',';
+        }
+        to += ';';
+    }
+    to += ')';
+}
+
+std::string text_of(int engine, const Descriptor &graph) {
+    std::string text = "{\"engine\":" + std::to_string(engine) + ",\"graph\":\"";
+    write(text, graph);
+    return text + "\"}";
+}
+
+// Reads what `write` wrote. It may take more than that: whether it did shows when it is written again.
+struct Reader {
+    const char *at;
+    const Attribute handle;
+    std::vector<std::shared_ptr<Descriptor>> made = {};
+
+    bool take(const char *text) {
+        const size_t length = strlen(text);
+        if (strncmp(at, text, length) != 0) return false;
+        at += length;
+        return true;
+    }
+    int64_t number() {
+        char *end;
+        const int64_t value = strtoll(at, &end, 10);
+        at = end;
+        return value;
+    }
+    // A graph has operations, these have tensors, and these have nothing. Null: there is none, or it is not sound.
+    Descriptor *descriptor(int depth = 3) {
+        if (depth == 0) return nullptr;
+        auto it = std::make_shared<Descriptor>(Descriptor{int(number())});
+        if (!take("(")) return nullptr;
+        while (!take(")")) {
+            const int name = int(number());
+            if (!take(":")) return nullptr;
+            Attribute attribute{int(number()), {}};
+            if (attribute.of == OF_HANDLE || attribute.of == OF_POINTER || !take("=")) return nullptr;
+            do {
+                attribute.words.push_back(attribute.of == OF_DESCRIPTOR ? int64_t(descriptor(depth - 1)) : number());
+                if (attribute.of == OF_DESCRIPTOR && !attribute.words.back()) return nullptr;
+            } while (take(","));
+            if (!take(";")) return nullptr;
+            it->attributes[name] = attribute;
+        }
+        if (it->kind == GRAPH) it->attributes[GRAPH_HANDLE] = handle;
+        it->finalized = check(*it) == SUCCESS;
+        if (!it->finalized) return nullptr;
+        made.push_back(it);
+        return it.get();
+    }
+};
+
+// Makes a plan of its text, which ends with a zero as a C string does, and of nothing else.
+int restore(Descriptor &plan) {
+    const Attribute &given = plan.attributes.at(PLAN_TEXT);
+    if (!plan.is(PLAN_HANDLE, OF_HANDLE) || plan.attributes.size() != 2 || given.of != OF_CHAR) return BAD_PARAM;
+    const std::string text(given.words.begin(), given.words.end() - 1);
+    if (given.words.back() != 0 || text.find('\0') != std::string::npos) return BAD_PARAM;
+    Reader reader{text.c_str(), plan.attributes.at(PLAN_HANDLE)};
+    if (!reader.take("{\"engine\":")) return BAD_PARAM;
+    const int engine = int(reader.number());
+    if (!reader.take(",\"graph\":\"")) return BAD_PARAM;
+    Descriptor *graph = reader.descriptor();
+    if (!graph || graph->kind != GRAPH || text_of(engine, *graph) != text) return BAD_PARAM;
+    const std::vector<int> known = engines(*graph, false);
+    if (known.empty()) return NOT_SUPPORTED;
+    if (engine != known[0] && engine != known[1]) return BAD_PARAM;
+    auto configuration = std::make_shared<Descriptor>(Descriptor{CONFIGURATION, true});
+    configuration->engine = engine;
+    configuration->attributes[HEURISTICS_GRAPH] = {OF_DESCRIPTOR, {int64_t(graph)}};
+    plan.attributes.erase(PLAN_TEXT);
+    plan.attributes[PLAN_CONFIGURATION] = {OF_DESCRIPTOR, {int64_t(configuration.get())}};
+    plan.made = reader.made;
+    plan.made.push_back(configuration);
+    return check(plan);
 }
 
 // Gives out descriptors that the caller has made.
@@ -247,20 +269,15 @@ int numbers_of(std::initializer_list<int64_t> all, size_t width, int64_t room, i
 
 int execute(Handle *handle, const Descriptor &plan, const Descriptor &pack) {
     const Descriptor &configuration = *plan.part(PLAN_CONFIGURATION);
-    const Operands all = Operands::of(*configuration.part(HEURISTICS_GRAPH)->part(OPERATIONS));
-    void *at[3] = {};
-    const int64_t wanted[] = {all.x.number, all.w.number, all.y.number};
-    const std::vector<int64_t> &numbers = pack.attributes.at(PACK_NUMBERS);
-    for (size_t k = 0; k < numbers.size(); ++k)
-        for (int i = 0; i < 3; ++i)
-            if (numbers[k] == wanted[i]) at[i] = (void *)pack.number(PACK_POINTERS, k);
-    if (!at[0] || !at[1] || !at[2] || !fake_address((void *)pack.number(PACK_WORKSPACE), WORKSPACE)) return BAD_PARAM;
-    const bool nonsense = configuration.engine == UNSTEADY;
-    std::function<void()> work = [=] {
-        Operands how = all;
-        if (nonsense) how.alpha = 1e9f;
-        convolve(how, at);
-    };
+    Computation all = *Computation::of(*configuration.part(HEURISTICS_GRAPH));
+    std::map<int64_t, void *> at;
+    const std::vector<int64_t> &numbers = pack.words(PACK_NUMBERS);
+    for (size_t k = 0; k < numbers.size(); ++k) at[numbers[k]] = (void *)pack.number(PACK_POINTERS, k);
+    for (const Tensor &tensor : all.tensors())
+        if (!at[tensor.number]) return BAD_PARAM;
+    if (!fake_address((void *)pack.number(PACK_WORKSPACE), WORKSPACE)) return BAD_PARAM;
+    if (configuration.engine == UNSTEADY) all.convolution.alpha = 1e9f;
+    std::function<void()> work = [=] { compute(all, at); };
     return fake_enqueue(handle->stream, "convolution", &work) ? EXECUTION_FAILED : SUCCESS;
 }
 
@@ -327,13 +344,13 @@ int cudnnBackendSetAttribute(Descriptor *it, int name, int of, int64_t count, co
         memcpy(&words[i], (const char *)values + width(of) * i, width(of));
         if (of == OF_DESCRIPTOR && !((Descriptor *)words[i])->finalized) return NOT_FINALIZED;
     }
-    it->attributes[name] = words;
+    it->attributes[name] = {of, words};
     return SUCCESS;
 }
 
 int cudnnBackendFinalize(Descriptor *it) {
     DNN(cudnnBackendFinalize);
-    const int code = check(*it);
+    const int code = it->kind == PLAN && it->attributes.count(PLAN_TEXT) ? restore(*it) : check(*it);
     it->finalized = code == SUCCESS;
     return code;
 }
@@ -343,20 +360,36 @@ int cudnnBackendGetAttribute(Descriptor *it, int name, int of, int64_t room, int
     if (!it->finalized) return NOT_FINALIZED;
     if (it->kind == HEURISTICS && name == RESULTS) {
         // CUDNN_HEUR_MODE_FALLBACK is 2; the others are asked first.
-        const bool first = it->number(HEURISTICS_MODE) != 2;
-        return give(first ? 2 : 1, room, count, values, [&](Descriptor &to, int64_t i) {
-            to.engine = !first ? REFUSED : i == 0 ? UNSTEADY : SERVES;
+        const std::vector<int> all = engines(*it->part(HEURISTICS_GRAPH), it->number(HEURISTICS_MODE) == 2);
+        return give(int64_t(all.size()), room, count, values, [&](Descriptor &to, int64_t i) {
+            to.engine = all[i];
             to.attributes[HEURISTICS_GRAPH] = it->attributes.at(HEURISTICS_GRAPH);
         });
     }
-    if (it->kind == CONFIGURATION && name == ITS_ENGINE)
-        return give(1, room, count, values, [&](Descriptor &to, int64_t) { to.engine = it->engine; });
+    // A plan gives out its configuration, a configuration its engine.
+    const Descriptor *from = it->kind == PLAN && name == PLAN_CONFIGURATION ? it->part(PLAN_CONFIGURATION)
+                             : it->kind == CONFIGURATION && name == ITS_ENGINE ? it
+                                                                               : nullptr;
+    if (from)
+        return give(1, room, count, values, [&](Descriptor &to, int64_t) {
+            to.engine = from->engine;
+            to.attributes = from->attributes;
+        });
     if (it->kind == ENGINE && name == ENGINE_NUMBER) return numbers_of({it->engine}, 8, room, count, values);
     if (it->kind == ENGINE && name == NUMERICAL_NOTES && it->engine == UNSTEADY)
         return numbers_of({NONDETERMINISTIC}, 4, room, count, values);
+    if (it->kind == ENGINE && name == BEHAVIOUR_NOTES && is_compiled(*it))
+        return numbers_of({RUNTIME_COMPILATION}, 4, room, count, values);
     if (it->kind == ENGINE && (name == NUMERICAL_NOTES || name == BEHAVIOUR_NOTES))
         return numbers_of({}, 4, room, count, values);
     if (it->kind == PLAN && name == WORKSPACE_SIZE) return numbers_of({int64_t(WORKSPACE)}, 8, room, count, values);
+    if (it->kind == PLAN && name == PLAN_TEXT && of == OF_CHAR) {
+        const Descriptor &configuration = *it->part(PLAN_CONFIGURATION);
+        const std::string text = text_of(configuration.engine, *configuration.part(HEURISTICS_GRAPH));
+        *count = int64_t(text.size()) + 1;
+        if (values && room > 0) memcpy(values, text.c_str(), size_t(*count < room ? *count : room));
+        return SUCCESS;
+    }
     return BAD_PARAM;
 }
 

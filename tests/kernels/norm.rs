@@ -146,6 +146,45 @@ fn a_batch_is_normalised_as_defined() {
     }
 }
 
+/// Sums of f32, whose difference is off by so much of the larger.
+#[test]
+fn moments_come_of_sums_too() {
+    for case in Case::all().filter(|case| case.t == "f32") {
+        let (c, rows) = (case.c(), case.rows());
+        let (mut sum, mut squares) = (vec![0f64; c], vec![0f64; c]);
+        for (i, &x) in case.x.iter().enumerate() {
+            let channel = i / (case.extents[2] * case.extents[3]) % c;
+            sum[channel] += f64::from(x);
+            squares[channel] += f64::from(x).powi(2);
+        }
+        let moments = case.numbers(2);
+        let [sum, squares] = [sum, squares].map(|sums| sums.iter().map(|v| *v as f32).collect::<Vec<f32>>());
+        let (there, also) = (Buffer::f32s(&sum), Buffer::f32s(&squares));
+        launch!("batch_norm_moments_of_sums", Shape::any(), &there, &also, &moments, rows as i64, c as i32);
+        let (found, expected) = (moments.read("f32"), case.moments().read("f32"));
+        let what = format!("{:?}", case.extents);
+        close(&found[..c], &expected[..c], |v| 1e-6 + 1e-6 * v.abs(), &what);
+        for channel in 0..c {
+            let size = squares[channel] / rows as f32;
+            let off = (found[c + channel] - expected[c + channel]).abs();
+            assert!(off <= 4e-6 * size + 1e-7, "{what}: variance {off} off where squares are {size}");
+        }
+    }
+    let (moments, row) = (Buffer::empty(4, "f32", Start::Aligned), |values: [f32; 2]| Buffer::f32s(&values));
+    launch!(
+        "batch_norm_moments_of_sums",
+        Shape::any(),
+        &row([3.0, f32::NAN]),
+        &row([2.9, 1.0]),
+        &moments,
+        3i64,
+        2i32
+    );
+    let found = moments.read("f32");
+    assert_eq!((found[0], found[2]), (1.0, 0.0), "never below zero");
+    assert!(found[1].is_nan() && found[3].is_nan(), "and what is no number stays none");
+}
+
 fn normalise(case: &Case, residual: Option<&Buffer>, y: &Buffer, mean: &Buffer, variance: &Buffer) {
     launch!(
         format!("batch_norm_{}", case.t),

@@ -50,7 +50,9 @@ impl Results {
 /// Where a command finds the doubles.
 pub fn with_cuda(mut command: Command, variables: &[(&str, &str)], directory: &Path) -> Command {
     command.env_remove("CUDA_VISIBLE_DEVICES").env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
-    command.env("DLTRAIN_CUDNN_CACHE", directory.join("cudnn.json")).envs(variables.iter().copied());
+    // How long a double takes says nothing of what is to be chosen.
+    command.env("DLTRAIN_CUDNN_CACHE", directory.join("cudnn")).env("DLTRAIN_CUDNN_FUSION", "1");
+    command.envs(variables.iter().copied());
     command
 }
 

@@ -38,6 +38,9 @@ impl Attribute for i64 {
 impl Attribute for f32 {
     const TYPE: Type = Type::CUDNN_TYPE_FLOAT;
 }
+impl Attribute for bool {
+    const TYPE: Type = Type::CUDNN_TYPE_BOOLEAN;
+}
 impl Attribute for u8 {
     const TYPE: Type = Type::CUDNN_TYPE_CHAR;
 }
@@ -54,6 +57,8 @@ macro_rules! enumeration {
 enumeration! {
     DATA_TYPE: CUDNN_TYPE_DATA_TYPE;
     CONVOLUTION_MODE: CUDNN_TYPE_CONVOLUTION_MODE;
+    POINTWISE_MODE: CUDNN_TYPE_POINTWISE_MODE;
+    GENSTATS_MODE: CUDNN_TYPE_GENSTATS_MODE;
     HEURISTICS_MODE: CUDNN_TYPE_HEUR_MODE;
     NUMERICAL_NOTE: CUDNN_TYPE_NUMERICAL_NOTE;
     BEHAVIOUR_NOTE: CUDNN_TYPE_BEHAVIOR_NOTE;
@@ -186,7 +191,7 @@ impl Target {
     }
 }
 
-/// A tensor of a graph: its number in it, cuDNN's type, extents, and how far apart elements lie.
+/// A tensor of a graph, to be finalized: its number in it, cuDNN's type, extents, and how far apart elements lie.
 pub fn tensor(
     dnn: &'static Dnn,
     number: i64,
@@ -194,20 +199,23 @@ pub fn tensor(
     extents: [i64; 4],
     strides: [i64; 4],
     alignment: usize,
-) -> sys::Outcome<Rc<Descriptor>> {
+) -> sys::Outcome<Descriptor> {
     Descriptor::new(dnn, Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
         .set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
         .choose(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, DATA_TYPE, data_type)?
         .set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &extents)?
         .set(Name::CUDNN_ATTR_TENSOR_STRIDES, &strides)?
-        .set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[alignment as i64])?
-        .finalize()
+        .set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[alignment as i64])
 }
 
-/// The graph of one operation.
-pub fn graph(target: &Target, operation: &Rc<Descriptor>) -> sys::Outcome<Rc<Descriptor>> {
-    Descriptor::new(operation.dnn, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
-        .join(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &[operation])?
+/// The graph of these operations, each before those that read what it gives.
+pub fn graph(
+    dnn: &'static Dnn,
+    target: &Target,
+    operations: &[&Rc<Descriptor>],
+) -> sys::Outcome<Rc<Descriptor>> {
+    Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
+        .join(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)?
         .on(target, Some(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
         .finalize()
 }
@@ -241,8 +249,7 @@ impl Configuration {
         self.numerical.contains(&(note as c_int))
     }
 
-    /// Whether it gives the same bits every time, adds up in f32 what it multiplies as it is, and is compiled already: an
-    /// engine compiled when it is wanted takes seconds, and NVRTC.
+    /// Whether it gives the same bits every time, and adds up in f32 what it multiplies as it is.
     pub fn serves(&self, tensor_cores: bool, transforms: bool) -> bool {
         use Numerical::*;
         let never = [
@@ -253,22 +260,19 @@ impl Configuration {
         !never.into_iter().any(|note| self.is(note))
             && (tensor_cores || !self.is(CUDNN_NUMERICAL_NOTE_TENSOR_CORE))
             && (transforms || !(self.is(CUDNN_NUMERICAL_NOTE_WINOGRAD) || self.is(CUDNN_NUMERICAL_NOTE_FFT)))
-            && !self.behaviour.contains(&(Behaviour::CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION as c_int))
+    }
+
+    /// Whether it is compiled when it is wanted, which takes a part of a second or a second, and NVRTC.
+    pub fn is_compiled(&self) -> bool {
+        self.behaviour.contains(&(Behaviour::CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION as c_int))
     }
 
     /// # Errors
     /// Also where cuDNN finds only now that the engine does not serve (`unsuitable`).
     pub fn plan(&self, target: &Target) -> sys::Outcome<Plan> {
         let plan = Descriptor::new(self.descriptor.dnn, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
-            .join(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[&self.descriptor])?
-            .on(
-                target,
-                Some(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE),
-                Some(Name::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
-            )?
-            .finalize()?;
-        let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
-        Ok(Plan { descriptor: plan, engine: self.engine, workspace: workspace.max(0) as usize })
+            .join(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[&self.descriptor])?;
+        Plan::finalized(plan, self.engine, target)
     }
 }
 
@@ -321,19 +325,60 @@ pub struct Bound {
 }
 
 impl Plan {
+    fn finalized(plan: Descriptor, engine: i64, target: &Target) -> sys::Outcome<Plan> {
+        let descriptor = plan
+            .on(
+                target,
+                Some(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE),
+                Some(Name::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
+            )?
+            .finalize()?;
+        let workspace = descriptor.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
+        Ok(Plan { descriptor, engine, workspace: workspace.max(0) as usize })
+    }
+
+    /// What `text` gave, for the same GPU and library, without compiling anything again.
+    ///
+    /// # Errors
+    /// Also where the text is of another GPU or library, or none (`unsuitable`).
+    pub fn restored(dnn: &'static Dnn, target: &Target, engine: i64, text: &str) -> sys::Outcome<Plan> {
+        // The zero at the end belongs to it.
+        let text = [text.as_bytes(), &[0]].concat();
+        let plan = Descriptor::new(dnn, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+            .set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &text)?;
+        Plan::finalized(plan, engine, target)
+    }
+
+    /// The plan in cuDNN's own words (JSON), with what was compiled for it.
+    pub fn text(&self) -> sys::Outcome<String> {
+        let name = Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
+        let plan = &self.descriptor;
+        let mut count = 0;
+        // SAFETY: without room it only says how many there are.
+        unsafe {
+            let of = u8::TYPE as c_int;
+            plan.dnn.cudnnBackendGetAttribute(plan.raw, name as c_int, of, 0, &mut count, ptr::null_mut())
+        }?;
+        let mut text = vec![0u8; count.max(0) as usize];
+        // SAFETY: the attribute is bytes.
+        let count = unsafe { plan.get(name, u8::TYPE, &mut text) }?;
+        text.truncate(count);
+        Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').into())
+    }
+
     /// Tensors by their numbers, each with its address.
     ///
     /// # Errors
     /// `Foreign`.
-    pub fn bind<const N: usize>(
+    pub fn bind(
         self: &Rc<Plan>,
-        numbers: [i64; N],
-        addresses: [*mut c_void; N],
+        numbers: &[i64],
+        addresses: &[*mut c_void],
         workspace: *mut c_void,
     ) -> Result<Bound> {
         let pack = Descriptor::new(self.descriptor.dnn, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
-            .set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &numbers)?
-            .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &addresses)?
+            .set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, numbers)?
+            .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, addresses)?
             .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?
             .finalize()?;
         Ok(Bound { plan: self.clone(), pack })

@@ -1,22 +1,25 @@
-//! Convolutions: cuDNN's products, with bias and ReLU by a kernel of our own.
+//! Convolutions: cuDNN's products. Bias, ReLU and its gradient, and the moments of what a product gives are cuDNN's where it does
+//! them along with the product and is faster so, else kernels of our own.
 
 use std::rc::Rc;
 
-use super::dnn::{Convolution, Direction, Extents, Product};
+use super::dnn::Convolution;
 use super::gpu::{Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{
     Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, width,
 };
-use super::norm::{column_parts, column_sums};
+use super::norm::{Shape, column_parts, column_sums};
+use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
-use crate::device::{Layout, Request};
-use crate::error::Result;
+use crate::device::{Layout, Memory as Bytes, Request};
+use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, Spec};
 
-/// What is to be multiplied, of the tensors x, w and y.
+/// What is to be multiplied, of the tensors x, w and y, and what is to be done along with it.
 pub fn product(
     direction: Direction,
+    then: Then,
     conv: &Conv2d,
     real: Real,
     tf32: bool,
@@ -26,17 +29,18 @@ pub fn product(
     if conv.groups == 1 {
         (at.x[1], at.w[1]) = (padded(at.x[1], real), padded(at.w[1], real));
     }
-    Ok(Product { direction, conv: *conv, real, tf32, at })
+    Ok(Product { direction, conv: *conv, real, tf32, at, then })
 }
 
 fn compiled(
     gpu: &Rc<Gpu>,
     direction: Direction,
+    then: Then,
     conv: &Conv2d,
     real: Real,
     tensors: [&Spec; 3],
 ) -> Result<Rc<Convolution>> {
-    let product = product(direction, conv, real, gpu.tf32, tensors)?;
+    let product = product(direction, then, conv, real, gpu.tf32, tensors)?;
     Ok(Rc::new(Convolution::new(gpu, product)?))
 }
 
@@ -46,14 +50,23 @@ fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
 }
 
 fn named(convolution: &Convolution, real: Real) -> String {
-    format!("cudnn:engine {} {}", convolution.engine(), real.suffix())
+    let more = if convolution.is_joined() { "+" } else { "" };
+    format!("cudnn:engine {}{more} {}", convolution.engine(), real.suffix())
+}
+
+/// What a convolution does to y.
+pub fn activation(conv: &Conv2d) -> Then {
+    match (conv.bias, conv.relu) {
+        (false, false) => Then::Nothing,
+        (bias, relu) => Then::Activate { bias, relu },
+    }
 }
 
 /// x, w, b? → y
 pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
-    let product = compiled(gpu, Direction::Forward, conv, real, [x, w, y])?;
+    let product = compiled(gpu, Direction::Forward, activation(conv), conv, real, [x, w, y])?;
     let mut inputs: Vec<Layout> = [x, w].map(|spec| operand(conv, spec, real)).into();
     inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
     let outputs = vec![channels_last_in(y, real.dtype())];
@@ -61,11 +74,50 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<C
     let (name, scratch) = (named(&product, real), product.workspace());
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
-        let ([x, w], y) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
-        operands.push(product.bind(&x, &w, &y, &workspace)?);
-        after(operands, real, n * oh * ow, o, relu)
+        let memory: Vec<&Bytes> = match (operands.inputs, &operands.outputs[0]) {
+            ([x, w, bias], y) if product.is_joined() => vec![x, w, y, bias],
+            ([x, w, ..], y) => vec![x, w, y],
+            _ => return Err(Error::internal("a convolution without a weight")),
+        };
+        operands.push(product.bind(&memory, &workspace)?);
+        match product.is_joined() {
+            true => Ok(()),
+            false => after(operands, real, n * oh * ow, o, relu),
+        }
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
+}
+
+/// x, w → y, moments
+pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+    let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[x, y])?;
+    let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
+    let inputs = [x, w].map(|spec| operand(conv, spec, real)).into();
+    let outputs = vec![channels_last_in(y, real.dtype()), plain_in(output(request, 1)?, DType::F32)];
+    let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
+    let (name, scratch) = (named(&product, real), product.workspace());
+    let sums = 2 * (4 * channels).next_multiple_of(PART);
+    let workspace = match product.is_joined() {
+        true => scratch.next_multiple_of(PART) + sums,
+        false => scratch.max(shape.partials()),
+    };
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let ([x, w], [y, moments]) = (operands.inputs, operands.outputs) else {
+            return Err(Error::internal("a convolution with moments has two inputs and two outputs"));
+        };
+        if product.is_joined() {
+            let [sum, squares] = [0, 1].map(|_| operands.scratch(4 * channels));
+            operands.push(product.bind(&[x, w, y, &sum, &squares], &workspace)?);
+            shape.moments_of_sums(operands, [&sum, &squares], moments)
+        } else {
+            operands.push(product.bind(&[x, w, y], &workspace)?);
+            operands.reuse();
+            shape.moments(operands, y, moments)
+        }
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace))
 }
 
 /// Adds the bias, if there is one (input 2), to output 0, then ReLU if asked for.
@@ -85,19 +137,29 @@ pub fn after(operands: &mut Operands, real: Real, rows: usize, channels: usize, 
     }
 }
 
-/// dy, w → dx
+/// dy, w → dx, or with what a ReLU gave as a third input dx where that is above 0
 pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
-    let product = compiled(gpu, Direction::BackwardData, conv, real, [dx, w, dy])?;
-    let inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real)];
+    let then = if request.inputs.len() == 3 { Then::Mask } else { Then::Nothing };
+    let product = compiled(gpu, Direction::BackwardData, then, conv, real, [dx, w, dy])?;
+    let mut inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real)];
+    inputs.extend(request.inputs.get(2).map(|(given, _)| operand(conv, given, real)));
     let outputs = vec![operand(conv, dx, real)];
-    let (name, scratch) = (named(&product, real), product.workspace());
+    let (elements, scratch) = (outputs[0].bytes() / real.bytes(), product.workspace());
+    let name = named(&product, real);
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
-        let ([dy, w], dx) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
-        operands.push(product.bind(&w, &dy, &dx, &workspace)?);
-        Ok(())
+        let dx = &operands.outputs[0];
+        let (memory, mask): (Vec<&Bytes>, _) = match operands.inputs {
+            [dy, w, given] if product.is_joined() => (vec![dx, w, dy, given], None),
+            [dy, w, rest @ ..] => (vec![dx, w, dy], rest.first()),
+            _ => return Err(Error::internal("a convolution without a weight")),
+        };
+        operands.push(product.bind(&memory, &workspace)?);
+        let Some(given) = mask else { return Ok(()) };
+        let arguments = [Memory(dx), Memory(given), Memory(dx), Long(elements), Float(f32::INFINITY)];
+        operands.each("relu_backward", real, elements, &arguments)
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
 }
@@ -106,7 +168,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<
 pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
-    let product = compiled(gpu, Direction::BackwardWeights, conv, real, [x, dw, dy])?;
+    let product = compiled(gpu, Direction::BackwardWeights, Then::Nothing, conv, real, [x, dw, dy])?;
     let inputs = vec![operand(conv, x, real), channels_last_in(dy, real.dtype())];
     let mut outputs = vec![channels_last_in(dw, DType::F32)];
     outputs.extend(request.outputs.get(1).map(|bias| plain_in(bias, DType::F32)));
@@ -123,7 +185,7 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Resu
         let workspace = operands.scratch(scratch);
         let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
         let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
-        operands.push(product.bind(&x, &dy, &to, &workspace)?);
+        operands.push(product.bind(&[&x, &to, &dy], &workspace)?);
         if widths[0] > channels {
             repad(operands, [real, Real::F32], weights / channels, widths, [&to, &dw])?;
         } else if narrow > 0 {

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use super::backend::Target;
+use super::backend::{Plan, Target};
 use super::conv;
-use super::dnn::{self, Direction};
+use super::dnn;
 use super::layout::Real;
 use super::library;
+use super::product::{Direction, Then};
 use super::sys::Dnn;
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, Spec};
@@ -24,43 +25,72 @@ pub struct Engine {
     pub number: i64,
     /// Bytes of scratch memory.
     pub workspace: usize,
+    /// Whether it was compiled just now.
+    pub compiled: bool,
+}
+
+/// What is asked for: a convolution, given its tensors x, w and y.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    pub conv: &'a Conv2d,
+    pub tensors: [&'a Spec; 3],
+    /// What is multiplied.
+    pub dtype: DType,
+    pub tf32: bool,
 }
 
 impl Described {
-    /// The library in this file, which stays open, and a GPU by its properties in cuDNN's own words.
+    /// The library in this file, which stays open, and a GPU by its properties in cuDNN's own words. What is in `before`, which cuDNN
+    /// may look for, is opened first.
     ///
     /// # Errors
-    /// `Environment` where the library does not open or is not cuDNN 9; `Foreign` where it cannot have a GPU described
+    /// `Environment` where a library does not open or is not cuDNN 9; `Foreign` where it cannot have a GPU described
     /// (before 9.8).
-    pub fn new(library: &Path, json: &str) -> Result<Described> {
+    pub fn new(library: &Path, before: &[&Path], json: &str) -> Result<Described> {
+        before.iter().try_for_each(|path| library::keep_open(path)).map_err(Error::environment)?;
         let dnn: &'static Dnn = Box::leak(Box::new(library::dnn_at(library).map_err(Error::environment)?));
         Ok(Described { dnn, target: Target::described(dnn, json)? })
     }
 
-    /// Engines for a convolution's three products (y, dx, dw) as a run would ask for them, given the tensors x, w and y. None:
-    /// none serves.
+    /// Engines for a convolution's three products (y, dx, dw) as a run would ask for them, each by itself. None: none serves.
     ///
     /// # Errors
-    /// `Foreign` where cuDNN does not take the operation.
-    pub fn engines(
-        &self,
-        conv: &Conv2d,
-        tensors: [&Spec; 3],
-        dtype: DType,
-        tf32: bool,
-    ) -> Result<[Option<Engine>; 3]> {
-        let real = Real::of(dtype)?;
-        let mut engines = [None; 3];
+    /// `Foreign` where cuDNN does not take the operation, or a plan's own text.
+    pub fn engines(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
         let directions = [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights];
+        let mut engines = [None; 3];
         for (engine, direction) in engines.iter_mut().zip(directions) {
-            let product = conv::product(direction, conv, real, tf32, tensors)?;
-            for way in product.ways(self.dnn, &self.target)? {
-                if let Some(plan) = dnn::plan(&way, &self.target)? {
-                    *engine = Some(Engine { number: plan.engine, workspace: plan.workspace });
-                    break;
-                }
-            }
+            *engine = self.engine(question, direction, Then::Nothing)?;
         }
         Ok(engines)
+    }
+
+    /// Engines that do along with it what the plan may want: a bias and a ReLU with y, the gradient of a ReLU with dx, the sums
+    /// that moments are made of with y. None: none does, and it is done apart.
+    ///
+    /// # Errors
+    /// As `engines`.
+    pub fn joined(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
+        Ok([
+            self.engine(question, Direction::Forward, Then::Activate { bias: true, relu: true })?,
+            self.engine(question, Direction::BackwardData, Then::Mask)?,
+            self.engine(question, Direction::Forward, Then::Sums)?,
+        ])
+    }
+
+    fn engine(&self, question: &Question, direction: Direction, then: Then) -> Result<Option<Engine>> {
+        let Question { conv, tensors, dtype, tf32 } = *question;
+        let product = conv::product(direction, then, conv, Real::of(dtype)?, tf32, tensors)?;
+        for way in product.ways(self.dnn, &self.target)? {
+            let Some(plan) = dnn::plan(&way, &self.target)? else { continue };
+            // As the next run would have it.
+            let again = Plan::restored(self.dnn, &self.target, plan.engine, &plan.text()?)?;
+            return Ok(Some(Engine {
+                number: again.engine,
+                workspace: again.workspace,
+                compiled: way.is_compiled(),
+            }));
+        }
+        Ok(None)
     }
 }

@@ -1,28 +1,28 @@
 //! cuDNN: its handle, and convolutions with the engine chosen for them.
 
-use std::ffi::c_int;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::env;
 use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use cudarc::cudnn::sys::{cudnnConvolutionMode_t, cudnnDataType_t};
-
-use super::backend::{self, Bound, Configuration, Descriptor, Kind, Name, Plan, Target};
+use super::backend::{self, Bound, Configuration, Plan, Target};
 use super::gpu::Gpu;
 use super::handle::{Context, Stream, allocate};
-use super::layout::Real;
-use super::sys::{self, Dnn, cudnnHandle_t};
+use super::product::{Operand, Product, Then};
+use super::sys::{self, cudnnHandle_t};
 use super::tune::Choice;
 use crate::device::Memory;
 use crate::device::memory::ALIGNMENT;
 use crate::error::{self, Error, Result};
-use crate::graph::Conv2d;
 
 /// No engine may take more scratch memory than this: beyond it speed is bought with batch size.
 const MOST_WORKSPACE: usize = 1 << 30;
 
-/// Engines that are timed: cuDNN names first what it takes for fast.
+/// Engines that are timed: cuDNN names first what it takes for fast. Fewer of those that are compiled for it.
 const TIMED: usize = 10;
+const COMPILED: usize = 4;
 
 /// Runs of each, of which the mean counts.
 const REPEATS: u32 = 5;
@@ -30,6 +30,10 @@ const REPEATS: u32 = 5;
 pub struct DnnHandle {
     context: Rc<Context>,
     pub raw: cudnnHandle_t,
+    /// Whether it was said that engines are being chosen.
+    said: Cell<bool>,
+    /// Plans by the words of their products; none for what is better done apart.
+    plans: RefCell<HashMap<String, Option<Rc<Plan>>>>,
 }
 
 impl DnnHandle {
@@ -38,7 +42,8 @@ impl DnnHandle {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { dnn.cudnnCreate(&mut raw) }?;
-        let handle = DnnHandle { context: context.clone(), raw };
+        let handle =
+            DnnHandle { context: context.clone(), raw, said: Cell::default(), plans: RefCell::default() };
         // SAFETY: handle and stream are alive and of one context.
         unsafe { dnn.cudnnSetStream(raw, stream.raw()) }?;
         Ok(handle)
@@ -59,149 +64,24 @@ impl Drop for DnnHandle {
     }
 }
 
-fn data_type(real: Real) -> c_int {
-    (match real {
-        Real::F32 => cudnnDataType_t::CUDNN_DATA_FLOAT,
-        Real::BF16 => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
-        Real::F16 => cudnnDataType_t::CUDNN_DATA_HALF,
-    }) as c_int
-}
-
-/// Which of a convolution's three products.
+/// Whether products are computed together with what is done to them (`Then`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// x, w → y
-    Forward,
-    /// w, dy → dx
-    BackwardData,
-    /// x, dy → dw
-    BackwardWeights,
+pub enum Fusion {
+    Never,
+    /// Where an engine is faster so.
+    Timed,
+    /// Wherever there is an engine.
+    Always,
 }
 
-/// Extents of x, w and y: (N,C,H,W), (O,C/groups,kh,kw), (N,O,OH,OW).
-#[derive(Debug, Clone, Copy)]
-pub struct Extents {
-    pub x: [usize; 4],
-    pub w: [usize; 4],
-    pub y: [usize; 4],
-}
-
-/// The numbers of x, w and y in a graph.
-const NUMBERS: [i64; 3] = [1, 2, 3];
-
-/// What is multiplied: which product, of what geometry, type and extents.
-#[derive(Debug, Clone, Copy)]
-pub struct Product {
-    pub direction: Direction,
-    pub conv: Conv2d,
-    pub real: Real,
-    /// Whether f32 may be rounded to tf32's 10 bits.
-    pub tf32: bool,
-    pub at: Extents,
-}
-
-impl Product {
-    /// What the choice is kept under.
-    fn words(&self) -> String {
-        let Product { direction, conv, real, tf32, at } = self;
-        format!(
-            "{direction:?} {} {:?} {:?} stride {:?} padding {:?} groups {}{}",
-            real.suffix(),
-            at.x,
-            at.w,
-            conv.stride,
-            conv.padding,
-            conv.groups,
-            if *tf32 && *real == Real::F32 { " tf32" } else { "" }
-        )
-    }
-
-    /// Bytes of x, w and y.
-    fn bytes(&self) -> [usize; 3] {
-        [self.at.x, self.at.w, self.at.y].map(|at| at.iter().product::<usize>() * self.real.bytes())
-    }
-
-    /// As cuDNN's graph. Groups follow from the channels of x and w.
-    fn graph(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Rc<Descriptor>> {
-        let pair = |values: [usize; 2]| values.map(|value| value as i64);
-        let (mode, padding) =
-            (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
-        let how = Descriptor::new(dnn, Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?
-            // Sums are f32 in any type.
-            .choose(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, backend::DATA_TYPE, data_type(Real::F32))?
-            .choose(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, backend::CONVOLUTION_MODE, mode)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2i64])?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &padding)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &padding)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &[1i64, 1])?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &pair(self.conv.stride))?
-            .finalize()?;
-        let tensor = |number: i64, at: [usize; 4]| {
-            let [n, c, h, w] = at.map(|extent| extent as i64);
-            // Channels innermost.
-            let strides = [h * w * c, 1, w * c, c];
-            backend::tensor(dnn, number, data_type(self.real), [n, c, h, w], strides, ALIGNMENT)
-        };
-        let [x, w, y] = [0, 1, 2].map(|i| tensor(NUMBERS[i], [self.at.x, self.at.w, self.at.y][i]));
-        let (kind, [x_is, w_is, y_is, how_is, alpha_is, beta_is]) = self.names();
-        let operation = Descriptor::new(dnn, kind)?
-            .join(x_is, &[&x?])?
-            .join(w_is, &[&w?])?
-            .join(y_is, &[&y?])?
-            .join(how_is, &[&how])?
-            .set(alpha_is, &[1.0f32])?
-            .set(beta_is, &[0.0f32])?
-            .finalize()?;
-        backend::graph(target, &operation)
-    }
-
-    /// The operation, and its attributes: x, w, y, geometry, alpha, beta.
-    fn names(&self) -> (Kind, [Name; 6]) {
-        use Name::*;
-        match self.direction {
-            Direction::Forward => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-                [
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
-                ],
-            ),
-            Direction::BackwardData => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-                [
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
-                ],
-            ),
-            Direction::BackwardWeights => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-                [
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
-                ],
-            ),
+impl Fusion {
+    /// `DLTRAIN_CUDNN_FUSION`: 0 never, 1 always; else by timing.
+    pub fn wanted() -> Fusion {
+        match env::var("DLTRAIN_CUDNN_FUSION").as_deref() {
+            Ok("0") => Fusion::Never,
+            Ok("1") => Fusion::Always,
+            _ => Fusion::Timed,
         }
-    }
-
-    /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product.
-    pub fn ways(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
-        // f32 proper is another precision than tf32, and halves are not to be rounded once more on the way.
-        let (tensor_cores, transforms) = (self.real != Real::F32 || self.tf32, self.real == Real::F32);
-        let mut ways = backend::configurations(&self.graph(dnn, target)?, target)?;
-        ways.retain(|way| way.serves(tensor_cores, transforms));
-        Ok(ways)
     }
 }
 
@@ -217,6 +97,7 @@ pub fn plan(way: &Configuration, target: &Target) -> sys::Outcome<Option<Rc<Plan
 /// One product of a convolution with the plan that computes it.
 pub struct Convolution {
     gpu: Rc<Gpu>,
+    /// With `then` only if the plan does that too.
     product: Product,
     plan: Rc<Plan>,
 }
@@ -225,21 +106,24 @@ impl Convolution {
     /// # Errors
     /// `Foreign` where cuDNN has no engine for it.
     pub fn new(gpu: &Rc<Gpu>, product: Product) -> Result<Convolution> {
-        let target = Target::Gpu(gpu.dnn.raw);
-        let ways = product.ways(&gpu.context.libraries.dnn, &target)?;
-        let words = product.words();
-        let known = gpu.tuned.choice(&words).and_then(|choice| Some((choice, ways.get(choice.place)?)));
-        if let Some((choice, way)) = known
-            && way.engine == choice.engine
-            && let Some(plan) = plan(way, &target)?
+        let with = |product, plan| Convolution { gpu: gpu.clone(), product, plan };
+        if product.then != Then::Nothing
+            && Fusion::wanted() != Fusion::Never
+            && let Some(plan) = planned(gpu, &product)?
         {
-            return Ok(Convolution { gpu: gpu.clone(), product, plan });
+            return Ok(with(product, plan));
         }
-        let (plan, choice) = choose(gpu, &product, &ways, &target)?;
-        if let Some(choice) = choice {
-            gpu.tuned.keep(&words, choice);
-        }
-        Ok(Convolution { gpu: gpu.clone(), product, plan })
+        let product = product.alone();
+        let none = || {
+            let why = "no engine that gives the same bits every time";
+            Error::foreign("cuDNN", "cudnnBackendFinalize", sys::CUDNN_STATUS_NOT_SUPPORTED.into(), why)
+        };
+        Ok(with(product, planned(gpu, &product)?.ok_or_else(none)?))
+    }
+
+    /// Whether it does what was to be done along with the product; else that is left to the caller.
+    pub fn is_joined(&self) -> bool {
+        self.product.then != Then::Nothing
     }
 
     /// Bytes of scratch memory.
@@ -252,24 +136,14 @@ impl Convolution {
         self.plan.engine
     }
 
-    /// Binds it to `a` and `b`, the operands in the order of the direction.
+    /// Binds it to x, w and y, and what the rest of the product reads or writes (`Product::operands`).
     ///
     /// # Errors
     /// `Internal` where a memory is too small; `Foreign`.
-    pub fn bind(
-        &self,
-        a: &Memory,
-        b: &Memory,
-        to: &Memory,
-        workspace: &Memory,
-    ) -> Result<impl Fn() -> Result<()> + use<>> {
-        let [x, w, y] = match self.product.direction {
-            Direction::Forward => [a, b, to],
-            Direction::BackwardData => [to, a, b],
-            Direction::BackwardWeights => [a, to, b],
-        };
-        let bound = bind(&self.plan, &self.product, [x, w, y], workspace)?;
-        let (gpu, memory) = (self.gpu.clone(), [x, w, y, workspace].map(Memory::clone));
+    pub fn bind(&self, memory: &[&Memory], workspace: &Memory) -> Result<impl Fn() -> Result<()> + use<>> {
+        let bound = bind(&self.plan, &self.product, memory, workspace)?;
+        let memory: Vec<Memory> = memory.iter().copied().chain([workspace]).cloned().collect();
+        let gpu = self.gpu.clone();
         Ok(move || {
             let _alive = &memory;
             // SAFETY: the plan is of this handle; `bind` compared the memory with what it wants.
@@ -278,77 +152,187 @@ impl Convolution {
     }
 }
 
-fn bind(plan: &Rc<Plan>, product: &Product, memory: [&Memory; 3], workspace: &Memory) -> Result<Bound> {
-    let wanted = product.bytes().into_iter().chain([plan.workspace]);
-    for (memory, bytes) in memory.into_iter().chain([workspace]).zip(wanted) {
+fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memory) -> Result<Bound> {
+    let operands = product.operands();
+    if memory.len() != operands.len() {
+        return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), operands.len())));
+    }
+    let wanted = operands.iter().map(Operand::bytes).chain([plan.workspace]);
+    for (memory, bytes) in memory.iter().copied().chain([workspace]).zip(wanted) {
         let aligned = bytes == 0 || (memory.address() as usize).is_multiple_of(ALIGNMENT);
         if memory.bytes() < bytes || !aligned {
             let at = memory.address();
             return Err(Error::internal(format!("{} bytes at {at:p} for {bytes}", memory.bytes())));
         }
     }
-    plan.bind(NUMBERS, memory.map(|memory| memory.address().cast()), workspace.address().cast())
+    let numbers: Vec<i64> = operands.iter().map(|operand| operand.number).collect();
+    let addresses: Vec<_> = memory.iter().map(|memory| memory.address().cast()).collect();
+    plan.bind(&numbers, &addresses, workspace.address().cast())
 }
 
-/// The plan that is fastest by our own timing, and what is to be kept of that. Where the GPU's memory does not suffice to
-/// try: the first that serves, and nothing to keep.
-fn choose(
-    gpu: &Rc<Gpu>,
-    product: &Product,
-    ways: &[Configuration],
-    target: &Target,
-) -> Result<(Rc<Plan>, Option<Choice>)> {
-    let mut plans = Vec::new();
-    for (place, way) in ways.iter().enumerate() {
-        if plans.len() < TIMED
-            && let Some(plan) = plan(way, target)?
-        {
-            plans.push((plan, Choice { engine: way.engine, place }));
-        }
+/// The plan for a product: the one that was chosen before, by this process or another, or the fastest. None where no engine
+/// serves, and for more than a product alone where that is not faster.
+fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
+    let words = product.words();
+    if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
+        return Ok(plan.clone());
     }
-    let Some((first, _)) = plans.first() else {
-        let why = "no engine that gives the same bits every time";
-        let call = "cudnnBackendFinalize";
-        return Err(Error::foreign("cuDNN", call, sys::CUDNN_STATUS_NOT_SUPPORTED.into(), why));
+    let plan = match kept(gpu, &words)? {
+        Some(kept) => kept,
+        None => chosen(gpu, product, &words)?,
     };
-    // With one there is nothing to compare.
-    if let [(only, choice)] = &plans[..] {
-        return Ok((only.clone(), Some(*choice)));
-    }
-    let scratch = plans.iter().map(|(plan, _)| plan.workspace).max().unwrap_or_default();
-    let [x, w, y] = product.bytes();
-    let room = [x, w, y, scratch].map(|bytes| allocate(&gpu.context, bytes));
-    let full = |memory: &Result<Memory>| matches!(memory, Err(e) if e.kind == error::Kind::Environment);
-    if room.iter().any(full) {
-        return Ok((first.clone(), None));
-    }
-    let [x, w, y, scratch] = room;
-    let (memory, scratch) = ([x?, w?, y?], scratch?);
-    memory.iter().try_for_each(|memory| gpu.stream.zero(memory))?;
-    let mut best: Option<(Duration, usize)> = None;
-    for (index, (plan, _)) in plans.iter().enumerate() {
-        let bound = bind(plan, product, memory.each_ref(), &scratch)?;
-        let limit = best.map(|(least, _)| 2 * least);
-        // What cannot be run, other than memory that has become unusable for all, is one engine less.
-        match time(gpu, &bound, limit) {
-            Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, index)),
-            Ok(_) => {}
-            Err(e) => log::debug!("engine {} of {}: {e}", plan.engine, product.words()),
+    gpu.dnn.plans.borrow_mut().insert(words, plan.clone());
+    Ok(plan)
+}
+
+/// What was kept of a choice, if it still serves.
+fn kept(gpu: &Rc<Gpu>, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
+    let (number, text) = match gpu.tuned.choice(words) {
+        None => return Ok(None),
+        Some(Choice::Apart) if Fusion::wanted() == Fusion::Always => return Ok(None),
+        Some(Choice::Apart) => return Ok(Some(None)),
+        Some(Choice::Engine { number, plan }) => (number, plan),
+    };
+    match Plan::restored(&gpu.context.libraries.dnn, &Target::Gpu(gpu.dnn.raw), number, &text) {
+        Ok(plan) => Ok(Some(Some(Rc::new(plan)))),
+        Err(failed) if backend::unsuitable(&failed) => {
+            log::debug!("the plan that was kept of {words}: code {}", failed.code);
+            Ok(None)
         }
-        gpu.stream.synchronize()?;
+        Err(failed) => Err(failed.into()),
     }
-    let (plan, choice) = &plans[best.map_or(0, |(_, index)| index)];
-    Ok((plan.clone(), Some(*choice)))
+}
+
+/// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first that
+/// serves for a product alone, and nothing is kept.
+fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Plan>>> {
+    let target = Target::Gpu(gpu.dnn.raw);
+    let plans = plans(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
+    let alone = product.then == Then::Nothing;
+    let compared = !alone && Fusion::wanted() == Fusion::Timed;
+    let Some(first) = plans.first() else { return Ok(None) };
+    // With one there is nothing to compare.
+    let chosen = if plans.len() == 1 && !compared {
+        Some(first.clone())
+    } else {
+        if !gpu.dnn.said.replace(true) {
+            log::info!(
+                "choosing cuDNN's engines for this GPU by timing them, once for each shape: the next run starts at once"
+            );
+        }
+        let Some(room) = Room::new(gpu, product, &plans)? else { return Ok(alone.then(|| first.clone())) };
+        match room.fastest(product, &plans)? {
+            Some((plan, time)) if !compared || time < room.time_apart(product)? => Some(plan),
+            None if alone => Some(first.clone()),
+            _ => None,
+        }
+    };
+    let choice = match &chosen {
+        None => Some(Choice::Apart),
+        Some(plan) => match plan.text() {
+            Ok(text) => Some(Choice::Engine { number: plan.engine, plan: text }),
+            Err(failed) if backend::unsuitable(&failed) => {
+                log::debug!("cuDNN does not give the plan of {words}: code {}", failed.code);
+                None
+            }
+            Err(failed) => return Err(failed.into()),
+        },
+    };
+    if let Some(choice) = choice {
+        gpu.tuned.keep(words, &choice);
+    }
+    Ok(chosen)
+}
+
+/// Plans of the ways that are worth a try.
+fn plans(product: &Product, ways: &[Configuration], target: &Target) -> Result<Vec<Rc<Plan>>> {
+    let (mut plans, mut compiled) = (Vec::new(), 0);
+    for way in ways {
+        if plans.len() == TIMED || (way.is_compiled() && compiled == COMPILED) {
+            continue;
+        }
+        compiled += usize::from(way.is_compiled());
+        match plan(way, target)? {
+            Some(plan) => plans.push(plan),
+            None => log::debug!("engine {} does not serve {}", way.engine, product.words()),
+        }
+    }
+    Ok(plans)
+}
+
+/// Memory to try plans in.
+struct Room<'a> {
+    gpu: &'a Rc<Gpu>,
+    tensors: Vec<Memory>,
+    scratch: Memory,
+}
+
+impl Room<'_> {
+    /// None where the GPU has not as much.
+    fn new<'a>(gpu: &'a Rc<Gpu>, product: &Product, plans: &[Rc<Plan>]) -> Result<Option<Room<'a>>> {
+        let alone = match product.then {
+            Then::Nothing => 0,
+            _ => planned(gpu, &product.alone())?.map_or(0, |plan| plan.workspace),
+        };
+        let scratch = plans.iter().map(|plan| plan.workspace).chain([alone]).max().unwrap_or_default();
+        let wanted = product.operands().into_iter().map(|operand| operand.bytes()).chain([scratch]);
+        let mut tensors = Vec::new();
+        for bytes in wanted {
+            match allocate(&gpu.context, bytes) {
+                Err(e) if e.kind == error::Kind::Environment => return Ok(None),
+                memory => tensors.push(memory?),
+            }
+        }
+        let scratch = tensors.pop().ok_or_else(|| Error::internal("no scratch memory"))?;
+        tensors.iter().try_for_each(|memory| gpu.stream.zero(memory))?;
+        Ok(Some(Room { gpu, tensors, scratch }))
+    }
+
+    /// None where none of them runs.
+    fn fastest(&self, product: &Product, plans: &[Rc<Plan>]) -> Result<Option<(Rc<Plan>, Duration)>> {
+        let mut best: Option<(Rc<Plan>, Duration)> = None;
+        for plan in plans {
+            let limit = best.as_ref().map(|(_, least)| 2 * *least);
+            // What cannot be run, other than memory that has become unusable for all, is one engine less.
+            match self.time(product, plan, limit) {
+                Ok(time) if best.as_ref().is_none_or(|(_, least)| time < *least) => {
+                    best = Some((plan.clone(), time));
+                }
+                Ok(_) => {}
+                Err(e) => log::debug!("engine {} of {}: {e}", plan.engine, product.words()),
+            }
+            self.gpu.stream.synchronize()?;
+        }
+        Ok(best)
+    }
+
+    /// How long one run takes.
+    fn time(&self, product: &Product, plan: &Rc<Plan>, limit: Option<Duration>) -> Result<Duration> {
+        let memory: Vec<&Memory> = self.tensors.iter().take(product.operands().len()).collect();
+        let bound = bind(plan, product, &memory, &self.scratch)?;
+        // SAFETY: the plan is of this handle, what is bound was compared with what it wants.
+        time(self.gpu, limit, || unsafe { bound.run(self.gpu.dnn.raw) })
+    }
+
+    /// How long the product takes alone, and then what is done to it: a pass takes as long as a copy that moves as many bytes.
+    fn time_apart(&self, product: &Product) -> Result<Duration> {
+        let alone = product.alone();
+        let Some(plan) = planned(self.gpu, &alone)? else { return Ok(Duration::MAX) };
+        // The result: its halves are copied one onto the other, so that as many bytes are read and written as it has.
+        let result = &self.tensors[if product.then == Then::Mask { 0 } else { 2 }];
+        let half = (result.bytes() / 2).next_multiple_of(ALIGNMENT).min(result.bytes());
+        let (from, to) = (result.slice(0, result.bytes() - half), result.slice(half, result.bytes() - half));
+        let stream = &self.gpu.stream;
+        let pass = time(self.gpu, None, || stream.copy(&from, &to, from.bytes()))?;
+        Ok(self.time(&alone, &plan, None)? + pass.mul_f64(product.passes_apart()))
+    }
 }
 
 /// How long one run takes; once is enough where that is more than `limit`.
-fn time(gpu: &Gpu, bound: &Bound, limit: Option<Duration>) -> Result<Duration> {
+fn time(gpu: &Gpu, limit: Option<Duration>, run: impl Fn() -> Result<()>) -> Result<Duration> {
     let measured = |runs: u32| -> Result<Duration> {
         let begun = Instant::now();
-        for _ in 0..runs {
-            // SAFETY: the plan is of this handle, what is bound was compared with what it wants.
-            unsafe { bound.run(gpu.dnn.raw) }?;
-        }
+        (0..runs).try_for_each(|_| run())?;
         gpu.stream.synchronize()?;
         Ok(begun.elapsed() / runs)
     };

@@ -56,6 +56,8 @@ pub struct Found {
     /// The CUDA that cuBLAS is of.
     pub cublas: c_int,
     pub cublas_path: PathBuf,
+    /// What cuDNN compiles engines with that do more than a product.
+    pub nvrtc_path: Option<PathBuf>,
 }
 
 /// The process's driver, loaded by the first call; the reason where there is none.
@@ -169,11 +171,12 @@ fn open() -> Result<Libraries> {
     let (dnn_library, cudnn_path) = first(&places, CUDNN).ok_or_else(|| missing(no_cudnn(&places)))?;
     let (cudnn, built_for) = dnn_version(&dnn_library).map_err(&missing)?;
     let cudnn_path = file_of(&dnn_library, b"cudnnGetVersion\0").unwrap_or(cudnn_path);
-    let mut kept = Vec::new();
     // cuDNN calls them by itself, and finds what is open already.
-    for name in ["libcublasLt", "libnvrtc"] {
-        kept.extend(first(&places, &format!("{name}.so.{built_for}")).map(|(library, _)| library));
-    }
+    let [lt, nvrtc] =
+        ["libcublasLt", "libnvrtc"].map(|name| first(&places, &format!("{name}.so.{built_for}")));
+    let nvrtc_path =
+        nvrtc.as_ref().map(|(library, path)| file_of(library, b"nvrtcVersion\0").unwrap_or(path.clone()));
+    let mut kept: Vec<Library> = lt.into_iter().chain(nvrtc).map(|(library, _)| library).collect();
     let name = format!("libcublas.so.{built_for}");
     let looked = || format!("no {name}, which cuDNN {cudnn} goes with, in {}", listed(&places));
     let (blas_library, cublas_path) = first(&places, &name).ok_or_else(|| missing(looked()))?;
@@ -190,8 +193,14 @@ fn open() -> Result<Libraries> {
     let dnn_text = *unsafe { dnn_library.get::<sys::DnnText>(b"cudnnGetErrorString\0") }
         .map_err(|_| incomplete(&cudnn_path, "cudnnGetErrorString"))?;
     kept.extend([blas_library, dnn_library]);
-    let found = Found { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path };
+    let found = Found { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path, nvrtc_path };
     Ok(Libraries { driver, blas, dnn, found, dnn_text, _libraries: kept })
+}
+
+/// Opens a library for good, for others that look for it.
+pub fn keep_open(path: &Path) -> std::result::Result<(), String> {
+    std::mem::forget(open_at(path)?);
+    Ok(())
 }
 
 /// The functions of the cuDNN in this file, which stays open: what can be asked of it without a GPU needs no driver.

@@ -3,7 +3,8 @@
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
-//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `tune` remembers which engines were chosen, `gpu` is
+//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's,
+//!   `tune` remembers which engines were chosen, `gpu` is
 //!   all of it for one GPU;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update` by kernels of
 //!   our own (`kernels/`), through what all share (`kernel`, `layout`).
@@ -30,6 +31,7 @@ mod norm;
 mod nvml;
 mod pool;
 mod probe;
+mod product;
 mod simple;
 mod sys;
 mod tune;
@@ -42,7 +44,7 @@ use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step, Usage};
 use crate::error::{Error, Result};
-use crate::graph::{Op, Spec};
+use crate::graph::{DType, Joins, Op, Spec};
 
 pub use library::{Found, has_driver};
 pub use nccl::found as nccl_found;
@@ -84,12 +86,16 @@ impl Cuda {
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
             Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
-            Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
+            Op::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
+            Op::Conv2dBackwardData(conv) | Op::Conv2dBackwardDataRelu(conv) => {
+                conv::backward_data(gpu, request, &conv)
+            }
             Op::Conv2dBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
             Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
-            Op::BatchNorm(norm) => norm::training(gpu, request, norm),
+            Op::BatchNorm(norm) => norm::training(gpu, request, norm, false),
+            Op::BatchNormOfMoments(norm) => norm::training(gpu, request, norm, true),
             Op::BatchNormInference(norm) | Op::SyncBatchNormAgain(norm) => {
                 norm::given_statistics(gpu, request, norm)
             }
@@ -135,6 +141,16 @@ impl Cuda {
 impl Device for Cuda {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    /// What cuDNN may compute in one pass over memory. Statistics in f32 proper it knows none for.
+    fn joins(&self) -> Joins {
+        const HALVES: &[DType] = &[DType::F16, DType::BF16];
+        const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
+        match dnn::Fusion::wanted() {
+            dnn::Fusion::Never => Joins::default(),
+            _ => Joins { relu_backward: true, moments: if self.gpu.tf32 { WITH_TF32 } else { HALVES } },
+        }
     }
 
     fn describe(&self) -> String {

@@ -50,7 +50,7 @@ pub fn column_sums(
 
 /// What every kernel of a normalisation knows of its images.
 #[derive(Clone, Copy)]
-struct Shape {
+pub struct Shape {
     real: Real,
     rows: usize,
     channels: usize,
@@ -58,7 +58,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(spec: &Spec) -> Result<Shape> {
+    pub fn of(spec: &Spec) -> Result<Shape> {
         let ([n, channels, h, w], real) = (image(spec)?, Real::of(spec.dtype)?);
         let rows = n * h * w;
         Ok(Shape { real, rows, channels, parts: column_parts(rows, channels) })
@@ -75,7 +75,7 @@ impl Shape {
     }
 
     /// Bytes of two sums a part and channel.
-    fn partials(&self) -> usize {
+    pub fn partials(&self) -> usize {
         8 * self.parts * self.channels
     }
 
@@ -93,7 +93,8 @@ impl Shape {
         column_grid(self.channels, self.parts)
     }
 
-    fn moments(&self, operands: &mut Operands, x: &Bytes, to: &Bytes) -> Result<()> {
+    /// The moments of x; takes `partials` of scratch.
+    pub fn moments(&self, operands: &mut Operands, x: &Bytes, to: &Bytes) -> Result<()> {
         let partials = operands.scratch(self.partials());
         let counts = [Long(self.rows), Int(self.channels), Int(self.parts)];
         let arguments = [&[Memory(x), Memory(&partials)], &counts[..]].concat();
@@ -101,6 +102,17 @@ impl Shape {
         operands.launch_in(COLUMNS, &name, self.grid(), &arguments)?;
         let arguments = [&[Memory(&partials), Memory(to)], &counts[..]].concat();
         operands.launch_in(JOIN, "batch_norm_moments", join_grid(self.channels), &arguments)
+    }
+
+    /// The moments, from the sum of each channel and that of its squares.
+    pub fn moments_of_sums(
+        &self,
+        operands: &mut Operands,
+        [sum, squares]: [&Bytes; 2],
+        to: &Bytes,
+    ) -> Result<()> {
+        let arguments = [Memory(sum), Memory(squares), Memory(to), Long(self.rows), Int(self.channels)];
+        operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(self.channels), &arguments)
     }
 
     /// Joins the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
@@ -265,14 +277,24 @@ fn kernel(
     CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
 }
 
-/// x, w, b, running mean, running variance, z? → y, mean, variance, running mean, running variance, saved?
-pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+/// x, w, b, running mean, running variance, z? → y, mean, variance, running mean, running variance, saved? With the moments
+/// of x as another, last input if they are `given`.
+pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm, given: bool) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
-        let moments = operands.scratch(shape.pair());
-        shape.moments(operands, &i[0], &moments)?;
-        shape.statistics(operands, &norm, &moments, 1, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], i.get(5), &o[0], o.get(5))
+    let workspace = if given { 0 } else { shape.workspace() };
+    Ok(kernel(gpu, request, workspace, move |operands, i, o| {
+        let own;
+        let moments = match i.last().filter(|_| given) {
+            Some(moments) => moments,
+            None => {
+                own = operands.scratch(shape.pair());
+                shape.moments(operands, &i[0], &own)?;
+                &own
+            }
+        };
+        shape.statistics(operands, &norm, moments, 1, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
+        let z = i.get(5).filter(|_| norm.add);
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], z, &o[0], o.get(5))
     }))
 }
 

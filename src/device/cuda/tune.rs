@@ -1,87 +1,82 @@
-//! Which of cuDNN's engines serves a convolution best, by timing: found once for each GPU, library version, shape and type,
-//! and kept in a file, so that the next run starts at once and computes the same bits.
+//! Which of cuDNN's engines serves a convolution best: found once for each GPU, library version, shape and type, and kept with
+//! the engine's plan, so that the next run starts at once and computes the same bits. An engine that was compiled when it was
+//! wanted is kept compiled.
 //!
-//! The file is `$DLTRAIN_CUDNN_CACHE`, else `cudnn.json` in `~/.cache/dltrain`. It may be deleted at any time. A file that
-//! cannot be read or written is a warning: the choice is then made again.
+//! Every choice has a file of its own below `$DLTRAIN_CUDNN_CACHE`, else `~/.cache/dltrain/cudnn`, in a directory for the GPU
+//! and the versions. They may be deleted at any time. One that cannot be read or written is a warning: the choice is then
+//! made again.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What was chosen for one convolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Choice {
-    /// cuDNN's number of it.
-    pub engine: i64,
-    /// Which of the ways that serve, in cuDNN's order: an engine has several settings.
-    pub place: usize,
+/// What was chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Choice {
+    /// cuDNN's number of an engine, and its plan in cuDNN's own words.
+    Engine { number: i64, plan: String },
+    /// No engine that does several things at once is faster than one after the other.
+    Apart,
 }
 
 /// The choices for one machine.
 pub struct Tuned {
-    /// GPU and versions: what every key begins with.
-    machine: String,
-    path: Option<PathBuf>,
-    choices: RefCell<BTreeMap<String, Choice>>,
+    directory: Option<PathBuf>,
 }
 
 impl Tuned {
-    pub fn load(machine: &str) -> Tuned {
-        let path = path();
-        let choices = path.as_deref().map(read).unwrap_or_default();
-        Tuned { machine: machine.into(), path, choices: RefCell::new(choices) }
+    /// For this GPU with these versions.
+    pub fn of(machine: &str) -> Tuned {
+        Tuned { directory: root().map(|root| root.join(slug(machine))) }
     }
 
     /// The choice for a convolution, if it was made.
     pub fn choice(&self, convolution: &str) -> Option<Choice> {
-        self.choices.borrow().get(&self.key(convolution)).copied()
+        let path = self.path(convolution)?;
+        let text = std::fs::read_to_string(&path).ok()?;
+        let read = serde_json::from_str(&text).inspect_err(|e| {
+            log::warn!("{}: is no choice of cuDNN's engines ({e}); choosing anew", path.display());
+        });
+        read.ok()
     }
 
-    fn key(&self, convolution: &str) -> String {
-        format!("{}: {convolution}", self.machine)
-    }
-
-    /// Writes the file, with this choice and what other ranks have written meanwhile.
-    pub fn keep(&self, convolution: &str, choice: Choice) {
-        self.choices.borrow_mut().insert(self.key(convolution), choice);
-        let Some(path) = &self.path else { return };
-        let mut all = read(path);
-        all.extend(self.choices.borrow().clone());
-        if let Err(e) = write(path, &all) {
+    pub fn keep(&self, convolution: &str, choice: &Choice) {
+        let Some(path) = self.path(convolution) else { return };
+        if let Err(e) = write(&path, choice) {
             log::warn!("{}: the choice of cuDNN's engines is not kept: {e}", path.display());
         }
     }
+
+    fn path(&self, convolution: &str) -> Option<PathBuf> {
+        Some(self.directory.as_ref()?.join(slug(convolution) + ".json"))
+    }
 }
 
-fn path() -> Option<PathBuf> {
+fn root() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let path = set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn.json")));
-    path.filter(|path| may_be_written(path))
+    let root = set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn")));
+    root.filter(|root| may_hold(root))
 }
 
-/// Nothing is kept in what is no file (/dev/null), which renaming would replace.
-fn may_be_written(path: &Path) -> bool {
-    std::fs::metadata(path).map_or(true, |there| there.is_file())
+/// Nothing is kept where something else than a directory is (/dev/null).
+fn may_hold(root: &Path) -> bool {
+    std::fs::metadata(root).map_or(true, |there| there.is_dir())
 }
 
-fn read(path: &Path) -> BTreeMap<String, Choice> {
-    let Ok(text) = std::fs::read_to_string(path) else { return BTreeMap::new() };
-    serde_json::from_str(&text).unwrap_or_else(|e| {
-        log::warn!("{}: is not a list of cuDNN's engines ({e}); choosing anew", path.display());
-        BTreeMap::new()
-    })
+/// The words of a name that may be a file's, with lines between them.
+fn slug(name: &str) -> String {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric() && c != '.').filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-")
 }
 
 /// Under another name first: ranks write at the same time, and each file is whole.
-fn write(path: &Path, choices: &BTreeMap<String, Choice>) -> std::io::Result<()> {
+fn write(path: &Path, choice: &Choice) -> std::io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
-    let text = serde_json::to_string_pretty(choices).map_err(std::io::Error::other)?;
+    let text = serde_json::to_string(choice).map_err(std::io::Error::other)?;
     let new = path.with_extension(format!("{}.new", std::process::id()));
     std::fs::write(&new, text)?;
     std::fs::rename(&new, path)
@@ -92,32 +87,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_file_is_written() {
+    fn only_a_directory_is_written_to() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("cudnn.json");
-        assert!(may_be_written(&file) && !may_be_written(directory.path()));
+        let file = directory.path().join("file");
+        assert!(may_hold(&file) && may_hold(directory.path()));
         std::fs::write(&file, "{}").unwrap();
-        assert!(may_be_written(&file) && !may_be_written(Path::new("/dev/null")));
+        assert!(!may_hold(&file) && !may_hold(Path::new("/dev/null")));
+    }
+
+    #[test]
+    fn names_are_told_apart_as_files() {
+        assert_eq!(
+            slug("NVIDIA H100 80GB HBM3, cuDNN 9.26.0, CUDA 13"),
+            "NVIDIA-H100-80GB-HBM3-cuDNN-9.26.0-CUDA-13"
+        );
+        assert_eq!(slug("../f32 [1, 23] [1, 2]"), "..-f32-1-23-1-2");
+        assert_ne!(slug("[1, 23] [1, 2]"), slug("[12, 3] [1, 2]"));
     }
 
     #[test]
     fn a_choice_is_made_once_for_a_machine_and_survives_a_broken_file() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("below/cudnn.json");
-        let tuned = |machine: &str| Tuned {
-            machine: machine.into(),
-            choices: RefCell::new(read(&path)),
-            path: Some(path.clone()),
-        };
-        let choice = |engine| Choice { engine, place: 3 };
+        let tuned =
+            |machine: &str| Tuned { directory: Some(directory.path().join("below").join(slug(machine))) };
+        let engine = |number| Choice::Engine { number, plan: "{\"a\": \"b\"}".into() };
         assert_eq!(tuned("a").choice("x"), None);
-        tuned("a").keep("x", choice(1));
-        tuned("b").keep("x", choice(2));
-        let found = ["a", "b", "c"].map(|machine| tuned(machine).choice("x").map(|choice| choice.engine));
-        assert_eq!(found, [Some(1), Some(2), None]);
+        tuned("a").keep("x", &engine(1));
+        tuned("a").keep("y", &Choice::Apart);
+        tuned("b").keep("x", &engine(2));
+        assert_eq!(
+            ["a", "b", "c"].map(|machine| tuned(machine).choice("x")),
+            [Some(engine(1)), Some(engine(2)), None]
+        );
+        assert_eq!(tuned("a").choice("y"), Some(Choice::Apart));
+        let path = tuned("a").path("x").unwrap();
         std::fs::write(&path, "{").unwrap();
         assert_eq!(tuned("a").choice("x"), None);
-        tuned("a").keep("x", choice(5));
-        assert_eq!(tuned("a").choice("x"), Some(choice(5)));
+        tuned("a").keep("x", &engine(5));
+        assert_eq!(tuned("a").choice("x"), Some(engine(5)));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 2, "nothing else is left");
     }
 }

@@ -1,0 +1,310 @@
+//! A convolution's products as cuDNN's graphs: one operation, or it and what is done to its result on the way to memory.
+
+use std::ffi::c_int;
+use std::rc::Rc;
+
+use cudarc::cudnn::sys::{
+    cudnnConvolutionMode_t, cudnnDataType_t, cudnnGenStatsMode_t, cudnnPointwiseMode_t as Mode,
+};
+
+use super::backend::{self, Configuration, DATA_TYPE, Descriptor, Kind, Name, Target};
+use super::layout::Real;
+use super::sys::{self, Dnn};
+use crate::device::memory::ALIGNMENT;
+use crate::graph::Conv2d;
+
+/// Which of a convolution's three products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// x, w → y
+    Forward,
+    /// w, dy → dx
+    BackwardData,
+    /// x, dy → dw
+    BackwardWeights,
+}
+
+/// What is done along with a product, in one pass over its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    Nothing,
+    /// To y: an addition of a bias (O), a ReLU, or both.
+    Activate {
+        bias: bool,
+        relu: bool,
+    },
+    /// To dx: 0 where what another ReLU gave, of dx's extents and type, is not above 0.
+    Mask,
+    /// Of y: the sum of each channel, and that of its squares, f32.
+    Sums,
+}
+
+/// Extents of x, w and y: (N,C,H,W), (O,C/groups,kh,kw), (N,O,OH,OW).
+#[derive(Debug, Clone, Copy)]
+pub struct Extents {
+    pub x: [usize; 4],
+    pub w: [usize; 4],
+    pub y: [usize; 4],
+}
+
+/// What is multiplied: which product, of what geometry, type and extents.
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    pub direction: Direction,
+    pub conv: Conv2d,
+    pub real: Real,
+    /// Whether f32 may be rounded to tf32's 10 bits.
+    pub tf32: bool,
+    pub at: Extents,
+    pub then: Then,
+}
+
+/// A tensor of the graph that lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operand {
+    /// Its number in the graph.
+    pub number: i64,
+    extents: [usize; 4],
+    real: Real,
+}
+
+impl Operand {
+    pub fn bytes(&self) -> usize {
+        self.extents.iter().product::<usize>() * self.real.bytes()
+    }
+
+    fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::Outcome<Rc<Descriptor>> {
+        let [n, c, h, w] = self.extents.map(|extent| extent as i64);
+        // Channels innermost.
+        let strides = [h * w * c, 1, w * c, c];
+        let tensor =
+            backend::tensor(dnn, self.number, data_type(self.real), [n, c, h, w], strides, ALIGNMENT)?;
+        let tensor = if lies { tensor } else { tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])? };
+        tensor.finalize()
+    }
+}
+
+fn data_type(real: Real) -> c_int {
+    (match real {
+        Real::F32 => cudnnDataType_t::CUDNN_DATA_FLOAT,
+        Real::BF16 => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
+        Real::F16 => cudnnDataType_t::CUDNN_DATA_HALF,
+    }) as c_int
+}
+
+impl Product {
+    /// What the choice of an engine is kept under.
+    pub fn words(&self) -> String {
+        let Product { direction, conv, real, tf32, at, then } = self;
+        format!(
+            "{direction:?} {} {:?} {:?} stride {:?} padding {:?} groups {}{}{}",
+            real.suffix(),
+            at.x,
+            at.w,
+            conv.stride,
+            conv.padding,
+            conv.groups,
+            if *tf32 && *real == Real::F32 { " tf32" } else { "" },
+            match then {
+                Then::Nothing => "",
+                Then::Activate { bias: true, relu: true } => " then bias relu",
+                Then::Activate { bias: true, .. } => " then bias",
+                Then::Activate { .. } => " then relu",
+                Then::Mask => " then mask",
+                Then::Sums => " then sums",
+            }
+        )
+    }
+
+    /// The product by itself.
+    pub fn alone(self) -> Product {
+        Product { then: Then::Nothing, ..self }
+    }
+
+    /// What lies in memory: x, w and y, and then what the rest reads or writes.
+    pub fn operands(&self) -> Vec<Operand> {
+        let Extents { x, w, y } = self.at;
+        let (of_channels, f32) = ([1, y[1], 1, 1], Real::F32);
+        let more = match self.then {
+            Then::Activate { bias: true, .. } => vec![(of_channels, f32)],
+            Then::Nothing | Then::Activate { .. } => vec![],
+            Then::Mask => vec![(x, self.real)],
+            Then::Sums => vec![(of_channels, f32); 2],
+        };
+        let all = [x, w, y].map(|extents| (extents, self.real)).into_iter().chain(more);
+        (1..).zip(all).map(|(number, (extents, real))| Operand { number, extents, real }).collect()
+    }
+
+    /// How many times the bytes of its result are read and written where the rest is done apart.
+    pub fn passes_apart(&self) -> f64 {
+        match self.then {
+            Then::Nothing => 0.0,
+            Then::Activate { .. } => 2.0,
+            Then::Mask => 3.0,
+            Then::Sums => 1.0,
+        }
+    }
+
+    /// As cuDNN's graph. Groups follow from the channels of x and w.
+    fn graph(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Rc<Descriptor>> {
+        let operands = self.operands();
+        let lying = |index: usize| operands[index].tensor(dnn, true);
+        // What goes from one operation to the next, in f32.
+        let passing = |number: i64, like: usize| {
+            Operand { number: operands.len() as i64 + number, real: Real::F32, ..operands[like] }
+                .tensor(dnn, false)
+        };
+        let all = match self.then {
+            Then::Nothing => vec![self.convolution(dnn, [lying(0)?, lying(1)?, lying(2)?])?],
+            Then::Activate { bias, relu } => {
+                let (mut from, y) = (passing(1, 2)?, lying(2)?);
+                let mut all = vec![self.convolution(dnn, [lying(0)?, lying(1)?, from.clone()])?];
+                if bias {
+                    let to = if relu { passing(2, 2)? } else { y.clone() };
+                    let tensors = [(X, &from), (B, &lying(3)?), (Y, &to)];
+                    all.push(elementwise(dnn, Mode::CUDNN_POINTWISE_ADD, &tensors)?);
+                    from = to;
+                }
+                if relu {
+                    all.push(elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_FWD, &[(X, &from), (Y, &y)])?);
+                }
+                all
+            }
+            Then::Mask => {
+                let (from, dx) = (passing(1, 0)?, lying(0)?);
+                let of_relu = [(X, &lying(3)?), (DY, &from), (DX, &dx)];
+                let multiplied = self.convolution(dnn, [from.clone(), lying(1)?, lying(2)?])?;
+                vec![multiplied, elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_BWD, &of_relu)?]
+            }
+            Then::Sums => {
+                let y = lying(2)?;
+                let multiplied = self.convolution(dnn, [lying(0)?, lying(1)?, y.clone()])?;
+                vec![multiplied, sums(dnn, &y, [&lying(3)?, &lying(4)?])?]
+            }
+        };
+        backend::graph(dnn, target, &all.iter().collect::<Vec<_>>())
+    }
+
+    /// The operation that multiplies: x, w and y.
+    fn convolution(&self, dnn: &'static Dnn, [x, w, y]: [Rc<Descriptor>; 3]) -> sys::Outcome<Rc<Descriptor>> {
+        let pair = |values: [usize; 2]| values.map(|value| value as i64);
+        let (mode, padding) =
+            (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
+        let how = Descriptor::new(dnn, Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?
+            // Sums are f32 in any type.
+            .choose(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, DATA_TYPE, data_type(Real::F32))?
+            .choose(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, backend::CONVOLUTION_MODE, mode)?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2i64])?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &padding)?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &padding)?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &[1i64, 1])?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &pair(self.conv.stride))?
+            .finalize()?;
+        let (kind, [x_is, w_is, y_is, how_is, alpha_is, beta_is]) = self.names();
+        Descriptor::new(dnn, kind)?
+            .join(x_is, &[&x])?
+            .join(w_is, &[&w])?
+            .join(y_is, &[&y])?
+            .join(how_is, &[&how])?
+            .set(alpha_is, &[1.0f32])?
+            .set(beta_is, &[0.0f32])?
+            .finalize()
+    }
+
+    /// The operation, and its attributes: x, w, y, geometry, alpha, beta.
+    fn names(&self) -> (Kind, [Name; 6]) {
+        use Name::*;
+        match self.direction {
+            Direction::Forward => (
+                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+                ],
+            ),
+            Direction::BackwardData => (
+                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+                ],
+            ),
+            Direction::BackwardWeights => (
+                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+                ],
+            ),
+        }
+    }
+
+    /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is done along
+    /// with it there are none if cuDNN knows none; and engines that are compiled when they are wanted count, which NVRTC must
+    /// be there for: their plans are kept (`tune`).
+    pub fn ways(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
+        let alone = self.then == Then::Nothing;
+        let graph = match self.graph(dnn, target) {
+            Err(failed) if !alone && backend::unsuitable(&failed) => return Ok(Vec::new()),
+            graph => graph?,
+        };
+        // f32 proper is another precision than tf32, and halves are not to be rounded once more on the way.
+        let (tensor_cores, transforms) = (self.real != Real::F32 || self.tf32, self.real == Real::F32);
+        let mut ways = backend::configurations(&graph, target)?;
+        ways.retain(|way| way.serves(tensor_cores, transforms) && (!alone || !way.is_compiled()));
+        Ok(ways)
+    }
+}
+
+// Attributes of an elementwise operation.
+const X: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
+const B: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
+const Y: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
+const DX: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DXDESC;
+const DY: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DYDESC;
+
+/// An operation on each element, in f32.
+fn elementwise(
+    dnn: &'static Dnn,
+    mode: Mode,
+    tensors: &[(Name, &Rc<Descriptor>)],
+) -> sys::Outcome<Rc<Descriptor>> {
+    let how = Descriptor::new(dnn, Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+        .choose(Name::CUDNN_ATTR_POINTWISE_MODE, backend::POINTWISE_MODE, mode as c_int)?
+        .choose(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
+        .finalize()?;
+    let mut operation = Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+        .join(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &[&how])?;
+    for (name, tensor) in tensors {
+        operation = operation.join(*name, &[tensor])?;
+    }
+    operation.finalize()
+}
+
+/// The sum of each channel of `y`, and that of its squares.
+fn sums(
+    dnn: &'static Dnn,
+    y: &Rc<Descriptor>,
+    [sum, squares]: [&Rc<Descriptor>; 2],
+) -> sys::Outcome<Rc<Descriptor>> {
+    let mode = cudnnGenStatsMode_t::CUDNN_GENSTATS_SUM_SQSUM as c_int;
+    Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)?
+        .choose(Name::CUDNN_ATTR_OPERATION_GENSTATS_MODE, backend::GENSTATS_MODE, mode)?
+        .choose(Name::CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
+        .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_XDESC, &[y])?
+        .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, &[sum])?
+        .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, &[squares])?
+        .finalize()
+}

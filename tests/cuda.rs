@@ -5,7 +5,7 @@
 //!   done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
 //! - what cuDNN does along with a convolution is what it does apart;
-//! - mixed images and compressed gradients, too;
+//! - mixed images and compressed gradients, too; these are encoded on the GPU to the bits of the host;
 //! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
 //! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
@@ -165,6 +165,46 @@ fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
         assert!(done.success, "{}{}", done.stdout, done.stderr);
     }
     assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+}
+
+/// To the bits of the host's codecs: by one rank and by several, of several micro-steps, done late and in the other order of threads; a
+/// checkpoint of either serves the other.
+#[test]
+fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
+    let mut results = Results::new();
+    let flags = format!(
+        "--model mnist_small --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --device cuda --fusion-threshold-mb 0.1"
+    );
+    let on_the_host = ("DLTRAIN_CUDA_CODING", "0");
+    for (scheme, ranks, more) in [
+        ("topk:0.05", 3, ""),
+        ("1bit", 2, ""),
+        ("2bit:0.01", 2, "--accumulation 2"),
+        ("1bit", 1, "--clip-norm 0.5"),
+    ] {
+        let flags = format!("{flags} --compress {scheme} {more}");
+        let (host, done) = results.train_with(ranks, &flags, &[on_the_host]);
+        assert!(!done.stdout.contains("decoding on the GPU"), "{}", done.stdout);
+        for variables in [&[][..], &[("FAKE_CUDA_DELAYED", "1"), ("FAKE_CUDA_DESCENDING", "1")]] {
+            let (gpu, done) = results.train_with(ranks, &flags, variables);
+            assert_eq!(gpu, host, "{flags} {variables:?}");
+            assert!(done.stdout.contains("decoding on the GPU"), "{}", done.stdout);
+        }
+    }
+    let flags = format!("{flags} --compress topk:0.05");
+    let whole = results.losses(2, &flags);
+    for variables in [[&[on_the_host][..], &[]], [&[], &[on_the_host]]] {
+        let (kept, path) = (results.path().with_extension("checkpoints"), results.path());
+        for (steps, variables) in [2, 4].into_iter().zip(variables) {
+            let flags = flags.replace("--steps 4", &format!("--steps {steps}"));
+            let (kept, path) = (kept.display(), path.display());
+            let flags = format!("{flags} --warmup 0 --checkpoint {kept} --resume auto --results {path}");
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let done = finish(with_cuda(job::job(&[(2, &flags)]), variables, results.directory.path()));
+            assert!(done.success, "{}{}", done.stdout, done.stderr);
+        }
+        assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+    }
 }
 
 /// A quarter of the bytes and the same bits, also where work is done as late as it may be, and of places without an image. What

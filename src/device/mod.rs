@@ -6,6 +6,7 @@
 //! both oneDNN (synchronous, blocked layouts) and cuDNN (a queue, events, device memory). May use: `graph`,
 //! `random`, `error`. Used by: `plan`, `train`. Devices: `reference` (the specification), `onednn` (CPU).
 
+mod code;
 pub mod cuda;
 mod layout;
 mod loaded;
@@ -21,6 +22,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::graph::{Joins, Op, Spec};
 
+pub use code::{Code, Coded, Coder, Coding, Piece};
 pub use layout::Layout;
 pub use memory::Memory;
 pub use update::{Rule, Span};
@@ -182,6 +184,10 @@ pub trait Device {
     /// Waits until everything enqueued has finished.
     fn synchronize(&self) -> Result<()> {
         Ok(())
+    }
+    /// What encodes gradients that lie on this device. A device of the host has none: it is done there (`fusion::compress`).
+    fn coder(&self, _coding: &Coding) -> Result<Box<dyn Coder>> {
+        Err(Error::internal(format!("{} encodes no gradients", self.name())))
     }
     /// What other processes of this machine need to reach this memory, which is all of an allocation.
     fn offer(&self, _memory: &Memory) -> Result<Vec<u8>> {

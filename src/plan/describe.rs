@@ -43,6 +43,8 @@ pub struct Extent {
     pub checkpoint: usize,
     /// Bytes that compression of gradients keeps and sends.
     pub compression: usize,
+    /// Of these, what lies on a device that does it itself.
+    pub compression_on_device: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
     /// Whether the device has memory of its own, apart from the host's.
@@ -95,7 +97,8 @@ impl Sizes {
         }
         let inputs = extent.batches_on_device * self.inputs;
         let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics;
-        steps + extent.gradients * self.gradients + self.parameters + extent.optimizer
+        let learned = extent.gradients * self.gradients + self.parameters + extent.optimizer;
+        steps + learned + extent.compression_on_device
     }
 
     /// What a batch is limited by: the device's memory where it has its own, else the host's.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::table::{Speed, batch, duration, percent, plural, shown, thousands};
-use super::{Closing, Description, Place};
+use super::{Closing, Compression, Description, Place};
 
 type Row = (&'static str, String);
 
@@ -75,7 +75,7 @@ fn outcome(place: Place, about: &Description, c: &Closing, speed: &Speed) -> Vec
         rows.push(("GPU of rank 0", format!("{busy} busy, {memory} in use at its peak, {power}")));
     }
     if let Some(compression) = &about.compression {
-        rows.push(("compression", compressed(&compression.scheme, c)));
+        rows.push(("compression", compressed(compression, c)));
     }
     if let Some(memory) = c.memory {
         let [measured, planned] = [memory.measured, memory.planned].map(|bytes| bytes as f64 / 1e6);
@@ -85,14 +85,18 @@ fn outcome(place: Place, about: &Description, c: &Closing, speed: &Speed) -> Vec
 }
 
 /// What compression brought and cost: "topk:0.01: a rank sent 12.3 MB of 820 MB (98.5% saved), encoding …".
-fn compressed(scheme: &str, c: &Closing) -> String {
+fn compressed(compression: &Compression, c: &Closing) -> String {
     let [sent, whole] = c.sent.map(|bytes| bytes as f64);
+    let work = match compression.on_device {
+        true => "encoding and decoding on the GPU".into(),
+        false => format!("encoding and decoding {}", percent(c.share(c.encoding), 1)),
+    };
     format!(
-        "{scheme}: a rank sent {:.1} MB of {:.1} MB ({} saved), encoding and decoding {}",
+        "{}: a rank sent {:.1} MB of {:.1} MB ({} saved), {work}",
+        compression.scheme,
         sent / 1e6,
         whole / 1e6,
         percent(1.0 - sent / whole, 1),
-        percent(c.share(c.encoding), 1),
     )
 }
 

@@ -55,6 +55,8 @@ impl Description {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compression {
     pub scheme: String,
+    /// Whether that is done on a GPU, behind what it computes; else on the host.
+    pub on_device: bool,
     pub sent: u64,
     pub uncompressed: u64,
 }

@@ -6,8 +6,8 @@ use super::ahead::Ahead;
 use super::averaging::Averaging;
 use super::direct;
 use super::evaluate::Evaluator;
-use super::memory::Memories;
-use super::plans::Plans;
+use super::memory::{Memories, as_memory};
+use super::plans::{Plans, codes_on_device};
 use super::step::{Accumulation, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
@@ -17,7 +17,7 @@ use crate::config::{AllreduceKind, Config};
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::Result;
-use crate::fusion::compress::{Account, Compressed};
+use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
 use crate::graph::DType;
 use crate::optim::LossScaler;
@@ -54,6 +54,7 @@ impl Assembly<'_> {
             AllreduceKind::Nccl => Place::Device,
             AllreduceKind::Ipc => Place::InPlace,
             _ if self.averaging.on_device => Place::InPlace,
+            _ if codes_on_device(self.config, world, device) => Place::Device,
             // A rank alone has nobody to tell, but may still compress.
             _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
                 Place::Staged(Staging { device: memories.averaged.clone(), host: memories.on_host.clone() })
@@ -115,8 +116,11 @@ impl Assembly<'_> {
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &memories.gradients))?, None));
         };
-        let made =
-            Compressed::new(scheme, selection, world, &self.plans.training, self.device, &memories.on_host);
+        let at = match compress::code(scheme, world.size(), self.device) {
+            Some(code) => At::Device(code, &memories.averaged, as_memory),
+            None => At::Host(&memories.on_host),
+        };
+        let made = Compressed::new(scheme, selection, world, &self.plans.training, self.device, at);
         let compressed = world.agree(made)?;
         let account = compressed.account();
         Ok((Box::new(compressed), Some(account)))

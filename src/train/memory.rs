@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::averaging::Averaging;
-use super::plans::shares_gradients;
+use super::plans::{codes_on_device, shares_gradients};
 use super::weights::Start;
 use crate::comm::{Common, Region, World};
 use crate::config::Config;
@@ -100,7 +100,8 @@ impl Memories {
         config: &Config,
         averaging: &Averaging,
     ) -> Result<Memories> {
-        let (staged, shared) = (!averaging.on_device, shares_gradients(config, averaging, plan));
+        let staged = !averaging.on_device && !codes_on_device(config, world, device);
+        let shared = shares_gradients(config, averaging, plan);
         let gradients = Region::allocate(world, if staged { sizes.gradients } else { 0 }, shared)?;
         let on_host = as_memory(&gradients);
         let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };

@@ -142,12 +142,15 @@ fn extent(
     evaluate: bool,
 ) -> Extent {
     let own_memory = !device.is_host();
-    let [[mapped, mut messages], compression] = match config.compress {
-        None => [averaging.selection.memory(world, &plan.bucket_bytes()), [0, 0]],
-        Some(scheme) => [[0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)],
+    let ([mapped, mut messages], compression) = match config.compress {
+        None => {
+            let nothing = compress::Bytes { mapped: 0, own: 0, on_device: 0 };
+            (averaging.selection.memory(world, &plan.bucket_bytes()), nothing)
+        }
+        Some(scheme) => ([0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)),
     };
     // Gradients go to the host for the others to see.
-    let staged = own_memory && !averaging.on_device;
+    let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
     messages += if staged { plan.sizes.gradients } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
@@ -174,7 +177,8 @@ fn extent(
         mapped,
         messages,
         checkpoint: checkpoint_bytes(world, config, plan),
-        compression: compression.iter().sum(),
+        compression: compression.mapped + compression.own + compression.on_device,
+        compression_on_device: compression.on_device,
         program: resident::now().unwrap_or(0),
         own_memory,
     }
@@ -188,6 +192,11 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
     let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
     copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
+}
+
+/// Whether gradients are encoded where they lie, on a device with memory of its own.
+pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
+    config.compress.is_some_and(|scheme| compress::code(scheme, world.size(), device).is_some())
 }
 
 /// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.

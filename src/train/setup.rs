@@ -172,6 +172,7 @@ pub fn prepare(
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
     description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
+        on_device: account.state.iter().any(|kept| !kept.on_host),
         sent: account.sent,
         uncompressed: account.uncompressed,
     });

@@ -7,6 +7,7 @@ use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Kind, Result};
+use crate::fusion::compress::Kept;
 use crate::plan::{Parameter, Plan};
 use crate::record::{Array, Contents};
 
@@ -37,7 +38,7 @@ impl State<'_> {
         plan: &'a Plan,
         memories: &'a Memories,
         states: &[&str],
-        compression: &[(&str, Memory)],
+        compression: &[Kept],
     ) -> State<'a> {
         let mut regions = vec![("parameters".to_string(), &memories.regions.parameters)];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
@@ -50,14 +51,13 @@ impl State<'_> {
             on_host: false,
             has_mean: true,
         });
-        let compression =
-            compression.iter().filter(|(_, memory)| memory.bytes() > 0).map(|(name, memory)| Own {
-                path: format!("compression/{name}"),
-                shape: vec![memory.bytes() / 4],
-                memory: memory.clone(),
-                on_host: true,
-                has_mean: false,
-            });
+        let compression = compression.iter().filter(|kept| kept.memory.bytes() > 0).map(|kept| Own {
+            path: format!("compression/{}", kept.name),
+            shape: vec![kept.memory.bytes() / 4],
+            memory: kept.memory.clone(),
+            on_host: kept.on_host,
+            has_mean: false,
+        });
         State { plan, memories, regions, own: statistics.chain(compression).collect() }
     }
 

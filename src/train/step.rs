@@ -12,7 +12,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars, Step, Usage};
 use crate::error::Result;
 use crate::fusion::Fusion;
-use crate::fusion::compress::Account;
+use crate::fusion::compress::{Account, Kept};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL, has_not_finite};
@@ -413,7 +413,7 @@ impl Trainer {
     }
 
     /// What compression has to go on with, by name.
-    pub fn compressed_state(&self) -> &[(&'static str, Memory)] {
+    pub fn compressed_state(&self) -> &[Kept] {
         self.compression.as_ref().map_or(&[], |account| account.state.as_slice())
     }
 

@@ -186,9 +186,18 @@ impl Operands<'_> {
         workspace: &Memory,
         add: impl FnOnce(&mut Operands) -> Result<()>,
     ) -> Result<Box<dyn Step>> {
+        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: Operands::work(gpu, workspace, add)? }))
+    }
+
+    /// The same for work that reads no scalars of a step.
+    pub fn work(
+        gpu: &Rc<Gpu>,
+        workspace: &Memory,
+        add: impl FnOnce(&mut Operands) -> Result<()>,
+    ) -> Result<Vec<Work>> {
         let mut operands = Operands { gpu, inputs: &[], outputs: &[], workspace, used: 0, work: Vec::new() };
         add(&mut operands)?;
-        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))
+        Ok(operands.work)
     }
 }
 

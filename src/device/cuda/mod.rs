@@ -6,7 +6,7 @@
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's,
 //!   `tune` remembers which engines were chosen, `gpu` is
 //!   all of it for one GPU;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update` by kernels of
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `coder` by kernels of
 //!   our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
@@ -16,6 +16,7 @@
 
 mod backend;
 mod blas;
+mod coder;
 mod conv;
 pub mod described;
 mod dnn;
@@ -42,7 +43,10 @@ use std::rc::Rc;
 
 use self::handle::Registered;
 use self::kernel::CudaKernel;
-use super::{Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step, Usage};
+use super::{
+    Coder, Coding, Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step,
+    Usage,
+};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Joins, Op, Spec};
 
@@ -321,6 +325,10 @@ impl Device for Cuda {
 
     fn reach(&self, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<Box<dyn Reach>> {
         Ok(Box::new(ipc::Reached::new(&self.gpu, offers, own, memory)?))
+    }
+
+    fn coder(&self, coding: &Coding) -> Result<Box<dyn Coder>> {
+        Ok(Box::new(coder::CudaCoder::new(&self.gpu, coding)?))
     }
 
     fn invitation(&self) -> Result<Vec<u8>> {

@@ -5,11 +5,13 @@
 //! schemes: messages of all ranks are gathered and decoded on every rank in the order of ranks (`codec`: `top_k`,
 //! `one_bit`, `two_bit`), or factors are summed (`powersgd`). Either way all ranks end with the same bits. What is no matrix
 //! (biases, normalisations) and the tail of the last bucket (the step's loss) is summed as it is. `split` decides from the
-//! plan what lies where, `tensor` brings gradients into plain order, `work` is what is done to them.
+//! plan what lies where, `tensor` brings gradients into plain order, `work` is what is done to them on the host, `on_device` where they
+//! lie on a GPU.
 //!
 //! docs/algorithms.md has steps and bytes.
 
 pub mod codec;
+mod on_device;
 mod one_bit;
 pub(crate) mod powersgd;
 mod split;
@@ -17,6 +19,9 @@ mod tensor;
 mod top_k;
 mod two_bit;
 mod work;
+
+pub use on_device::code;
+pub use work::Kept;
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -26,12 +31,13 @@ use std::time::Instant;
 use crate::collective::{Collective, Operation, Route, Selection, Slot};
 use crate::comm::{Region, World};
 use crate::config::{Compression, Wire};
-use crate::device::{Device, Memory};
+use crate::device::{Code, Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
+use on_device::OnDevice;
 use split::Split;
-use work::Worker;
+use work::{Work, Worker};
 
 /// Elements that one poll works on, at least: some 1 MB, about a millisecond.
 const WORK: usize = 4 * codec::PIECE;
@@ -48,7 +54,7 @@ pub struct Carriers {
 pub struct Compressed {
     name: &'static str,
     split: Split,
-    worker: Worker,
+    worker: Box<dyn Work>,
     carriers: Carriers,
     /// The slots of each bucket in the two carriers.
     slots: Vec<[Slot; 2]>,
@@ -70,8 +76,8 @@ struct Flight {
 /// What compression comes to, for the record, and its state, which a run that goes on needs again.
 #[derive(Clone)]
 pub struct Account {
-    /// The residuals, and the right factors of PowerSGD, by name.
-    pub state: Vec<(&'static str, Memory)>,
+    /// The residuals, and the right factors of PowerSGD.
+    pub state: Vec<Kept>,
     /// Bytes that a rank sends in a step by rings.
     pub sent: u64,
     /// The same without compression.
@@ -86,25 +92,48 @@ impl Account {
     }
 }
 
-/// Bytes that a rank has for compression: other ranks' memory that it maps, and its own.
+/// Where gradients lie that are compressed.
+pub enum At<'a> {
+    /// In the host's memory, whatever the device.
+    Host(&'a Memory),
+    /// In that of a device that encodes them so. The host's regions are given as memory.
+    Device(Code, &'a Memory, fn(&Rc<Region>) -> Memory),
+}
+
+/// Bytes that a rank has for compression.
+pub struct Bytes {
+    /// Other ranks' memory that it maps.
+    pub mapped: usize,
+    pub own: usize,
+    pub on_device: usize,
+}
+
+/// What compression will take.
 pub fn memory(
     scheme: Compression,
     selection: &Selection,
     plan: &Plan,
     device: &dyn Device,
     world: &World,
-) -> [usize; 2] {
+) -> Bytes {
     let split = Split::new(scheme, plan, device, world.size());
     let sum = |of| selection.memory(world, &split.bytes_of(of));
-    let mut all = sum(|bucket| bucket.summed.clone());
+    let [mut mapped, mut own] = sum(|bucket| bucket.summed.clone());
     if let Compression::PowerSgd { .. } = scheme {
         let second = sum(|bucket| bucket.second.clone());
-        (all[0], all[1]) = (all[0] + second[0], all[1] + second[1]);
+        (mapped, own) = (mapped + second[0], own + second[1]);
     }
-    [all[0], all[1] + split.bytes()]
+    match code(scheme, world.size(), device) {
+        None => Bytes { mapped, own: own + split.bytes(), on_device: 0 },
+        Some(_) => Bytes { mapped, own: own + split.travelling(), on_device: on_device::bytes(&split) },
+    }
 }
 
 impl Carriers {
+    fn regions(&self) -> [Rc<Region>; 2] {
+        [self.summed.0.clone(), self.second.0.clone()]
+    }
+
     /// `selection` is how sums are made; messages go round a ring. Collective.
     fn new(scheme: Compression, selection: &Selection, world: &World, split: &Split) -> Result<Carriers> {
         let summed = |words: usize, of| -> Result<(Rc<Region>, Box<dyn Collective>)> {
@@ -126,7 +155,7 @@ impl Carriers {
 }
 
 impl Compressed {
-    /// For the buckets of a plan, whose gradients lie in `gradients`; `selection` sums what is summed. Collective.
+    /// For the buckets of a plan; `selection` sums what is summed. Collective.
     ///
     /// # Errors
     /// The same on every rank.
@@ -136,26 +165,31 @@ impl Compressed {
         world: &World,
         plan: &Plan,
         device: &dyn Device,
-        gradients: &Memory,
+        at: At,
     ) -> Result<Compressed> {
         let split = Split::new(scheme, plan, device, world.size());
         let carriers = Carriers::new(scheme, selection, world, &split)?;
-        let place = [world.rank(), world.size()];
-        world.agree(Compressed::over(scheme, split, carriers, place, plan, device, gradients))
+        let (place, regions) = ([world.rank(), world.size()], carriers.regions());
+        let worker: Result<Box<dyn Work>> = match at {
+            At::Host(gradients) => Worker::new(scheme, &split, regions, place, plan, device, gradients)
+                .map(|worker| Box::new(worker) as _),
+            At::Device(code, gradients, as_memory) => {
+                let [summed, messages] = [0, 1].map(|which| as_memory(&regions[which]));
+                OnDevice::new(code, &split, [&summed, &messages], place, device, gradients)
+                    .map(|worker| Box::new(worker) as _)
+            }
+        };
+        Ok(Compressed::over(scheme, split, carriers, world.size(), world.agree(worker)?))
     }
 
-    /// The same over given carriers, for one rank of so many.
+    /// The same over given carriers.
     fn over(
         scheme: Compression,
         split: Split,
         carriers: Carriers,
-        [rank, ranks]: [usize; 2],
-        plan: &Plan,
-        device: &dyn Device,
-        gradients: &Memory,
-    ) -> Result<Compressed> {
-        let regions = [carriers.summed.0.clone(), carriers.second.0.clone()];
-        let worker = Worker::new(scheme, &split, regions, [rank, ranks], plan, device, gradients)?;
+        ranks: usize,
+        worker: Box<dyn Work>,
+    ) -> Compressed {
         let [sent, uncompressed] = split.sent(scheme, ranks);
         let account = Account { state: worker.state(), sent, uncompressed, seconds: Rc::default() };
         let name = match scheme {
@@ -164,7 +198,7 @@ impl Compressed {
             Compression::TwoBit { .. } => "2bit",
             Compression::PowerSgd { .. } => "powersgd",
         };
-        Ok(Compressed { name, split, worker, carriers, slots: Vec::new(), flying: Vec::new(), account })
+        Compressed { name, split, worker, carriers, slots: Vec::new(), flying: Vec::new(), account }
     }
 
     /// For whoever keeps the record and the state.
@@ -197,7 +231,7 @@ impl Compressed {
             moved += 1;
         }
         self.account.seconds.set(self.account.seconds.get() + begun.elapsed().as_secs_f64());
-        if at.done == units.len() {
+        if at.done == units.len() && (at.phase > 0 || self.worker.is_settled(at.bucket)?) {
             moved += 1;
             match at.phase + 1 == bucket.phases.len() {
                 true => at.phase += 1,

@@ -158,6 +158,11 @@ impl Split {
         4 * (self.summed + self.second + self.residual + self.right + self.scratch + buffers)
     }
 
+    /// Bytes of what travels.
+    pub fn travelling(&self) -> usize {
+        4 * (self.summed + self.second)
+    }
+
     /// Elements of the longest row.
     pub fn widest(&self) -> usize {
         self.buckets.iter().flat_map(|bucket| &bucket.tensors).map(|t| t.columns).max().unwrap_or(0)

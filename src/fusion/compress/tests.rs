@@ -108,8 +108,10 @@ fn ranks(scheme: &str, ranks: usize, plan: &Plan, device: &dyn Device) -> Vec<Ra
         let (summed, second) = (carrier(0, split.summed), carrier(1, split.second));
         let gradients = Memory::host(plan.sizes.gradients).unwrap();
         let carriers = Carriers { summed, second };
-        let made = Compressed::over(scheme, split, carriers, [rank, ranks], plan, device, &gradients);
-        Rank { gradients, compressed: made.unwrap() }
+        let place = [rank, ranks];
+        let worker =
+            Worker::new(scheme, &split, carriers.regions(), place, plan, device, &gradients).unwrap();
+        Rank { gradients, compressed: Compressed::over(scheme, split, carriers, ranks, Box::new(worker)) }
     };
     let mut all: Vec<Rank> = (0..ranks).map(rank).collect();
     for rank in &mut all {
@@ -225,7 +227,7 @@ fn ranks_agree_and_nothing_is_lost() {
             }
             let behind = |rank: &Rank| -> f64 {
                 let state = rank.compressed.account().state;
-                read(&state[0].1).iter().map(|&v| f64::from(v)).sum()
+                read(&state[0].memory).iter().map(|&v| f64::from(v)).sum()
             };
             let rest: f64 = all.iter().map(behind).sum();
             let bound = valid.len() as f64 * 4.0 * (count + 4) as f64 * 2f64.powi(-24);

@@ -15,6 +15,35 @@ use crate::device::{Device, Memory};
 use crate::error::Result;
 use crate::plan::Plan;
 
+/// Whoever does the work on buckets.
+pub trait Work {
+    /// Does one unit of a bucket; returns how many elements it was about.
+    fn run(&mut self, bucket: &Bucket, index: usize, unit: &Unit) -> Result<usize>;
+    /// Whether what was done to a bucket is where its messages leave from.
+    fn is_settled(&self, _index: usize) -> Result<bool> {
+        Ok(true)
+    }
+    /// What the next step needs of this one.
+    fn state(&self) -> Vec<Kept>;
+}
+
+/// What a run that goes on needs again: in the host's memory, or the device's.
+#[derive(Clone)]
+pub struct Kept {
+    pub name: &'static str,
+    pub memory: Memory,
+    pub on_host: bool,
+}
+
+/// What a checkpoint calls residuals and factors.
+pub fn names(device: &dyn Device) -> [&'static str; 2] {
+    match device.is_host() {
+        true => ["compression residual", "compression factors"],
+        // In the order of that device's layouts.
+        false => ["compression residual of a GPU", "compression factors of a GPU"],
+    }
+}
+
 pub struct Worker {
     codec: Option<Box<dyn Codec>>,
     rank: usize,
@@ -23,7 +52,6 @@ pub struct Worker {
     residuals: Memory,
     /// Right factors from step to step.
     rights: Memory,
-    /// What a checkpoint calls residuals and factors.
     names: [&'static str; 2],
     summed: Rc<Region>,
     second: Rc<Region>,
@@ -58,11 +86,7 @@ impl Worker {
             ranks,
             gradients: gradients.clone(),
             rights: Memory::host(4 * split.right)?,
-            names: match device.is_host() {
-                true => ["compression residual", "compression factors"],
-                // In the order of that device's layouts.
-                false => ["compression residual of a GPU", "compression factors of a GPU"],
-            },
+            names: names(device),
             summed,
             second,
             tensors: tensors.collect::<Result<_>>()?,
@@ -71,37 +95,6 @@ impl Worker {
             other: Vec::new(),
             words: Vec::new(),
             left: Vec::new(),
-        })
-    }
-
-    /// What the next step needs of this one, by name.
-    pub fn state(&self) -> Vec<(&'static str, Memory)> {
-        let all = self.names.into_iter().zip([&self.residuals, &self.rights]);
-        all.filter(|(_, m)| m.bytes() > 0).map(|(name, m)| (name, m.clone())).collect()
-    }
-
-    /// Does one unit of a bucket; returns how many elements it was about.
-    pub fn run(&mut self, bucket: &Bucket, index: usize, unit: &Unit) -> Result<usize> {
-        let shape = |tensor: &usize| &bucket.tensors[*tensor];
-        Ok(match unit {
-            Unit::ExactIn => self.exact(bucket, true),
-            Unit::ExactOut => self.exact(bucket, false),
-            Unit::Flatten(tensor) => {
-                self.tensors[index][*tensor].flatten(&mut self.piece)?;
-                shape(tensor).elements()
-            }
-            Unit::Restore(tensor) => {
-                self.tensors[index][*tensor].restore(&mut self.piece)?;
-                shape(tensor).elements()
-            }
-            Unit::Encode(tensor, range, at) => self.encode(bucket, [index, *tensor], range, *at),
-            Unit::Decode(tensor, range, at) => self.decode(bucket, [index, *tensor], range, *at),
-            Unit::Project(tensor, rows) => self.project(shape(tensor), [index, *tensor], rows),
-            Unit::Orthogonalise(tensor) => self.orthogonalise(shape(tensor)),
-            Unit::BackProject(tensor, rows) => self.back_project(shape(tensor), [index, *tensor], rows),
-            Unit::KeepResidual(tensor, rows) => self.keep_residual(shape(tensor), [index, *tensor], rows),
-            Unit::Product(tensor, rows) => self.product(shape(tensor), [index, *tensor], rows),
-            Unit::KeepRight(tensor) => self.keep_right(shape(tensor)),
         })
     }
 
@@ -248,5 +241,37 @@ impl Worker {
         self.second.read(shape.right.start, &mut self.words);
         self.rights.slice(4 * shape.kept, 4 * shape.right.len()).write(bytes_of(&self.words));
         shape.right.len()
+    }
+}
+
+impl Work for Worker {
+    fn state(&self) -> Vec<Kept> {
+        let all = self.names.into_iter().zip([&self.residuals, &self.rights]);
+        let all = all.filter(|(_, memory)| memory.bytes() > 0);
+        all.map(|(name, memory)| Kept { name, memory: memory.clone(), on_host: true }).collect()
+    }
+
+    fn run(&mut self, bucket: &Bucket, index: usize, unit: &Unit) -> Result<usize> {
+        let shape = |tensor: &usize| &bucket.tensors[*tensor];
+        Ok(match unit {
+            Unit::ExactIn => self.exact(bucket, true),
+            Unit::ExactOut => self.exact(bucket, false),
+            Unit::Flatten(tensor) => {
+                self.tensors[index][*tensor].flatten(&mut self.piece)?;
+                shape(tensor).elements()
+            }
+            Unit::Restore(tensor) => {
+                self.tensors[index][*tensor].restore(&mut self.piece)?;
+                shape(tensor).elements()
+            }
+            Unit::Encode(tensor, range, at) => self.encode(bucket, [index, *tensor], range, *at),
+            Unit::Decode(tensor, range, at) => self.decode(bucket, [index, *tensor], range, *at),
+            Unit::Project(tensor, rows) => self.project(shape(tensor), [index, *tensor], rows),
+            Unit::Orthogonalise(tensor) => self.orthogonalise(shape(tensor)),
+            Unit::BackProject(tensor, rows) => self.back_project(shape(tensor), [index, *tensor], rows),
+            Unit::KeepResidual(tensor, rows) => self.keep_residual(shape(tensor), [index, *tensor], rows),
+            Unit::Product(tensor, rows) => self.product(shape(tensor), [index, *tensor], rows),
+            Unit::KeepRight(tensor) => self.keep_right(shape(tensor)),
+        })
     }
 }

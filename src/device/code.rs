@@ -1,0 +1,65 @@
+//! Codecs of gradients on a device with memory of its own: what is encoded and decoded where it lies.
+
+use std::ops::Range;
+
+use super::{Event, Memory};
+use crate::error::Result;
+
+/// What is sent of a piece: as `fusion::compress::codec` has it, to the bit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Code {
+    /// This share of the numbers, the largest.
+    TopK { share: f32 },
+    /// Signs, and a mean for either.
+    OneBit,
+    /// Above, below, between plus and minus this.
+    TwoBit { threshold: f32 },
+}
+
+/// A piece of at most 65,536 numbers, and where it is spoken of; everything counts `f32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Among the gradients.
+    pub gradient: usize,
+    /// Among what stays behind.
+    pub residual: usize,
+    pub count: usize,
+    /// In a rank's message.
+    pub word: usize,
+}
+
+/// What of a bucket is encoded, and what travels as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coded {
+    /// In the order of their gradients.
+    pub pieces: Vec<Piece>,
+    /// The message of every rank, among all messages.
+    pub messages: Vec<Range<usize>>,
+    /// Where it lies among the gradients, and its place among what is summed.
+    pub exact: Vec<(Range<usize>, usize)>,
+    /// What is summed of this bucket.
+    pub summed: Range<usize>,
+}
+
+/// What a coder works on. On the device: gradients, what stays behind; on the host, where others get it: what is
+/// summed, and the messages of all ranks.
+pub struct Coding<'a> {
+    pub code: Code,
+    pub buckets: &'a [Coded],
+    pub rank: usize,
+    pub gradients: &'a Memory,
+    pub residuals: &'a Memory,
+    pub summed: &'a Memory,
+    pub messages: &'a Memory,
+}
+
+/// Encodes and decodes buckets, behind what the device computes.
+pub trait Coder {
+    /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the host.
+    /// Returns the point behind that.
+    fn encode(&mut self, bucket: usize) -> Result<Event>;
+    /// Whether it is reached, so that others may read what came to the host.
+    fn reached(&self, event: &Event) -> Result<bool>;
+    /// Enqueues: the gradients become the sum of what all ranks say, in the order of ranks.
+    fn decode(&mut self, bucket: usize) -> Result<()>;
+}

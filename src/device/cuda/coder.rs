@@ -1,0 +1,182 @@
+//! Gradients encoded and decoded on the GPU: only messages travel between it and the host.
+
+use std::rc::Rc;
+
+use super::gpu::{Argument, Argument::*, Gpu};
+use super::handle::{Registered, allocate};
+use super::kernel::{Operands, Work};
+use super::update::put;
+use super::{is_reached, mark};
+use crate::device::{Code, Coded, Coder, Coding, Event, Memory as Bytes, Piece};
+use crate::error::{Error, Result};
+
+/// What is enqueued for one bucket, and the parts of memory on the GPU and on the host that are copied between them.
+struct Bucket {
+    encode: Vec<Work>,
+    decode: Vec<Work>,
+    own: [Bytes; 2],
+    messages: [Bytes; 2],
+    summed: [Bytes; 2],
+}
+
+pub struct CudaCoder {
+    gpu: Rc<Gpu>,
+    buckets: Vec<Bucket>,
+    /// The host's memory, page-locked where that is allowed.
+    _locked: Vec<Registered>,
+}
+
+/// Numbers of a region.
+fn part(memory: &Bytes, first: usize, count: usize) -> Bytes {
+    memory.slice(size_of::<f32>() * first, size_of::<f32>() * count)
+}
+
+impl CudaCoder {
+    /// # Errors
+    /// `Internal` where buckets reach beyond their memory, `Environment` where the GPU's does not suffice.
+    pub fn new(gpu: &Rc<Gpu>, coding: &Coding) -> Result<CudaCoder> {
+        let Coding { summed, messages, .. } = coding;
+        let there = [allocate(&gpu.context, summed.bytes())?, allocate(&gpu.context, messages.bytes())?];
+        let on_host = [*summed, *messages];
+        let locked = on_host.into_iter().filter(|memory| memory.bytes() > 0);
+        let locked = locked.filter_map(|memory| {
+            let slower =
+                |e: &Error| log::warn!("messages cannot be page-locked, their copies will be slower: {e}");
+            Registered::new(&gpu.context, memory).inspect_err(slower).ok()
+        });
+        let locked = locked.collect();
+        let bucket = |coded: &Coded| bucket(gpu, coding, coded, &there);
+        let buckets = coding.buckets.iter().map(bucket).collect::<Result<_>>()?;
+        Ok(CudaCoder { gpu: gpu.clone(), buckets, _locked: locked })
+    }
+}
+
+fn bucket(gpu: &Rc<Gpu>, coding: &Coding, coded: &Coded, [summed, messages]: &[Bytes; 2]) -> Result<Bucket> {
+    let Coding { gradients, residuals, .. } = coding;
+    let ends = |end: fn(&Piece) -> usize, memory: &Bytes| {
+        coded.pieces.iter().all(|piece| size_of::<f32>() * (end(piece) + piece.count) <= memory.bytes())
+    };
+    let own = coded.messages.get(coding.rank).ok_or_else(|| Error::internal("a rank without a message"))?;
+    if !ends(|piece| piece.gradient, gradients) || !ends(|piece| piece.residual, residuals) {
+        return Err(Error::internal("pieces beyond the end of gradients"));
+    }
+    let nothing = messages.slice(0, 0);
+    let exact = |operands: &mut Operands, leaves: bool| {
+        for (range, at) in &coded.exact {
+            let [own, other] = [part(gradients, range.start, range.len()), part(summed, *at, range.len())];
+            let [from, to] = if leaves { [&own, &other] } else { [&other, &own] };
+            operands.copy(from, to, own.bytes());
+        }
+    };
+    let encode = Operands::work(gpu, &nothing, |operands| {
+        for (gradient, residual, count) in runs(&coded.pieces) {
+            let [from, into] = [part(gradients, gradient, count), part(residuals, residual, count)];
+            let arguments = [Memory(&from), Memory(&into), Long(count)];
+            operands.launch("accumulate_f32", operands.gpu.blocks(count), &arguments)?;
+        }
+        let rows = coded.pieces.iter().map(|piece| (piece.residual, piece.count, own.start + piece.word));
+        code(operands, coding.code, "encode", rows, [residuals, messages])?;
+        exact(operands, true);
+        Ok(())
+    })?;
+    let decode = Operands::work(gpu, &nothing, |operands| {
+        for (gradient, _, count) in runs(&coded.pieces) {
+            let sum = part(gradients, gradient, count);
+            let (stream, sum) = (operands.gpu.stream.clone(), sum);
+            operands.push(move || stream.zero(&sum));
+        }
+        for of in &coded.messages {
+            let rows = coded.pieces.iter().map(|piece| (piece.gradient, piece.count, of.start + piece.word));
+            code(operands, coding.code, "add", rows, [messages, gradients])?;
+        }
+        exact(operands, false);
+        Ok(())
+    })?;
+    let pair = |there: &Bytes, host: &Bytes, range: &std::ops::Range<usize>| {
+        [part(there, range.start, range.len()), part(host, range.start, range.len())]
+    };
+    let all = coded.messages.iter().fold(own.clone(), |all, of| all.start.min(of.start)..all.end.max(of.end));
+    Ok(Bucket {
+        encode,
+        decode,
+        own: pair(messages, coding.messages, own),
+        messages: pair(messages, coding.messages, &all),
+        summed: pair(summed, coding.summed, &coded.summed),
+    })
+}
+
+/// Pieces that follow one another among gradients and what stays behind, as one: gradient, residual, count.
+fn runs(pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
+    let mut runs: Vec<(usize, usize, usize)> = Vec::new();
+    for piece in pieces {
+        match runs.last_mut() {
+            Some((gradient, residual, count))
+                if *gradient + *count == piece.gradient && *residual + *count == piece.residual =>
+            {
+                *count += piece.count;
+            }
+            _ => runs.push((piece.gradient, piece.residual, piece.count)),
+        }
+    }
+    runs
+}
+
+/// One launch of a codec for pieces given as first number, count and word of the buffer of messages (`struct Message` of
+/// `kernels/compress.cuh`).
+fn code(
+    operands: &mut Operands,
+    code: Code,
+    what: &str,
+    rows: impl Iterator<Item = (usize, usize, usize)>,
+    [from, to]: [&Bytes; 2],
+) -> Result<()> {
+    let (mut table, mut count) = (Vec::new(), 0);
+    for (first, elements, word) in rows {
+        table.extend((first as u64).to_le_bytes());
+        table.extend((elements as u32).to_le_bytes());
+        table.extend((word as u32).to_le_bytes());
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let table = put(operands.gpu, &table)?;
+    let (name, number): (_, Option<Argument>) = match code {
+        Code::TopK { share } => ("top_k", Some(Float(share))),
+        Code::OneBit => ("one_bit", None),
+        Code::TwoBit { threshold } => ("two_bit", Some(Float(threshold))),
+    };
+    let arguments = [Memory(from), Memory(to), Memory(&table), Int(count)];
+    let arguments: Vec<Argument> = arguments.into_iter().chain(number).collect();
+    operands.launch(&format!("{name}_{what}"), [count.min(1 << 16) as u32, 1, 1], &arguments)
+}
+
+impl Coder for CudaCoder {
+    fn encode(&mut self, bucket: usize) -> Result<Event> {
+        let Gpu { stream, copies, .. } = &*self.gpu;
+        let Bucket { encode, own, summed, .. } = &mut self.buckets[bucket];
+        encode.iter().try_for_each(|work| work())?;
+        copies.wait(&stream.record()?)?;
+        for [there, host] in [own, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
+            // SAFETY: host memory that collectives leave alone until they are started, after the event.
+            unsafe { copies.download(there, host.address()) }?;
+        }
+        mark(copies)
+    }
+
+    fn reached(&self, event: &Event) -> Result<bool> {
+        is_reached(event)
+    }
+
+    fn decode(&mut self, bucket: usize) -> Result<()> {
+        let Gpu { stream, copies, .. } = &*self.gpu;
+        let Bucket { decode, messages, summed, .. } = &mut self.buckets[bucket];
+        for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
+            // SAFETY: host memory, alive with `host`, that no reference exists to; who writes to it next is an `encode`, behind
+            // this copy in the same queue.
+            unsafe { copies.upload(host.as_slice(), there) }?;
+        }
+        stream.wait(&copies.record()?)?;
+        decode.iter().try_for_each(|work| work())
+    }
+}

@@ -1,0 +1,103 @@
+//! The work on buckets whose gradients lie on a device with memory of its own: it encodes and decodes them there, and only
+//! messages, and what travels as it is, come to the host. The bits are those that the host would give.
+
+use super::split::{Bucket, Split, Unit};
+use super::work::{Kept, Work, names};
+use crate::collective;
+use crate::config::Compression;
+use crate::device::{Code, Coded, Coder, Coding, Device, Event, Memory, Piece};
+use crate::error::{Error, Result};
+
+pub struct OnDevice {
+    coder: Box<dyn Coder>,
+    residuals: Memory,
+    /// Of each bucket the point behind its last encoding.
+    left: Vec<Option<Event>>,
+    name: &'static str,
+}
+
+/// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie there, of
+/// schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
+pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<Code> {
+    if device.is_host() || std::env::var("DLTRAIN_CUDA_CODING").is_ok_and(|value| value == "0") {
+        return None;
+    }
+    match scheme {
+        Compression::TopK { share } => Some(Code::TopK { share }),
+        Compression::OneBit => Some(Code::OneBit),
+        // As `codec`.
+        Compression::TwoBit { threshold } => Some(Code::TwoBit { threshold: threshold / ranks as f32 }),
+        Compression::PowerSgd { .. } => None,
+    }
+}
+
+/// Bytes on the device beside the gradients.
+pub fn bytes(split: &Split) -> usize {
+    size_of::<f32>() * (split.residual + split.summed + split.second)
+}
+
+impl OnDevice {
+    /// `regions` are what is summed and what is gathered, on the host.
+    pub fn new(
+        code: Code,
+        split: &Split,
+        regions: [&Memory; 2],
+        [rank, ranks]: [usize; 2],
+        device: &dyn Device,
+        gradients: &Memory,
+    ) -> Result<OnDevice> {
+        if split.buckets.iter().flat_map(|bucket| &bucket.tensors).any(|tensor| tensor.blocked) {
+            return Err(Error::internal("gradients with padding on a device that encodes them"));
+        }
+        let residuals = device.allocate(size_of::<f32>() * split.residual)?;
+        let buckets: Vec<Coded> = split.buckets.iter().map(|bucket| coded(bucket, ranks)).collect();
+        let [summed, messages] = regions;
+        let coding =
+            Coding { code, buckets: &buckets, rank, gradients, residuals: &residuals, summed, messages };
+        let coder = device.coder(&coding)?;
+        let left = buckets.iter().map(|_| None).collect();
+        Ok(OnDevice { coder, residuals, left, name: names(device)[0] })
+    }
+}
+
+/// What the units of a bucket say, as the device has it.
+fn coded(bucket: &Bucket, ranks: usize) -> Coded {
+    let pieces = bucket.phases.iter().flatten().filter_map(|unit| match unit {
+        Unit::Encode(tensor, range, word) => {
+            let shape = &bucket.tensors[*tensor];
+            Some(Piece {
+                gradient: shape.start + range.start,
+                residual: shape.residual + range.start,
+                count: range.len(),
+                word: *word,
+            })
+        }
+        _ => None,
+    });
+    Coded {
+        pieces: pieces.collect(),
+        messages: (0..ranks).map(|rank| collective::segment(&bucket.second, ranks, rank)).collect(),
+        exact: bucket.exact.clone(),
+        summed: bucket.summed.clone(),
+    }
+}
+
+impl Work for OnDevice {
+    /// A phase is enqueued as a whole with its first unit.
+    fn run(&mut self, _: &Bucket, index: usize, unit: &Unit) -> Result<usize> {
+        match unit {
+            Unit::ExactIn => self.left[index] = Some(self.coder.encode(index)?),
+            Unit::ExactOut => self.coder.decode(index)?,
+            _ => {}
+        }
+        Ok(0)
+    }
+
+    fn is_settled(&self, index: usize) -> Result<bool> {
+        self.left[index].as_ref().map_or(Ok(true), |event| self.coder.reached(event))
+    }
+
+    fn state(&self) -> Vec<Kept> {
+        vec![Kept { name: self.name, memory: self.residuals.clone(), on_host: false }]
+    }
+}

@@ -22,7 +22,7 @@ const MOST_WORKSPACE: usize = 1 << 30;
 
 /// Engines that are timed: cuDNN names first what it takes for fast. Fewer of those that are compiled for it.
 const TIMED: usize = 10;
-const COMPILED: usize = 4;
+const COMPILED: usize = 3;
 
 /// Runs of each, of which the mean counts.
 const REPEATS: u32 = 5;

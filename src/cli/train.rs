@@ -213,7 +213,7 @@ impl Args {
             (self.compress, self.allreduce)
         {
             return Err(Error::usage(format!(
-                "--compress {scheme} and --allreduce {}: gradients are compressed on the host, where they do not come by; leave one out",
+                "--compress {scheme} and --allreduce {}: what is compressed travels from host to host, and these gradients from GPU to GPU; leave one out",
                 kind.name()
             )));
         }

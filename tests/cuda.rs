@@ -99,6 +99,12 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
         if flags.contains("cifar_net") {
             // No engine does several things at once, though plans of such are kept.
             assert_eq!(run(&mut results, &[("FAKE_CUDNN_JOINED", "0")]).0, apart);
+            // Nor does this one say what its plans are: the choices are kept all the same.
+            let mut others = Results::new();
+            let silent = [("FAKE_CUDNN_TEXT", "0")];
+            let wordless = [(); 2].map(|_| run(&mut others, &silent).0);
+            assert!(wordless.iter().all(|losses| *losses == first), "{wordless:?} and {first:?}");
+            assert_eq!(kept_plans(others.directory.path()), kept);
             // By timing, whatever comes of it.
             agree(&run(&mut Results::new(), &[("DLTRAIN_CUDNN_FUSION", "timed")]).0);
         }

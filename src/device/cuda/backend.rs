@@ -342,10 +342,8 @@ impl Plan {
     /// # Errors
     /// Also where the text is of another GPU or library, or none (`unsuitable`).
     pub fn restored(dnn: &'static Dnn, target: &Target, engine: i64, text: &str) -> sys::Outcome<Plan> {
-        // The zero at the end belongs to it.
-        let text = [text.as_bytes(), &[0]].concat();
         let plan = Descriptor::new(dnn, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
-            .set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, &text)?;
+            .set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, text.as_bytes())?;
         Plan::finalized(plan, engine, target)
     }
 

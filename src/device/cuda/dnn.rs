@@ -177,7 +177,7 @@ fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
     if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
         return Ok(plan.clone());
     }
-    let plan = match kept(gpu, &words)? {
+    let plan = match kept(gpu, product, &words)? {
         Some(kept) => kept,
         None => chosen(gpu, product, &words)?,
     };
@@ -186,15 +186,23 @@ fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
 }
 
 /// What was kept of a choice, if it still serves.
-fn kept(gpu: &Rc<Gpu>, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
-    let (number, text) = match gpu.tuned.choice(words) {
+fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
+    let (dnn, target) = (&gpu.context.libraries.dnn, Target::Gpu(gpu.dnn.raw));
+    let restored = match gpu.tuned.choice(words) {
         None => return Ok(None),
         Some(Choice::Apart) if Fusion::wanted() == Fusion::Always => return Ok(None),
         Some(Choice::Apart) => return Ok(Some(None)),
-        Some(Choice::Engine { number, plan }) => (number, plan),
+        Some(Choice::Engine { number, plan: Some(text), .. }) => {
+            Plan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
+        }
+        Some(Choice::Engine { number, place, plan: None }) => {
+            let ways = product.ways(dnn, &target)?;
+            let way = ways.get(place).filter(|way| way.engine == number);
+            way.map_or(Ok(None), |way| plan(way, &target))
+        }
     };
-    match Plan::restored(&gpu.context.libraries.dnn, &Target::Gpu(gpu.dnn.raw), number, &text) {
-        Ok(plan) => Ok(Some(Some(Rc::new(plan)))),
+    match restored {
+        Ok(plan) => Ok(plan.map(Some)),
         Err(failed) if backend::unsuitable(&failed) => {
             log::debug!("the plan that was kept of {words}: code {}", failed.code);
             Ok(None)
@@ -203,61 +211,72 @@ fn kept(gpu: &Rc<Gpu>, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
     }
 }
 
+/// A plan, and which of the ways that serve it is.
+#[derive(Clone)]
+struct Candidate {
+    place: usize,
+    plan: Rc<Plan>,
+}
+
 /// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first that
 /// serves for a product alone, and nothing is kept.
 fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Plan>>> {
     let target = Target::Gpu(gpu.dnn.raw);
-    let plans = plans(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
+    let candidates = candidates(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
     let alone = product.then == Then::Nothing;
     let compared = !alone && Fusion::wanted() == Fusion::Timed;
-    let Some(first) = plans.first() else { return Ok(None) };
+    let Some(first) = candidates.first() else { return Ok(None) };
     // With one there is nothing to compare.
-    let chosen = if plans.len() == 1 && !compared {
-        Some(first.clone())
+    let chosen = if candidates.len() == 1 && !compared {
+        Some(first)
     } else {
         if !gpu.dnn.said.replace(true) {
             log::info!(
                 "choosing cuDNN's engines for this GPU by timing them, once for each shape: the next run starts at once"
             );
         }
-        let Some(room) = Room::new(gpu, product, &plans)? else { return Ok(alone.then(|| first.clone())) };
-        match room.fastest(product, &plans)? {
-            Some((plan, time)) if !compared || time < room.time_apart(product)? => Some(plan),
-            None if alone => Some(first.clone()),
+        let Some(room) = Room::new(gpu, product, &candidates)? else {
+            return Ok(alone.then(|| first.plan.clone()));
+        };
+        match room.fastest(product, &candidates)? {
+            Some((fastest, time)) if !compared || time < room.time_apart(product)? => Some(fastest),
+            None if alone => Some(first),
             _ => None,
         }
     };
-    let choice = match &chosen {
-        None => Some(Choice::Apart),
-        Some(plan) => match plan.text() {
-            Ok(text) => Some(Choice::Engine { number: plan.engine, plan: text }),
-            Err(failed) if backend::unsuitable(&failed) => {
-                log::debug!("cuDNN does not give the plan of {words}: code {}", failed.code);
-                None
-            }
-            Err(failed) => return Err(failed.into()),
-        },
+    gpu.tuned.keep(words, &choice(chosen, words)?);
+    Ok(chosen.map(|chosen| chosen.plan.clone()))
+}
+
+/// What is to be kept.
+fn choice(chosen: Option<&Candidate>, words: &str) -> Result<Choice> {
+    let Some(Candidate { place, plan }) = chosen else { return Ok(Choice::Apart) };
+    let text = match plan.text() {
+        Ok(text) => Some(text),
+        // The first releases of cuDNN 9 give only those of engines that were compiled when they were wanted.
+        Err(failed) if backend::unsuitable(&failed) => {
+            log::debug!("cuDNN does not give the plan of {words}: code {}", failed.code);
+            None
+        }
+        Err(failed) => return Err(failed.into()),
     };
-    if let Some(choice) = choice {
-        gpu.tuned.keep(words, &choice);
-    }
-    Ok(chosen)
+    Ok(Choice::Engine { number: plan.engine, place: *place, plan: text })
 }
 
 /// Plans of the ways that are worth a try.
-fn plans(product: &Product, ways: &[Configuration], target: &Target) -> Result<Vec<Rc<Plan>>> {
-    let (mut plans, mut compiled) = (Vec::new(), 0);
-    for way in ways {
-        if plans.len() == TIMED || (way.is_compiled() && compiled == COMPILED) {
+fn candidates(product: &Product, ways: &[Configuration], target: &Target) -> Result<Vec<Candidate>> {
+    let (mut candidates, mut compiled) = (Vec::new(), 0);
+    for (place, way) in ways.iter().enumerate() {
+        if candidates.len() == TIMED || (way.is_compiled() && compiled == COMPILED) {
             continue;
         }
         compiled += usize::from(way.is_compiled());
         match plan(way, target)? {
-            Some(plan) => plans.push(plan),
+            Some(plan) => candidates.push(Candidate { place, plan }),
             None => log::debug!("engine {} does not serve {}", way.engine, product.words()),
         }
     }
-    Ok(plans)
+    Ok(candidates)
 }
 
 /// Memory to try plans in.
@@ -269,12 +288,17 @@ struct Room<'a> {
 
 impl Room<'_> {
     /// None where the GPU has not as much.
-    fn new<'a>(gpu: &'a Rc<Gpu>, product: &Product, plans: &[Rc<Plan>]) -> Result<Option<Room<'a>>> {
+    fn new<'a>(gpu: &'a Rc<Gpu>, product: &Product, candidates: &[Candidate]) -> Result<Option<Room<'a>>> {
         let alone = match product.then {
             Then::Nothing => 0,
             _ => planned(gpu, &product.alone())?.map_or(0, |plan| plan.workspace),
         };
-        let scratch = plans.iter().map(|plan| plan.workspace).chain([alone]).max().unwrap_or_default();
+        let scratch = candidates
+            .iter()
+            .map(|candidate| candidate.plan.workspace)
+            .chain([alone])
+            .max()
+            .unwrap_or_default();
         let wanted = product.operands().into_iter().map(|operand| operand.bytes()).chain([scratch]);
         let mut tensors = Vec::new();
         for bytes in wanted {
@@ -289,17 +313,19 @@ impl Room<'_> {
     }
 
     /// None where none of them runs.
-    fn fastest(&self, product: &Product, plans: &[Rc<Plan>]) -> Result<Option<(Rc<Plan>, Duration)>> {
-        let mut best: Option<(Rc<Plan>, Duration)> = None;
-        for plan in plans {
-            let limit = best.as_ref().map(|(_, least)| 2 * *least);
+    fn fastest<'c>(
+        &self,
+        product: &Product,
+        candidates: &'c [Candidate],
+    ) -> Result<Option<(&'c Candidate, Duration)>> {
+        let mut best: Option<(&Candidate, Duration)> = None;
+        for candidate in candidates {
+            let limit = best.map(|(_, least)| 2 * least);
             // What cannot be run, other than memory that has become unusable for all, is one engine less.
-            match self.time(product, plan, limit) {
-                Ok(time) if best.as_ref().is_none_or(|(_, least)| time < *least) => {
-                    best = Some((plan.clone(), time));
-                }
+            match self.time(product, &candidate.plan, limit) {
+                Ok(time) if best.is_none_or(|(_, least)| time < least) => best = Some((candidate, time)),
                 Ok(_) => {}
-                Err(e) => log::debug!("engine {} of {}: {e}", plan.engine, product.words()),
+                Err(e) => log::debug!("engine {} of {}: {e}", candidate.plan.engine, product.words()),
             }
             self.gpu.stream.synchronize()?;
         }

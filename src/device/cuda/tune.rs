@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 /// What was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Choice {
-    /// cuDNN's number of an engine, and its plan in cuDNN's own words.
-    Engine { number: i64, plan: String },
+    /// cuDNN's number of an engine, which of the ways that serve it is (in cuDNN's order: an engine has several settings), and
+    /// its plan in cuDNN's own words, where it gives them.
+    Engine { number: i64, place: usize, plan: Option<String> },
     /// No engine that does several things at once is faster than one after the other.
     Apart,
 }
@@ -110,7 +111,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tuned =
             |machine: &str| Tuned { directory: Some(directory.path().join("below").join(slug(machine))) };
-        let engine = |number| Choice::Engine { number, plan: "{\"a\": \"b\"}".into() };
+        let engine = |number| Choice::Engine { number, place: 3, plan: Some("{\"a\": \"b\"}".into()) };
         assert_eq!(tuned("a").choice("x"), None);
         tuned("a").keep("x", &engine(1));
         tuned("a").keep("y", &Choice::Apart);

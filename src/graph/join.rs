@@ -135,6 +135,9 @@ impl Graph {
 
     /// Takes nodes out, and tensors that nobody mentions any more.
     fn remove(&mut self, nodes: &[usize]) {
+        if nodes.is_empty() {
+            return;
+        }
         let mut gone = vec![false; self.nodes.len()];
         nodes.iter().for_each(|&node| gone[node] = true);
         let mut left = 0;
@@ -250,6 +253,21 @@ mod tests {
         let joined = over_ranks.join(ALL);
         check(&joined);
         assert_eq!((count(&joined, "conv2d+moments"), count(&joined, "batch norm moments")), (2, 0));
+    }
+
+    /// How they start depends on their place among the tensors.
+    #[test]
+    fn parameters_keep_their_places() {
+        for ranks in [1, 4] {
+            let graph = forward().synchronise_batch_norms(ranks).differentiate();
+            let places = |graph: &Graph| -> Vec<_> {
+                let parameters = graph.with_role(Role::Parameter);
+                parameters.map(|(id, tensor)| (id, tensor.name.clone())).collect()
+            };
+            let joined = graph.clone().join(ALL);
+            assert_ne!(joined, graph);
+            assert_eq!(places(&joined), places(&graph));
+        }
     }
 
     #[test]

@@ -187,21 +187,40 @@ fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
 
 /// What was kept of a choice, if it still serves.
 fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
+    let Some(choice) = gpu.tuned.choice(words) else { return Ok(None) };
+    let wanted = is_wanted(&choice);
+    let plan = restored(gpu, product, words, choice)?;
+    if plan.is_none() && wanted {
+        gpu.tuned.forget(words);
+    }
+    Ok(plan)
+}
+
+/// Whether a choice is one that is looked for.
+fn is_wanted(choice: &Choice) -> bool {
+    *choice != Choice::Apart || Fusion::wanted() != Fusion::Always
+}
+
+/// What a choice says: a plan, or that there is none to be used; nothing where it does not serve.
+fn restored(
+    gpu: &Rc<Gpu>,
+    product: &Product,
+    words: &str,
+    choice: Choice,
+) -> Result<Option<Option<Rc<Plan>>>> {
     let (dnn, target) = (&gpu.context.libraries.dnn, Target::Gpu(gpu.dnn.raw));
-    let restored = match gpu.tuned.choice(words) {
-        None => return Ok(None),
-        Some(Choice::Apart) if Fusion::wanted() == Fusion::Always => return Ok(None),
-        Some(Choice::Apart) => return Ok(Some(None)),
-        Some(Choice::Engine { number, plan: Some(text), .. }) => {
+    let plan = match choice {
+        Choice::Apart => return Ok(is_wanted(&choice).then_some(None)),
+        Choice::Engine { number, plan: Some(text), .. } => {
             Plan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
         }
-        Some(Choice::Engine { number, place, plan: None }) => {
+        Choice::Engine { number, place, plan: None } => {
             let ways = product.ways(dnn, &target)?;
             let way = ways.get(place).filter(|way| way.engine == number);
             way.map_or(Ok(None), |way| plan(way, &target))
         }
     };
-    match restored {
+    match plan {
         Ok(plan) => Ok(plan.map(Some)),
         Err(failed) if backend::unsuitable(&failed) => {
             log::debug!("the plan that was kept of {words}: code {}", failed.code);
@@ -244,8 +263,11 @@ fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Pla
             _ => None,
         }
     };
-    gpu.tuned.keep(words, &choice(chosen, words)?);
-    Ok(chosen.map(|chosen| chosen.plan.clone()))
+    let own = chosen.map(|chosen| chosen.plan.clone());
+    // Another rank may have been faster.
+    let others = gpu.tuned.keep(words, &choice(chosen, words)?, is_wanted);
+    let others = others.map_or(Ok(None), |choice| restored(gpu, product, words, choice))?;
+    Ok(others.unwrap_or(own))
 }
 
 /// What is to be kept.

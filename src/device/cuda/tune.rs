@@ -42,11 +42,35 @@ impl Tuned {
         read.ok()
     }
 
-    pub fn keep(&self, convolution: &str, choice: &Choice) {
-        let Some(path) = self.path(convolution) else { return };
-        if let Err(e) = write(&path, choice) {
-            log::warn!("{}: the choice of cuDNN's engines is not kept: {e}", path.display());
+    /// Removes a choice that does not serve any more. Nobody minds who did.
+    pub fn forget(&self, convolution: &str) {
+        if let Some(Err(e)) = self.path(convolution).map(std::fs::remove_file) {
+            log::debug!("the choice for {convolution}: {e}");
         }
+    }
+
+    /// Keeps a choice, unless another rank has kept its own meanwhile, which serves (`serves`): returns that. So the ranks of a node
+    /// compute alike, and as the next run does.
+    pub fn keep(
+        &self,
+        convolution: &str,
+        choice: &Choice,
+        serves: impl Fn(&Choice) -> bool,
+    ) -> Option<Choice> {
+        let path = self.path(convolution)?;
+        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let written = write(&new, choice).and_then(|()| match std::fs::hard_link(&new, &path) {
+            Ok(()) => std::fs::remove_file(&new).map(|()| None),
+            Err(_) => match self.choice(convolution).filter(&serves) {
+                Some(other) => std::fs::remove_file(&new).map(|()| Some(other)),
+                // Nothing that serves, or a file system without links.
+                None => std::fs::rename(&new, &path).map(|()| None),
+            },
+        });
+        written.unwrap_or_else(|e| {
+            log::warn!("{}: the choice of cuDNN's engines is not kept: {e}", path.display());
+            None
+        })
     }
 
     fn path(&self, convolution: &str) -> Option<PathBuf> {
@@ -72,15 +96,11 @@ fn slug(name: &str) -> String {
     words.collect::<Vec<_>>().join("-")
 }
 
-/// Under another name first: ranks write at the same time, and each file is whole.
 fn write(path: &Path, choice: &Choice) -> std::io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
-    let text = serde_json::to_string(choice).map_err(std::io::Error::other)?;
-    let new = path.with_extension(format!("{}.new", std::process::id()));
-    std::fs::write(&new, text)?;
-    std::fs::rename(&new, path)
+    std::fs::write(path, serde_json::to_string(choice).map_err(std::io::Error::other)?)
 }
 
 #[cfg(test)]
@@ -112,19 +132,26 @@ mod tests {
         let tuned =
             |machine: &str| Tuned { directory: Some(directory.path().join("below").join(slug(machine))) };
         let engine = |number| Choice::Engine { number, place: 3, plan: Some("{\"a\": \"b\"}".into()) };
+        let keep = |machine: &str, convolution: &str, choice: Choice| {
+            tuned(machine).keep(convolution, &choice, |other| *other != Choice::Apart)
+        };
         assert_eq!(tuned("a").choice("x"), None);
-        tuned("a").keep("x", &engine(1));
-        tuned("a").keep("y", &Choice::Apart);
-        tuned("b").keep("x", &engine(2));
-        assert_eq!(
-            ["a", "b", "c"].map(|machine| tuned(machine).choice("x")),
-            [Some(engine(1)), Some(engine(2)), None]
-        );
+        assert_eq!(keep("a", "x", engine(1)), None);
+        assert_eq!(keep("a", "y", Choice::Apart), None);
+        assert_eq!(keep("b", "x", engine(2)), None);
+        let kept = ["a", "b", "c"].map(|machine| tuned(machine).choice("x"));
+        assert_eq!(kept, [Some(engine(1)), Some(engine(2)), None]);
         assert_eq!(tuned("a").choice("y"), Some(Choice::Apart));
+        // Who comes second takes what is there, if it serves.
+        assert_eq!(keep("a", "x", engine(7)), Some(engine(1)));
+        assert_eq!(keep("a", "y", engine(7)), None);
+        assert_eq!(["x", "y"].map(|name| tuned("a").choice(name)), [Some(engine(1)), Some(engine(7))]);
+        tuned("a").forget("x");
+        assert_eq!((tuned("a").choice("x"), keep("a", "x", engine(1))), (None, None));
         let path = tuned("a").path("x").unwrap();
         std::fs::write(&path, "{").unwrap();
         assert_eq!(tuned("a").choice("x"), None);
-        tuned("a").keep("x", &engine(5));
+        assert_eq!(keep("a", "x", engine(5)), None);
         assert_eq!(tuned("a").choice("x"), Some(engine(5)));
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 2, "nothing else is left");
     }

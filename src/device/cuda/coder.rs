@@ -81,8 +81,7 @@ fn bucket(gpu: &Rc<Gpu>, coding: &Coding, coded: &Coded, [summed, messages]: &[B
     })?;
     let decode = Operands::work(gpu, &nothing, |operands| {
         for (gradient, _, count) in runs(&coded.pieces) {
-            let sum = part(gradients, gradient, count);
-            let (stream, sum) = (operands.gpu.stream.clone(), sum);
+            let (stream, sum) = (operands.gpu.stream.clone(), part(gradients, gradient, count));
             operands.push(move || stream.zero(&sum));
         }
         for of in &coded.messages {

@@ -1,7 +1,7 @@
 //! Ops that a device computes faster together than one after the other: rewritings that change no result, made for the
 //! device that asks for them, when all of a step is known.
 
-use super::{DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Tensor, TensorId};
+use super::{DType, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,13 +19,14 @@ impl Graph {
         if joins.relu_backward {
             self.join_relu_backward();
         }
-        self.join_moments(joins.moments);
+        if !joins.moments.is_empty() {
+            self.join_moments(joins.moments);
+        }
         self
     }
 
     /// The only reader of a convolution's dx is a ReLU's backward op, and what that ReLU gave is known by then.
     fn join_relu_backward(&mut self) {
-        let (maker, readers) = (self.makers(), self.reader_counts());
         let mut gone = Vec::new();
         for index in self.forward_nodes..self.nodes.len() {
             let node = &self.nodes[index];
@@ -33,8 +34,8 @@ impl Graph {
                 continue;
             }
             let ([dx, relu_y], joined) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
-            let Some(data) = maker[dx.0].filter(|_| readers[dx.0] == 1) else { continue };
-            let known = maker[relu_y.0].is_none_or(|maker| maker < data);
+            let Some(data) = self.producer(dx).filter(|_| self.read_once(dx)) else { continue };
+            let known = self.producer(relu_y).is_none_or(|maker| maker < data);
             if let Op::Conv2dBackwardData(conv) = self.nodes[data].op
                 && known
                 && self.tensor(dx).spec == self.tensor(joined).spec
@@ -52,12 +53,12 @@ impl Graph {
     /// Convolutions before normalisations give the moments too; those that are computed again do so likewise, so that what
     /// they give has the same bits.
     fn join_moments(&mut self, types: &[DType]) {
-        let maker = self.makers();
         let mut gone = Vec::new();
         let mut weights = Vec::new();
         for index in 0..self.forward_nodes {
             let (op, x) = (self.nodes[index].op, self.nodes[index].inputs.first().copied());
-            let Some(conv) = x.and_then(|x| maker[x.0]).filter(|&conv| self.is_bare(conv, types)) else {
+            let Some(conv) = x.and_then(|x| self.producer(x)).filter(|&conv| self.is_bare(conv, types))
+            else {
                 continue;
             };
             let moments = match op {
@@ -104,33 +105,8 @@ impl Graph {
 
     fn moments_of(&mut self, node: usize) -> TensorId {
         let Node { name, outputs, .. } = &self.nodes[node];
-        let channels = self.tensor(outputs[0]).spec.shape.0[1];
-        let tensor = Tensor {
-            name: format!("{name}.moments"),
-            spec: Spec { shape: Shape(vec![2, channels]), dtype: DType::F32 },
-            role: Role::Activation,
-            init: None,
-            decay: false,
-            frozen: false,
-            gradient_of: None,
-        };
-        self.tensors.push(tensor);
-        TensorId(self.tensors.len() - 1)
-    }
-
-    /// For each tensor the node that makes it.
-    fn makers(&self) -> Vec<Option<usize>> {
-        let mut makers = vec![None; self.tensors.len()];
-        for (index, node) in self.nodes.iter().enumerate() {
-            node.outputs.iter().for_each(|id| makers[id.0] = Some(index));
-        }
-        makers
-    }
-
-    fn reader_counts(&self) -> Vec<usize> {
-        let mut counts = vec![0; self.tensors.len()];
-        self.nodes.iter().flat_map(|node| &node.inputs).for_each(|id| counts[id.0] += 1);
-        counts
+        let (name, channels) = (format!("{name}.moments"), self.tensor(outputs[0]).spec.shape.0[1]);
+        self.per_channel(&name, &[2, channels])
     }
 
     /// Takes nodes out, and tensors that nobody mentions any more.
@@ -160,7 +136,7 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use crate::graph::{BatchNorm, Builder, Conv2d, Role};
 
     const ALL: Joins = Joins { relu_backward: true, moments: &[DType::F16] };
 

@@ -212,11 +212,11 @@ impl Graph {
         TensorId(self.tensors.len() - 1)
     }
 
-    fn producer(&self, id: TensorId) -> Option<usize> {
+    pub(super) fn producer(&self, id: TensorId) -> Option<usize> {
         self.nodes.iter().position(|node| node.outputs.contains(&id))
     }
 
-    fn read_once(&self, id: TensorId) -> bool {
+    pub(super) fn read_once(&self, id: TensorId) -> bool {
         self.nodes.iter().flat_map(|node| &node.inputs).filter(|&&input| input == id).count() == 1
     }
 

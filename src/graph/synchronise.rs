@@ -80,7 +80,8 @@ impl Graph {
         all
     }
 
-    fn per_channel(&mut self, name: &str, shape: &[usize]) -> TensorId {
+    /// A new tensor of a few f32 for each channel.
+    pub(super) fn per_channel(&mut self, name: &str, shape: &[usize]) -> TensorId {
         self.tensors.push(Tensor {
             name: name.into(),
             spec: Spec { shape: Shape(shape.to_vec()), dtype: DType::F32 },

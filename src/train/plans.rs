@@ -143,10 +143,7 @@ fn extent(
 ) -> Extent {
     let own_memory = !device.is_host();
     let ([mapped, mut messages], compression) = match config.compress {
-        None => {
-            let nothing = compress::Bytes { mapped: 0, own: 0, on_device: 0 };
-            (averaging.selection.memory(world, &plan.bucket_bytes()), nothing)
-        }
+        None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
         Some(scheme) => ([0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)),
     };
     // Gradients go to the host for the others to see.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::handle::{Registered, allocate};
+use super::handle::allocate;
 use super::kernel::{Operands, Work};
 use super::update::put;
 use super::{is_reached, mark};
@@ -22,8 +22,6 @@ struct Bucket {
 pub struct CudaCoder {
     gpu: Rc<Gpu>,
     buckets: Vec<Bucket>,
-    /// The host's memory, page-locked where that is allowed.
-    _locked: Vec<Registered>,
 }
 
 /// Numbers of a region.
@@ -37,17 +35,9 @@ impl CudaCoder {
     pub fn new(gpu: &Rc<Gpu>, coding: &Coding) -> Result<CudaCoder> {
         let Coding { summed, messages, .. } = coding;
         let there = [allocate(&gpu.context, summed.bytes())?, allocate(&gpu.context, messages.bytes())?];
-        let on_host = [*summed, *messages];
-        let locked = on_host.into_iter().filter(|memory| memory.bytes() > 0);
-        let locked = locked.filter_map(|memory| {
-            let slower =
-                |e: &Error| log::warn!("messages cannot be page-locked, their copies will be slower: {e}");
-            Registered::new(&gpu.context, memory).inspect_err(slower).ok()
-        });
-        let locked = locked.collect();
         let bucket = |coded: &Coded| bucket(gpu, coding, coded, &there);
         let buckets = coding.buckets.iter().map(bucket).collect::<Result<_>>()?;
-        Ok(CudaCoder { gpu: gpu.clone(), buckets, _locked: locked })
+        Ok(CudaCoder { gpu: gpu.clone(), buckets })
     }
 }
 

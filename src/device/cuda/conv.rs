@@ -55,7 +55,7 @@ fn named(convolution: &Convolution, real: Real) -> String {
 }
 
 /// What a convolution does to y.
-pub fn activation(conv: &Conv2d) -> Then {
+fn activation(conv: &Conv2d) -> Then {
     match (conv.bias, conv.relu) {
         (false, false) => Then::Nothing,
         (bias, relu) => Then::Activate { bias, relu },

@@ -3,9 +3,8 @@
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
-//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's,
-//!   `tune` remembers which engines were chosen, `gpu` is
-//!   all of it for one GPU;
+//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which engines
+//!   were chosen, `gpu` is all of it for one GPU;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `coder` by kernels of
 //!   our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!

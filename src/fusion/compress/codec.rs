@@ -6,6 +6,7 @@ use super::one_bit::OneBit;
 use super::top_k::TopK;
 use super::two_bit::TwoBit;
 use crate::config::Compression;
+use crate::device::Code;
 
 /// Elements that are encoded at a time, at most: 256 KB stay in the second-level cache, and a place among them is 16 bits.
 pub const PIECE: usize = 1 << 16;
@@ -28,15 +29,24 @@ pub trait Codec {
     fn add(&self, message: &[u8], sum: &mut [f32]);
 }
 
-/// The codec of a scheme for so many ranks; `None` for one that sums factors in place of gathering messages.
-pub fn codec(scheme: Compression, ranks: usize) -> Option<Box<dyn Codec>> {
+/// How a rank of so many encodes by a scheme; `None` for one that sums factors in place of gathering messages.
+pub fn code(scheme: Compression, ranks: usize) -> Option<Code> {
     match scheme {
-        Compression::TopK { share } => Some(Box::new(TopK::new(share))),
-        Compression::OneBit => Some(Box::new(OneBit)),
+        Compression::TopK { share } => Some(Code::TopK { share }),
+        Compression::OneBit => Some(Code::OneBit),
         // A rank's part of a mean over ranks is its own mean divided by their number.
-        Compression::TwoBit { threshold } => Some(Box::new(TwoBit { threshold: threshold / ranks as f32 })),
+        Compression::TwoBit { threshold } => Some(Code::TwoBit { threshold: threshold / ranks as f32 }),
         Compression::PowerSgd { .. } => None,
     }
+}
+
+/// The codec of a scheme, where it has one.
+pub fn codec(scheme: Compression, ranks: usize) -> Option<Box<dyn Codec>> {
+    Some(match code(scheme, ranks)? {
+        Code::TopK { share } => Box::new(TopK::new(share)),
+        Code::OneBit => Box::new(OneBit),
+        Code::TwoBit { threshold } => Box::new(TwoBit { threshold }),
+    })
 }
 
 /// A tensor of so many elements in pieces.

@@ -101,6 +101,7 @@ pub enum At<'a> {
 }
 
 /// Bytes that a rank has for compression.
+#[derive(Default)]
 pub struct Bytes {
     /// Other ranks' memory that it maps.
     pub mapped: usize,
@@ -231,7 +232,7 @@ impl Compressed {
             moved += 1;
         }
         self.account.seconds.set(self.account.seconds.get() + begun.elapsed().as_secs_f64());
-        if at.done == units.len() && (at.phase > 0 || self.worker.is_settled(at.bucket)?) {
+        if at.done == units.len() && self.worker.is_settled(at.bucket)? {
             moved += 1;
             match at.phase + 1 == bucket.phases.len() {
                 true => at.phase += 1,

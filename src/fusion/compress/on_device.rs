@@ -1,6 +1,7 @@
 //! The work on buckets whose gradients lie on a device with memory of its own: it encodes and decodes them there, and only
 //! messages, and what travels as it is, come to the host. The bits are those that the host would give.
 
+use super::codec;
 use super::split::{Bucket, Split, Unit};
 use super::work::{Kept, Work, names};
 use crate::collective;
@@ -19,16 +20,8 @@ pub struct OnDevice {
 /// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie there, of
 /// schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
 pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<Code> {
-    if device.is_host() || std::env::var("DLTRAIN_CUDA_CODING").is_ok_and(|value| value == "0") {
-        return None;
-    }
-    match scheme {
-        Compression::TopK { share } => Some(Code::TopK { share }),
-        Compression::OneBit => Some(Code::OneBit),
-        // As `codec`.
-        Compression::TwoBit { threshold } => Some(Code::TwoBit { threshold: threshold / ranks as f32 }),
-        Compression::PowerSgd { .. } => None,
-    }
+    let wanted = !std::env::var("DLTRAIN_CUDA_CODING").is_ok_and(|value| value == "0");
+    codec::code(scheme, ranks).filter(|_| wanted && !device.is_host())
 }
 
 /// Bytes on the device beside the gradients.
@@ -52,6 +45,7 @@ impl OnDevice {
         let residuals = device.allocate(size_of::<f32>() * split.residual)?;
         let buckets: Vec<Coded> = split.buckets.iter().map(|bucket| coded(bucket, ranks)).collect();
         let [summed, messages] = regions;
+        regions.into_iter().filter(|memory| memory.bytes() > 0).for_each(|memory| device.lock(memory));
         let coding =
             Coding { code, buckets: &buckets, rank, gradients, residuals: &residuals, summed, messages };
         let coder = device.coder(&coding)?;

@@ -16,6 +16,7 @@ use cli::{Cli, Command, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    record::built_from(revision::revision!());
     let parsed = match cli::parse(std::env::args_os().collect()) {
         Ok(parsed) => parsed,
         Err(error) => return not_parsed(&error),

@@ -27,6 +27,7 @@ mod whole;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
@@ -322,9 +323,18 @@ pub fn say(place: Place, text: &str) {
     }
 }
 
-/// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git.
+static REVISION: OnceLock<&str> = OnceLock::new();
+
+/// Tells what the program was built from, once, at its start. The library does not know: it would be compiled anew for
+/// every commit.
+pub fn built_from(revision: &'static str) {
+    let _ = REVISION.set(revision);
+}
+
+/// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git, and in other
+/// programs that use this library.
 pub fn git_revision() -> &'static str {
-    env!("DLTRAIN_REVISION")
+    REVISION.get().unwrap_or(&"unknown")
 }
 
 /// The MPI compiler wrapper this program was built with (MPICC).

@@ -16,6 +16,20 @@ use serde::Serialize;
 pub use compression::Compression;
 pub use optimizer::{Optimizer, Rule};
 
+/// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
+pub mod most {
+    /// Images that a rank takes at a time, and micro-steps of an update.
+    pub const BATCH: usize = 1 << 20;
+    /// Times an image comes in an epoch.
+    pub const REPEATS: usize = 1_000_000;
+    /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
+    pub const IMAGES: usize = 1 << 30;
+    /// Threads of a rank.
+    pub const THREADS: usize = 1024;
+    /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
+    pub const LOADER_THREADS: usize = 256;
+}
+
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]

@@ -11,6 +11,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 pub mod export;
+pub mod files;
 pub mod fusion;
 pub mod graph;
 pub mod info;

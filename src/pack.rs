@@ -5,7 +5,7 @@
 //! is left alone when the command is given again, and one that is not is written anew.
 //! May use: every room below. Used by: `main`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use crate::config::{DataFormat, Input, JpegDecoder};
 use crate::data::packed::{CHUNK, Header, Packed, crc32, files_of};
 use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, Progress};
 
@@ -53,6 +54,9 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 }
+
+/// Megabytes of the largest file.
+const LARGEST_FILE: usize = 1 << 20;
 
 /// Images that are decoded at once.
 const BLOCK: usize = 256;
@@ -118,8 +122,10 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
             format!("the directory {} does not exist; make it or choose another output", directory.display());
         return Err(Error::output(output, what));
     }
-    if !(8..=4096).contains(&args.size) || args.file_mb == 0 {
-        return Err(Error::usage("--size must lie between 8 and 4096, and --file-mb be at least 1"));
+    if !(8..=4096).contains(&args.size) || !(1..=LARGEST_FILE).contains(&args.file_mb) {
+        let limits =
+            format!("--size must lie between 8 and 4096, and --file-mb between 1 and {LARGEST_FILE}");
+        return Err(Error::usage(limits));
     }
     let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
     let wanted =
@@ -179,7 +185,7 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
 fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
-        let file = File::open(&job.path).map_err(|error| cannot(error.to_string()))?;
+        let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
         let size = file.metadata().map_err(|error| cannot(error.to_string()))?.len();
         let header = Header::read(&file, size).map_err(|what| cannot(format!("is there already: {what}")))?;
         let same = |h: &Header| (h.part.clone(), h.file, h.files, h.source.clone(), h.encoded);

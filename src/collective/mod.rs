@@ -5,7 +5,7 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `error`, `files`. Used by: `fusion`, `train`, `bench`.
 
 mod boards;
 mod broadcast;

@@ -12,6 +12,10 @@ use super::cost::Nodes;
 use crate::comm::World;
 use crate::config::AllreduceKind;
 use crate::error::{Error, Result};
+use crate::files;
+
+/// Bytes of a file that are read at most.
+const LONGEST: u64 = 16 << 20;
 
 /// What moving a message or a range takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -239,7 +243,7 @@ impl Tuning {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
         if let (0, Some(path)) = (world.rank(), &path) {
-            found = match std::fs::read_to_string(path) {
+            found = match files::read_text(path, LONGEST) {
                 Err(error) if flag.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
                     Ok(String::new())
                 }

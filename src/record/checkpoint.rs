@@ -21,6 +21,7 @@ use hdf5::types::VarLenUnicode;
 use super::write_whole;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, Kind, Result};
+use crate::files;
 
 /// The schema's version. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 2;
@@ -245,7 +246,7 @@ impl Stored {
     /// As for `read`.
     pub fn open(path: &Path) -> Result<Stored> {
         let unreadable = |error: io::Error| unreadable(path, &error);
-        let mut file = fs::File::open(path).map_err(unreadable)?;
+        let mut file = files::open(path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
         let index = check(path, &file, length)?;
         let mut text = vec![0u8; index as usize];

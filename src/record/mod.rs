@@ -2,7 +2,7 @@
 //!
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
-//! communicates. May use: `config`, `device` (for the bytes of numbers, and a GPU's use), `error`. Used by: `train`, `bench`, `main`.
+//! communicates. May use: `config`, `device` (for the bytes of numbers, and a GPU's use), `error`, `files`. Used by: `train`, `bench`, `main`.
 
 mod checkpoint;
 mod closing;

@@ -86,7 +86,7 @@ pub(super) fn check(path: &Path) -> Result<()> {
     probe(directory).map_err(|error| {
         Error::output(
             path,
-            format!("cannot write in {}: {error}; choose another place with --results", directory.display()),
+            format!("cannot write in {}: {error}; choose another --results", directory.display()),
         )
     })
 }

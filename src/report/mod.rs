@@ -1,6 +1,6 @@
 //! `dltrain report`: results files as one page of HTML, and as charts.
 //!
-//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`. Used by: `main`, `cli`.
+//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`, `files`. Used by: `main`, `cli`.
 
 mod axis;
 mod chart;
@@ -17,6 +17,7 @@ use self::figures::{Figure, MOST};
 use self::page::Section;
 use self::run::Run;
 use crate::error::{Error, Kind, Result};
+use crate::files;
 use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -59,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// That nothing else is replaced.
 fn check_places(args: &Args) -> Result<()> {
-    if let Ok(there) = fs::read(&args.output)
+    if let Ok(there) = files::read(&args.output)
         && !there.starts_with(page::MARK.as_bytes())
     {
         return Err(Error::output(

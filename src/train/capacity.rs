@@ -4,13 +4,10 @@ use super::averaging::Averaging;
 use super::network::Network;
 use super::plans::Plans;
 use crate::comm::World;
-use crate::config::Config;
+use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 use crate::plan::{Extent, describe_bytes as bytes};
-
-/// No batch beyond this is looked for.
-const LARGEST: usize = 1 << 20;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
 #[derive(Debug, PartialEq, Eq)]
@@ -145,7 +142,7 @@ fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> 
         Err(error) if error.kind != Kind::Internal => Ok(usize::MAX),
         other => other,
     };
-    let (mut low, mut high) = ((least, fewest), (LARGEST + 1, usize::MAX));
+    let (mut low, mut high) = ((least, fewest), (most::BATCH + 1, usize::MAX));
     let mut slope = (total(least + 1)?.saturating_sub(fewest)).max(1) as f64;
     for attempt in 0.. {
         if high.0 - low.0 == 1 {

@@ -22,10 +22,10 @@ use super::stop::Watch;
 use super::weights::Start;
 use super::{greatest, place};
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder};
+use crate::config::{Config, JpegDecoder, most};
 use crate::data::Sets;
 use crate::device::{Device, onednn};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optim::{self, Schedule};
 use crate::plan::Plan;
 use crate::record::{self, Checkpoints, Description, Recorder};
@@ -224,7 +224,16 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
 
 /// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
 /// gives each its own, one that does not gives all of them all. Where they are enough for all threads, oneDNN is told.
+///
+/// # Errors
+/// `Usage` where more are wanted than any machine has use for.
 pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
+    world.agree(match wanted {
+        Some(wanted) if wanted > most::THREADS => {
+            Err(Error::usage(format!("--threads {wanted}: must be at most {}", most::THREADS)))
+        }
+        _ => Ok(()),
+    })?;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
     let mine = format!("{} {allowed}", world.node());

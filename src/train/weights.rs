@@ -56,7 +56,7 @@ impl Start {
             .map(|tensor| (tensor.name.as_str(), &tensor.spec.shape.0[..]))
             .filter(|(name, _)| !head.contains(name))
             .collect();
-        let wrong = differences(&wanted, file.shapes(), &head);
+        let wrong = differences(&wanted, file.shapes(), file.unread(), &head);
         if wrong.is_empty() {
             let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
             return Ok(Some(Start { file, shapes }));
@@ -91,11 +91,21 @@ fn listed(lines: &[String]) -> String {
 }
 
 /// One line for each tensor that is missing, of another shape, or unknown.
-fn differences(wanted: &[(&str, &[usize])], found: &[(String, Vec<usize>)], head: &[&str]) -> Vec<String> {
+fn differences(
+    wanted: &[(&str, &[usize])],
+    found: &[(String, Vec<usize>)],
+    unread: &[(String, String)],
+    head: &[&str],
+) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, shape) in wanted {
         match found.iter().find(|(other, _)| other == name) {
-            None => wrong.push(format!("{name}: is not in the file")),
+            None => wrong.push(match unread.iter().find(|(other, _)| other == name) {
+                Some((_, dtype)) => {
+                    format!("{name}: is {dtype} in the file; f16, bf16, f32 and f64 are read")
+                }
+                None => format!("{name}: is not in the file"),
+            }),
             Some((_, other)) if other != shape => {
                 wrong.push(format!("{name}: is {other:?} in the file and {shape:?} in the model"))
             }
@@ -158,13 +168,16 @@ mod tests {
             found("c.weight", &[1]),
             found("fc.weight", &[10, 4]),
         ];
+        let unread = [("b.running_mean".to_string(), "I64".to_string())];
         assert_eq!(
-            differences(&wanted, &file, &["fc.weight"]),
+            differences(&wanted, &file, &[], &["fc.weight"]),
             [
                 "a.weight: is [2, 4] in the file and [2, 3] in the model",
                 "b.running_mean: is not in the file",
                 "c.weight: is not in the model",
             ]
         );
+        let integers = "b.running_mean: is I64 in the file; f16, bf16, f32 and f64 are read";
+        assert_eq!(differences(&wanted, &file, &unread, &["fc.weight"])[1], integers);
     }
 }

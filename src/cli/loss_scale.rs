@@ -6,6 +6,7 @@ use dltrain::error::{Error, Result};
 use super::values::{at_least_one, in_range};
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 #[command(next_help_heading = "Machine")]
 #[group(skip)]
 pub struct Args {

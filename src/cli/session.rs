@@ -8,6 +8,7 @@ use dltrain::error::{Error, Result};
 use super::values::at_least_one;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 #[command(next_help_heading = "Stop and resume")]
 #[group(skip)]
 pub struct Args {

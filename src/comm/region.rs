@@ -36,7 +36,10 @@ pub struct Region {
 }
 
 enum Storage {
-    Private(Layout),
+    Private {
+        start: *mut u8,
+        layout: Layout,
+    },
     /// Held for its Drop.
     Shared(#[allow(dead_code)] Window),
     /// Somebody else's, held for as long as this lives.
@@ -66,13 +69,16 @@ impl Region {
     pub fn private(bytes: usize) -> Result<Region> {
         let too_much =
             || Error::environment(format!("cannot allocate {bytes} bytes of host memory for gradients"));
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| too_much())?;
+        // Asked for any address and aligned here: asked for an aligned one the allocator would touch every page at once.
+        let room = bytes.checked_add(ALIGNMENT).ok_or_else(too_much)?;
+        let layout = Layout::from_size_align(room, 1).map_err(|_| too_much())?;
         // SAFETY: the layout's size is not zero.
-        let address = unsafe { alloc_zeroed(layout) }.cast::<f32>();
-        if address.is_null() {
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
             return Err(too_much());
         }
-        let storage = Storage::Private(layout);
+        let address = start.wrapping_add(start.align_offset(ALIGNMENT)).cast::<f32>();
+        let storage = Storage::Private { start, layout };
         Ok(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
     }
 
@@ -250,9 +256,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Storage::Private(layout) = self.storage {
-            // SAFETY: address and layout are those of the allocation made in `private`.
-            unsafe { dealloc(self.address.cast(), layout) }
+        if let Storage::Private { start, layout } = self.storage {
+            // SAFETY: start and layout are those of the allocation made in `private`.
+            unsafe { dealloc(start, layout) }
         }
     }
 }

@@ -105,6 +105,11 @@ impl Resumed {
         Ok(Some(Resumed { path: path.into(), contents, standing }))
     }
 
+    /// Bytes of the numbers that this rank has of it.
+    pub fn bytes(&self) -> usize {
+        4 * self.contents.values.len()
+    }
+
     /// How far the record had come.
     pub fn reached(&self) -> Reached {
         let at = self.standing.at;

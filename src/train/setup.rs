@@ -101,8 +101,10 @@ pub fn prepare(
         plans.training.steps.len(),
         plans.training.buckets.len()
     ));
-    // Every rank says the same, that of the largest.
-    plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
+    // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
+    let resumed_bytes = resumed.as_ref().map_or(0, Resumed::bytes);
+    let program = (plans.extent.program + source.kept()).saturating_sub(resumed_bytes);
+    plans.extent.program = greatest(world, program)?;
     if config.dry_run {
         record::say(place(world), &plans.describe(world, config, &*device, &averaging));
         return Ok(None);

@@ -39,6 +39,7 @@ mod turned;
 mod update;
 mod window;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use self::handle::Engine;
@@ -202,6 +203,19 @@ impl Device for Cpu {
         let subject = format!("reorder of {}", spec.shape);
         let kernel = reorder::reorder(&self.engine, from, to);
         kernel.map(|kernel| Box::new(kernel.of(&subject)) as _).map_err(|e| e.context(subject))
+    }
+
+    fn reorder_rows(
+        &self,
+        spec: &Spec,
+        layout: &Layout,
+        rows: &Range<usize>,
+        into: bool,
+    ) -> Result<Option<Box<dyn Kernel>>> {
+        let subject = format!("reorder of rows {rows:?} of {}", spec.shape);
+        let kernel = reorder::rows(&self.engine, spec, layout, rows, into);
+        let kernel = kernel.map_err(|e| e.context(&subject))?;
+        Ok(kernel.map(|kernel| Box::new(kernel.of(&subject)) as _))
     }
 
     fn update(

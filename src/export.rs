@@ -27,7 +27,6 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         Ok(file.shapes().len())
     };
     let tensors = world.agree(if world.rank() == 0 { convert() } else { Ok(0) })?;
-    let place = record::Place { rank: world.rank(), size: world.size() };
-    record::say(place, &format!("{tensors} tensors: {}", args.to.display()));
+    record::say(world, &format!("{tensors} tensors: {}", args.to.display()));
     Ok(())
 }

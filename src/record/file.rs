@@ -16,6 +16,7 @@ use super::series::{Rows, series};
 use super::{Closing, Description, EpochRecord, Spread, StepRecord};
 use crate::device::Usage;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 1;
@@ -125,7 +126,7 @@ impl ResultsFile {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));
         }
-        let temporary = super::whole::temporary(path);
+        let temporary = files::temporary(path);
         let _ = std::fs::remove_file(&temporary);
         let file = Self::build(&temporary, about, added, None).map_err(|error| {
             let text = error.to_string();
@@ -135,7 +136,10 @@ impl ResultsFile {
             };
             Error::output(path, format!("cannot create the results file: {text}{hint}"))
         })?;
-        super::whole::name(&temporary, path)?;
+        files::name(&temporary, path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => super::path::exists(path),
+            _ => Error::output(path, format!("cannot be given its name: {error}")),
+        })?;
         Ok(ResultsFile { path: path.to_path_buf(), ..file })
     }
 
@@ -166,7 +170,7 @@ impl ResultsFile {
                 _ => {}
             }
         }
-        let temporary = super::whole::temporary(path);
+        let temporary = files::temporary(path);
         let _ = std::fs::remove_file(&temporary);
         let file = Self::build(&temporary, about, &added, Some(&earlier))
             .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))?;

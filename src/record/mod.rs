@@ -23,7 +23,6 @@ mod terminal;
 mod timeline;
 mod told;
 mod weights;
-mod whole;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,8 +43,8 @@ pub use tensorboard::check_events;
 pub use timeline::{RankEvents, TimelineFile};
 pub use told::{BucketTime, Compression, Description, EpochRecord, Memory, Reached, Spread, StepRecord};
 pub use weights::{WeightsFile, check_new, write_weights};
-pub use whole::{directory_of, write_whole};
 
+use crate::comm::World;
 use crate::error::{Error, Kind, Result};
 
 /// How long rows wait in memory at most (while steps come in), and so what a kill can take.
@@ -58,6 +57,12 @@ const STEPS_A_LINE: u64 = 10;
 pub struct Place {
     pub rank: usize,
     pub size: usize,
+}
+
+impl From<&World> for Place {
+    fn from(world: &World) -> Place {
+        Place { rank: world.rank(), size: world.size() }
+    }
 }
 
 /// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
@@ -316,8 +321,8 @@ impl Drop for Writer {
 }
 
 /// Text for the reader on standard output, said once for the whole job.
-pub fn say(place: Place, text: &str) {
-    if place.rank == 0 {
+pub fn say(place: impl Into<Place>, text: &str) {
+    if place.into().rank == 0 {
         terminal::say(text);
     }
 }

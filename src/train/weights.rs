@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::evaluate::agree_on_statistics;
 use super::memory::Memories;
 use super::network::Network;
-use super::place;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
@@ -138,7 +137,7 @@ pub fn save(
     let write = || record::write_weights(path, &shapes, &values);
     let written = if world.rank() == 0 { write() } else { Ok(()) };
     world.agree(written)?;
-    record::say(place(world), &format!("weights: {}", path.display()));
+    record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }
 

@@ -1,12 +1,19 @@
-//! Files that are there whole or not at all, whatever happens while they are written.
+//! Files that are there whole or not at all, whatever happens while they are written; and checksums.
+//!
+//! What dltrain writes and reads again is checked by the CRC-32 of gzip and PNG (`crc32`), with two exceptions: TensorBoard's
+//! format dictates the CRC-32C (`record/tensorboard.rs`), and texts that ranks compare, with the tuning file, have 64 bits
+//! of FNV-1a (`fnv1a`). May use: `error`. Used by: everything above.
 
 use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+
+use flate2::Crc;
 
 use crate::error::{Error, Result};
 
 /// The name that a file has before it is whole.
-pub(super) fn temporary(path: &Path) -> PathBuf {
+pub fn temporary(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     name.into()
@@ -39,13 +46,12 @@ pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Resu
 /// Gives a file its name, unless another has it by now.
 ///
 /// # Errors
-/// `Kind::Output`; the file is gone then.
-pub(super) fn name(temporary: &Path, path: &Path) -> Result<()> {
+/// `AlreadyExists` where another has it, or what the system says. The file is gone then.
+pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     let named = match fs::hard_link(temporary, path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(super::path::exists(path)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
         // A file system may know no second name of a file.
-        Err(_) => fs::rename(temporary, path)
-            .map_err(|error| Error::output(path, format!("cannot be given its name: {error}"))),
+        Err(_) => fs::rename(temporary, path),
         Ok(()) => Ok(()),
     };
     let _ = fs::remove_file(temporary);
@@ -55,6 +61,36 @@ pub(super) fn name(temporary: &Path, path: &Path) -> Result<()> {
 /// The directory that a file is in.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// CRC-32 of the parts one after the other.
+pub fn crc32(parts: &[&[u8]]) -> u32 {
+    let mut crc = Crc::new();
+    parts.iter().for_each(|part| crc.update(part));
+    crc.sum()
+}
+
+/// The CRC-32 of a file's bytes from a place on.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn crc32_from(mut file: &File, start: u64) -> io::Result<u32> {
+    /// Bytes read at a time.
+    const PIECE: usize = 1 << 20;
+    file.seek(SeekFrom::Start(start))?;
+    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
+    loop {
+        match file.read(&mut bytes)? {
+            0 => return Ok(crc.sum()),
+            count => crc.update(&bytes[..count]),
+        }
+    }
+}
+
+/// FNV-1a, 64 bits: for comparing texts that nobody means to confuse.
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let fold = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }
 
 #[cfg(test)]
@@ -94,8 +130,20 @@ mod tests {
         fs::write(&temporary, "first").unwrap();
         name(&temporary, &path).unwrap();
         fs::write(&temporary, "second").unwrap();
-        assert!(name(&temporary, &path).is_err());
+        assert_eq!(name(&temporary, &path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&path).unwrap(), "first");
         assert!(!temporary.exists());
+    }
+
+    /// Of the nine digits, as every source has them.
+    #[test]
+    fn checksums_are_the_known_ones() {
+        let digits = b"123456789";
+        assert_eq!(crc32(&[&digits[..4], &digits[4..]]), 0xcbf4_3926);
+        assert_eq!(fnv1a(*b"foobar"), 0x8594_4171_f739_67e8);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        fs::write(&path, b"before123456789").unwrap();
+        assert_eq!(crc32_from(&File::open(&path).unwrap(), 6).unwrap(), 0xcbf4_3926);
     }
 }

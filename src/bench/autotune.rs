@@ -13,6 +13,7 @@ use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -48,7 +49,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let parameters = parameters(world, &limits, &measured)?;
     let tuning = Tuning { machine, parameters, measured };
     // Every rank has the same numbers; one of them writes.
-    world.agree(if world.rank() == 0 { tuning.save(&path) } else { Ok(()) })?;
+    world.agree(record::once(world, || tuning.save(&path)))?;
     if world.rank() == 0 {
         print(&tuning, &Nodes::of(world), &sizes);
         println!("written to {}", path.display());

@@ -11,9 +11,10 @@ use hdf5::file::LibraryVersion;
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{Dataset, File, Group, H5Type};
 
-use super::earlier::Earlier;
+use super::read::Earlier;
 use super::series::{Rows, series};
-use super::{Closing, Description, EpochRecord, Spread, StepRecord};
+use super::summary::Closing;
+use super::{Description, EpochRecord, Spread, StepRecord};
 use crate::device::Usage;
 use crate::error::{Error, Result};
 use crate::files;

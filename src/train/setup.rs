@@ -215,8 +215,8 @@ fn outputs(
 /// Whether the weights can be written where they are to go.
 fn weights_path(world: &World, config: &Config) -> Result<()> {
     match &config.save_weights {
-        Some(path) if !config.dry_run && world.rank() == 0 => {
-            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        Some(path) if !config.dry_run => {
+            record::once(world, || record::check_new(path).map_err(|e| e.context("--save-weights")))
         }
         _ => Ok(()),
     }

@@ -1,8 +1,10 @@
-//! The validated run: what flags and files become. Plain data, written whole into every record.
+//! The validated run: what flags and files become. Plain data, written whole into every record. And `environment`: the
+//! switches that are read there alone.
 //!
 //! May use: `error`. Used by: everything.
 
 mod compression;
+pub mod environment;
 mod input;
 mod optimizer;
 

@@ -14,6 +14,7 @@ pub mod export;
 pub mod files;
 pub mod fusion;
 pub mod graph;
+pub mod host;
 pub mod info;
 pub mod model;
 pub mod models;

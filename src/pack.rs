@@ -15,10 +15,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::comm::World;
 use crate::config::{DataFormat, Input, JpegDecoder};
-use crate::data::packed::{CHUNK, Header, Packed, crc32, files_of};
+use crate::data::packed::{CHUNK, Header, Packed, files_of};
 use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, Progress};
 
@@ -66,7 +66,7 @@ const BLOCK: usize = 256;
 /// # Errors
 /// `Usage` and `Data` for what cannot be packed, `Output` for what cannot be written; the same on every rank.
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let threads = crate::train::threads(world, args.threads)?;
+    let threads = world.threads(args.threads)?;
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool =
         world.agree(pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}"))))?;
@@ -83,7 +83,7 @@ struct Job {
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let jobs = world.agree(plan(args))?;
-    let place = crate::train::place(world);
+    let place = record::Place::from(world);
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&Job> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
@@ -116,7 +116,7 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
     if output.extension().is_none_or(|ending| ending != "h5") {
         return Err(Error::usage(format!("{}: the output's name must end in .h5", output.display())));
     }
-    let directory = record::directory_of(output);
+    let directory = files::directory_of(output);
     if !directory.is_dir() {
         let what =
             format!("the directory {} does not exist; make it or choose another output", directory.display());
@@ -195,7 +195,7 @@ fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Resu
         progress.advance(job.images.len() as u64);
         return Ok(job.images.len() - header.images as usize);
     }
-    record::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
+    files::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.
@@ -401,7 +401,7 @@ fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Resu
 
 /// Reads everything and compares every checksum; files are shared out among ranks.
 fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let place = crate::train::place(world);
+    let place = record::Place::from(world);
     let files = world.agree(files_of(&args.source))?;
     let sets = files.iter().skip(world.rank()).step_by(world.size()).map(|file| Packed::alone(file));
     let sets = world.agree(sets.collect::<Result<Vec<Packed>>>())?;

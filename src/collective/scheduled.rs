@@ -14,10 +14,10 @@ use crate::trace::{self, Kind};
 /// Elements in one message, at most: 60 KB of f32, which MPI libraries send at once, where of more they first ask whether it
 /// is wanted. Over TCP the answer waits behind what goes the other way, and a link that could do both at a time does one after
 /// the other (measured between two hosts at 1 Gbit/s, 64 MB: 562 ms, and 870 to 1,030 with 256 KB).
-pub(super) const CHUNK: usize = 15 * 1024;
+pub const CHUNK: usize = 15 * 1024;
 
 /// Messages under way in each direction: one that is worked on, and more to keep the wire busy meanwhile.
-pub(super) const WINDOW: usize = 16;
+pub const WINDOW: usize = 16;
 
 /// How an algorithm goes about a range: the rounds of one rank.
 pub type Algorithm = fn(&Group, &Range<usize>) -> Vec<Round>;

@@ -8,12 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::detect::Parts;
-use super::header::crc32;
 use super::idx::label_bytes;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;

@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::detect::{Parts, Seen, entries};
-use super::header::crc32;
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 
 /// What parts for testing are called.
 pub const TEST_NAMES: [&str; 3] = ["val", "validation", "test"];

@@ -11,11 +11,10 @@ use std::sync::Arc;
 use flate2::read::MultiGzDecoder;
 
 use super::detect::Parts;
-use super::header::crc32;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::detect::{Parts, entries};
-pub use super::header::{CHUNK, Header, crc32};
+pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg, Sums};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///

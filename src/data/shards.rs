@@ -14,11 +14,10 @@ use std::sync::Arc;
 
 use super::detect::{Parts, Seen, entries};
 use super::folder::{TEST_NAMES, is_image};
-use super::header::crc32;
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, crc32};
 
 /// A `.cls` file that is longer is none.
 const LONGEST_LABEL: u64 = 64;

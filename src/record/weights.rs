@@ -13,10 +13,9 @@ use hdf5::types::TypeDescriptor;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored, crc32_from};
-use super::write_whole;
+use super::checkpoint::{Array, Stored};
 use crate::error::{Error, Kind, Result};
-use crate::files;
+use crate::files::{self, crc32_from, write_whole};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";

@@ -7,6 +7,7 @@ use crate::comm::World;
 use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
+use crate::host;
 use crate::plan::{Extent, describe_bytes as bytes};
 
 /// The largest batch within a limit, with its bytes and those of one image more.
@@ -74,7 +75,7 @@ pub fn check(
             Ok(planned(world, network, config, device, averaging, batch)?.on_device())
         })?;
     }
-    let Some(available) = available() else { return Ok(()) };
+    let Some(available) = host::available_memory() else { return Ok(()) };
     let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
     let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
     fits(network, config, plans.to_come(), share, &place, |batch| {
@@ -117,13 +118,6 @@ fn planned(
 ) -> Result<Plans> {
     let config = Config { batch, ..config.clone() };
     Plans::new(world, &config, network, device, averaging, config.data.is_some())
-}
-
-/// Bytes that this machine can still give.
-fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024)
 }
 
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a

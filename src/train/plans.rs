@@ -4,13 +4,13 @@ use super::averaging::{Averaging, Expected};
 use super::checkpoint;
 use super::memory::Sharing;
 use super::network::Network;
-use super::resident;
 use crate::comm::World;
 use crate::config::{Config, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::fusion::compress;
+use crate::host;
 use crate::optim;
 use crate::plan::{self, Extent, Options, Plan};
 
@@ -182,7 +182,7 @@ fn extent(
         checkpoint: checkpoint_bytes(world, config, plan, untouched),
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
-        program: resident::now().unwrap_or(0),
+        program: host::resident().unwrap_or(0),
         own_memory,
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::evaluate::agree_on_statistics;
 use super::memory::Memories;
 use super::network::Network;
-use super::place;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
@@ -145,10 +144,8 @@ pub fn save(
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
     let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    let write = || record::write_weights(path, &shapes, &values);
-    let written = if world.rank() == 0 { write() } else { Ok(()) };
-    world.agree(written)?;
-    record::say(place(world), &format!("weights: {}", path.display()));
+    world.agree(record::once(world, || record::write_weights(path, &shapes, &values)))?;
+    record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }
 

@@ -162,6 +162,19 @@ fn a_level_that_is_none_is_said_once_and_not_obeyed() {
 }
 
 #[test]
+fn switches_of_the_environment_are_listed_and_a_misspelt_one_is_said_once() {
+    let mut command = launch(&[(2, &["info", "--verbose"])]);
+    command.env("DLTRAIN_CUDA_GRAPH", "0").env("DLTRAIN_CUDA_GRAPHS", "0");
+    let done = finish(command);
+    let line =
+        |name: &str| done.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_string();
+    assert!(done.success && line("DLTRAIN_CUDA_GRAPH ").ends_with(" 0"), "{}", done.stdout);
+    assert!(line("DLTRAIN_CUDA_PIXELS ").ends_with("not set: on"), "{}", done.stdout);
+    assert_eq!(done.stderr.matches("DLTRAIN_CUDA_GRAPHS is no switch").count(), 1, "{}", done.stderr);
+    assert_eq!(done.stderr.matches("is no switch").count(), 1, "{}", done.stderr);
+}
+
+#[test]
 fn completions_and_manual_pages_know_the_flags_and_the_exit_codes() {
     let output = |args: &[&str]| {
         // Where MPI cannot start, as on a login node.

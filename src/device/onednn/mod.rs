@@ -49,7 +49,7 @@ use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Op, Spec};
 
-pub use library::{Found, Isa, cores_are_own, isa, limit_isa, probe};
+pub use library::{Found, Isa, isa, limit_isa, probe};
 
 /// The CPU cores of one rank.
 pub struct Cpu {

@@ -100,6 +100,7 @@ impl World {
         stall::limit(warn, abort);
     }
 
+    /// The MPI library that this process runs with.
     pub fn library(&self) -> &Library {
         &self.inner.library
     }

@@ -5,6 +5,7 @@ use super::Scalars;
 
 /// How parameters change, given their gradients. g is the gradient, w the parameter, rate the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "fields are the numbers that flags of the same names set")]
 pub enum Rule {
     /// g += decay·w; m = momentum·m + g; w −= rate·(nesterov ? g + momentum·m : m). State: m where momentum > 0.
     Sgd { momentum: f32, nesterov: bool, weight_decay: f32 },
@@ -218,7 +219,9 @@ pub(super) fn average(scalars: &Scalars, decay: f32, from: &[f32], into: &mut [f
 /// A run of parameters that are updated alike, in elements from the start of the regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
+    /// First element of the region.
     pub start: usize,
+    /// How many elements it has.
     pub length: usize,
     /// Whether weight decay applies, and a parameter's trust ratio: both for weights, neither for biases and
     /// batch normalisation.

@@ -39,7 +39,9 @@ fn from_text(text: &str) -> Result<Vec<u8>> {
 /// When a bucket was under way in the last step; seconds from its begin.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BucketTime {
+    /// When the collective started, in seconds from the step's start.
     pub start: f64,
+    /// When it had finished, in seconds from the step's start.
     pub finish: f64,
     /// How long the rank had nothing to do but wait for it.
     pub exposed: f64,
@@ -69,6 +71,7 @@ pub struct Fusion {
 pub enum Place {
     /// As they lie: in the host's memory, or in a device's that the MPI library reaches.
     InPlace,
+    /// On the device, and copied to the host to be reduced.
     Staged(Staging),
     /// On a device with memory of its own (`OnDevice`).
     Device,
@@ -77,7 +80,9 @@ pub enum Place {
 /// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
 /// fetched when it is complete, and put back when it is averaged, both beside what the device computes.
 pub struct Staging {
+    /// On the device.
     pub device: Memory,
+    /// Its copy on the host, pinned.
     pub host: Memory,
 }
 

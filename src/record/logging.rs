@@ -12,6 +12,7 @@ use super::terminal;
 pub enum Volume {
     /// Warnings and errors.
     Quiet,
+    /// What happens, and warnings.
     Normal,
     /// Also what is done when.
     Verbose,

@@ -20,6 +20,7 @@ use self::run::Run;
 use crate::error::{Error, Kind, Result};
 use crate::record;
 
+/// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Results files, or directories of such.

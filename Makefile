@@ -66,10 +66,11 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-lint: deps ## check format, warnings, scripts, which room uses which, and that ARM is not left out
+lint: deps ## check format, warnings, documentation, scripts, which room uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings
+	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
 	    $(WITH_MPI) cargo check $(CHECK_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi

@@ -8,6 +8,7 @@ use crate::comm::World;
 use crate::error::Result;
 use crate::record::{self, WeightsFile, write_weights};
 
+/// Write weights as safetensors, which torchvision's models load, or as HDF5.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// File of weights: a checkpoint, safetensors or HDF5.

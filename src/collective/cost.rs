@@ -22,10 +22,12 @@ use crate::config::{AllreduceKind, Wire};
 pub struct Nodes(pub Vec<Vec<usize>>);
 
 impl Nodes {
+    /// Where the ranks of a job are.
     pub fn of(world: &World) -> Nodes {
         Nodes((0..world.nodes()).map(|node| world.ranks_of(node)).collect())
     }
 
+    /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
@@ -98,6 +100,7 @@ pub struct Cost {
 const WALKED: usize = 1 << 30;
 
 impl Cost {
+    /// The costs of all algorithms between these nodes, by what `tuning` has measured.
     pub fn new(nodes: &Nodes, wire: Wire, tuning: &Tuning) -> Cost {
         let lines = CANDIDATES.iter().filter_map(|&kind| {
             let line = |wire| line(kind, nodes, wire, &tuning.parameters);

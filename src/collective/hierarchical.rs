@@ -31,6 +31,7 @@ use crate::trace::{self, Kind};
 /// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
 const RINGS: usize = 3;
 
+/// An allreduce in two levels: shared memory within a node, a ring for each local rank between nodes.
 pub struct Hierarchical {
     world: World,
     within: Box<dyn Within>,

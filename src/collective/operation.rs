@@ -19,7 +19,10 @@ pub enum Operation {
     /// The second half: what rank r has in `segment(range, ranks, r)` goes to the same place of every rank.
     Allgather,
     /// What one rank has goes to all.
-    Broadcast { root: usize },
+    Broadcast {
+        /// The rank that has it.
+        root: usize,
+    },
 }
 
 /// The way to go about it.

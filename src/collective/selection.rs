@@ -17,7 +17,9 @@ use crate::error::{Error, Result};
 /// The algorithm of a range and the seconds that it is expected to take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
+    /// The algorithm.
     pub kind: AllreduceKind,
+    /// Seconds that it is expected to take; NaN where nothing is known.
     pub seconds: f64,
 }
 

@@ -91,6 +91,7 @@ const BUILT_IN: Parameters = Parameters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
+    /// The name of the algorithm, as `--allreduce` has it.
     pub algorithm: String,
     /// Ascending.
     pub bytes: Vec<usize>,
@@ -104,6 +105,7 @@ pub struct Times {
 pub struct Machine {
     /// The models of the ranks' processors.
     pub cpu: String,
+    /// The MPI library and its version.
     pub mpi: String,
     /// Ranks on each node.
     pub ranks: String,
@@ -142,7 +144,9 @@ impl Machine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
+    /// The machine that was measured.
     pub machine: Machine,
+    /// Latencies and rates, for the cost model.
     pub parameters: Parameters,
     /// What algorithms took: in place of a prediction where there is any.
     pub measured: Vec<Times>,
@@ -165,6 +169,7 @@ impl Tuning {
         Tuning { machine: Machine::default(), parameters: BUILT_IN, measured: Vec::new() }
     }
 
+    /// Whether nothing was measured, and the figures are those of the source.
     pub fn is_built_in(&self) -> bool {
         self.machine == Machine::default()
     }

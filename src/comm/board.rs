@@ -13,12 +13,19 @@ use crate::host;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
+    /// Starting.
     Start,
+    /// Opening and reading data.
     Data,
+    /// Planning the step.
     Plan,
+    /// Allocating memory.
     Memory,
+    /// In a training step, counted from 0.
     Step,
+    /// In an evaluation.
     Evaluation,
+    /// Ending the run.
     End,
     /// It has ended the job, and said why.
     Abort,

@@ -108,10 +108,12 @@ impl Region {
         room(bytes.saturating_mul(world.local_size())).is_ok()
     }
 
+    /// Where this rank's part begins, in this process.
     pub fn address(&self) -> *mut u8 {
         self.address.cast()
     }
 
+    /// How many bytes this rank has of it.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -17,6 +17,7 @@ use super::library::{Library, thread_level};
 use super::news::News;
 use super::topology::Topology;
 use super::{region, signals, stall, window};
+use crate::config::most;
 use crate::error::{Error, Kind, Result};
 use crate::files::fnv1a;
 use crate::host;
@@ -102,6 +103,7 @@ impl World {
         stall::limit(warn, abort);
     }
 
+    /// The MPI library that this process runs with.
     pub fn library(&self) -> &Library {
         &self.inner.library
     }
@@ -119,7 +121,16 @@ impl World {
     /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same ones.
     /// A launcher that binds ranks gives each its own, one that does not gives all of them all. Where cores are enough for
     /// all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
+    ///
+    /// # Errors
+    /// `Usage` where more are wanted than any machine has use for; `Foreign` when MPI fails.
     pub fn threads(&self, wanted: Option<usize>) -> Result<usize> {
+        self.agree(match wanted {
+            Some(wanted) if wanted > most::THREADS => {
+                Err(Error::usage(format!("--threads {wanted}: must be at most {}", most::THREADS)))
+            }
+            _ => Ok(()),
+        })?;
         let mine = format!("{} {}", self.node(), host::binding());
         let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
         let cores = host::cores();

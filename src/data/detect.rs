@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 
 /// What a data set consists of before it is prepared for a model.
 pub struct Parts {
+    /// The training images.
     pub training: Arc<dyn Dataset>,
+    /// The test images, where there are any.
     pub test: Option<Arc<dyn Dataset>>,
 }
 

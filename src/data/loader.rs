@@ -212,6 +212,7 @@ pub struct TestLoader {
 }
 
 impl TestLoader {
+    /// The batches of this rank's share of the test images, in order.
     pub fn new(samples: Samples, sharding: Sharding, reading: Reading) -> TestLoader {
         let order = TestOrder { sharding, images: samples.len() };
         TestLoader { reader: Reader::new(samples, order.clone(), reading), order }

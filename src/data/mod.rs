@@ -44,6 +44,7 @@ pub trait Dataset: Send + Sync {
     /// How many there are; at least one.
     fn len(&self) -> usize;
 
+    /// Whether there is none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -116,6 +117,7 @@ pub enum Frame {
 /// What a run learns from and what it is measured by.
 #[derive(Clone)]
 pub struct Sets {
+    /// The training images, augmented.
     pub training: Samples,
     /// `None` where the data have no part for it.
     pub test: Option<Samples>,
@@ -136,6 +138,8 @@ pub struct Wanted<'a> {
     pub sample: [usize; 3],
     /// Classes that it tells apart.
     pub classes: usize,
+    /// Seed of augmentation.
     pub seed: u64,
+    /// Format, augmentation and decoder.
     pub input: &'a Input,
 }

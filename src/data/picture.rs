@@ -15,9 +15,13 @@ use crate::error::{Error, Result};
 /// An image as bytes: rows from the top, channels innermost. One channel is grey, three are red, green, blue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
+    /// (height, width, channels), 0 to 255.
     pub pixels: Vec<u8>,
+    /// In pixels.
     pub height: usize,
+    /// In pixels.
     pub width: usize,
+    /// 1 (grey) or 3 (red, green, blue).
     pub channels: usize,
 }
 
@@ -44,6 +48,7 @@ impl Jpeg {
         }
     }
 
+    /// As the flag has it.
     pub fn name(self) -> config::JpegDecoder {
         match self {
             Jpeg::Rust => config::JpegDecoder::Rust,

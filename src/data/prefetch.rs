@@ -90,6 +90,7 @@ pub struct Batch {
     pub labels: Vec<i32>,
     /// (N) classes of what was mixed into the images, and the shares of the images themselves: 1 where nothing was.
     pub others: Vec<i32>,
+    /// For mixed images the share of `labels` in each target; else empty.
     pub shares: Vec<f32>,
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),

@@ -19,7 +19,9 @@ use crate::random::{Purpose, Stream, key};
 /// How pixels become numbers: a byte becomes `byte · scale + shift`, by channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalisation {
+    /// Factor of each channel.
     pub scale: [f32; 3],
+    /// Added to each channel after that.
     pub shift: [f32; 3],
 }
 
@@ -71,6 +73,7 @@ impl Samples {
         Samples { augment, seed, repeat: repeat.max(1), ..self }
     }
 
+    /// The pictures behind it.
     pub fn set(&self) -> &dyn Dataset {
         &*self.set
     }
@@ -80,6 +83,7 @@ impl Samples {
         self.set.len() * self.repeat
     }
 
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -89,6 +93,7 @@ impl Samples {
         self.sample
     }
 
+    /// What is done to the images.
     pub fn augment(&self) -> &Augment {
         &self.augment
     }
@@ -106,10 +111,12 @@ impl Samples {
         if self.set.in_memory() { 0 } else { (threads / 4).clamp(1, 8) }
     }
 
+    /// The class of one image.
     pub fn label(&self, index: usize) -> i32 {
         self.set.label(index % self.set.len())
     }
 
+    /// What to call an image in a message.
     pub fn name(&self, index: usize) -> String {
         self.set.name(index % self.set.len())
     }

@@ -14,7 +14,9 @@ use crate::random::{Purpose, Stream, key};
 /// How a global batch is cut up, and which part of it is this rank's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharding {
+    /// How many ranks share the images.
     pub ranks: usize,
+    /// This rank's number.
     pub rank: usize,
     /// Images a rank sees at once.
     pub batch: usize,

@@ -47,9 +47,11 @@ pub struct Scalars {
 
 /// What the plan asks of a device: run `op` on such inputs.
 pub struct Request<'a> {
+    /// What is to be computed.
     pub op: &'a Op,
     /// Every input, and the layout it has so far (`None`: the device may choose; parameters).
     pub inputs: &'a [(Spec, Option<Layout>)],
+    /// Shape and type of each output.
     pub outputs: &'a [Spec],
     /// For a backward op: the kernel compiled for its forward op.
     pub forward: Option<&'a dyn Kernel>,
@@ -113,6 +115,10 @@ pub trait Device {
     fn allocate(&self, bytes: usize) -> Result<Memory>;
     /// The layout in which the host reads and writes: dense, last dimension fastest.
     fn plain(&self, spec: &Spec) -> Layout;
+    /// Makes the kernel of an op for these shapes and layouts.
+    ///
+    /// # Errors
+    /// What the device cannot compute, or a failing library call, with the op and its shapes.
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;

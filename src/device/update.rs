@@ -197,7 +197,9 @@ pub(super) fn average(scalars: &Scalars, decay: f32, from: &[f32], into: &mut [f
 /// A run of parameters that are updated alike, in elements from the start of the regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
+    /// First element of the region.
     pub start: usize,
+    /// How many elements it has.
     pub length: usize,
     /// Whether weight decay applies, and a parameter's trust ratio: both for weights, neither for biases and
     /// batch normalisation.

@@ -60,6 +60,7 @@ pub struct Fusion {
 pub enum Place {
     /// As they lie: in the host's memory, or in a device's that the MPI library reaches.
     InPlace,
+    /// On the device, and copied to the host to be reduced.
     Staged(Staging),
     /// On a device with memory of its own (`OnDevice`).
     Device,
@@ -68,7 +69,9 @@ pub enum Place {
 /// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
 /// fetched when it is complete, and put back when it is averaged, both beside what the device computes.
 pub struct Staging {
+    /// On the device.
     pub device: Memory,
+    /// Its copy on the host, pinned.
     pub host: Memory,
 }
 

@@ -15,11 +15,13 @@ use crate::graph::{Builder, Graph, TensorId};
 
 /// A model that `--model` can name.
 pub struct Model {
+    /// As `--model` takes it.
     pub name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
     /// (C, H, W) of the images it was made for.
     pub image: [usize; 3],
+    /// How many classes it was made for.
     pub classes: usize,
     layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
 }

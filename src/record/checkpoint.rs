@@ -32,10 +32,12 @@ const BLOCK: usize = 512;
 pub struct Array {
     /// Where it stands in the file: "parameters/conv1.weight".
     pub path: String,
+    /// How many elements each axis has.
     pub shape: Vec<usize>,
 }
 
 impl Array {
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -56,6 +58,7 @@ pub struct Contents {
     pub texts: BTreeMap<String, String>,
     /// Attributes of `/progress`.
     pub numbers: BTreeMap<String, f64>,
+    /// The arrays, each with its name.
     pub arrays: Vec<Array>,
     /// The numbers of all arrays, one after the other.
     pub values: Vec<f32>,
@@ -86,6 +89,7 @@ impl Contents {
         found.ok_or_else(|| Error::new(Kind::Data, format!("the checkpoint has no {name}")))
     }
 
+    /// An attribute, or nothing where the file has none of that name.
     pub fn text(&self, name: &str) -> &str {
         self.texts.get(name).map_or("", String::as_str)
     }

@@ -13,6 +13,7 @@ use crate::config::environment;
 pub enum Volume {
     /// Warnings and errors.
     Quiet,
+    /// What happens, and warnings.
     Normal,
     /// Also what is done when.
     Verbose,

@@ -54,7 +54,9 @@ const STEPS_A_LINE: u64 = 10;
 /// Which rank of how many this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
+    /// This rank's number.
     pub rank: usize,
+    /// How many ranks the job has.
     pub size: usize,
 }
 

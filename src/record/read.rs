@@ -13,6 +13,7 @@ use crate::files;
 
 /// A results file that is open. What is not in it (an older schema, a run that has not come so far) is empty or `None`.
 pub struct RunRecord {
+    /// The results file.
     pub path: PathBuf,
     /// The texts of `/config`.
     pub config: BTreeMap<String, String>,
@@ -20,6 +21,7 @@ pub struct RunRecord {
     pub status: String,
     /// Rows that are complete in every series of their group.
     pub steps: usize,
+    /// How many epochs are in the file.
     pub epochs: usize,
     file: File,
 }

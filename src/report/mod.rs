@@ -20,6 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::record;
 
+/// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Results files, or directories of such.

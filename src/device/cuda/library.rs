@@ -53,9 +53,11 @@ pub struct Found {
     pub driver: (i32, i32),
     /// "9.21.0"
     pub cudnn: String,
+    /// The file that cuDNN was loaded from.
     pub cudnn_path: PathBuf,
     /// The CUDA that cuBLAS is of.
     pub cublas: c_int,
+    /// The file that cuBLAS was loaded from.
     pub cublas_path: PathBuf,
     /// What cuDNN compiles engines with that do more than a product.
     pub nvrtc_path: Option<PathBuf>,

@@ -30,6 +30,7 @@ pub struct Library {
 /// What was found, for `dltrain info` and the record.
 #[derive(Debug, Clone)]
 pub struct Found {
+    /// The file that it was loaded from.
     pub path: PathBuf,
     /// "3.2.0"
     pub version: String,

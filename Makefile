@@ -52,8 +52,8 @@ test-one: build
 	@.ci/deps $(MPI) tests
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) $(TESTS)
 
-test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
+test-full: build ## every model at its full size, against PyTorch's numbers and its plan's memory, 500 combinations of flags, 128 ranks, killed jobs (hours)
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm --test combinations --test memory full:: -- --ignored
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
 	@.ci/deps $(MPIS) wheels

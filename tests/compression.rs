@@ -11,7 +11,7 @@ mod job;
 
 use std::path::PathBuf;
 
-use job::{refused, run, scalar, series};
+use job::{refused, run, scalar, series, within_plan};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 

@@ -29,6 +29,7 @@
 //!
 //! Examples that run are at [`graph::Builder`], [`plan`] and [`collective`].
 #![deny(unsafe_code)]
+#![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod bench;
 pub mod collective;

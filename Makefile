@@ -3,7 +3,8 @@
 #   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
 #   FEATURES=static     build HDF5 along, in place of the system's
 #   ARGS=…              flags added to `make run`
-#   TESTS=…             of the tests only these: TESTS="--test ops"
+#   TESTS=…             of the tests only these: TESTS="ops restart::with_"
+#   PROFILE=release     tests of the program as `make build` makes it
 #   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
@@ -12,10 +13,11 @@ MPIS := openmpi mpich
 else
 MPIS := $(MPI)
 endif
-export FEATURES
+export FEATURES PROFILE
 
 WITH_MPI = eval "$$(.ci/env $(MPI))" &&
-CARGO_FLAGS = --release --target-dir target/$(MPI) $(FEATURES:%=--features %)
+CHECK_FLAGS = --target-dir target/$(MPI) $(FEATURES:%=--features %)
+CARGO_FLAGS = --release $(CHECK_FLAGS)
 DLTRAIN = target/$(MPI)/release/dltrain
 ARM = aarch64-unknown-linux-gnu
 PREFIX ?= /usr/local
@@ -38,22 +40,19 @@ build: deps ## build target/<mpi>/release/dltrain
 run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
-# What never starts dltrain is the same under any MPI, and so is the GPU's device (its sums over ranks are not): they are tested under the first.
-WITH_RANKS = --lib --bins $(patsubst tests/%.rs,--test %,$(filter-out tests/cuda.rs,$(shell \
-    grep -lE 'support/job.rs|CARGO_BIN_EXE' tests/*.rs)))
-
-test: ## run every test, under Open MPI and under MPICH
+test: ## run every test, under the second MPI those that depend on it (docs/testing.md)
 	@.ci/deps $(MPIS) tests slurm
-	@set -e; for mpi in $(MPIS); do echo "test: $$mpi"; \
-	    $(MAKE) --no-print-directory test-one MPI=$$mpi $(if $(TESTS),,$${second:+TESTS="$(WITH_RANKS)"}); second=1; done
-	@$(MAKE) --no-print-directory test-install MPIS="$(MPIS)"
+	@set -e; list=; for mpi in $(MPIS); do .ci/test $$mpi $(or $(TESTS),$$list); list=@tests/second-mpi.txt; done
+	@$(if $(TESTS),,$(MAKE) --no-print-directory test-install MPIS="$(MPIS)" PROFILE=$(PROFILE))
 
-test-one: build
+test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of them
 	@.ci/deps $(MPI) tests
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) $(TESTS)
+	@.ci/test $(MPI) $(TESTS)
 
-test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
+test-full: ## what takes minutes: models at full size, 128 ranks, nodes, 20 killed jobs; and all tests of the release build
+	@.ci/deps $(MPI) tests slurm
+	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full
+	@PROFILE=release .ci/test $(MPI)
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
 	@.ci/deps $(MPIS) wheels
@@ -70,10 +69,10 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 lint: deps ## check format, warnings, documentation, scripts, which room uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
-	@$(WITH_MPI) cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
-	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CARGO_FLAGS) --no-deps --quiet
+	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings
+	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
-	    $(WITH_MPI) cargo check $(CARGO_FLAGS) --target $(ARM); \
+	    $(WITH_MPI) cargo check $(CHECK_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
 
 kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers take it (installs NVRTC: 250 MB; no GPU needed)

@@ -57,7 +57,11 @@ pub enum Command {
     /// List the models: parameters, arithmetic and memory an image.
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
-    Info,
+    Info {
+        /// Also list the switches of the environment, with the values in force.
+        #[arg(long, short)]
+        verbose: bool,
+    },
     /// Write weights as safetensors, which torchvision's models load, or as HDF5.
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.

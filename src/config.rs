@@ -1,9 +1,12 @@
-//! The validated run: what flags and files become. Plain data, written whole into every record.
+//! The validated run: what flags and files become. Plain data, written whole into every record. And `environment`: the
+//! switches that are read there alone.
 //!
 //! May use: `error`. Used by: everything.
 
 mod compression;
+pub mod environment;
 mod input;
+mod optimizer;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -13,6 +16,21 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use compression::Compression;
+pub use optimizer::{Optimizer, Rule};
+
+/// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
+pub mod most {
+    /// Images that a rank takes at a time, and micro-steps of an update.
+    pub const BATCH: usize = 1 << 20;
+    /// Times an image comes in an epoch.
+    pub const REPEATS: usize = 1_000_000;
+    /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
+    pub const IMAGES: usize = 1 << 30;
+    /// Threads of a rank.
+    pub const THREADS: usize = 1024;
+    /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
+    pub const LOADER_THREADS: usize = 256;
+}
 
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -179,30 +197,6 @@ impl std::fmt::Display for Wire {
     }
 }
 
-/// How gradients become updates of the parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// Stochastic gradient descent with momentum.
-    Sgd,
-    /// Kingma and Ba, 2015; decay is added to the gradient.
-    Adam,
-    /// Adam with decoupled weight decay: Loshchilov and Hutter, 2019.
-    #[value(name = "adamw")]
-    AdamW,
-    /// Tieleman and Hinton, 2012, as PyTorch has it.
-    #[value(name = "rmsprop")]
-    RmsProp,
-    /// As TensorFlow has it, epsilon inside the root: for Inception.
-    #[value(name = "rmsprop-tf")]
-    #[serde(rename = "rmsprop-tf")]
-    RmsPropTf,
-    /// Layer-wise adaptive rates for large batches: You et al., 2017.
-    Lars,
-    /// The idea of lars on adam: You et al., 2020.
-    Lamb,
-}
-
 /// How the learning rate goes over the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -227,33 +221,6 @@ pub enum SyncBatchNorm {
     All,
     /// So many consecutive ranks.
     Groups(usize),
-}
-
-/// What the optimizer does. Numbers that the kind has no use for are 0.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Optimizer {
-    /// The rule.
-    pub kind: OptimizerKind,
-    /// Share of the previous update that is kept.
-    pub momentum: f32,
-    /// Whether the momentum is Nesterov's.
-    pub nesterov: bool,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment, or within the root.
-    pub epsilon: f32,
-    /// Decay of the mean square.
-    pub rms_decay: f32,
-    /// Trust coefficient of LARS.
-    pub trust: f32,
-    /// Weight decay.
-    pub weight_decay: f32,
-    /// The largest norm of all gradients together.
-    pub clip_norm: Option<f32>,
-    /// Decay of the moving average of the weights, which evaluation then uses.
-    pub ema: Option<f32>,
 }
 
 /// How the learning rate goes.
@@ -428,6 +395,8 @@ impl Config {
         };
         items.retain(|(name, _)| !own.contains(&name.as_str()));
         items.insert(0, ("images".into(), images.into()));
+        // What else there is to compare may depend on these.
+        items.sort_by_key(|(name, _)| !name.ends_with(".kind"));
         items
     }
 

@@ -16,6 +16,7 @@ use cli::{Cli, Command, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    record::built_from(revision::revision!());
     let parsed = match cli::parse(std::env::args_os().collect()) {
         Ok(parsed) => parsed,
         Err(error) => return not_parsed(&error),
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
     match cli.command {
         Some(Command::Models) => models::print(world),
-        Some(Command::Info) => info::print(world),
+        Some(Command::Info { verbose }) => info::print(world, verbose),
         Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         Some(Command::Export(args)) => export::run(&args, world),

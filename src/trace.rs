@@ -9,6 +9,15 @@ use std::cell::{Cell, RefCell};
 
 use crate::comm;
 
+/// When a bucket's allreduce was under way, in seconds from the start of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BucketTime {
+    pub start: f64,
+    pub finish: f64,
+    /// How long the rank had nothing to do but wait for it: the part that no computation hid.
+    pub exposed: f64,
+}
+
 /// What an event is, and what its numbers `a` and `b` mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -2,7 +2,7 @@
 # What `make install` leaves, with each MPI that was built: one dltrain that every launcher starts as one job, with the library of
 # that launcher; that runs alone; that works where it is moved to; that says what is missing; and that goes away again.
 #
-# Usage: tests/install.sh MPI…
+# Usage: tests/install.sh MPI…      PROFILE=release: of `make build`; else of the profile that tests are built by
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 prefix="$scratch/a b/dltrain"
 dltrain=$prefix/bin/dltrain
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 PROFILE=${PROFILE:-dev}
 declare -A launchers
 for mpi in "$@"; do launchers[$mpi]=$(eval "$(.ci/env "$mpi")" && echo "$DLTRAIN_MPIRUN"); done
 # Nothing of what it was built with may be needed.

@@ -13,7 +13,7 @@ use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
-use crate::train;
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -49,7 +49,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let parameters = parameters(world, &limits, &measured)?;
     let tuning = Tuning { machine, parameters, measured };
     // Every rank has the same numbers; one of them writes.
-    world.agree(if world.rank() == 0 { tuning.save(&path) } else { Ok(()) })?;
+    world.agree(record::once(world, || tuning.save(&path)))?;
     if world.rank() == 0 {
         print(&tuning, &Nodes::of(world), &sizes);
         println!("written to {}", path.display());
@@ -133,7 +133,7 @@ fn parameters(world: &World, limits: &Limits, measured: &[Times]) -> Result<Para
     // A sum of nothing much in shared memory is two waits of all for all.
     let shm = measured.iter().find(|times| times.algorithm == AllreduceKind::Shm.name() && world.size() > 1);
     let waits = shm.map_or(built_in.shared.latency_us, |times| times.us[0] / 2.0);
-    let threads = train::threads(world, None)?;
+    let threads = world.threads(None)?;
     let rate = world.agree(Cpu::new(threads).and_then(|device| device.sgemm_rate(3)));
     let mut rate = [rate.map_or(built_in.gflops_per_thread, |rate| rate / 1e9 / threads as f64)];
     world.min_f64(&mut rate)?;

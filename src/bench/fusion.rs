@@ -18,7 +18,6 @@ use crate::fusion::{Fusion, adaptive};
 use crate::model;
 use crate::plan::{self, Options, Plan, TAIL};
 use crate::record::Progress;
-use crate::train;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -63,7 +62,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let selection = Selection::new(args.allreduce, args.wire, &Nodes::of(world), &tuning);
     let selection = world.agree(selection)?;
     let mut plan = world.agree(planned(args))?;
-    let mut threads = [train::threads(world, None)? as f64];
+    let mut threads = [world.threads(None)? as f64];
     world.min_f64(&mut threads)?;
     let threads = threads[0] as usize;
     let backward = plan.forward_steps..plan.steps.len();
@@ -139,7 +138,7 @@ impl Replay<'_> {
     /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.
     fn measure(&self, cuts: &mut [Cut], iterations: usize) -> Result<()> {
         let wrong: usize = cuts.iter().map(|cut| cut.wrong).sum();
-        let progress = Progress::start(train::place(self.world), (iterations * cuts.len()) as u64);
+        let progress = Progress::start(self.world.into(), (iterations * cuts.len()) as u64);
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
             for cut in cuts.iter_mut() {
                 let mut seconds = self.pass(&mut cut.fusion, true)?;

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
+use dltrain::config::{Augment, DataFormat, Input, JpegDecoder, most};
 use dltrain::error::{Error, Result};
 
-/// More help nobody, and keep the machine busy for minutes.
-const MOST_LOADER_THREADS: usize = 256;
+use super::values::{at_most, within};
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]
@@ -39,10 +39,8 @@ impl Args {
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {
-        super::values::at_least_one("repeat-data", self.repeat_data)?;
-        if let Some(threads) = self.loader_threads.filter(|&threads| threads > MOST_LOADER_THREADS) {
-            return Err(Error::usage(format!("--loader-threads {threads}: at most {MOST_LOADER_THREADS}")));
-        }
+        within("repeat-data", self.repeat_data, most::REPEATS)?;
+        at_most("loader-threads", self.loader_threads.unwrap_or(0), most::LOADER_THREADS)?;
         let given = [
             (self.data_format.is_some(), "data-format"),
             (self.augment.is_some(), "augment"),

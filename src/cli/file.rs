@@ -10,6 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
 use dltrain::error::{Error, Kind, Result};
+use dltrain::files;
 use dltrain::record;
 
 /// Flags that come from a file, each with its place there.
@@ -26,6 +27,8 @@ const PLACES: [&str; 8] = [
     "tensorboard",
     "tensorboard-histograms",
 ];
+/// Bytes of a run file at most.
+const LONGEST: u64 = 1 << 20;
 /// These make no sense in a file.
 const NOT_KEYS: [&str; 3] = ["config", "help", "version"];
 
@@ -127,7 +130,7 @@ struct Entry {
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|error| Error::data(path, format!("--config: {error}")))
+    files::read_text(path, LONGEST).map_err(|error| Error::data(path, format!("--config: {error}")))
 }
 
 /// (line, what is wrong there), all of it.
@@ -138,6 +141,10 @@ fn parse(command: &Command, text: &str) -> std::result::Result<Vec<Entry>, Wrong
     let table = DeTable::parse(text).map_err(|error| {
         vec![(line(error.span().map_or(0, |span| span.start)), error.message().to_string())]
     })?;
+    let (keys, flags) = (table.get_ref().len(), command.get_arguments().count());
+    if keys > flags {
+        return Err(vec![(1, format!("the file has {keys} keys, and there are only {flags} flags"))]);
+    }
     let (mut entries, mut wrong) = (Vec::new(), Vec::new());
     for (key, value) in table.into_inner() {
         let at = line(key.span().start);

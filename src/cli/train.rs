@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire, most,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -19,6 +19,7 @@ const MOST_CLASSES: usize = 1_000_000;
 const LARGEST_IMAGE: usize = 16_384;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// All flags as a run file.
     #[arg(skip)]
@@ -185,18 +186,18 @@ impl Args {
     }
 
     fn checked(self) -> Result<Config> {
-        at_least_one("batch", self.batch)?;
+        within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
-        at_least_one("accumulation", self.accumulation)?;
+        within("accumulation", self.accumulation, most::BATCH)?;
         let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
         if let SyncBatchNorm::Groups(ranks) = sync_bn {
             at_least_one("sync-bn", ranks)?;
         }
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
-        at_least_one("threads", self.threads.unwrap_or(1))?;
+        within("threads", self.threads.unwrap_or(1), most::THREADS)?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
@@ -308,6 +309,14 @@ mod tests {
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
+            (vec!["--accumulation", "10000000000"], "--accumulation 10000000000: must be at most 1048576"),
+            (vec!["--batch", "9223372036854775808"], "--batch 9223372036854775808: must be at most 1048576"),
+            (vec!["--threads", "100000"], "--threads 100000: must be at most 1024"),
+            (
+                vec!["--data", "x", "--repeat-data", "3000000"],
+                "--repeat-data 3000000: must be at most 1000000",
+            ),
+            (vec!["--data", "x", "--loader-threads", "257"], "--loader-threads 257: must be at most 256"),
             (vec!["--sync-bn=0"], "--sync-bn 0"),
             (vec!["--stall-warn=-1"], "--stall-warn -1"),
             (vec!["--stall-abort", "nan"], "--stall-abort NaN"),

@@ -5,7 +5,7 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::collective::{Selection, cost::Nodes, select, tuning::Tuning, wait};
@@ -39,9 +39,7 @@ pub mod cost;
 mod gather;
 mod halving;
 mod hierarchical;
-pub mod limits;
 mod link;
-mod near;
 mod operation;
 mod part;
 mod ring;
@@ -72,6 +70,7 @@ pub use hierarchical::Hierarchical;
 pub use operation::{Operation, Route};
 pub use part::part;
 pub use schedule::segment;
+pub use scheduled::{CHUNK, WINDOW};
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use vendor::Vendor;

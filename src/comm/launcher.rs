@@ -5,10 +5,9 @@
 //! left in the environment. Open MPI 4 does worse under srun without PMIx: MPI_Init ends the process, and each
 //! prints a page about how to build Open MPI; there we speak first.
 
-use std::path::Path;
-
 use super::library::{Family, Library};
 use crate::error::{Error, Result};
+use crate::host;
 
 /// Which launcher left its marks in the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,13 +197,7 @@ fn needs_pmix(version: &str, plugins: &[String]) -> bool {
 /// The ways to a job that the Open MPI in this process was built with: "ext3x" for the file `mca_pmix_ext3x.so`.
 /// Empty where they are not files beside the library: then nothing is known, and MPI_Init must be tried.
 fn open_mpi_plugins() -> Vec<String> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let path_of = |line: &str| line.find('/').map(|at| Path::new(&line[at..]).to_path_buf());
-    let is_mpi =
-        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libmpi.so"));
-    let Some(library) = maps.lines().filter_map(path_of).find(|path| is_mpi(path)) else {
-        return Vec::new();
-    };
+    let Some(library) = host::library("libmpi.so") else { return Vec::new() };
     // Where Open MPI puts them, and where Debian and Ubuntu do.
     let places = ["openmpi", "openmpi/lib/openmpi3"].map(|place| library.with_file_name(place));
     let files = places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten();

@@ -17,7 +17,10 @@ use super::library::{Library, thread_level};
 use super::news::News;
 use super::topology::Topology;
 use super::{region, signals, stall, window};
+use crate::config::most;
 use crate::error::{Error, Kind, Result};
+use crate::files::fnv1a;
+use crate::host;
 
 /// How long a job that aborts leaves the launcher to pass on its message.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -115,6 +118,35 @@ impl World {
         self.inner.control.barrier()
     }
 
+    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same ones.
+    /// A launcher that binds ranks gives each its own, one that does not gives all of them all. Where cores are enough for
+    /// all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
+    ///
+    /// # Errors
+    /// `Usage` where more are wanted than any machine has use for; `Foreign` when MPI fails.
+    pub fn threads(&self, wanted: Option<usize>) -> Result<usize> {
+        self.agree(match wanted {
+            Some(wanted) if wanted > most::THREADS => {
+                Err(Error::usage(format!("--threads {wanted}: must be at most {}", most::THREADS)))
+            }
+            _ => Ok(()),
+        })?;
+        let mine = format!("{} {}", self.node(), host::binding());
+        let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
+        let cores = host::cores();
+        if let Some(threads) = wanted.filter(|&threads| threads > cores && self.rank() == 0) {
+            let plural = if cores == 1 { "" } else { "s" };
+            log::warn!(
+                "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
+            );
+        }
+        let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
+        if threads * sharing <= cores {
+            host::cores_are_own();
+        }
+        Ok(threads)
+    }
+
     /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.
     pub fn sum_f64(&self, numbers: &mut [f64]) -> Result<()> {
         self.inner.control.reduce(numbers, Reduction::Sum)
@@ -139,15 +171,15 @@ impl World {
     pub fn to_first(&self, words: &[u64], mut each: impl FnMut(usize, &[u64])) -> Result<()> {
         let control = &self.inner.control;
         if self.rank() > 0 {
-            control.send_words(&[words.len() as u64], 0)?;
-            return control.send_words(words, 0);
+            control.send(&[words.len() as u64], 0)?;
+            return control.send(words, 0);
         }
         each(0, words);
         for rank in 1..self.size() {
-            let mut length = [0];
-            control.receive_words(&mut length, rank)?;
-            let mut words = vec![0; length[0] as usize];
-            control.receive_words(&mut words, rank)?;
+            let mut length = [0u64];
+            control.receive(&mut length, rank)?;
+            let mut words = vec![0u64; length[0] as usize];
+            control.receive(&mut words, rank)?;
             each(rank, &words);
         }
         Ok(())
@@ -158,8 +190,8 @@ impl World {
         let control = &self.inner.control;
         if self.rank() > 0 {
             for _ in 0..clock::QUESTIONS {
-                control.receive_words(&mut [0], 0)?;
-                control.send_words(&[clock::now()], 0)?;
+                control.receive(&mut [0u64], 0)?;
+                control.send(&[clock::now()], 0)?;
             }
             return Ok(Vec::new());
         }
@@ -167,9 +199,9 @@ impl World {
         for rank in 1..self.size() {
             let mut best = Offset { uncertainty: u64::MAX, ..Offset::default() };
             for _ in 0..clock::QUESTIONS {
-                let (asked, mut there) = (clock::now(), [0]);
-                control.send_words(&[0], rank)?;
-                control.receive_words(&mut there, rank)?;
+                let (asked, mut there) = (clock::now(), [0u64]);
+                control.send(&[0u64], rank)?;
+                control.receive(&mut there, rank)?;
                 let offset = Offset::from_answer(asked, there[0], clock::now());
                 if offset.uncertainty < best.uncertainty {
                     best = offset;
@@ -381,8 +413,7 @@ fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error
 /// FNV-1a over all names and values, each followed by a byte that no text contains.
 fn hash_of(items: &[(String, String)]) -> u64 {
     let texts = items.iter().flat_map(|(name, value)| [name, value]);
-    let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a(texts.flat_map(|text| text.bytes().chain([0xff])))
 }
 
 #[cfg(test)]

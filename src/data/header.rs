@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 
-use flate2::Crc;
 use serde::{Deserialize, Serialize};
 
 use super::Sums;
+use crate::files::crc32;
 
 const MAGIC: &str = "dltrain images 1";
 
@@ -102,11 +102,4 @@ impl Header {
         let n = self.images;
         [8 * (n + 1), 12 * n, 4 * n, 4 * n, self.names_bytes]
     }
-}
-
-/// CRC-32 of the parts one after the other.
-pub fn crc32(parts: &[&[u8]]) -> u32 {
-    let mut crc = Crc::new();
-    parts.iter().for_each(|part| crc.update(part));
-    crc.sum()
 }

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::config::most;
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 
@@ -37,6 +38,15 @@ impl Sharding {
         let global = self.global_batch();
         if global == 0 {
             return Err(Error::usage("ranks, --batch and accumulation must each be at least 1"));
+        }
+        if global > most::IMAGES {
+            return Err(Error::usage(format!(
+                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} images",
+                self.ranks,
+                self.batch,
+                self.accumulation,
+                most::IMAGES
+            )));
         }
         if global > images {
             let cause = format!(

@@ -122,6 +122,18 @@ pub trait Device {
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
+    /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these rows
+    /// alone, or from there `into` the layout; all of the tensor's memory is given. `None` where the device copies whole
+    /// tensors only, or the rows do not begin and end with blocks of the layout.
+    fn reorder_rows(
+        &self,
+        _spec: &Spec,
+        _layout: &Layout,
+        _rows: &Range<usize>,
+        _into: bool,
+    ) -> Result<Option<Box<dyn Kernel>>> {
+        Ok(None)
+    }
     /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all
     /// regions share offsets, so that one span names the same parameter in each. For a rule with norms
     /// (`Rule::has_trust`) each span is one parameter.

@@ -20,7 +20,7 @@ use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event, Memory};
 use crate::error::{Error, Result};
 use crate::plan::Bucket;
-use crate::trace;
+use crate::trace::{self, BucketTime};
 
 pub use exchange::Exchanges;
 pub use on_device::{OnDevice, adds_up};
@@ -34,17 +34,6 @@ fn as_text(bytes: &[u8]) -> String {
 fn from_text(text: &str) -> Result<Vec<u8>> {
     let damaged = |_| Error::internal("what GPUs find each other by came damaged from another rank");
     text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().map_err(damaged)
-}
-
-/// When a bucket was under way in the last step; seconds from its begin.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BucketTime {
-    /// When the collective started, in seconds from the step's start.
-    pub start: f64,
-    /// When it had finished, in seconds from the step's start.
-    pub finish: f64,
-    /// How long the rank had nothing to do but wait for it.
-    pub exposed: f64,
 }
 
 /// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a bucket, or

@@ -195,6 +195,25 @@ impl Graph {
             .map(|(index, tensor)| (TensorId(index), tensor))
     }
 
+    /// The tensors that fields of the graph name, for whoever renumbers tensors. Every field is listed, so that a new one
+    /// cannot be forgotten here.
+    fn own_tensors(&mut self) -> impl Iterator<Item = &mut TensorId> {
+        let Graph {
+            name: _,
+            tensors: _,
+            nodes: _,
+            forward_nodes: _,
+            recomputed: _,
+            images,
+            labels,
+            mixed,
+            logits,
+            losses,
+            hits,
+        } = self;
+        [images, labels, logits, losses, hits].into_iter().chain(mixed.iter_mut().flatten())
+    }
+
     /// How many numbers of its parameters the model does not learn.
     pub fn frozen_count(&self) -> usize {
         let frozen = self.with_role(Role::Parameter).filter(|(_, tensor)| tensor.frozen);

@@ -45,6 +45,7 @@ use std::ops::Range;
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
+use crate::files::fnv1a;
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
 pub use bucket::{Bucket, Ready, TAIL};
@@ -210,9 +211,7 @@ impl Plan {
 
     /// Equal on two ranks when their steps, layouts, memory and buckets are equal (FNV-1a, 64 bits).
     pub fn hash(&self) -> u64 {
-        self.canonical().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+        fnv1a(self.canonical().bytes())
     }
 
     /// The parameters within these bytes as runs that the optimizer updates alike: long ones, or one a parameter where

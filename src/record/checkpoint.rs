@@ -13,22 +13,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use flate2::Crc;
 use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 
-use super::write_whole;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, Kind, Result};
+use crate::files::{self, crc32_from, write_whole};
 
 /// The schema's version. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 2;
 const MAGIC: &str = "dltrain checkpoint";
 /// Bytes before the index.
 const BLOCK: usize = 512;
-/// Bytes summed up at a time.
-const PIECE: usize = 1 << 20;
 
 /// An array of f32 numbers.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -206,18 +203,6 @@ fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
     block
 }
 
-/// The CRC-32 of a file's bytes from a place on.
-pub(super) fn crc32_from(mut file: &fs::File, start: u64) -> io::Result<u32> {
-    file.seek(SeekFrom::Start(start))?;
-    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
-    loop {
-        match file.read(&mut bytes)? {
-            0 => return Ok(crc.sum()),
-            count => crc.update(&bytes[..count]),
-        }
-    }
-}
-
 /// Reads a checkpoint whole, having checked every byte of it.
 ///
 /// # Errors
@@ -249,7 +234,7 @@ impl Stored {
     /// As for `read`.
     pub fn open(path: &Path) -> Result<Stored> {
         let unreadable = |error: io::Error| unreadable(path, &error);
-        let mut file = fs::File::open(path).map_err(unreadable)?;
+        let mut file = files::open(path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
         let index = check(path, &file, length)?;
         let mut text = vec![0u8; index as usize];

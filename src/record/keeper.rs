@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::checkpoint::{self, Contents};
-use super::whole::temporary;
 use super::{Place, path};
 use crate::config::Resume;
 use crate::error::{Error, Kind, Result};
+use crate::files::temporary;
 
 const BEST: &str = "best.h5";
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Place, date, directory_of};
+use super::{Place, date};
 use crate::error::{Error, Result};
+use crate::files::directory_of;
 
 /// The directory used when none is given.
 const DEFAULT: &str = "results";
@@ -86,7 +87,7 @@ pub(super) fn check(path: &Path) -> Result<()> {
     probe(directory).map_err(|error| {
         Error::output(
             path,
-            format!("cannot write in {}: {error}; choose another place with --results", directory.display()),
+            format!("cannot write in {}: {error}; choose another --results", directory.display()),
         )
     })
 }

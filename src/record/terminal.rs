@@ -5,13 +5,14 @@
 //! launcher is an ancestor of this process (as it is for rank 0 on a workstation; under srun it is not, and
 //! there is no bar). Without a terminal no control character is written.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::host;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 /// How often the bar moves.
@@ -155,14 +156,11 @@ fn launcher() -> Option<u32> {
     const NAMES: [&str; 4] = ["mpirun", "mpiexec", "orterun", "prterun"];
     let mut pid = std::process::id();
     while pid > 1 {
-        // "pid (name) state parent …"; the name may hold anything, so the last parenthesis counts.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(')')?;
-        let name = head.split_once('(')?.1;
-        if NAMES.iter().any(|known| name.starts_with(known)) {
+        let process = host::process(&pid.to_string())?;
+        if NAMES.iter().any(|known| process.name.starts_with(known)) {
             return Some(pid);
         }
-        pid = tail.split_whitespace().nth(1)?.parse().ok()?;
+        pid = process.parent;
     }
     None
 }

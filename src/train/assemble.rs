@@ -22,7 +22,6 @@ use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL};
-use crate::record::BucketTime;
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -151,7 +150,6 @@ impl Assembly<'_> {
             stretches: Stretch::cut(&program, buckets, device),
             runs: 0,
             program,
-            bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
             fusion,
             clip,
             scaling: self.scaling(&gradients)?,

@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// Bytes of files that reading keeps in memory.
+    /// Bytes that reading keeps in memory.
     pub fn kept(&self) -> usize {
         self.parts().0.kept()
     }

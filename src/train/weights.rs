@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::evaluate::agree_on_statistics;
 use super::memory::Memories;
 use super::network::Network;
-use super::place;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
@@ -56,7 +55,7 @@ impl Start {
             .map(|tensor| (tensor.name.as_str(), &tensor.spec.shape.0[..]))
             .filter(|(name, _)| !head.contains(name))
             .collect();
-        let wrong = differences(&wanted, file.shapes(), &head);
+        let wrong = differences(&wanted, file.shapes(), file.unread(), &head);
         if wrong.is_empty() {
             let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
             return Ok(Some(Start { file, shapes }));
@@ -91,11 +90,21 @@ fn listed(lines: &[String]) -> String {
 }
 
 /// One line for each tensor that is missing, of another shape, or unknown.
-fn differences(wanted: &[(&str, &[usize])], found: &[(String, Vec<usize>)], head: &[&str]) -> Vec<String> {
+fn differences(
+    wanted: &[(&str, &[usize])],
+    found: &[(String, Vec<usize>)],
+    unread: &[(String, String)],
+    head: &[&str],
+) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, shape) in wanted {
         match found.iter().find(|(other, _)| other == name) {
-            None => wrong.push(format!("{name}: is not in the file")),
+            None => wrong.push(match unread.iter().find(|(other, _)| other == name) {
+                Some((_, dtype)) => {
+                    format!("{name}: is {dtype} in the file; f16, bf16, f32 and f64 are read")
+                }
+                None => format!("{name}: is not in the file"),
+            }),
             Some((_, other)) if other != shape => {
                 wrong.push(format!("{name}: is {other:?} in the file and {shape:?} in the model"))
             }
@@ -135,10 +144,8 @@ pub fn save(
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
     let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    let write = || record::write_weights(path, &shapes, &values);
-    let written = if world.rank() == 0 { write() } else { Ok(()) };
-    world.agree(written)?;
-    record::say(place(world), &format!("weights: {}", path.display()));
+    world.agree(record::once(world, || record::write_weights(path, &shapes, &values)))?;
+    record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }
 
@@ -158,13 +165,16 @@ mod tests {
             found("c.weight", &[1]),
             found("fc.weight", &[10, 4]),
         ];
+        let unread = [("b.running_mean".to_string(), "I64".to_string())];
         assert_eq!(
-            differences(&wanted, &file, &["fc.weight"]),
+            differences(&wanted, &file, &[], &["fc.weight"]),
             [
                 "a.weight: is [2, 4] in the file and [2, 3] in the model",
                 "b.running_mean: is not in the file",
                 "c.weight: is not in the model",
             ]
         );
+        let integers = "b.running_mean: is I64 in the file; f16, bf16, f32 and f64 are read";
+        assert_eq!(differences(&wanted, &file, &unread, &["fc.weight"])[1], integers);
     }
 }

@@ -2,6 +2,8 @@
 #include "fake.hpp"
 #include "numbers.hpp"
 
+#include <algorithm>
+
 using numbers::Type;
 
 namespace {
@@ -37,19 +39,23 @@ bool multiply(int m, int n, int k, float alpha, const Matrix &a, const Matrix &b
     void *result = fake_address(c.at, c.bytes());
     if (m == 0 || n == 0) return true;
     if (!result || (k > 0 && (!left || !right))) return false;
-    std::vector<float> row(k);
-    std::vector<float> columns(size_t(k) * n);
+    std::vector<float> rows(size_t(k) * n);
     for (int j = 0; j < n; ++j)
-        for (int p = 0; p < k; ++p) columns[size_t(j) * k + p] = numbers::get(right, b.type, b.index(p, j));
+        for (int p = 0; p < k; ++p) rows[size_t(p) * n + j] = numbers::get(right, b.type, b.index(p, j));
+    std::vector<double> sums(n);
     for (int i = 0; i < m; ++i) {
-        for (int p = 0; p < k; ++p) row[p] = numbers::get(left, a.type, a.index(i, p));
+        // The sums of a row side by side: none waits for the other's addition.
+        std::fill(sums.begin(), sums.end(), 0.0);
+        for (int p = 0; p < k; ++p) {
+            const double factor = numbers::get(left, a.type, a.index(i, p));
+            const float *row = &rows[size_t(p) * n];
+            for (int j = 0; j < n; ++j) sums[j] += factor * row[j];
+        }
         for (int j = 0; j < n; ++j) {
-            double sum = 0;
-            for (int p = 0; p < k; ++p) sum += double(row[p]) * columns[size_t(j) * k + p];
             const size_t at = c.index(i, j);
             // What beta = 0 multiplies is not read.
             const double before = beta == 0 ? 0 : double(beta) * numbers::get(result, c.type, at);
-            numbers::put(result, c.type, at, float(alpha * sum + before));
+            numbers::put(result, c.type, at, float(alpha * sums[j] + before));
         }
     }
     return true;

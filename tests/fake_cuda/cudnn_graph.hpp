@@ -176,8 +176,8 @@ struct Operands {
     }
 };
 
-// Calls f(index in x, in w, in y) for every multiplication.
-template <class F> void each_product(const Operands &all, F f) {
+// Calls f(index in x, in w, in y) for the multiplications of a group's first input channel; the others follow in x and in w.
+template <class F> void each_first_product(const Operands &all, F f) {
     const Tensor &x = all.x, &w = all.w, &y = all.y;
     const Convolution &how = all.how;
     const int per_group = w.n() / all.groups();
@@ -193,9 +193,8 @@ template <class F> void each_product(const Operands &all, F f) {
                         const int wy = how.correlation ? ky : w.h() - 1 - ky;
                         const int wx = how.correlation ? kx : w.w() - 1 - kx;
                         for (int o = 0; o < w.n(); ++o)
-                            for (int c = 0; c < w.c(); ++c)
-                                f(x.index(s, o / per_group * w.c() + c, row, column), w.index(o, c, wy, wx),
-                                  y.index(s, o, i, j));
+                            f(x.index(s, o / per_group * w.c(), row, column), w.index(o, 0, wy, wx),
+                              y.index(s, o, i, j));
                     }
 }
 
@@ -338,10 +337,20 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
     const Tensor &raw = all.result(), &result = it.result;
     const std::vector<float> left = values(all.left()), right = values(all.right());
     std::vector<double> products(raw.count());
-    each_product(all, [&](size_t x, size_t w, size_t y) {
-        if (all.kind == FORWARD) products[y] += double(left[x]) * right[w];
-        else if (all.kind == DATA) products[x] += double(left[y]) * right[w];
-        else products[w] += double(left[y]) * right[x];
+    const int64_t along_x = all.x.distance[1], along_w = all.w.distance[1];
+    const int channels = all.w.c();
+    each_first_product(all, [&](size_t x, size_t w, size_t y) {
+        if (all.kind == FORWARD) {
+            double sum = products[y];
+            for (int c = 0; c < channels; ++c) sum += double(left[x + c * along_x]) * right[w + c * along_w];
+            products[y] = sum;
+        } else if (all.kind == DATA) {
+            const double factor = left[y];
+            for (int c = 0; c < channels; ++c) products[x + c * along_x] += factor * right[w + c * along_w];
+        } else {
+            const double factor = left[y];
+            for (int c = 0; c < channels; ++c) products[w + c * along_w] += factor * right[x + c * along_x];
+        }
     });
     const std::vector<float> bias = it.bias ? values(*it.bias) : std::vector<float>();
     const std::vector<float> gate = it.gate ? values(*it.gate) : std::vector<float>();

@@ -82,9 +82,10 @@ class Context {
 };
 #endif
 
+constexpr size_t STACK = 64 << 10;
+
 struct Lane {
     Context context;
-    std::vector<char> stack;
     dim3 index;
     State state;
 };
@@ -92,6 +93,7 @@ struct Lane {
 // The block that runs now.
 struct Block {
     std::vector<Lane *> lanes;
+    std::vector<char *> stacks;
     Context scheduler;
     size_t current = 0;
     dim3 index, shape, grid;
@@ -133,14 +135,18 @@ inline void run_block(size_t threads, bool descending) {
         own.index = {unsigned(i % now.shape.x), unsigned(i / now.shape.x % now.shape.y),
                      unsigned(i / now.shape.x / now.shape.y)};
         own.state = State::Ready;
-        own.context.prepare(own.stack.data(), own.stack.size(), entry);
     }
-    for (;;) {
+    // A lane that ends without a barrier leaves its stack, still in the cache, to the next one.
+    size_t held = 0;
+    for (bool first = true;; first = false) {
         size_t ended = 0;
         for (size_t i = 0; i < threads; ++i) {
             now.current = descending ? threads - 1 - i : i;
-            now.scheduler.go(lane().context);
-            ended += lane().state == State::Ended;
+            Lane &own = lane();
+            if (first) own.context.prepare(now.stacks[held], STACK, entry);
+            now.scheduler.go(own.context);
+            ended += own.state == State::Ended;
+            if (first && own.state == State::AtBarrier) ++held;
         }
         if (ended == threads) return;
         if (ended > 0) complain("some threads wait at a barrier and others have ended");
@@ -161,7 +167,7 @@ inline void launch(const char *kernel, void (*invoke)(void **), dim3 grid, dim3 
     const size_t threads = size_t(shape.x) * shape.y * shape.z;
     while (now.lanes.size() < threads) {
         now.lanes.push_back(new Lane);
-        now.lanes.back()->stack.resize(64 << 10);
+        now.stacks.push_back(new char[STACK]);
     }
     for (unsigned z = 0; z < grid.z; ++z)
         for (unsigned y = 0; y < grid.y; ++y)

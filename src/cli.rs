@@ -1,11 +1,13 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod data;
+mod evaluation;
 mod file;
 mod loss_scale;
 mod manual;
 mod optimizer;
 mod parsed;
+mod places;
 mod session;
 mod train;
 mod values;
@@ -20,7 +22,7 @@ use dltrain::pack;
 use dltrain::report;
 
 pub use manual::{Shell, completions, man};
-pub use parsed::{Parsed, parse};
+pub use parsed::{Asked, Parsed, complete, parse};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -82,9 +84,25 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl Cli {
     /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
     pub fn is_local(&self) -> bool {
-        matches!(self, Command::Report(_) | Command::Completions { .. } | Command::Man { .. })
+        matches!(self.command, Some(Command::Report(_) | Command::Completions { .. } | Command::Man { .. }))
+    }
+}
+
+impl Command {
+    /// As it is typed.
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Models => "models",
+            Command::Info => "info",
+            Command::Export(_) => "export",
+            Command::Bench(_) => "bench",
+            Command::Pack(_) => "pack",
+            Command::Report(_) => "report",
+            Command::Completions { .. } => "completions",
+            Command::Man { .. } => "man",
+        }
     }
 }

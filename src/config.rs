@@ -375,6 +375,28 @@ pub struct Config {
 }
 
 impl Config {
+    /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
+    pub fn to_test(self) -> Config {
+        let optimizer = Optimizer {
+            rule: Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
+            clip_norm: None,
+            ema: None,
+        };
+        let session = Session { checkpoint: None, resume: None, ..self.session };
+        Config {
+            optimizer,
+            session,
+            accumulation: 1,
+            sync_bn: SyncBatchNorm::Off,
+            freeze: Vec::new(),
+            allreduce: AllreduceKind::Ring,
+            wire: Wire::F32,
+            compress: None,
+            recompute: false,
+            ..self
+        }
+    }
+
     /// Everything that must be equal on all ranks, as (flag, value): a rank started with other flags is found at
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.

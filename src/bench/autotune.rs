@@ -36,14 +36,14 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let machine = Machine::of(world)?;
     let limits = limits::measure(world)?;
     if world.rank() == 0 {
-        println!(
+        record::print(&format!(
             "# {} ranks (on the nodes: {}), {}, {}",
             world.size(),
             machine.ranks,
             machine.cpu,
             machine.mpi
-        );
-        println!("{}", limits::comment(&limits));
+        ));
+        record::print(&format!("{}", limits::comment(&limits)));
     }
     let measured = algorithms(world, &sizes)?;
     let parameters = parameters(world, &limits, &measured)?;
@@ -52,7 +52,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     world.agree(record::once(world, || tuning.save(&path)))?;
     if world.rank() == 0 {
         print(&tuning, &Nodes::of(world), &sizes);
-        println!("written to {}", path.display());
+        record::print(&format!("written to {}", path.display()));
     }
     Ok(())
 }
@@ -158,7 +158,10 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
         Cost::new(nodes, Wire::F32, &Tuning { measured: Vec::new(), ..tuning.clone() }),
         Cost::new(nodes, Wire::F32, tuning),
     );
-    println!("#{:>9} {:>14} {:>13} {:>13}  chosen", "size", "algorithm", "measured us", "modelled us");
+    record::print(&format!(
+        "#{:>9} {:>14} {:>13} {:>13}  chosen",
+        "size", "algorithm", "measured us", "modelled us"
+    ));
     for &bytes in sizes {
         let shared =
             tuning.measured.iter().any(|times| ["shm", "hierarchical"].contains(&times.algorithm.as_str()));
@@ -166,14 +169,14 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
         for kind in CANDIDATES {
             let Some((at, seconds)) = tuning.measured(kind, bytes) else { continue };
             if at == bytes {
-                println!(
+                record::print(&format!(
                     "{:>10} {:>14} {:>13.2} {:>13.2}  {}",
                     show(bytes),
                     kind.name(),
                     seconds * 1e6,
                     model.seconds(kind, bytes).unwrap_or(f64::NAN) * 1e6,
                     if kind == chosen { "*" } else { "" }
-                );
+                ));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The flags that say which images there are, and how they are read and prepared.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dltrain::config::{Augment, DataFormat, Input, JpegDecoder, most};
 use dltrain::error::{Error, Result};
@@ -36,6 +36,10 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn path(&self) -> Option<&Path> {
+        self.data.as_deref()
+    }
+
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
@@ -17,7 +18,7 @@ use dltrain::record;
 pub type Origins = Vec<(String, String)>;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-const PLACES: [&str; 8] = [
+pub const PLACES: [&str; 8] = [
     "results",
     "timeline",
     "timeline-steps",
@@ -89,6 +90,13 @@ pub fn located(error: Error, origins: &[(String, String)]) -> Error {
         true => error,
         false => Error { message: format!("{} ({})", error.message, places.join(", ")), ..error },
     }
+}
+
+/// The long names of the flags that a command line gives.
+pub fn given_flags(command: &Command, matches: &ArgMatches) -> Vec<String> {
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let keys = command.get_arguments().filter(|arg| key(arg).is_some());
+    keys.filter(is_given).filter_map(|arg| key(arg).map(String::from)).collect()
 }
 
 /// A parsed command line as a run file: every flag that has a value, defaults included.

@@ -1,6 +1,6 @@
 //! The flags of stopping and going on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dltrain::config::{Interval, Resume, Session};
 use dltrain::error::{Error, Result};
@@ -33,6 +33,18 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn directory(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    /// The checkpoint to go on at, where one was named.
+    pub fn resumed_file(&self) -> Option<&Path> {
+        match &self.resume {
+            Some(Resume::File(path)) => Some(path),
+            _ => None,
+        }
+    }
+
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<Session> {

@@ -9,10 +9,11 @@ use dltrain::config::{
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
-use dltrain::record::Volume;
+use dltrain::record::{self, Volume};
 
+use super::places::{self, Use};
 use super::values::{at_least_one, in_range, rates, size, steps, sync_batch_norm, within};
-use super::{data, file, loss_scale, optimizer, session};
+use super::{data, evaluation, file, loss_scale, optimizer, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -27,6 +28,9 @@ pub struct Args {
     /// Which flags come from a file, and from where in it.
     #[arg(skip)]
     pub(super) origins: file::Origins,
+    /// Flags that were given, by their long names.
+    #[arg(skip)]
+    pub(super) given: Vec<String>,
     /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
     /// typed count more; --SWITCH=false puts off a switch of the file.
     #[arg(long, value_name = "FILE")]
@@ -182,7 +186,27 @@ impl Args {
     /// `Usage`, naming the flag, and where it stands in a file.
     pub fn validate(mut self) -> Result<Config> {
         let origins = std::mem::take(&mut self.origins);
-        self.checked().map_err(|error| file::located(error, &origins))
+        let places = self.distinct_places();
+        let tests = if self.evaluate { evaluation::check(&self.given, &origins) } else { Ok(()) };
+        places.and(tests).and_then(|()| self.checked()).map_err(|error| file::located(error, &origins))
+    }
+
+    /// That no two flags mean one file.
+    fn distinct_places(&self) -> Result<()> {
+        let results = self.results.as_deref();
+        let file = results.filter(|path| record::is_results_file(path));
+        places::check(&[
+            ("--results", file, Use::Write),
+            ("--results", results.filter(|_| file.is_none()), Use::Directory),
+            ("--save-weights", self.save_weights.as_deref(), Use::Write),
+            ("--timeline", self.timeline.as_deref(), Use::Write),
+            ("--checkpoint", self.session.directory(), Use::Directory),
+            ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
+            ("--init-from", self.init_from.as_deref(), Use::Read),
+            ("--resume", self.session.resumed_file(), Use::Read),
+            ("--tuning", self.tuning.as_deref(), Use::Read),
+            ("--data", self.data.path(), Use::Read),
+        ])
     }
 
     fn checked(self) -> Result<Config> {
@@ -231,7 +255,7 @@ impl Args {
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
             ));
         }
-        Ok(Config {
+        let config = Config {
             run_file: self.run_file,
             model: self.model,
             classes: self.classes,
@@ -276,7 +300,8 @@ impl Args {
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             evaluate: self.evaluate,
             max_batch: self.max_batch,
-        })
+        };
+        Ok(if config.evaluate { config.to_test() } else { config })
     }
 }
 

@@ -23,7 +23,7 @@ use crate::files::fnv1a;
 use crate::host;
 
 /// How long a job that aborts leaves the launcher to pass on its message.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
 /// last thing made from it (regions, channels) are gone. Methods marked collective must be called by every
@@ -49,14 +49,14 @@ struct Inner {
 }
 
 impl World {
-    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way.
+    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way. `revision` is that
+    /// of the program.
     ///
     /// # Errors
-    /// `Environment` when the launcher started several processes that do not see each other; every process
-    /// gets this error: print it where `launcher_rank()` is 0, and there before the others exit. `Foreign` when MPI
-    /// fails, `Internal` when called twice in one process.
-    pub fn start() -> Result<World> {
-        let launch = Launch::from_environment();
+    /// `Environment` when the launcher started several processes that do not see each other, `Mismatch` when the ranks are of
+    /// unlike revisions, `Foreign` when MPI fails, `Internal` when called twice in one process.
+    pub fn start(revision: &str) -> std::result::Result<World, NotStarted> {
+        let launch = Launch::at_start();
         let mut library = Library::linked();
         library.launcher = launch.describe().to_string();
         launch.prepare(&library)?;
@@ -66,8 +66,13 @@ impl World {
         if let Err(error) = launch.check(&library, world.size()) {
             // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
             unsafe { ffi::MPI_Finalize() };
-            return Err(error);
+            return Err(error.into());
         }
+        introduce(&world, revision)?;
+        Ok(World::of(&world, launch, library)?)
+    }
+
+    fn of(world: &Communicator, launch: &Launch, library: Library) -> Result<World> {
         // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.
         let control = world.duplicate()?;
         let node = control.on_this_node()?;
@@ -240,17 +245,10 @@ impl World {
     /// # Errors
     /// `Mismatch`, the same on every rank, naming the first item that differs, both values, ranks and hosts.
     pub fn same(&self, items: &[(String, String)]) -> Result<()> {
-        let hash = hash_of(items);
-        // The minimum of the complement is the complement of the maximum: both in one reduction.
-        let mut range = [hash, !hash];
-        self.inner.control.reduce(&mut range, Reduction::Min)?;
-        if range[0] == !range[1] {
-            return Ok(());
+        match unlike(&self.inner.control, items)? {
+            None => Ok(()),
+            Some(lists) => Err(self.agreed(difference(&lists, |rank| self.host_of(rank)))),
         }
-        let text = serde_json::to_string(items)
-            .map_err(|error| Error::internal(format!("cannot write items to compare: {error}")))?;
-        let lists = self.gather_text(&text)?;
-        Err(self.agreed(difference(&lists, |rank| self.host_of(rank))))
     }
 
     /// Whether every rank has returned this very error from `agree` or `same`. If so the job can end in order;
@@ -295,6 +293,47 @@ impl Deref for World {
     fn deref(&self) -> &Topology {
         &self.inner.topology
     }
+}
+
+/// Why there is no `World`.
+#[derive(Debug)]
+pub struct NotStarted {
+    pub error: Error,
+    /// Where all ranks found out together: whether this one speaks for them. `None` where others may know nothing: see `leave`.
+    pub speaks: Option<bool>,
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> NotStarted {
+        NotStarted { error, speaks: None }
+    }
+}
+
+/// Makes sure that all ranks are of one revision. This comes before any other message, and must stay as it is: ranks of
+/// unlike revisions have nothing else in common. Collective.
+fn introduce(world: &Communicator, revision: &str) -> std::result::Result<(), NotStarted> {
+    let Some(lists) = unlike(world, &[("the revision of dltrain".into(), revision.into())])? else {
+        return Ok(());
+    };
+    let hosts = world.gather_text(&host_name()?)?;
+    let error = difference(&lists, |rank| &hosts[rank]);
+    // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
+    unsafe { ffi::MPI_Finalize() };
+    Err(NotStarted { error, speaks: Some(world.rank() == 0) })
+}
+
+/// `None` where these are equal on all ranks; else each rank's, in JSON. Collective; a hash is compared first.
+fn unlike(control: &Communicator, items: &[(String, String)]) -> Result<Option<Vec<String>>> {
+    let hash = hash_of(items);
+    // The minimum of the complement is the complement of the maximum: both in one reduction.
+    let mut range = [hash, !hash];
+    control.reduce(&mut range, Reduction::Min)?;
+    if range[0] == !range[1] {
+        return Ok(None);
+    }
+    let text = serde_json::to_string(items)
+        .map_err(|error| Error::internal(format!("cannot write items to compare: {error}")))?;
+    control.gather_text(&text).map(Some)
 }
 
 /// Starts the watch over waits; returns the window of its board, where the nodes have room for one. Collective.

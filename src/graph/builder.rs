@@ -67,6 +67,8 @@ pub struct Builder {
     nodes: Vec<Node>,
     images: TensorId,
     dropouts: u32,
+    /// Whether batch normalisation is to take its statistics from the batch.
+    trains: bool,
     /// Logits of auxiliary heads, with their names and the weights of their losses.
     auxiliary: Vec<(String, TensorId, f32)>,
     /// How weight and bias start.
@@ -83,6 +85,7 @@ impl Builder {
             nodes: Vec::new(),
             images: TensorId(0),
             dropouts: 0,
+            trains: true,
             auxiliary: Vec::new(),
             convolutions: [Start::Uniform; 2],
             linears: [Start::Uniform; 2],
@@ -90,6 +93,11 @@ impl Builder {
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
         (builder, images)
+    }
+
+    /// The graph will only be evaluated: batch normalisation may have a single value a channel.
+    pub fn only_to_test(&mut self) {
+        self.trains = false;
     }
 
     /// How the convolutions added from here on start.
@@ -148,10 +156,10 @@ impl Builder {
     /// `name.running_var`.
     ///
     /// # Errors
-    /// `Usage` when there is only one value a channel: its variance says nothing.
+    /// `Usage` when there is only one value a channel: its variance says nothing to a training.
     pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        if n * h * w < 2 {
+        if self.trains && n * h * w < 2 {
             return Err(Error::usage(format!(
                 "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
                  use --batch 2 or more, or larger images",

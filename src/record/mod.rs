@@ -31,13 +31,14 @@ pub use date::iso as date;
 use file::ResultsFile;
 pub use keeper::{Checkpoints, find_checkpoint};
 pub use logging::{Volume, start_logging};
-pub use path::{results_path, resumed_path};
+pub use path::{is_results_file, results_path, resumed_path};
 pub use progress::Progress;
 pub use read::{RunRecord, run_file};
 pub use series::write_table;
 use summary::Closing;
 use tensorboard::EventFile;
 pub use tensorboard::check_events;
+pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
 pub use weights::{WeightsFile, check_new, write_weights};
 

@@ -64,6 +64,10 @@ impl WeightsFile {
         Ok(WeightsFile { path: path.into(), content, shapes, unread })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// CRC-32 of the file, for ranks to compare: each reads its own copy.
     ///
     /// # Errors

@@ -47,11 +47,11 @@ pub fn run(args: &Args) -> Result<()> {
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     fs::write(&args.output, html)
         .map_err(|error| Error::output(&args.output, format!("cannot be written: {error}")))?;
-    println!("report: {}", args.output.display());
+    record::print(&format!("report: {}", args.output.display()));
     if let Some(directory) = &args.plots {
         let figures: Vec<&Figure> = sections.iter().flat_map(|section| &section.figures).collect();
         figures.iter().try_for_each(|figure| write_plot(directory, figure))?;
-        println!("plots: {} charts in {}", figures.len(), directory.display());
+        record::print(&format!("plots: {} charts in {}", figures.len(), directory.display()));
     }
     match left_out.is_empty() {
         true => Ok(()),

@@ -16,6 +16,7 @@ use crate::plan::{self, Extent, Options, Plan};
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
+    /// With --evaluate that of the test, and there is no other.
     pub training: Plan,
     pub evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
@@ -35,6 +36,11 @@ impl Plans {
     ) -> Result<Plans> {
         let options =
             Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
+        if config.evaluate {
+            let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
+            let extent = extent(world, config, averaging, &training, device, false);
+            return Ok(Plans { sizes: training.sizes, training, evaluation: None, extent, kept: None });
+        }
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -57,6 +63,17 @@ impl Plans {
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
+    }
+
+    /// Makes sure that all ranks have the same plan. Collective.
+    ///
+    /// # Errors
+    /// `Mismatch`, with what ranks compute with where that differs.
+    pub fn compare(&self, world: &World, device: &dyn Device) -> Result<()> {
+        let plan = ("plan".to_string(), format!("{:016x}", self.training.hash()));
+        world
+            .same(std::slice::from_ref(&plan))
+            .or_else(|_| world.same(&[("what they compute with".into(), device.describe()), plan]))
     }
 
     /// What must be the same in a run that goes on, by name.

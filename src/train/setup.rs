@@ -20,6 +20,7 @@ use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
 use super::stop::Watch;
+use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
 use crate::config::{Config, JpegDecoder, environment};
@@ -75,7 +76,10 @@ pub fn prepare(
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
         let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(world, &answer);
-        return Ok(None);
+        return world.agree(record::printed()).map(|()| None);
+    }
+    if config.evaluate {
+        return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
     let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
@@ -95,7 +99,7 @@ pub fn prepare(
     let rule = config.optimizer.rule;
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
-    world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    plans.compare(world, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
         plans.training.steps.len(),
@@ -107,7 +111,7 @@ pub fn prepare(
     plans.extent.program = greatest(world, program)?;
     if config.dry_run {
         record::say(world, &plans.describe(world, config, &*device, &averaging));
-        return Ok(None);
+        return world.agree(record::printed()).map(|()| None);
     }
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
@@ -132,7 +136,10 @@ pub fn prepare(
         Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule: &rule };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let trainer = assembly.trainer(&memories)?;
-    let evaluator = assembly.evaluator(&memories, test)?;
+    let evaluator = match (&plans.evaluation, test) {
+        (Some(plan), Some(loader)) => Some(assembly.evaluator(plan, &memories, loader)?),
+        _ => None,
+    };
     let mut job = Job {
         schedule: schedule(world, config, &source, length, standing.at.done),
         epochs: length.epochs,
@@ -161,13 +168,6 @@ pub fn prepare(
         job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
     }
-    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
-        if let Some(test) = evaluator.run(world, &*job.device, || false)? {
-            let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
-            record::say(world, &text);
-        }
-        return Ok(None);
-    }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
@@ -187,7 +187,7 @@ pub fn prepare(
 
 /// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the host's
 /// memory has nothing sent.
-fn normalises(device: &dyn Device) -> bool {
+pub fn normalises(device: &dyn Device) -> bool {
     !device.is_host() && !environment::CUDA_PIXELS.is_off()
 }
 
@@ -199,7 +199,7 @@ fn outputs(
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
     let (place, given) = (world.into(), config.results.as_deref());
     let path = match resumed {
-        _ if config.dry_run || config.evaluate => None,
+        _ if config.dry_run => None,
         None => record::results_path(place, given, &config.model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
@@ -209,7 +209,7 @@ fn outputs(
     if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
     }
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }

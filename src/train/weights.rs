@@ -44,9 +44,7 @@ impl Start {
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
         let Some(path) = &config.init_from else { return Ok(None) };
         let file = WeightsFile::open(path)?;
-        let graph = network.model.build(1, network.image, network.classes);
-        // A normalisation over a single pixel wants two images.
-        let graph = graph.or_else(|_| network.model.build(2, network.image, network.classes))?;
+        let graph = network.model.build_to_test(1, network.image, network.classes)?;
         let head = if config.reset_head { graph.head() } else { Vec::new() };
         let head: Vec<&str> = head.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
         let is_kept = |role| role == Role::Parameter || role == Role::Statistic;
@@ -74,10 +72,28 @@ impl Start {
     /// The file's values for a tensor of the model; `None` where it starts as without a file.
     ///
     /// # Errors
-    /// `Data` when they cannot be read.
+    /// `Data` when they cannot be read, or no network can have them.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
-        self.shapes.contains_key(name).then(|| self.file.values(name)).transpose()
+        if !self.shapes.contains_key(name) {
+            return Ok(None);
+        }
+        let values = self.file.values(name)?;
+        match impossible(name, &values) {
+            None => Ok(Some(values)),
+            Some(what) => Err(Error::data(self.file.path(), format!("--init-from: tensor {name} {what}"))),
+        }
     }
+}
+
+/// Why a network cannot have these values, if so. A ReLU makes zeros of NaN: the loss need not show them.
+fn impossible(name: &str, values: &[f32]) -> Option<String> {
+    let of_variance = name.ends_with("running_var");
+    let (at, value) =
+        values.iter().enumerate().find(|(_, value)| !value.is_finite() || (of_variance && **value < 0.0))?;
+    Some(match value.is_finite() {
+        false => format!("is not finite as f32: value {at} is {value}"),
+        true => format!("has a variance below zero: value {at} is {value}"),
+    })
 }
 
 /// Each on a line of its own, but not more than a screen can hold.
@@ -152,6 +168,17 @@ pub fn save(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_network_can_have_is_named() {
+        let said = |name: &str, values: &[f32]| impossible(name, values).unwrap_or_default();
+        assert_eq!(said("a.weight", &[1.0, -2.0]), "");
+        assert_eq!(said("a.running_var", &[1.0, 0.0, -0.0]), "");
+        assert_eq!(said("a.weight", &[1.0, f32::NAN]), "is not finite as f32: value 1 is NaN");
+        assert_eq!(said("a.bias", &[f32::NEG_INFINITY]), "is not finite as f32: value 0 is -inf");
+        assert_eq!(said("a.running_var", &[1.0, -2.0]), "has a variance below zero: value 1 is -2");
+        assert_eq!(said("a.running_mean", &[-2.0]), "");
+    }
 
     #[test]
     fn every_difference_is_listed_once_and_what_nobody_needs_is_not() {

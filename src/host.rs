@@ -67,9 +67,11 @@ pub fn library(name: &str) -> Option<PathBuf> {
 /// A process, as the system shows it to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
+    /// The name of the process's program.
     pub name: String,
     /// 'R', 'S', 'D', ….
     pub state: char,
+    /// The process that started it.
     pub parent: u32,
 }
 

@@ -23,12 +23,13 @@
 //! 5. **The step.** [`data::TrainingLoader`] fills a batch. The program's steps run one after the other, forward and
 //!    backward. After each, [`fusion::Fusion`] starts the buckets that it completes: the [`collective::Collective`] that
 //!    [`collective::select`] has chosen reduces them over all ranks while the backward pass goes on.
-//! 6. **The update.** As soon as a bucket is reduced, the [`device::Rule`] of the optimizer ([`optim::rule`]) updates its
-//!    parameters, at the rate of the [`optim::Schedule`].
+//! 6. **The update.** As soon as a bucket is reduced, the [`config::Rule`] of the optimizer updates its parameters
+//!    ([`device::Device::update`]), at the rate of the [`optim::Schedule`].
 //! 7. **The record.** Times, losses and accuracy go to the results file, the terminal and TensorBoard ([`record`]).
 //!
 //! Examples that run are at [`graph::Builder`], [`plan`] and [`collective`].
 #![deny(unsafe_code)]
+#![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod bench;
 pub mod collective;

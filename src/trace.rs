@@ -12,7 +12,9 @@ use crate::comm;
 /// When a bucket's allreduce was under way, in seconds from the start of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BucketTime {
+    /// When its collective started, in seconds from the step's start.
     pub start: f64,
+    /// When it had finished, in seconds from the step's start.
     pub finish: f64,
     /// How long the rank had nothing to do but wait for it: the part that no computation hid.
     pub exposed: f64,

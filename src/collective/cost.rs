@@ -273,6 +273,7 @@ fn add_up(nodes: &Nodes, rounds: impl Fn(usize, usize) -> Vec<Round>) -> Vec<Ste
     steps
 }
 
+/// Also what other tests build nodes with.
 #[cfg(test)]
 pub mod tests {
     use super::super::schedule::Schedule;

@@ -6,9 +6,13 @@ use std::fmt::Write;
 /// A variable, the values that it takes, what they do, and what holds without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variable {
+    /// Its name.
     pub name: &'static str,
+    /// The values that it takes.
     pub values: &'static str,
+    /// What it does.
     pub what: &'static str,
+    /// What holds where it is not set.
     pub default: &'static str,
 }
 

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 /// How parameters change, given their gradients; a device runs it. g is the gradient, w the parameter, rate the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
+#[allow(missing_docs, reason = "fields are the numbers that flags of the same names set")]
 pub enum Rule {
     /// g += decay·w; m = momentum·m + g; w −= rate·(nesterov ? g + momentum·m : m). State: m where momentum > 0.
     Sgd { momentum: f32, nesterov: bool, weight_decay: f32 },
@@ -136,6 +137,7 @@ impl ValueEnum for Rule {
 /// What the optimizer does.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Optimizer {
+    /// The update rule and its numbers.
     #[serde(flatten, serialize_with = "named")]
     pub rule: Rule,
     /// The largest norm of all gradients together.

@@ -372,6 +372,7 @@ pub fn hdf5_version() -> String {
 /// What is known of a run before its first step.
 #[derive(Debug, Clone)]
 pub struct Description {
+    /// Name of the model.
     pub model: String,
     /// Trainable parameters of the model.
     pub parameters: u64,
@@ -417,10 +418,13 @@ impl Description {
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compression {
+    /// The scheme, as `--compress` has it.
     pub scheme: String,
     /// Whether that is done on a GPU, behind what it computes; else on the host.
     pub on_device: bool,
+    /// Bytes that a rank sent.
     pub sent: u64,
+    /// Bytes that it would have sent without compression.
     pub uncompressed: u64,
 }
 
@@ -437,11 +441,15 @@ pub struct StepRecord<'a> {
     pub loss: f64,
     /// Share of the step's images classified right, 0 to 1; NaN where not known.
     pub accuracy: f64,
+    /// Learning rate of the step's update.
     pub learning_rate: f64,
+    /// Time of the whole step, in seconds.
     pub seconds: f64,
+    /// Time in which the device worked, in seconds.
     pub compute: f64,
     /// The exposed part: what no computation hid.
     pub communication: f64,
+    /// Time in which the next batch was waited for, in seconds.
     pub input: f64,
     /// What of it all went into encoding and decoding compressed gradients.
     pub encoding: f64,
@@ -458,8 +466,11 @@ pub struct StepRecord<'a> {
 /// One number of every rank, reduced.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
+    /// Mean over ranks.
     pub mean: f64,
+    /// Least over ranks.
     pub min: f64,
+    /// Most over ranks.
     pub max: f64,
 }
 
@@ -468,9 +479,13 @@ pub struct Spread {
 pub struct EpochRecord {
     /// Counts from 1.
     pub epoch: u64,
+    /// Mean over the epoch's training images.
     pub train_loss: f64,
+    /// Share of the epoch's training images classified right.
     pub train_accuracy: f64,
+    /// Mean over all test images; NaN without a test.
     pub test_loss: f64,
+    /// Share of all test images classified right; NaN without a test.
     pub test_accuracy: f64,
     /// Training images of all ranks a second.
     pub images_per_second: f64,
@@ -478,7 +493,9 @@ pub struct EpochRecord {
     pub seconds: f64,
     /// Shares of the training time, 0 to 1, over the ranks.
     pub compute: Spread,
+    /// Share of the training time in exposed communication.
     pub communication: Spread,
+    /// Share of the training time in which a batch was waited for.
     pub input: Spread,
     /// Of a rank's GPU during the steps, means over ranks.
     pub usage: Option<Usage>,
@@ -487,7 +504,9 @@ pub struct EpochRecord {
 /// Bytes of the rank that has most, at its peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
+    /// Peak bytes of a rank as planned.
     pub planned: usize,
+    /// Peak bytes of a rank as measured.
     pub measured: usize,
 }
 

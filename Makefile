@@ -3,7 +3,7 @@
 #   MPI=openmpi|mpich   which MPI: Open MPI if it is there or nothing is. On a cluster: MPICC, see `make deps`
 #   FEATURES=static     build HDF5 along, in place of the system's
 #   ARGS=…              flags added to `make run`
-#   TESTS=…             of the tests only these: TESTS="--test ops"
+#   TESTS=…             of the tests only these: TESTS="--test suite ops::"
 #   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
@@ -39,8 +39,8 @@ run: build ## train on the handwritten digits with two ranks
 	@$(WITH_MPI) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN) --model mnist_small --data data/digits $(ARGS)
 
 # What never starts dltrain is the same under any MPI, and so is the GPU's device (its sums over ranks are not): they are tested under the first.
-WITH_RANKS = --lib --bins $(patsubst tests/%.rs,--test %,$(filter-out tests/cuda.rs,$(shell \
-    grep -lE 'support/job.rs|CARGO_BIN_EXE' tests/*.rs)))
+WITH_RANKS = --lib --bins --test suite -- $(patsubst tests/suite/%.rs,%::,$(filter-out tests/suite/cuda.rs,$(shell \
+    grep -lE 'support::job|CARGO_BIN_EXE' tests/suite/*.rs)))
 
 test: ## run every test, under Open MPI and under MPICH
 	@.ci/deps $(MPIS) tests slurm
@@ -53,7 +53,7 @@ test-one: build
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) $(TESTS)
 
 test-full: build ## every model at its full size against PyTorch's numbers, 128 ranks and nodes, 20 killed jobs (minutes)
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test models --test collectives --test restart --test slurm full:: -- --ignored
+	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --test suite full:: -- --ignored
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
 	@.ci/deps $(MPIS) wheels

@@ -3,7 +3,7 @@
 #
 # Usage: run.sh "TARGET..." SECONDS    (make fuzz; no targets: all of them)
 #
-# What it finds lies in fuzz/artifacts/TARGET; put into fuzz/seeds/TARGET it is tried by `cargo test --test fuzz` from then on.
+# What it finds lies in fuzz/artifacts/TARGET; put into fuzz/seeds/TARGET it is tried by `cargo test --test suite fuzz::` from then on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -4,7 +4,7 @@
 //! A target must not panic, and must not take more memory than a multiple of its input: `within` looks at what Rust
 //! allocates, and `make fuzz` limits the process. Where a checksum stands before the parser proper the target puts
 //! the right one, or no changed input would get behind it.
-//! Used by `fuzz_targets/` (cargo-fuzz) and by `tests/fuzz.rs` (a short run on stable Rust).
+//! Used by `fuzz_targets/` (cargo-fuzz) and by `tests/suite/fuzz.rs` (a short run on stable Rust).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

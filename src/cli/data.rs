@@ -9,6 +9,7 @@ use dltrain::error::{Error, Result};
 const MOST_LOADER_THREADS: usize = 256;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]

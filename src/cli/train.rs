@@ -20,6 +20,7 @@ const MOST_CLASSES: usize = 1_000_000;
 const LARGEST_IMAGE: usize = 16_384;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// All flags as a run file.
     #[arg(skip)]

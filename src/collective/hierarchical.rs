@@ -79,9 +79,8 @@ fn pieces(range: &Range<usize>, longest: usize) -> impl Iterator<Item = Range<us
 
 /// Bytes of memory that a slot of so many elements takes beside its range, in the host's memory.
 pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
-    let of_piece = |piece: Range<usize>| {
-        scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes, false)
-    };
+    let of_piece =
+        |piece: Range<usize>| scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes);
     pieces(&(0..elements), PIECE).map(of_piece).sum()
 }
 

@@ -15,7 +15,6 @@ mod halving;
 mod hierarchical;
 pub mod limits;
 mod link;
-mod near;
 mod operation;
 mod part;
 mod ring;

@@ -97,7 +97,7 @@ impl Operation {
         });
         let &(_, name, algorithm) = world.agree(way)?;
         let collective = Scheduled::new(name, algorithm, wire, Channel::new(world)?, region);
-        Ok(Box::new(collective.among(self.group(world.rank(), world.size())).within(world)))
+        Ok(Box::new(collective.among(self.group(world.rank(), world.size()))))
     }
 
     /// All ranks; for a broadcast those from the root on.

@@ -6,7 +6,6 @@ mod axis;
 mod chart;
 mod compare;
 mod figures;
-mod image;
 mod page;
 mod run;
 
@@ -28,7 +27,7 @@ pub struct Args {
     /// The page. One that is there is replaced if it is such a report, else nothing is written.
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
-    /// New directory for the charts, each as SVG and as PNG.
+    /// New directory for the charts, each as SVG.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
 }
@@ -135,10 +134,6 @@ fn sections(runs: &[Run]) -> Result<Vec<Section>> {
 }
 
 fn write_plot(directory: &Path, figure: &Figure) -> Result<()> {
-    let write = |ending: &str, bytes: &[u8]| {
-        let path = directory.join(format!("{}.{ending}", figure.name));
-        fs::write(&path, bytes).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
-    };
-    write("svg", figure.svg.as_bytes())?;
-    write("png", &image::png(&figure.svg)?)
+    let path = directory.join(format!("{}.svg", figure.name));
+    fs::write(&path, &figure.svg).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
 }

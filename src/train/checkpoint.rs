@@ -165,7 +165,7 @@ pub fn identity(
         ("--label-smoothing", config.label_smoothing.to_string()),
         ("training images", images.to_string()),
         ("--seed", config.seed.to_string()),
-        ("--optimizer", format!("{:?}", config.optimizer.kind).to_lowercase()),
+        ("--optimizer", config.optimizer.rule.name().replace('-', "")),
         ("optimizer states", states.join(", ")),
         ("--ema", on(config.optimizer.ema.is_some())),
     ]

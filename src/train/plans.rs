@@ -134,7 +134,7 @@ impl Plans {
     fn roofline(&self, config: &Config) -> String {
         let Some(rates) = config.roofline else { return String::new() };
         // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
-        let passes = 3 + 2 * optim::rule(&config.optimizer).states();
+        let passes = 3 + 2 * config.optimizer.rule.states();
         let (step, products) = self.training.roofline(passes * self.training.sizes.parameters, rates);
         format!(
             "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in products), \
@@ -172,7 +172,7 @@ fn extent(
         if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
     // `Ahead`: on the device, page-locked, and as the loader gives it.
     let sent_ahead = own_memory && config.data.is_some();
-    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
+    let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
     let of_gradients = match shares_gradients(config, averaging, plan) {
         true => world.local_size() * plan.sizes.gradients,
         false => 0,
@@ -203,7 +203,7 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
     if config.session.checkpoint.is_none() && config.session.resume.is_none() {
         return 0;
     }
-    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
+    let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
     copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
 }

@@ -96,7 +96,7 @@ pub fn prepare(
     comm::enter(Phase::Plan, 0);
     let device = device::open(world, config, threads)?;
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-    let rule = optim::rule(&config.optimizer);
+    let rule = config.optimizer.rule;
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
     plans.compare(world, &*device)?;

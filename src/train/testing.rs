@@ -13,7 +13,7 @@ use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
 use crate::error::{Error, Kind, Result};
-use crate::{optim, record};
+use crate::record;
 
 /// Tests and prints the figures; with `--dry-run` the plan. Collective.
 ///
@@ -44,7 +44,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     }
     world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
     comm::enter(Phase::Memory, 0);
-    let rule = &optim::rule(&config.optimizer);
+    let rule = &config.optimizer.rule;
     let assembly = Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;

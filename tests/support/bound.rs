@@ -1,6 +1,4 @@
 //! A whole graph on a device, in memory of its own, for tests.
-// Each test file uses a part of this.
-#![allow(dead_code)]
 
 use std::slice::from_ref;
 

@@ -1,14 +1,12 @@
 //! Whole runs on the doubles of CUDA's libraries.
-// Each test file uses a part of this.
-#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::fake_cuda;
-use crate::job::{self, DLTRAIN, Finished, finish, series};
+use super::fake_cuda;
+use super::job::{self, DLTRAIN, Finished, finish, series};
 
 pub const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 

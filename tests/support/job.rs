@@ -1,8 +1,6 @@
 //! Starting the real program under the real launcher, for tests.
 //!
 //! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried.
-// Each test file uses a part of this.
-#![allow(dead_code)]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -215,7 +215,7 @@ impl From<f32> for Argument<'_> {
 #[macro_export]
 macro_rules! launch {
     ($name:expr, $shape:expr, $($argument:expr),* $(,)?) => {
-        $crate::kernels::launch($name.as_ref(), &$shape, &[$($argument.into()),*])
+        $crate::support::kernels::launch($name.as_ref(), &$shape, &[$($argument.into()),*])
     };
 }
 

@@ -1,4 +1,11 @@
-//! Running single ops on the reference device, for tests.
+//! What tests have in common. Here: running single ops on the reference device.
+
+pub mod bound;
+pub mod driver;
+pub mod fake_cuda;
+pub mod gpu_job;
+pub mod job;
+pub mod kernels;
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;

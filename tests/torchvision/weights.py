@@ -6,7 +6,7 @@
 Every model of torchvision's gets random weights and statistics and is saved; dltrain must give the same loss over the
 test images of the digits (`--init-from --evaluate`). Then dltrain trains two steps and saves; torchvision must load
 that strictly and give the loss that dltrain gave. The loss is the mean over the test images of a continuous function of
-the logits. The bound is as in tests/models.rs: 16 roundings of 2^-24 a layer, relative to the size of the logits.
+the logits. The bound is as in tests/suite/models.rs: 16 roundings of 2^-24 a layer, relative to the size of the logits.
 """
 import pathlib
 import subprocess

@@ -2,7 +2,7 @@
 //! operations, the engines that can compute it, a plan.
 //!
 //! A GPU need not be there to ask for engines and to make plans: one that is described will do (cuDNN 9.8 and newer). So
-//! the very code that a run goes through is tried in tests against the real library (tests/cudnn.rs).
+//! the very code that a run goes through is tried in tests against the real library (tests/suite/cudnn.rs).
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -1,4 +1,4 @@
-//! What cuDNN would run on a GPU that is only described: for tests, where there is no card (tests/cudnn.rs).
+//! What cuDNN would run on a GPU that is only described: for tests, where there is no card (tests/suite/cudnn.rs).
 
 use std::path::Path;
 

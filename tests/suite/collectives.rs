@@ -1,0 +1,441 @@
+//! What a user relies on when ranks meet: run as real jobs under the launcher of the MPI library in use.
+//!
+//! - every algorithm of every collective gives what a serial program does, whatever the number of ranks and the length
+//! - reduce-scatter, allgather and broadcast (from any rank) are there for other programs
+//! - groups of ranks get each other's numbers, one gather after the other
+//! - nobody waits for a rank that computes, once it has arrived (shm)
+//! - under a launcher of another MPI the job stops with one message that says what to type
+//! - errors, names and numbers cross ranks; ranks that must agree and do not are named
+//! - a rank that fails, panics or dies takes the job with it
+//! - without room in /dev/shm everything still works, and says so
+//!
+//! The launcher is `DLTRAIN_MPIRUN` ("mpirun --oversubscribe"), by default the one of the library linked. Jobs
+//! are dltrain itself, or this test program started again for the test `scene`, which does what
+//! `DLTRAIN_SCENE` says.
+
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use dltrain::collective::tuning::Tuning;
+use dltrain::collective::{Gather, Operation, Route, segment, select, wait};
+use dltrain::comm::{Family, Library, Region, World};
+use dltrain::config::{AllreduceKind, Wire};
+use dltrain::error::{Error, Kind};
+
+const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
+
+/// One job at a time: two would fight for the cores and wait for each other's ranks.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+fn installed(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// How jobs of an MPI family are started here, if they can be.
+fn launcher_of(family: Family) -> Option<Vec<String>> {
+    let candidates: [&[&str]; 2] = match family {
+        Family::OpenMpi => {
+            [&["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], &["mpirun", "--oversubscribe"]]
+        }
+        _ => [&["mpiexec.mpich"], &["mpiexec"]],
+    };
+    let found = candidates.iter().find(|words| installed(words[0]))?;
+    Some(found.iter().map(ToString::to_string).collect())
+}
+
+fn launcher() -> Vec<String> {
+    match std::env::var("DLTRAIN_MPIRUN") {
+        Ok(words) => words.split_whitespace().map(String::from).collect(),
+        Err(_) => launcher_of(Library::linked().family).expect("no launcher found; set DLTRAIN_MPIRUN"),
+    }
+}
+
+/// Runs `command` under a limit that no healthy job comes near; a job that hangs fails with code 124.
+fn run(command: &[String]) -> Output {
+    let _alone = MACHINE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut limited = Command::new("timeout");
+    limited.args(["-k", "5", "300"]).args(command).env("RUST_LOG", "warn");
+    limited.output().expect("cannot run `timeout`")
+}
+
+fn job_under(launcher: &[String], ranks: usize, program: &[&str]) -> Output {
+    let ranks = ["-n".to_string(), ranks.to_string()];
+    run(&[launcher, &ranks, &program.iter().map(ToString::to_string).collect::<Vec<_>>()].concat())
+}
+
+fn job(ranks: usize, program: &[&str]) -> Output {
+    job_under(&launcher(), ranks, program)
+}
+
+/// A job of this program in which each rank plays the scene.
+fn play(scene: &str, ranks: usize) -> Output {
+    let this = std::env::current_exe().unwrap();
+    let variable = format!("DLTRAIN_SCENE={scene}");
+    let this = this.to_str().unwrap();
+    let test = ["--ignored", "--exact", "collectives::scene", "--nocapture", "--test-threads=1"];
+    let output = job(ranks, &[&["env", &variable, this], &test[..]].concat());
+    assert!(text(&output).contains("running 1 test"), "no scenes: {}", text(&output));
+    output
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn assert_passes(output: &Output) {
+    assert!(output.status.success(), "{}\n{}", output.status, text(output));
+}
+
+/// Asserts that the job failed, and by itself.
+fn assert_fails(output: &Output) {
+    let code = output.status.code();
+    assert!(code.is_some_and(|code| code != 0 && code != 124), "{}\n{}", output.status, text(output));
+}
+
+/// Checks one collective by all algorithms that can run, in a job; each must have a row without wrong elements.
+fn check(bench: &str, ranks: usize, wire: &str, lengths: &[&str], algorithms: &[&str]) {
+    let lengths_flag = lengths.join(",");
+    let checked = [DLTRAIN, "bench", bench, "--check-only", "--wire", wire, "--lengths", &lengths_flag];
+    let output = job(ranks, &checked);
+    assert_passes(&output);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains(&format!("{ranks} ranks on 1 node(s)")), "{stdout}");
+    for length in lengths {
+        for algorithm in algorithms {
+            let row = [length, algorithm, "0"];
+            let found =
+                stdout.lines().any(|line| line.split_whitespace().rev().take(3).eq(row.into_iter().rev()));
+            assert!(found, "no row {row:?} of {bench}, {wire}, at {ranks} ranks:\n{stdout}");
+        }
+    }
+}
+
+const SUMS: [&str; 7] = ["vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"];
+const SIBLINGS: [(&str, &[&str]); 3] = [
+    ("reducescatter", &["ring", "shm"]),
+    ("allgather", &["ring", "shm"]),
+    ("broadcast", &["chain", "tree", "shm"]),
+];
+const LENGTHS: [&str; 7] = ["0", "1", "2", "7", "1009", "100003", "1000001"];
+
+#[test]
+fn every_algorithm_gives_the_serial_sum() {
+    for ranks in [1, 2, 3, 4, 5, 7, 8] {
+        check("allreduce", ranks, "f32", &LENGTHS, &SUMS);
+    }
+    for (ranks, wire) in [(2, "bf16"), (3, "f16")] {
+        check("allreduce", ranks, wire, &LENGTHS, &SUMS);
+    }
+}
+
+#[test]
+fn every_part_and_copy_is_where_it_belongs() {
+    for (bench, algorithms) in SIBLINGS {
+        for (ranks, wire) in [(1, "f32"), (2, "f32"), (3, "bf16"), (5, "f32"), (7, "f16")] {
+            check(bench, ranks, wire, &LENGTHS[..6], algorithms);
+        }
+    }
+}
+
+/// `make test-full`: minutes on a machine with few cores.
+mod full {
+    #[test]
+    #[ignore = "128 ranks"]
+    fn far_more_ranks_than_cores_still_give_the_serial_sum() {
+        super::check("allreduce", 128, "f32", &["1", "1009", "20011"], &super::SUMS);
+        for (bench, algorithms) in super::SIBLINGS {
+            super::check(bench, 128, "f32", &["1", "1009"], algorithms);
+        }
+    }
+}
+
+#[test]
+fn a_launcher_of_another_mpi_is_refused_with_one_message() {
+    let (other, program) = match Library::linked().family {
+        Family::OpenMpi => (Family::Mpich, "mpiexec.mpich"),
+        _ => (Family::OpenMpi, "mpirun.openmpi"),
+    };
+    if !installed(program) {
+        eprintln!("skipped: {program} is not installed");
+        return;
+    }
+    let begin = Instant::now();
+    let output = job_under(&launcher_of(other).unwrap(), 3, &[DLTRAIN, "bench", "allreduce", "--check-only"]);
+    assert_fails(&output);
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    let text = text(&output);
+    assert_eq!(text.matches("started 3 processes").count(), 1, "{text}");
+    let linked = Library::linked();
+    assert!(text.contains(&linked.to_string()), "{text}");
+    let remedy = if linked.family == Family::OpenMpi { "mpirun.openmpi" } else { "mpiexec.mpich" };
+    assert!(text.contains(remedy), "{text}");
+}
+
+#[test]
+fn without_a_launcher_one_rank_works_the_same_way() {
+    let output =
+        run(&[DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", "0,1000"].map(String::from));
+    assert_passes(&output);
+    assert!(text(&output).contains("1 ranks on 1 node(s)"));
+}
+
+#[test]
+fn texts_and_numbers_cross_ranks() {
+    assert_passes(&play("texts", 3));
+}
+
+#[test]
+fn ranks_agree_on_an_error() {
+    assert_passes(&play("agree", 4));
+}
+
+#[test]
+fn ranks_that_differ_are_named() {
+    assert_passes(&play("same", 3));
+}
+
+#[test]
+fn groups_gather_their_numbers() {
+    for ranks in [1, 2, 3, 6, 8] {
+        assert_passes(&play("gathers", ranks));
+    }
+}
+
+#[test]
+fn other_programs_can_use_the_siblings_of_the_sum() {
+    for ranks in [1, 3] {
+        assert_passes(&play("siblings", ranks));
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_rank_that_computes_once_it_has_arrived() {
+    assert_passes(&play("busy", 3));
+}
+
+#[test]
+fn a_rank_that_fails_alone_leaves_without_waiting_and_ends_the_job() {
+    assert_fails(&play("leaves", 3));
+}
+
+#[test]
+fn a_rank_that_panics_ends_the_job() {
+    assert_fails(&play("panics", 3));
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_job() {
+    assert_fails(&play("dies", 3));
+}
+
+#[test]
+fn without_room_in_dev_shm_gradients_are_private_and_one_warning_says_so() {
+    // A /dev/shm of 24 MB in a mount namespace of its own; two ranks want 16 MB each.
+    let small = "mount -t tmpfs -o size=24m tmpfs /dev/shm && exec \"$@\"";
+    let small: Vec<String> =
+        ["unshare", "--mount", "sh", "-c", small, "sh"].iter().map(ToString::to_string).collect();
+    if !run(&[small.as_slice(), &["true".to_string()]].concat()).status.success() {
+        eprintln!("skipped: a mount namespace needs root");
+        return;
+    }
+    let bench = [DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", "4000000"];
+    let output = job_under(&[small.clone(), launcher()].concat(), 2, &bench);
+    assert_passes(&output);
+    let said = text(&output);
+    assert!(said.contains("private memory") && said.contains(" ring ") && !said.contains(" shm "), "{said}");
+    assert_eq!(said.matches("Enlarge /dev/shm").count(), 1, "{said}");
+
+    // A run does the same: its 16 MB of gradients a rank travel in messages.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.h5");
+    let train = [DLTRAIN, "--model", "mnist_large", "--steps", "1", "--warmup", "0"];
+    let train =
+        [&train[..], &["--batch", "1", "--threads", "1", "--results", path.to_str().unwrap()]].concat();
+    let output = job_under(&[small.clone(), launcher()].concat(), 2, &train);
+    assert_passes(&output);
+    for what in
+        ["warn: gradients are not shared", "warn: parameters and the optimizer's state are not shared"]
+    {
+        assert_eq!(text(&output).matches(what).count(), 1, "{}", text(&output));
+    }
+    let used = hdf5::File::open(&path).and_then(|file| file.group("config")?.attr("allreduce_used"));
+    let used = used.and_then(|used| used.read_scalar::<hdf5::types::VarLenUnicode>()).unwrap();
+    assert!(["shm", "hierarchical"].iter().all(|near| !used.contains(near)), "{}", used.as_str());
+
+    // Asked for by name, it is an error: nobody should measure one algorithm and get another.
+    let asked = [&bench[..], &["--algorithm", "shm"]].concat();
+    let output = job_under(&[small, launcher()].concat(), 2, &asked);
+    assert_fails(&output);
+    assert_eq!(text(&output).matches("--allreduce shm needs shared memory").count(), 1, "{}", text(&output));
+}
+
+/// What each rank of a job started by `play` does.
+#[test]
+#[ignore = "a rank of a job that another test starts"]
+fn scene() {
+    let world = World::start("").unwrap();
+    match std::env::var("DLTRAIN_SCENE").as_deref() {
+        Ok("texts") => texts(&world),
+        Ok("agree") => agree(&world),
+        Ok("same") => same(&world),
+        Ok("gathers") => gathers(&world),
+        Ok("siblings") => siblings(&world),
+        Ok("busy") => busy(&world),
+        Ok("leaves") => leaves(&world),
+        Ok("panics") => {
+            assert_ne!(world.rank(), 1, "rank 1 panics");
+            world.barrier().unwrap();
+        }
+        Ok("dies") => {
+            if world.rank() == 1 {
+                std::process::abort();
+            }
+            world.barrier().unwrap();
+        }
+        other => panic!("DLTRAIN_SCENE is {other:?}"),
+    }
+}
+
+fn texts(world: &World) {
+    let rank = world.rank();
+    // Texts of unlike length, one empty, one not ASCII.
+    let own = ["", "rank eins: ä", "two"][rank];
+    assert_eq!(world.gather_text(own).unwrap(), ["", "rank eins: ä", "two"]);
+    assert_eq!(world.broadcast_text(if rank == 0 { "von 0" } else { "ignored" }).unwrap(), "von 0");
+    assert_eq!(world.broadcast_text("").unwrap(), "");
+    assert_eq!(world.gather_text("").unwrap(), ["", "", ""]);
+    let numbers = || [rank as f64, -1.5];
+    let (mut sum, mut min, mut max) = (numbers(), numbers(), numbers());
+    world.sum_f64(&mut sum).unwrap();
+    world.min_f64(&mut min).unwrap();
+    world.max_f64(&mut max).unwrap();
+    assert_eq!((sum, min, max), ([3.0, -4.5], [0.0, -1.5], [2.0, -1.5]));
+    world.sum_f64(&mut []).unwrap();
+    assert_eq!((world.local_rank(), world.local_size(), world.node(), world.nodes()), (rank, 3, 0, 1));
+    assert_eq!(world.host_of(2), world.host());
+    assert!(World::start("").is_err());
+}
+
+fn agree(world: &World) {
+    let rank = world.rank();
+    assert_eq!(world.agree(Ok(rank)), Ok(rank));
+    // Two ranks fail, each with its own story.
+    let local = if rank == 1 || rank == 3 { Err(Error::usage(format!("story {rank}"))) } else { Ok(()) };
+    let error = world.agree(local).unwrap_err();
+    assert_eq!(error, Error::usage(format!("story 1 (rank 1 on {})", world.host_of(1))));
+    assert!(world.is_agreed(&error));
+    assert!(!world.is_agreed(&Error::usage("story 1")));
+    let alike: Result<(), _> = Err(Error::new(Kind::Data, "no such file"));
+    assert_eq!(world.agree(alike), Err(Error::new(Kind::Data, "no such file")));
+}
+
+fn same(world: &World) {
+    let items = |batch: &str| -> Vec<(String, String)> {
+        [("model", "mnist_small"), ("batch", batch), ("seed", "1")]
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .to_vec()
+    };
+    world.same(&items("32")).unwrap();
+    let error = world.same(&items(if world.rank() == 2 { "64" } else { "32" })).unwrap_err();
+    let host = world.host();
+    assert_eq!(error.kind, Kind::Mismatch);
+    let expected = format!("ranks differ in batch: 32 (rank 0 on {host}), 64 (rank 2 on {host})");
+    assert!(error.message.starts_with(&expected), "{error}");
+    assert!(world.is_agreed(&error));
+}
+
+/// Ranks come to each gather at other times than the others, and lengths change from one to the next.
+fn gathers(world: &World) {
+    let number = |rank: usize, round: usize, index: usize| (rank * 1_000_000 + round * 10_000 + index) as f32;
+    for size in (1..=world.size()).filter(|size| world.size().is_multiple_of(*size)) {
+        let mut gather = Gather::new(world, size, 5000).unwrap();
+        for (round, length) in [1, 5000, 0, 2, 1024].into_iter().enumerate() {
+            let own: Vec<f32> = (0..length).map(|index| number(world.rank(), round, index)).collect();
+            std::thread::sleep(Duration::from_millis(((world.rank() + round) % 3) as u64));
+            gather.start(&own).unwrap();
+            while !gather.is_done() {
+                if !gather.poll().unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+            let mut all = vec![-1.0; size * length];
+            gather.read(&mut all);
+            let first = world.rank() / size * size;
+            let expected = (first..first + size)
+                .flat_map(|rank| (0..length).map(move |index| number(rank, round, index)));
+            assert!(all.into_iter().eq(expected), "groups of {size}, round {round}");
+        }
+    }
+    assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, Kind::Internal);
+}
+
+fn siblings(world: &World) {
+    let (rank, ranks, length) = (world.rank(), world.size(), 10_007);
+    let range = 5..5 + length;
+    let root = ranks - 1;
+    for shared in [true, false] {
+        let region = Region::allocate(world, 4 * (length + 10), shared).unwrap();
+        let run = |operation: Operation, wire| -> Vec<f32> {
+            let mut collective = operation.make(Route::Auto, wire, world, &region).unwrap();
+            assert_eq!(collective.name() == "shm", shared);
+            let slot = collective.prepare(range.clone()).unwrap();
+            region.write(0, &vec![(1 + rank) as f32; length + 10]);
+            world.barrier().unwrap();
+            collective.start(slot).unwrap();
+            wait(&mut *collective, slot).unwrap();
+            let mut all = vec![0.0; length];
+            region.read(range.start, &mut all);
+            all
+        };
+        let sum = (1..=ranks).sum::<usize>() as f32;
+        let own = segment(&range, ranks, rank);
+        let scattered = run(Operation::ReduceScatter, Wire::F32);
+        assert!(scattered[own.start - 5..own.end - 5].iter().all(|&value| value == sum));
+        let gathered = run(Operation::Allgather, Wire::Bf16);
+        for rank in 0..ranks {
+            let part = segment(&range, ranks, rank);
+            assert!(gathered[part.start - 5..part.end - 5].iter().all(|&value| value == (1 + rank) as f32));
+        }
+        let copied = run(Operation::Broadcast { root }, Wire::F32);
+        assert!(copied.iter().all(|&value| value == (1 + root) as f32));
+        let refused = Operation::Allgather.make(Route::Tree, Wire::F32, world, &region);
+        assert!(world.is_agreed(&refused.err().unwrap()));
+    }
+}
+
+fn busy(world: &World) {
+    let length = 1_000_000;
+    let region = Region::allocate(world, 4 * length, true).unwrap();
+    assert!(region.is_shared());
+    let mut shm = select(AllreduceKind::Shm, Wire::F32, &Tuning::built_in(), world, &region).unwrap();
+    assert_eq!(shm.name(), "shm");
+    let slot = shm.prepare(0..length).unwrap();
+    region.write(0, &vec![1.0; length]);
+    shm.start(slot).unwrap();
+    if world.rank() > 0 {
+        wait(&mut *shm, slot).unwrap();
+    }
+    // Rank 0 has not polled once when the others are through.
+    world.barrier().unwrap();
+    let mut sums = vec![0.0; length];
+    region.read(0, &mut sums);
+    assert!(sums.iter().all(|&sum| sum == 3.0));
+    wait(&mut *shm, slot).unwrap();
+}
+
+fn leaves(world: &World) {
+    let attempt = || -> Result<(), Error> {
+        let region = Region::allocate(world, 1 << 20, true)?;
+        let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), world, &region)?;
+        let slot = ring.prepare(0..1000)?;
+        if world.rank() == 1 {
+            return Err(Error::usage("alone"));
+        }
+        ring.start(slot)?;
+        wait(&mut *ring, slot)
+    };
+    let error = attempt().unwrap_err();
+    assert!(!world.is_agreed(&error));
+    world.abort(error.exit_code());
+}

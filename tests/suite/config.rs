@@ -1,0 +1,133 @@
+//! The run file: flags in a file, the file in the record, and a run repeated from its record. And what is made of the
+//! definition of the flags: completions, manual pages.
+//!
+//! a file does what its flags would · the command line counts more · everything wrong is said at once, by line · a
+//! record repeats its run · a level of messages that is none · completions and manual pages know every flag
+
+use crate::support::job;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use job::{DLTRAIN, finish, job as launch, refused, run, series};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+fn written(directory: &Path, text: &str) -> String {
+    let path = directory.join("run.toml");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().into()
+}
+
+fn attribute(results: &str, name: &str) -> String {
+    let file = hdf5::File::open(results).unwrap();
+    let attribute = file.group("config").unwrap().attr(name).unwrap();
+    attribute.read_scalar::<hdf5::types::VarLenUnicode>().unwrap().to_string()
+}
+
+#[test]
+fn a_file_does_what_its_flags_would_and_its_record_repeats_the_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let text = format!(
+        "data = \"{DIGITS}\"\nepochs = 2\nbatch = 16 # a rank\nbetas = [0.8, 0.99]\nlr = 2e-3\nstrict = true\nseed = 7\n"
+    );
+    let file = written(directory.path(), &text);
+    let [typed, filed, repeated, changed] =
+        ["typed", "filed", "repeated", "changed"].map(|n| path(&format!("{n}.h5")));
+    let flags = "--epochs 2 --batch 16 --betas 0.8 0.99 --lr 2e-3 --strict --seed 7 --data";
+    let flags: Vec<&str> = flags.split(' ').chain([DIGITS, "--results", &typed]).collect();
+    run(2, &flags);
+    run(2, &["--config", &file, "--results", &filed]);
+    let quiet = run(2, &["--config", &filed, "--results", &repeated, "--quiet"]);
+    assert_eq!(quiet, "", "--quiet");
+    let bits =
+        |of: &str| series(Path::new(of), "steps/loss").iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&typed), bits(&filed));
+    assert_eq!(bits(&filed), bits(&repeated));
+    run(2, &["--config", &filed, "--results", &changed, "--seed", "8", "--strict=false", "--epochs=1"]);
+    assert_eq!(bits(&changed).len() * 2, bits(&filed).len());
+    let kept = attribute(&changed, "run_file");
+    for line in ["seed = 8", "epochs = 1", "betas = [0.8, 0.99]", "lr = 2e-3", "optimizer = \"adam\""] {
+        assert!(kept.lines().any(|kept| kept == line), "{line} is missing in\n{kept}");
+    }
+    assert!(!kept.contains("strict") && kept.contains("threads = "), "{kept}");
+}
+
+#[test]
+fn everything_wrong_is_said_at_once_by_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = written(
+        directory.path(),
+        "bach = 3\nbatch = \"64\"\nstrict = 1\nimage_size = 8\noptimizer = \"sdg\"\nmodel = 5\n\nlr = [1.0]\nbetas = [0.5]\n",
+    );
+    let done = finish(launch(&[(2, &["--config", &file])]));
+    assert!(!done.success);
+    let said: Vec<&str> =
+        done.stderr.lines().filter_map(|line| Some(line.split_once("run.toml:")?.1)).collect();
+    let expected = [
+        "1: no flag has the name bach; is it batch?",
+        "2: batch wants a whole number",
+        "3: strict wants true or false",
+        "4: no flag has the name image_size; is it image-size?",
+        "5: invalid value 'sdg' for '--optimizer <OPTIMIZER>' [possible values: sgd,",
+        "6: model wants a text in quotation marks",
+        "8: lr wants a number",
+        "9: 2 values required for '--betas <B1> <B2>' but 1 was provided",
+    ];
+    assert_eq!(said.len(), expected.len(), "{}", done.stderr);
+    for (said, expected) in said.iter().zip(expected) {
+        assert!(said.starts_with(expected), "{said}\ninstead of\n{expected}");
+    }
+    for (text, named) in [
+        ("batch = 0", "--batch 0: must be at least 1 (--batch is from "),
+        ("batch = 1\nbatch = 2", "run.toml:2: "),
+        ("batch 1", "run.toml:1: "),
+        ("evaluate = true", "--init-from"),
+    ] {
+        let file = written(directory.path(), text);
+        let message = refused(&[(1, &["--config", &file])]);
+        assert!(message.contains(named), "{text}: {message}");
+    }
+    let message = refused(&[(2, &["--config", "/nowhere/run.toml"])]);
+    assert!(message.contains("/nowhere/run.toml"), "{message}");
+    // What is no results file is not taken for one.
+    let other = directory.path().join("other.h5");
+    hdf5::File::create(&other).unwrap();
+    let message = refused(&[(1, &["--config", other.to_str().unwrap()])]);
+    assert!(message.contains("other.h5: is HDF5, but no results file"), "{message}");
+}
+
+/// To env_logger any word is the name of a module, and all else would fall silent, warnings too.
+#[test]
+fn a_level_that_is_none_is_said_once_and_not_obeyed() {
+    for (level, said) in [("verbose", 1), ("dltrain::train=debug", 0), ("Warn", 0), ("", 0)] {
+        let mut command = launch(&[(2, &["--dry-run"])]);
+        command.env("DLTRAIN_LOG", level);
+        let done = finish(command);
+        let text = format!("DLTRAIN_LOG={level} is not used");
+        assert!(done.success && done.stderr.matches(&text).count() == said, "{level}: {}", done.stderr);
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_know_the_flags_and_the_exit_codes() {
+    let output = |args: &[&str]| {
+        // Where MPI cannot start, as on a login node.
+        let done = Command::new(DLTRAIN).args(args).output().unwrap();
+        assert!(done.status.success(), "{args:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    for shell in ["bash", "zsh", "fish"] {
+        let text = output(&["completions", shell]);
+        for word in ["lr-warmup", "autotune", "rmsprop-tf", "inception_v3"] {
+            assert!(text.contains(word), "{shell}: {word}");
+        }
+    }
+    let page = output(&["man"]);
+    assert!(page.contains("\\-\\-lr\\-warmup") && page.contains("75 stopped by a signal"), "{page}");
+    let directory = tempfile::tempdir().unwrap();
+    output(&["man", directory.path().to_str().unwrap()]);
+    assert!(directory.path().join("dltrain-bench-allreduce.1").is_file());
+}

@@ -1,0 +1,393 @@
+//! `--device cuda` on any machine: whole runs on doubles of CUDA's libraries (tests/fake_cuda), which compute on the host
+//! and notice what a GPU would not forgive.
+//!
+//! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
+//!   done before somebody waits for it;
+//! - ranks that share a GPU, or have one each, train as one rank does;
+//! - what cuDNN does along with a convolution is what it does apart;
+//! - mixed images and compressed gradients, too; these are encoded on the GPU to the bits of the host;
+//! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
+//! - a run stops and goes on, on the GPU and from one device to the other;
+//! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
+//!   is done;
+//! - what the GPU's meter shows is in the record; without it nothing is missed;
+//! - every call of every library that fails ends the job with its name.
+//!
+//! Every op by itself: tests/suite/ops.rs. Sums that never come to the host: tests/gpu_sums.rs.
+
+use crate::support::fake_cuda;
+use crate::support::gpu_job;
+use crate::support::job;
+
+use std::path::Path;
+
+use gpu_job::{DIGITS, Results, all_but, close, each_failing, refused, with_cuda};
+use job::{finish, series};
+
+#[test]
+fn a_gpu_trains_what_the_cpu_trains() {
+    let mut results = Results::new();
+    let digits = format!("--data {DIGITS} --batch 8 --steps 6 --optimizer sgd --lr 0.01");
+    for flags in [
+        format!("--model mnist_small {digits}"),
+        format!("--model mnist_net {digits} --clip-norm 0.5 --ema 0.9"),
+        format!("--model mnist_small {digits} --accumulation 2 --optimizer adamw --lr 0.001"),
+        "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001".into(),
+        "--model googlenet --image-size 32 --classes 10 --batch 2 --steps 1 --optimizer sgd --lr 0.001"
+            .into(),
+    ] {
+        let cpu = results.losses(1, &format!("{flags} --device cpu"));
+        let gpu = results.losses(1, &format!("{flags} --device cuda"));
+        close(&gpu, &cpu, &flags);
+    }
+}
+
+/// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run begins
+/// with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and counted.
+#[test]
+fn half_precision_scales_its_loss_and_skips_what_overflows() {
+    let mut results = Results::new();
+    let flags =
+        format!("--model mnist_small --data {DIGITS} --batch 4 --optimizer sgd --lr 0.01 --precision f16");
+    let reference = results.losses(1, &format!("{flags} --steps 2 --device reference"));
+    let (gpu, done) = results.train_with(1, &format!("{flags} --steps 2 --device cuda"), &[]);
+    gpu.iter().zip(&reference).for_each(|(a, b)| assert!((a - b).abs() < 0.01, "{gpu:?} and {reference:?}"));
+    assert!(done.stdout.contains("loss scale 65536 at the end; 0 of 2 steps"), "{}", done.stdout);
+
+    let flags = format!("{flags} --loss-scale 1e30 --loss-scale-hysteresis 1 --steps 4 --device cuda");
+    let (skipping, done) = results.train_with(2, &flags, &[]);
+    assert!(done.stdout.contains("4 of 4 steps were skipped"), "{}", done.stdout);
+    assert!(skipping.iter().all(|loss| loss.is_finite()));
+    let stuck = format!("{flags} --loss-scale-min 1e30");
+    assert!(refused(2, &stuck, &[]).contains("the loss scale is at its minimum of"), "{stuck}");
+}
+
+/// Bias and ReLU, a ReLU's gradient, statistics in halves: what cuDNN computes along with a convolution is what it computes apart
+/// but for rounding, and a choice is kept with its plan, which the next run restores.
+#[test]
+fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
+    let flags = "--image-size 32 --classes 10 --steps 1 --optimizer sgd --lr 0.001 --device cuda";
+    for (flags, joined, close_enough) in [
+        (format!("--model cifar_net {flags} --batch 2"), &["then-bias", "then-mask"][..], 1e-4),
+        (format!("--model resnet18 {flags} --batch 8 --precision f16"), &["then-sums"], 0.02),
+    ] {
+        let mut results = Results::new();
+        let run =
+            |results: &mut Results, variables: &[(&str, &str)]| results.train_with(1, &flags, variables);
+        let (first, _) = run(&mut results, &[]);
+        let kept = kept_plans(results.directory.path());
+        assert!(joined.iter().all(|word| kept.iter().any(|file| file.contains(word))), "{flags}: {joined:?}");
+        // cuDNN is asked for no engine again, but of each plan how much memory it takes.
+        let log = results.directory.path().join("calls");
+        let (again, _) = run(&mut results, &[("FAKE_CUDA_LOG", log.to_str().unwrap())]);
+        assert_eq!((&again, kept_plans(results.directory.path())), (&first, kept.clone()), "{flags}");
+        let asked = std::fs::read_dir(results.directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        let asked = asked.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("calls."));
+        let asked: usize = asked
+            .map(|path| std::fs::read_to_string(path).unwrap().matches(" cudnnBackendGetAttribute ").count())
+            .sum();
+        assert_eq!(asked, kept.len(), "{flags}");
+        let (apart, _) = run(&mut results, &[("DLTRAIN_CUDNN_FUSION", "0")]);
+        let agree = |found: &[f64]| {
+            let close = found.iter().zip(&apart).all(|(a, b)| (a - b).abs() <= close_enough * b);
+            assert!(close && found.len() == apart.len(), "{flags}: {found:?} and {apart:?}");
+        };
+        agree(&first);
+        if flags.contains("cifar_net") {
+            // No engine does several things at once, though plans of such are kept.
+            assert_eq!(run(&mut results, &[("FAKE_CUDNN_JOINED", "0")]).0, apart);
+            // Nor does this one say what its plans are: the choices are kept all the same.
+            let mut others = Results::new();
+            let silent = [("FAKE_CUDNN_TEXT", "0")];
+            let wordless = [(); 2].map(|_| run(&mut others, &silent).0);
+            assert!(wordless.iter().all(|losses| *losses == first), "{wordless:?} and {first:?}");
+            assert_eq!(kept_plans(others.directory.path()), kept);
+            // By timing, whatever comes of it.
+            agree(&run(&mut Results::new(), &[("DLTRAIN_CUDNN_FUSION", "timed")]).0);
+        }
+    }
+}
+
+/// The files of cuDNN's cache.
+fn kept_plans(directory: &Path) -> Vec<String> {
+    let machines = std::fs::read_dir(directory.join("cudnn")).unwrap().map(|entry| entry.unwrap().path());
+    let files = machines.flat_map(|machine| std::fs::read_dir(machine).unwrap());
+    let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
+    let mut results = Results::new();
+    let flags =
+        "--model resnet18 --image-size 32 --classes 10 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
+    let whole = results.losses(1, &format!("{flags} --batch 4"));
+    assert_eq!(results.losses(1, &format!("{flags} --batch 4 --recompute")), whole);
+    // Convolutions give the moments of what they compute.
+    let halves = results.losses(1, &format!("{flags} --batch 4 --precision bf16"));
+    assert_eq!(results.losses(1, &format!("{flags} --batch 4 --precision bf16 --recompute")), halves);
+    close(&results.losses(2, &format!("{flags} --batch 2 --sync-bn")), &whole, "--sync-bn");
+}
+
+/// Mixed images have two labels each; compressed gradients are those of the CPU but for the order in which a layout has them,
+/// which a codec with a threshold for pieces notices: only the course is the same.
+#[test]
+fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
+    let mut results = Results::new();
+    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --steps 5 --optimizer sgd --lr 0.01");
+    let mixed = format!("{flags} --augment mixup=0.4,cutmix");
+    close(
+        &results.losses(1, &format!("{mixed} --device cuda")),
+        &results.losses(1, &format!("{mixed} --device cpu")),
+        "mixed images",
+    );
+    for scheme in ["1bit", "powersgd:2"] {
+        let flags = format!("{flags} --compress {scheme} --fusion-threshold-mb 0.1");
+        for ranks in [1, 2] {
+            let cpu = results.losses(ranks, &format!("{flags} --device cpu"));
+            let gpu = results.losses(ranks, &format!("{flags} --device cuda"));
+            let largest = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(largest < 0.1, "{scheme}, {ranks} ranks: {gpu:?} and {cpu:?}");
+        }
+    }
+    // What is still to be sent goes into checkpoints, and on from there.
+    let flags = format!("{flags} --compress topk:0.05 --device cuda");
+    let whole = results.losses(2, &flags.replace("--steps 5", "--steps 4"));
+    let kept = results.path().with_extension("checkpoints");
+    let path = results.path();
+    for steps in [2, 4] {
+        let flags = flags.replace("--steps 5", &format!("--steps {steps}"));
+        let flags = format!(
+            "{flags} --warmup 0 --checkpoint {} --resume auto --results {}",
+            kept.display(),
+            path.display()
+        );
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let done = finish(with_cuda(job::job(&[(2, &flags)]), &[], results.directory.path()));
+        assert!(done.success, "{}{}", done.stdout, done.stderr);
+    }
+    assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+}
+
+/// To the bits of the host's codecs: by one rank and by several, of several micro-steps, done late and in the other order of threads; a
+/// checkpoint of either serves the other.
+#[test]
+fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
+    let mut results = Results::new();
+    let flags = format!(
+        "--model mnist_small --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --device cuda --fusion-threshold-mb 0.1"
+    );
+    let on_the_host = ("DLTRAIN_CUDA_CODING", "0");
+    for (scheme, ranks, more) in [
+        ("topk:0.05", 3, ""),
+        ("1bit", 2, ""),
+        ("2bit:0.01", 2, "--accumulation 2"),
+        ("1bit", 1, "--clip-norm 0.5"),
+    ] {
+        let flags = format!("{flags} --compress {scheme} {more}");
+        let (host, done) = results.train_with(ranks, &flags, &[on_the_host]);
+        assert!(!done.stdout.contains("decoding on the GPU"), "{}", done.stdout);
+        for variables in [&[][..], &[("FAKE_CUDA_DELAYED", "1"), ("FAKE_CUDA_DESCENDING", "1")]] {
+            let (gpu, done) = results.train_with(ranks, &flags, variables);
+            assert_eq!(gpu, host, "{flags} {variables:?}");
+            assert!(done.stdout.contains("decoding on the GPU"), "{}", done.stdout);
+        }
+    }
+    let flags = format!("{flags} --compress topk:0.05");
+    let whole = results.losses(2, &flags);
+    for variables in [[&[on_the_host][..], &[]], [&[], &[on_the_host]]] {
+        let (kept, path) = (results.path().with_extension("checkpoints"), results.path());
+        for (steps, variables) in [2, 4].into_iter().zip(variables) {
+            let flags = flags.replace("--steps 4", &format!("--steps {steps}"));
+            let (kept, path) = (kept.display(), path.display());
+            let flags = format!("{flags} --warmup 0 --checkpoint {kept} --resume auto --results {path}");
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let done = finish(with_cuda(job::job(&[(2, &flags)]), variables, results.directory.path()));
+            assert!(done.success, "{}{}", done.stdout, done.stderr);
+        }
+        assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
+    }
+}
+
+/// A quarter of the bytes and the same bits, also where work is done as late as it may be, and of places without an image. What
+/// pixels cannot say comes as numbers.
+#[test]
+fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
+    let mut results = Results::new();
+    let digits = "--data synthetic:shapes:24 --batch 3 --steps 2 --accumulation 2";
+    let digits = format!("--model mnist_small {digits} --optimizer sgd --lr 0.01 --device cuda");
+    let shapes = "--model resnet18 --image-size 32 --classes 10 --data synthetic:shapes:8 --batch 3 --optimizer sgd \
+                  --lr 0.001 --device cuda --epochs 1";
+    let late = [("FAKE_CUDA_DELAYED", "1")];
+    for (ranks, flags, variables) in [
+        (2, digits, &late[..]),
+        (1, shapes.into(), &[]),
+        (1, format!("{shapes} --precision bf16 --steps 1"), &[]),
+    ] {
+        let mut losses = |variables: &[(&str, &str)]| {
+            let (steps, _) = results.train_with(ranks, &flags, variables);
+            let path = results.directory.path().join(format!("run{}.h5", results.runs));
+            (steps, series(&path, "epochs/test_loss"), series(&path, "epochs/test_accuracy"))
+        };
+        let numbers = losses(&[("DLTRAIN_CUDA_PIXELS", "0")]);
+        assert!(numbers.1[0].is_finite());
+        assert_eq!(losses(variables), numbers, "{flags}");
+    }
+    let input = |flags: &str| {
+        let flags = format!("{shapes} --dry-run {flags}");
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        finish(with_cuda(job::job(&[(1, &flags)]), &[], results.directory.path())).stdout
+    };
+    for (flags, pixels) in [("", true), ("--augment cifar", true), ("--augment lighting", false)] {
+        assert_eq!(input(flags).contains("own:images"), pixels, "{flags}: {}", input(flags));
+    }
+    for flags in ["--augment cutout", "--augment mixup", "--device cpu"] {
+        assert!(!input(flags).contains("normalise"), "{flags}");
+    }
+}
+
+/// Also where work is done as late as it may be: a wait that is missing would show.
+#[test]
+fn ranks_that_share_a_gpu_train_as_one_and_repeat_their_bits() {
+    let mut results = Results::new();
+    let flags = format!(
+        "--model mnist_net --data {DIGITS} --steps 5 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1"
+    );
+    let whole = results.losses(1, &format!("{flags} --batch 16 --device cuda"));
+    for ranks in [2, 4] {
+        let flags = format!("{flags} --batch {} --device auto", 16 / ranks);
+        let (first, done) = results.train_with(ranks, &flags, &[]);
+        close(&first, &whole, &format!("{ranks} ranks"));
+        assert!(done.stdout.contains("Fake GPU 0"), "auto is not the GPU: {}", done.stdout);
+        assert!(done.stderr.contains(&format!("{ranks} ranks share GPU 0")), "{}", done.stderr);
+        let (again, _) = results.train_with(ranks, &flags, &[("FAKE_CUDA_DELAYED", "1")]);
+        assert_eq!(again, first, "{ranks} ranks: a repeat differs");
+        let (ring, _) = results.train_with(ranks, &format!("{flags} --allreduce ring --no-overlap"), &[]);
+        close(&ring, &whole, "ring");
+    }
+    let (apart, done) =
+        results.train_with(2, &format!("{flags} --batch 8 --device cuda"), &[("FAKE_CUDA_DEVICES", "2")]);
+    close(&apart, &whole, "a GPU each");
+    assert!(!done.stderr.contains("share GPU"), "{}", done.stderr);
+}
+
+#[test]
+fn a_run_goes_on_where_it_stopped_also_on_another_device() {
+    let mut results = Results::new();
+    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --optimizer adam --lr 0.001");
+    let whole = results.losses(1, &format!("{flags} --device cuda --steps 6"));
+    let cpu = results.losses(1, &format!("{flags} --device cpu --steps 6"));
+    for (first, second, expected) in
+        [("cuda", "cuda", &whole), ("cuda", "cpu", &cpu), ("cpu", "cuda", &whole)]
+    {
+        let kept = results.path().with_extension("checkpoints");
+        let flags = format!("{flags} --checkpoint {} --resume auto", kept.display());
+        let begun = results.losses(1, &format!("{flags} --device {first} --steps 3"));
+        // The record of the first part goes on: all steps are in it.
+        let path = results.directory.path().join(format!("run{}.h5", results.runs));
+        let flags = format!("{flags} --device {second} --steps 6 --warmup 0 --results {}", path.display());
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let done = finish(with_cuda(job::job(&[(1, &flags)]), &[], results.directory.path()));
+        assert!(done.success, "{}{}", done.stdout, done.stderr);
+        let all = series(&path, "steps/loss");
+        assert_eq!(all[..3], begun);
+        match first == second {
+            true => assert_eq!(all, **expected, "another course on the GPU"),
+            false => close(&all, expected, &format!("{first}, then {second}")),
+        }
+    }
+}
+
+#[test]
+fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
+    let cuda = "--model mnist_small --steps 1 --device cuda";
+    let path = fake_cuda::libraries().to_str().unwrap();
+    for (flags, variables, words) in [
+        (cuda.to_string(), vec![("FAKE_CUDA_DEVICES", "0")], vec!["sees no GPU", "--device cpu"]),
+        (cuda.into(), vec![("FAKE_CUDNN_VERSION", "8907")], vec!["cuDNN 8.9.7", "needs 9"]),
+        (cuda.into(), vec![("FAKE_CUDA_DRIVER", "11080")], vec!["CUDA 11.8", "CUDA 12.0 or newer"]),
+        (format!("{cuda}:1"), vec![], vec!["--device cuda:1", "one GPU, number 0"]),
+        (format!("{cuda}:7"), vec![("FAKE_CUDA_DEVICES", "2")], vec!["2 GPUs, 0 to 1"]),
+        (
+            format!("{cuda} --precision bf16"),
+            vec![("FAKE_CUDA_CAPABILITY", "60")],
+            vec!["sm_80 or newer", "sm_60"],
+        ),
+        (
+            "--model vgg16 --classes 10 --steps 1 --device cuda --image-size 32 --batch 512".into(),
+            vec![("FAKE_CUDA_MEMORY", "5000000000")],
+            vec!["--batch 512 needs", "free on the rank's GPU", "the largest --batch that fits is"],
+        ),
+    ] {
+        let message = refused(2, &flags, &variables);
+        words.iter().for_each(|word| assert!(message.contains(word), "{flags} {variables:?}: {message}"));
+    }
+    // Without any of it, and with a driver but none of the rest.
+    let nothing = tempfile::tempdir().unwrap();
+    let none = refused(1, cuda, &[("DLTRAIN_CUDA_PATH", nothing.path().to_str().unwrap())]);
+    if dltrain::device::cuda::probe().is_err() {
+        assert!(none.contains("no CUDA driver library"), "{none}");
+        std::os::unix::fs::symlink(Path::new(path).join("libcuda.so.1"), nothing.path().join("libcuda.so.1"))
+            .unwrap();
+        let driver_only = refused(1, cuda, &[("DLTRAIN_CUDA_PATH", nothing.path().to_str().unwrap())]);
+        let words = ["no cuDNN 9 (libcudnn.so.9)", "DLTRAIN_CUDA_PATH", "--device cpu runs without"];
+        words.iter().for_each(|word| assert!(driver_only.contains(word), "{driver_only}"));
+    }
+    for (flags, word) in [
+        ("--device gpu", "cuda:N"),
+        ("--device cuda:x", "cuda:N"),
+        ("--device cpu --precision tf32", "--device cuda"),
+    ] {
+        let message = refused(1, flags, &[]);
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+/// The double of NVML shows a GPU that is half busy, with 2 GiB in use and 123 W.
+#[test]
+fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
+    let mut results = Results::new();
+    let flags =
+        format!("--model mnist_small --data {DIGITS} --batch 256 --epochs 1 --device cuda --tensorboard");
+    let events = results.directory.path().join("events");
+    let (_, done) = results.train_with(2, &format!("{flags} {}", events.display()), &[]);
+    for line in ["GPU busy  GPU memory  power", "     50.0%     2147 MB  123 W", "50.0% busy, 2147 MB in use"]
+    {
+        assert!(done.stdout.contains(line), "{line} is missing in\n{}", done.stdout);
+    }
+    let path = results.directory.path().join("run1.h5");
+    for (name, value) in [("busy", 0.5), ("memory", 2147483648.0), ("power", 123.0)] {
+        for group in ["steps", "epochs"] {
+            let shown = series(&path, &format!("{group}/gpu_{name}"));
+            // A mean over an epoch's time is exact but for the rounding of its sums.
+            let close = |shown: &f64| (shown - value).abs() <= 1e-12 * value;
+            assert!(!shown.is_empty() && shown.iter().all(close), "{group}, {name}: {shown:?}");
+        }
+    }
+    let events = std::fs::read_dir(events).unwrap().next().unwrap().unwrap().path();
+    let events = String::from_utf8_lossy(&std::fs::read(events).unwrap()).into_owned();
+    assert!(["gpu/busy", "gpu/memory", "gpu/power"].iter().all(|tag| events.contains(tag)));
+
+    let without = all_but("libnvidia-ml");
+    let variables = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
+    let info = |variables| finish(with_cuda(job::job(&[(1, &["info"])]), variables, without.path())).stdout;
+    assert!(info(&[]).contains("NVML /"), "{}", info(&[]));
+    let said = info(&variables);
+    if said.contains("no figures of utilisation, memory and power: no libnvidia-ml.so.1") {
+        let (_, done) =
+            results.train_with(1, "--model mnist_small --batch 4 --steps 1 --device cuda", &variables);
+        assert!(!done.stdout.contains("busy"), "{}", done.stdout);
+        assert!(!done.stderr.contains("NVML"), "said once, by info: {}", done.stderr);
+    } else {
+        // This machine has NVML of its own.
+        assert!(said.contains("NVML"), "{said}");
+    }
+}
+
+/// Of every name the first call, the last and one in between fail in turn; what only frees is the exception, since nobody could
+/// be told.
+#[test]
+fn a_call_that_fails_ends_the_job_with_its_name() {
+    assert!(each_failing("", |_| true) > 30);
+}

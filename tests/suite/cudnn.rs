@@ -1,0 +1,168 @@
+//! What cuDNN itself says, without a GPU: for one that is only described it names engines and finalises plans.
+//!
+//! - every convolution of the zoo, forward and backward, in every precision, has an engine on an A100 and on an H100 that
+//!   gives the same bits every time, in the arithmetic that the precision promises, and in modest scratch memory;
+//! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and with tf32;
+//! - a plan that was kept as text is restored.
+//!
+//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's; `.ci/deps cudnn` (or torch) has them,
+//! and where they are missing this says so and proves nothing.
+
+use crate::support::fake_cuda;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use dltrain::device::cuda::described::{Described, Question};
+use dltrain::graph::{Conv2d, DType, Op, Spec};
+use dltrain::model::MODELS;
+use serde_json::{Value, json};
+
+/// cuDNN and NVRTC of wheels, for whichever CUDA.
+fn libraries() -> Option<[PathBuf; 2]> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".deps");
+    let pythons = std::fs::read_dir(root.join("torch/lib")).into_iter().flatten().flatten();
+    let torch = pythons.flat_map(|python| {
+        let nvidia = python.path().join("site-packages/nvidia");
+        ["cudnn/lib", "cu13/lib", "cuda_nvrtc/lib"].map(|place| nvidia.join(place))
+    });
+    let places: Vec<PathBuf> = std::iter::once(root.join("cudnn")).chain(torch).collect();
+    let first = |names: &[&str]| {
+        let files = places.iter().flat_map(|place| names.iter().map(|name| place.join(name)));
+        files.into_iter().find(|path| path.exists())
+    };
+    Some([first(&["libcudnn.so.9"])?, first(&["libnvrtc.so.13", "libnvrtc.so.12"])?])
+}
+
+/// A GPU with the engines that need not be compiled when they are wanted, or with all of them.
+fn described(gpu: &Value, compiles: bool) -> Option<Described> {
+    let Some([cudnn, nvrtc]) = libraries() else {
+        eprintln!("skipped: no cuDNN in .deps/cudnn or .deps/torch; .ci/deps cudnn fetches it (580 MB)");
+        return None;
+    };
+    let stub = |name: &str| fake_cuda::libraries().join("absent").join(name);
+    // cuBLAS is always there, and cuDNN ends the process where it is not.
+    let mut before = ["libcublasLt.so.13", "libcublasLt.so.12"].map(stub).to_vec();
+    if compiles {
+        before.extend([stub("libcuda.so.1"), nvrtc]);
+    }
+    let before: Vec<&Path> = before.iter().map(PathBuf::as_path).collect();
+    Some(Described::new(&cudnn, &before, &gpu.to_string()).unwrap())
+}
+
+/// A GPU as `cudaGetDeviceProperties` has it, in the names of CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION.
+fn gpu(name: &str, capability: u32, multiprocessors: u32, shared_bytes: u32, l2: u64, memory: u64) -> Value {
+    json!({
+        "deviceName": name, "deviceVer": capability, "driverVer": 13000, "cudaDeviceId": 0, "pciDeviceId": 0,
+        "multiProcessorCount": multiprocessors, "smCountOrigin": 0, "warpSize": 32,
+        "maxGridSize": [2_147_483_647, 65_535, 65_535], "maxBlockSize": [1024, 1024, 64],
+        "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "maxCtasPerSM": 32,
+        "regsPerBlock": 65_536, "maxRegistersPerSM": 65_536,
+        "maxSharedMemoryPerBlock": 49_152, "maxSharedMemoryPerBlockOptin": shared_bytes,
+        "oversizedSharedMemoryPerBlock": 0, "reservedSharedMemoryPerBlock": 1024,
+        "isTccDriver": 0, "supportCoopLaunch": 1,
+        "totalGlobalMem": memory, "l2CacheSize": l2, "smClockRateKHz": 1_410_000, "memClockRateKHz": 1_215_000
+    })
+}
+
+/// The distinct convolutions of all models at the sizes they were made for: geometry, x, w, y.
+fn convolutions(batch: usize) -> HashSet<(Conv2d, [Spec; 3])> {
+    let mut all = HashSet::new();
+    for model in MODELS {
+        let graph = model.build(batch, model.image, model.classes).unwrap();
+        for node in &graph.nodes {
+            if let Op::Conv2d(conv) = node.op {
+                let spec = |id| graph.tensor(id).spec.clone();
+                let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]].map(spec);
+                // Bias and ReLU are not cuDNN's.
+                all.insert((Conv2d { bias: false, relu: false, ..conv }, tensors));
+            }
+        }
+    }
+    all
+}
+
+const PRECISIONS: [(DType, bool); 4] =
+    [(DType::F32, false), (DType::F32, true), (DType::BF16, false), (DType::F16, false)];
+
+fn cards() -> [Value; 2] {
+    [
+        gpu("NVIDIA A100-SXM4-40GB", 800, 108, 166_912, 40 << 20, 40 << 30),
+        gpu("NVIDIA H100 80GB HBM3", 900, 132, 232_448, 50 << 20, 80 << 30),
+    ]
+}
+
+#[test]
+fn every_convolution_of_the_zoo_has_an_engine() {
+    let all = convolutions(32);
+    assert!(all.len() > 200, "{}", all.len());
+    for gpu in cards() {
+        let Some(described) = described(&gpu, false) else { return };
+        for (dtype, tf32) in PRECISIONS {
+            for (conv, [x, w, y]) in &all {
+                let what = || format!("{}: {dtype:?}, tf32 {tf32}: {conv:?} of {x:?}", gpu["deviceName"]);
+                let question = Question { conv, tensors: [x, w, y], dtype, tf32 };
+                let engines = described.engines(&question);
+                let engines = engines.unwrap_or_else(|e| panic!("{}: {e}", what()));
+                assert!(engines.iter().all(Option::is_some), "{}: {engines:?}", what());
+                assert!(engines.iter().flatten().all(|engine| !engine.compiled), "{}: {engines:?}", what());
+                // Whether there are such engines or not, to ask is no error.
+                described.joined(&question).unwrap_or_else(|e| panic!("{}: {e}", what()));
+            }
+        }
+    }
+}
+
+/// In a process of its own: cuDNN looks for what it compiles with once.
+#[test]
+fn what_is_done_along_with_a_convolution_has_engines() {
+    if std::env::var_os("DLTRAIN_TEST_COMPILES").is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "cudnn::what_is_done_along_with_a_convolution_has_engines", "--nocapture"]);
+        let output = again.env("DLTRAIN_TEST_COMPILES", "1").output().unwrap();
+        let [printed, said] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(
+            output.status.success() && printed.contains("1 passed"),
+            "{}: {printed}{said}",
+            output.status
+        );
+        println!("{printed}");
+        return;
+    }
+    let spec = |extents: [usize; 4]| Spec { shape: dltrain::graph::Shape(extents.into()), dtype: DType::F32 };
+    for gpu in cards() {
+        let Some(described) = described(&gpu, true) else { return };
+        for (dtype, tf32) in PRECISIONS {
+            // vgg16's, resnet50's.
+            for (kernel, channels, filters, size) in [(3, 64, 128, 56), (3, 512, 512, 14), (1, 256, 64, 56)] {
+                let conv = Conv2d { bias: false, ..Conv2d::square(kernel).padding(kernel / 2) };
+                let [x, w, y] = [
+                    [32, channels, size, size],
+                    [filters, channels, kernel, kernel],
+                    [32, filters, size, size],
+                ]
+                .map(spec);
+                let question = Question { conv: &conv, tensors: [&x, &w, &y], dtype, tf32 };
+                let engines = described.joined(&question).unwrap();
+                let what = format!("{}: {dtype:?}, tf32 {tf32}: {conv:?}: {engines:?}", gpu["deviceName"]);
+                println!("{what}");
+                let wanted = if dtype == DType::F32 && !tf32 { &engines[..2] } else { &engines };
+                assert!(wanted.iter().all(Option::is_some), "{what}");
+                assert!(dtype != DType::F16 || engines[2].is_some_and(|engine| !engine.compiled), "{what}");
+            }
+        }
+    }
+}
+
+/// The proofs above would be none if a GPU that is described were not heeded: one from before bf16 has no engine for it.
+#[test]
+fn a_gpu_without_bf16_has_no_engine_for_it() {
+    let Some(described) = described(&gpu("Tesla P100-SXM2-16GB", 600, 56, 49_152, 4 << 20, 16 << 30), false)
+    else {
+        return;
+    };
+    let all = convolutions(2);
+    let (conv, [x, w, y]) = all.iter().next().unwrap();
+    let question = Question { conv, tensors: [x, w, y], dtype: DType::BF16, tf32: false };
+    assert_eq!(described.engines(&question).unwrap(), [None; 3]);
+}

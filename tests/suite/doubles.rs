@@ -1,0 +1,344 @@
+//! The doubles of CUDA's libraries (tests/fake_cuda) notice what a GPU would punish, and what it might let pass.
+//!
+//! Each scene runs in a process of its own, with the doubles first in LD_LIBRARY_PATH: what they notice may end it.
+
+use crate::support::fake_cuda;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::process::{Command, Output};
+use std::ptr::null_mut;
+
+use libloading::Library;
+
+type Handle = *mut c_void;
+type Address = *mut f32;
+
+const INVALID_VALUE: c_int = 1;
+const OUT_OF_MEMORY: c_int = 2;
+const INVALID_CONTEXT: c_int = 201;
+const NOT_FOUND: c_int = 500;
+const NOT_READY: c_int = 600;
+const ILLEGAL_ADDRESS: c_int = 700;
+const CAPTURE_UNSUPPORTED: c_int = 900;
+const CAPTURE_INVALIDATED: c_int = 901;
+
+/// Calls a function of the driver's double with arguments of the types given.
+macro_rules! call {
+    ($cuda:expr, $name:ident($($value:expr => $type:ty),*)) => {{
+        // SAFETY: the types are those of the driver's reference; pointers are to living variables, or wrong on purpose.
+        unsafe {
+            let function = $cuda.0.get::<unsafe extern "C" fn($($type),*) -> c_int>(stringify!($name).as_bytes());
+            function.unwrap()($($value),*)
+        }
+    }};
+}
+
+/// CUipcMemHandle.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IpcHandle([u8; 64]);
+
+struct Cuda(Library);
+
+impl Cuda {
+    fn open() -> Cuda {
+        // SAFETY: the double's constructors only fill tables.
+        let cuda = Cuda(unsafe { Library::new("libcuda.so.1") }.unwrap());
+        assert_eq!(call!(cuda, cuInit(0 => u32)), 0);
+        cuda
+    }
+
+    /// With a context.
+    fn ready() -> Cuda {
+        let cuda = Cuda::open();
+        let mut context: Handle = null_mut();
+        assert_eq!(call!(cuda, cuDevicePrimaryCtxRetain(&mut context => *mut Handle, 0 => c_int)), 0);
+        assert_eq!(call!(cuda, cuCtxSetCurrent(context => Handle)), 0);
+        cuda
+    }
+
+    fn alloc(&self, floats: usize) -> Address {
+        let mut address = null_mut();
+        assert_eq!(call!(self, cuMemAlloc_v2(&mut address => *mut Address, 4 * floats => usize)), 0);
+        address
+    }
+
+    fn stream(&self) -> Handle {
+        let mut stream = null_mut();
+        assert_eq!(call!(self, cuStreamCreate(&mut stream => *mut Handle, 1 => u32)), 0);
+        stream
+    }
+
+    fn fill(&self, at: Address, floats: i64, value: f32, stream: Handle) -> c_int {
+        let image = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
+        let (mut module, mut function) = (null_mut(), null_mut());
+        let loaded = call!(self, cuModuleLoadData(&mut module => *mut Handle, image.as_ptr() => *const u8));
+        // While a stream is captured nothing can be loaded: `captured` loads before.
+        assert_eq!(loaded, 0);
+        let name = c"fill_f32".as_ptr();
+        let got = call!(self, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
+        assert_eq!(got, 0);
+        self.launch(function, at, floats, value, stream)
+    }
+
+    fn launch(&self, function: Handle, mut at: Address, mut n: i64, mut value: f32, stream: Handle) -> c_int {
+        let mut arguments: [Handle; 3] = [(&raw mut at).cast(), (&raw mut n).cast(), (&raw mut value).cast()];
+        call!(self, cuLaunchKernel(function => Handle, 2 => u32, 1 => u32, 1 => u32, 256 => u32, 1 => u32, 1 => u32,
+            0 => u32, stream => Handle, arguments.as_mut_ptr() => *mut Handle, null_mut() => *mut Handle))
+    }
+
+    fn read(&self, from: Address, stream: Handle) -> [f32; 4] {
+        let mut to = [0f32; 4];
+        let copied = call!(self, cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr() => *mut f32, from => Address, 16 => usize, stream => Handle));
+        assert_eq!(copied, 0);
+        to
+    }
+}
+
+/// Runs a scene below as a process.
+fn scene(name: &str, variables: &[(&str, &str)]) -> Output {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("doubles::{name}"), "--ignored", "--nocapture"])
+        .env("LD_LIBRARY_PATH", fake_cuda::libraries())
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("running 1 test"), "no scene {name}: {said}");
+    output
+}
+
+fn plays(name: &str, variables: &[(&str, &str)]) {
+    let output = scene(name, variables);
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn dies(name: &str, of: &str) {
+    let output = scene(name, &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(of), "{name}: {said}");
+}
+
+#[test]
+fn work_is_done_in_order_and_what_waits_is_waited_for() {
+    plays("scene_kernels_and_copies", &[]);
+    plays("scene_kernels_and_copies", &[("FAKE_CUDA_DELAYED", "1")]);
+    plays("scene_without_a_wait", &[("FAKE_CUDA_DELAYED", "1")]);
+    plays("scene_captured", &[]);
+    plays("scene_captured", &[("FAKE_CUDA_DELAYED", "1")]);
+}
+
+#[test]
+fn wrong_uses_are_refused() {
+    plays("scene_refusals", &[("FAKE_CUDA_MEMORY", "1000000")]);
+    plays("scene_no_context", &[]);
+    plays("scene_illegal_address", &[]);
+    plays("scene_two_devices", &[("FAKE_CUDA_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,7,1")]);
+}
+
+#[test]
+fn device_memory_is_not_the_hosts() {
+    dies("scene_read_by_the_host", "");
+    dies("scene_written_behind", "byte 20 of an allocation of 20 bytes was written");
+}
+
+#[test]
+fn the_call_that_is_to_fail_fails() {
+    plays("scene_failing", &[("FAKE_CUDA_FAIL", "cuMemAlloc_v2:2:2")]);
+    // cuInit is the first call of all.
+    let output = scene("scene_kernels_and_copies", &[("FAKE_CUDA_FAIL", "*:1")]);
+    assert!(!output.status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    plays(
+        "scene_failing",
+        &[("FAKE_CUDA_FAIL", "cuMemAlloc_v2:2:2"), ("FAKE_CUDA_LOG", log.to_str().unwrap())],
+    );
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(file).unwrap();
+    assert!(text.starts_with("1 cuInit 1\n2 cuDevicePrimaryCtxRetain 1\n"), "{text}");
+    assert!(text.ends_with("end allocations 1 bytes 40 peak 40 pinned 0\n"), "{text}");
+}
+
+#[test]
+fn memory_is_shared_between_processes() {
+    plays("scene_lender", &[]);
+}
+
+// ---- scenes ----
+
+#[test]
+#[ignore = "a scene"]
+fn scene_kernels_and_copies() {
+    let cuda = Cuda::ready();
+    let (stream, other, at) = (cuda.stream(), cuda.stream(), cuda.alloc(4));
+    assert!(cuda.read(at, stream).iter().all(|v| v.is_nan()), "new memory holds NaN");
+    assert_eq!(cuda.fill(at, 4, 2.5, stream), 0);
+    assert_eq!(cuda.read(at, stream), [2.5; 4]);
+    // A second stream that waits for the first.
+    let mut event = null_mut();
+    assert_eq!(call!(cuda, cuEventCreate(&mut event => *mut Handle, 2 => u32)), 0);
+    assert_eq!(cuda.fill(at, 4, 3.5, stream), 0);
+    assert_eq!(call!(cuda, cuEventRecord(event => Handle, stream => Handle)), 0);
+    assert_eq!(call!(cuda, cuStreamWaitEvent(other => Handle, event => Handle, 0 => u32)), 0);
+    assert_eq!(cuda.read(at, other), [3.5; 4]);
+    assert_eq!(call!(cuda, cuEventQuery(event => Handle)), 0);
+    assert_eq!(call!(cuda, cuMemFree_v2(at => Address)), 0);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_without_a_wait() {
+    let cuda = Cuda::ready();
+    let (stream, other, at) = (cuda.stream(), cuda.stream(), cuda.alloc(4));
+    let mut event = null_mut();
+    assert_eq!(call!(cuda, cuEventCreate(&mut event => *mut Handle, 2 => u32)), 0);
+    assert_eq!(cuda.fill(at, 4, 1.5, stream), 0);
+    assert_eq!(cuda.fill(at, 4, 2.5, stream), 0);
+    assert_eq!(call!(cuda, cuEventRecord(event => Handle, stream => Handle)), 0);
+    assert_eq!(call!(cuda, cuEventQuery(event => Handle)), NOT_READY);
+    assert_ne!(cuda.read(at, other), [2.5; 4], "another stream sees what it did not wait for");
+    assert_eq!(call!(cuda, cuStreamSynchronize(stream => Handle)), 0);
+    assert_eq!(cuda.read(at, other), [2.5; 4]);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_captured() {
+    let cuda = Cuda::ready();
+    let (stream, at) = (cuda.stream(), cuda.alloc(4));
+    let (mut graph, mut executable) = (null_mut::<c_void>(), null_mut::<c_void>());
+    let begin = || call!(cuda, cuStreamBeginCapture_v2(stream => Handle, 0 => c_int));
+    assert_eq!(cuda.fill(at, 4, 1.0, stream), 0);
+    assert_eq!(begin(), 0);
+    assert_eq!(call!(cuda, cuMemsetD8Async(at => Address, 0 => u8, 16 => usize, stream => Handle)), 0);
+    assert_eq!(call!(cuda, cuStreamEndCapture(stream => Handle, &mut graph => *mut Handle)), 0);
+    let made =
+        call!(cuda, cuGraphInstantiateWithFlags(&mut executable => *mut Handle, graph => Handle, 0 => u64));
+    assert_eq!(made, 0);
+    assert_eq!(cuda.read(at, stream), [1.0; 4], "what is captured is not done yet");
+    assert_eq!(call!(cuda, cuGraphLaunch(executable => Handle, stream => Handle)), 0);
+    assert_eq!(cuda.read(at, stream), [0.0; 4]);
+    assert_eq!(begin(), 0);
+    let mut never: Address = null_mut();
+    let allocated = call!(cuda, cuMemAlloc_v2(&mut never => *mut Address, 4 => usize));
+    assert_eq!(allocated, CAPTURE_UNSUPPORTED);
+    assert_eq!(
+        call!(cuda, cuStreamEndCapture(stream => Handle, &mut graph => *mut Handle)),
+        CAPTURE_INVALIDATED
+    );
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_refusals() {
+    let cuda = Cuda::ready();
+    let at = cuda.alloc(5);
+    let mut more: Address = null_mut();
+    assert_eq!(call!(cuda, cuMemAlloc_v2(&mut more => *mut Address, 999_981 => usize)), OUT_OF_MEMORY);
+    assert_eq!(call!(cuda, cuMemAlloc_v2(&mut more => *mut Address, 0 => usize)), INVALID_VALUE);
+    let mut host = [0f32; 6];
+    let mut copy = |from: Address, bytes: usize| {
+        call!(cuda, cuMemcpyDtoHAsync_v2(
+            host.as_mut_ptr() => *mut f32, from => Address, bytes => usize, null_mut() => Handle))
+    };
+    assert_eq!((copy(at, 20), copy(at, 21), copy(at.wrapping_add(1), 20)), (0, INVALID_VALUE, INVALID_VALUE));
+    assert_eq!(call!(cuda, cuMemFree_v2(at.wrapping_add(1) => Address)), INVALID_VALUE);
+    assert_eq!(
+        (call!(cuda, cuMemFree_v2(at => Address)), call!(cuda, cuMemFree_v2(at => Address))),
+        (0, INVALID_VALUE)
+    );
+    let (mut module, mut function) = (null_mut(), null_mut());
+    let image = ".version 7.0\n.target sm_60\n.entry other(\0";
+    assert_eq!(call!(cuda, cuModuleLoadData(&mut module => *mut Handle, image.as_ptr() => *const u8)), 0);
+    let name = c"fill_f32".as_ptr();
+    let got = call!(cuda, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
+    assert_eq!(got, NOT_FOUND, "the module does not have it, though there is such a kernel");
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_no_context() {
+    let cuda = Cuda::open();
+    let mut at: Address = null_mut();
+    assert_eq!(call!(cuda, cuMemAlloc_v2(&mut at => *mut Address, 4 => usize)), INVALID_CONTEXT);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_illegal_address() {
+    let cuda = Cuda::ready();
+    let (stream, mut host) = (cuda.stream(), [0f32; 4]);
+    assert_eq!(cuda.fill(host.as_mut_ptr(), 4, 1.0, stream), ILLEGAL_ADDRESS);
+    assert_eq!(
+        call!(cuda, cuStreamSynchronize(stream => Handle)),
+        ILLEGAL_ADDRESS,
+        "nothing succeeds any more"
+    );
+    assert_eq!(host, [0.0; 4]);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_two_devices() {
+    let cuda = Cuda::open();
+    let (mut count, mut name) = (0, [0u8; 32]);
+    assert_eq!(call!(cuda, cuDeviceGetCount(&mut count => *mut c_int)), 0);
+    assert_eq!(count, 2, "up to the first that there is not");
+    assert_eq!(call!(cuda, cuDeviceGetName(name.as_mut_ptr() => *mut u8, 32 => c_int, 0 => c_int)), 0);
+    assert!(name.starts_with(b"Fake GPU 2\0"));
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_read_by_the_host() {
+    let at = Cuda::ready().alloc(4);
+    // SAFETY: none: that this ends the process is what the test is for.
+    println!("{}", unsafe { at.read_volatile() });
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_written_behind() {
+    let cuda = Cuda::ready();
+    let at = cuda.alloc(5);
+    assert_eq!(cuda.fill(at, 6, 1.0, null_mut()), 0);
+    call!(cuda, cuMemFree_v2(at => Address));
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_failing() {
+    let cuda = Cuda::ready();
+    let mut at: Address = null_mut();
+    let mut alloc = || call!(cuda, cuMemAlloc_v2(&mut at => *mut Address, 40 => usize));
+    assert_eq!((alloc(), alloc()), (0, OUT_OF_MEMORY));
+}
+
+/// Fills memory and lets a process of its own read it.
+#[test]
+#[ignore = "a scene"]
+fn scene_lender() {
+    let cuda = Cuda::ready();
+    let (at, mut handle) = (cuda.alloc(4), IpcHandle([0; 64]));
+    assert_eq!(cuda.fill(at, 4, 7.5, null_mut()), 0);
+    assert_eq!(call!(cuda, cuIpcGetMemHandle(&mut handle => *mut IpcHandle, at => Address)), 0);
+    let text: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    plays("scene_borrower", &[("HANDLE", &text)]);
+    assert_eq!(cuda.read(at, null_mut()), [8.5; 4]);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_borrower() {
+    let cuda = Cuda::ready();
+    let text = std::env::var("HANDLE").unwrap();
+    let handle = IpcHandle(std::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()));
+    let mut at: Address = null_mut();
+    let opened = call!(cuda, cuIpcOpenMemHandle_v2(&mut at => *mut Address, handle => IpcHandle, 1 => u32));
+    assert_eq!(opened, 0);
+    assert_eq!(cuda.read(at, null_mut()), [7.5; 4]);
+    assert_eq!(cuda.fill(at, 4, 8.5, null_mut()), 0);
+    assert_eq!(call!(cuda, cuIpcCloseMemHandle(at => Address)), 0);
+}

@@ -1,0 +1,294 @@
+//! Every backward op of the reference device against finite differences of its forward op.
+//!
+//! For a forward op y(x) and fixed random r, the backward op must give d(r·y)/dx. Ops that are linear in the operand
+//! (convolution, linear, average pooling, dropout) have exact central differences at any step h, so h = 1 leaves
+//! rounding alone; the others are tested where they are smooth over the step.
+
+use crate::support;
+
+use std::slice::from_ref;
+
+use dltrain::device::Scalars;
+use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, dims, windows};
+use dltrain::random::{Purpose, Stream, key};
+use proptest::prelude::*;
+use support::{Operand, f32s, run_with};
+
+const SCALARS: Scalars =
+    Scalars { seed: 5, step: 3, first_sample: 7, gradient_scale: 0.25, learning_rate: 0.1, update: 1 };
+
+fn random(shape: Shape, which: u32) -> Operand {
+    let mut stream = Stream::new(key(11, Purpose::Synthetic, which));
+    let values = (0..shape.elements()).map(|_| stream.uniform() * 2.0 - 1.0).collect();
+    (f32s(shape), values)
+}
+
+fn run(op: Op, inputs: &[Operand], outputs: &[Spec]) -> Vec<Vec<f32>> {
+    run_with(&SCALARS, op, inputs, outputs)
+}
+
+/// A forward op with its operands, and the weights r of the sum r·y that is differentiated.
+struct Case<'a> {
+    op: Op,
+    inputs: &'a [Operand],
+    outputs: &'a [Spec],
+    r: &'a [f32],
+}
+
+impl Case<'_> {
+    fn value(&self, inputs: &[Operand]) -> f64 {
+        let y = &run(self.op, inputs, self.outputs)[0];
+        y.iter().zip(self.r).map(|(&y, &r)| f64::from(y) * f64::from(r)).sum()
+    }
+
+    /// Compares `gradient` with central differences of r·y over operand `which`. Each y carries a rounding of at
+    /// most 2⁻²⁴|y|, so a difference is off by at most 2·Σ|r·y|·2⁻²⁴ / 2h, and the gradient by a few roundings of
+    /// its own; `truncation` bounds h²/6 times the third derivative.
+    fn check(&self, which: usize, gradient: &[f32], h: f32, truncation: f64) {
+        let y = &run(self.op, self.inputs, self.outputs)[0];
+        let largest: f64 = y.iter().zip(self.r).map(|(y, r)| f64::from((y.abs() + h) * r.abs())).sum();
+        let bound = largest * 2f64.powi(-23) / f64::from(h) + truncation;
+        for (element, &exact) in gradient.iter().enumerate() {
+            let at = |delta: f32| {
+                let mut moved = self.inputs.to_vec();
+                moved[which].1[element] += delta;
+                self.value(&moved)
+            };
+            // The step really taken, after rounding.
+            let x = self.inputs[which].1[element];
+            let numeric = (at(h) - at(-h)) / (f64::from(x + h) - f64::from(x - h));
+            let error = (numeric - f64::from(exact)).abs();
+            let allowed = bound + 4.0 * f64::from(exact.abs()) * 2f64.powi(-23);
+            let op = self.op;
+            assert!(error <= allowed, "{op:?} operand {which} element {element}: {numeric} vs {exact}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn convolution(
+        n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 3usize..6, w in 3usize..6,
+        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, ph in 0usize..2, pw in 0usize..2, bias: bool,
+    ) {
+        let conv =
+            Conv2d { kernel: [kh, kw], stride: [stride, 1], padding: [ph, pw], groups, bias, relu: false };
+        let [oh, ow] = windows([h, w], conv.kernel, conv.stride, conv.padding).unwrap();
+        let x = random(dims([n, c * groups, h, w]), 1);
+        let weight = random(dims([o * groups, c, kh, kw]), 2);
+        let mut inputs = vec![x.clone(), weight.clone()];
+        if bias {
+            inputs.push(random(dims([o * groups]), 3));
+        }
+        let y = [f32s(dims([n, o * groups, oh, ow]))];
+        let r = random(y[0].shape.clone(), 4);
+        let dx = &run(Op::Conv2dBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
+        let specs: Vec<Spec> = inputs[1..].iter().map(|(spec, _)| spec.clone()).collect();
+        let dw = run(Op::Conv2dBackwardWeights(conv), &[x, r.clone()], &specs);
+        let case = Case { op: Op::Conv2d(conv), inputs: &inputs, outputs: &y, r: &r.1 };
+        case.check(0, dx, 1.0, 0.0);
+        for (operand, gradient) in dw.iter().enumerate() {
+            case.check(operand + 1, gradient, 1.0, 0.0);
+        }
+    }
+
+    #[test]
+    fn linear(n in 1usize..4, c in 1usize..4, side in 1usize..4, o in 1usize..6) {
+        let x = random(dims([n, c, side, side]), 1);
+        let weight = random(dims([o, c * side * side]), 2);
+        let inputs = [x.clone(), weight.clone(), random(dims([o]), 3)];
+        let y = [f32s(dims([n, o]))];
+        let r = random(y[0].shape.clone(), 4);
+        let backward = Op::LinearBackwardData { bias: true };
+        let dx = &run(backward, &[r.clone(), weight.clone()], from_ref(&x.0))[0];
+        let specs = [weight.0, inputs[2].0.clone()];
+        let dw = run(Op::LinearBackwardWeights { bias: true }, &[x, r.clone()], &specs);
+        let op = Op::Linear { bias: true, relu: false };
+        let case = Case { op, inputs: &inputs, outputs: &y, r: &r.1 };
+        case.check(0, dx, 1.0, 0.0);
+        case.check(1, &dw[0], 1.0, 0.0);
+        case.check(2, &dw[1], 1.0, 0.0);
+    }
+
+    #[test]
+    fn average_pooling(
+        h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, count: bool,
+    ) {
+        let padding = [usize::from(pad && k > 1), 0];
+        let pool = Pool2d { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count, ceil: false };
+        let [oh, ow] = windows([h, w], pool.kernel, pool.stride, pool.padding).unwrap();
+        let x = random(dims([2, 2, h, w]), 1);
+        let y = [f32s(dims([2, 2, oh, ow]))];
+        let r = random(y[0].shape.clone(), 2);
+        let dx = &run(Op::AvgPoolBackward(pool), from_ref(&r), from_ref(&x.0))[0];
+        Case { op: Op::AvgPool(pool), inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
+    }
+
+    /// Also to more elements than there are.
+    #[test]
+    fn adaptive_average_pooling(h in 1usize..8, w in 1usize..8, oh in 1usize..8, ow in 1usize..8) {
+        let x = random(dims([2, 2, h, w]), 1);
+        let y = [f32s(dims([2, 2, oh, ow]))];
+        let r = random(y[0].shape.clone(), 2);
+        let dx = &run(Op::AdaptiveAvgPoolBackward, from_ref(&r), from_ref(&x.0))[0];
+        Case { op: Op::AdaptiveAvgPool, inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
+    }
+
+    /// Inputs are distinct multiples of 1/64, so that a step of 1/256 changes no winner and loses no bit.
+    #[test]
+    fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, ceil: bool) {
+        let pool = Pool2d { ceil, ..Pool2d::square(k).stride(stride).padding(usize::from(pad && k > 1)) };
+        let [oh, ow] = pool.windows([h, w]).unwrap();
+        let shape = dims([1, 2, h, w]);
+        let order = Stream::new(key(3, Purpose::Shuffle, 1)).permutation(shape.elements());
+        let x = (f32s(shape), order.iter().map(|&v| v as f32 / 64.0 - 0.5).collect::<Vec<f32>>());
+        let y = f32s(dims([1, 2, oh, ow]));
+        let outputs = [y.clone(), Spec { dtype: DType::Saved, ..y }];
+        let r = random(outputs[0].shape.clone(), 2);
+        let winners = run(Op::MaxPool(pool), from_ref(&x), &outputs)[1].clone();
+        let backward = [r.clone(), (outputs[1].clone(), winners)];
+        let dx = &run(Op::MaxPoolBackward(pool), &backward, from_ref(&x.0))[0];
+        Case { op: Op::MaxPool(pool), inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 256.0, 0.0);
+    }
+
+    /// Weight and bias are linear. Moved by t, element j makes r·y the quotient (A + B·t)/s(t)·w + const. with
+    /// s² = σ² + 2·t·(xⱼ − mean)/n + t²·(n − 1)/n², |A| ≤ nσ, |B| ≤ 2; differentiated three times that is below
+    /// 48·|w|/(√n·σ³) at t = 0, and below twice that within a step of 1/64.
+    #[test]
+    fn batch_norm(n in 2usize..4, c in 1usize..4, h in 2usize..4, w in 2usize..5) {
+        let op = Op::BatchNorm(BatchNorm { epsilon: 1e-2, ..BatchNorm::default() });
+        let x = random(dims([n, c, h, w]), 1);
+        let [weight, bias, mean, variance] = [2, 3, 4, 5].map(|which| random(dims([c]), which));
+        let vector = f32s(dims([c]));
+        let outputs = [x.0.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
+        let inputs = [x.clone(), weight.clone(), bias, mean, variance];
+        let made = run(op, &inputs, &outputs);
+        let r = random(dims([n, c, h, w]), 6);
+        let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
+        let backward = [vec![r.clone(), x.clone(), weight.clone()], statistics.to_vec()].concat();
+        let Op::BatchNorm(norm) = op else { unreachable!() };
+        let gradients = run(Op::BatchNormBackward(norm), &backward, &[x.0, vector.clone(), vector]);
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
+        let least = made[2].iter().fold(f32::INFINITY, |least, v| least.min(*v)) + norm.epsilon;
+        let third = 96.0 / ((n * h * w) as f64).sqrt() / f64::from(least).powf(1.5);
+        case.check(0, &gradients[0], 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
+        case.check(1, &gradients[1], 1.0, 0.0);
+        case.check(2, &gradients[2], 1.0, 0.0);
+    }
+
+    /// Moved by t, an element has a part in y of `size` channels: x/r^β with r ≥ k = 1, x² ≤ 1 and alpha, β ≤ 1. Three
+    /// derivatives of r^(−β)·x with respect to one x stay below 64 in size for each.
+    #[test]
+    fn local_response_norm(c in 1usize..7, half in 0usize..3, alpha in 0f32..1.0, beta in 0.1f32..1.0) {
+        let norm = LocalResponseNorm { size: 2 * half + 1, alpha, beta, k: 1.0 };
+        let x = random(dims([2, c, 2, 2]), 1);
+        let outputs = [x.0.clone(), Spec { dtype: DType::Saved, ..x.0.clone() }];
+        let r = random(x.0.shape.clone(), 2);
+        let op = Op::LocalResponseNorm(norm);
+        let saved = (outputs[1].clone(), run(op, from_ref(&x), &outputs)[1].clone());
+        let backward = [r.clone(), x.clone(), saved];
+        let dx = &run(Op::LocalResponseNormBackward(norm), &backward, from_ref(&x.0))[0];
+        let third = 64.0 * norm.size as f64;
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
+    }
+
+    #[test]
+    fn concatenation(a in 1usize..4, b in 1usize..4, h in 1usize..4) {
+        let parts = [random(dims([2, a, h, 3]), 1), random(dims([2, b, h, 3]), 2)];
+        let y = [f32s(dims([2, a + b, h, 3]))];
+        let r = random(y[0].shape.clone(), 3);
+        let case = Case { op: Op::Concat, inputs: &parts, outputs: &y, r: &r.1 };
+        for (which, from) in [(0, 0), (1, a)] {
+            let gradient = &run(Op::Slice { from }, from_ref(&r), from_ref(&parts[which].0))[0];
+            case.check(which, gradient, 1.0, 0.0);
+        }
+    }
+
+    #[test]
+    fn dropout(n in 1usize..4, features in 1usize..30, p in 0.1f32..0.9) {
+        let x = random(dims([n, features]), 1);
+        let r = random(dims([n, features]), 2);
+        let backward = Op::DropoutBackward { p, layer: 2 };
+        let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
+        let outputs = [x.0.clone()];
+        Case { op: Op::Dropout { p, layer: 2 }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+    }
+
+    /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
+    /// −1 only fills the batch.
+    #[test]
+    fn softmax_cross_entropy(
+        classes in 2usize..8, label in 0usize..8, smoothing in 0f32..1.0, weight in 0.25f32..1.0,
+    ) {
+        let logits = random(dims([3, classes]), 1);
+        let labels = vec![(label % classes) as f32, -1.0, 0.0];
+        let labels = (Spec { shape: dims([3]), dtype: DType::I32 }, labels);
+        let outputs = [f32s(dims([3])), f32s(dims([3]))];
+        let inputs = [logits.clone(), labels];
+        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[logits.0])[0];
+        prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
+        let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight };
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
+        case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
+    }
+
+    /// The same where samples have two labels, which may be the same one.
+    #[test]
+    fn mixed_cross_entropy(
+        classes in 2usize..8, label in 0usize..8, other in 0usize..8, share in 0f32..=1.0, smoothing in 0f32..1.0,
+    ) {
+        let logits = random(dims([3, classes]), 1);
+        let integers = |values: [usize; 2], last| {
+            let values = vec![(values[0] % classes) as f32, last, (values[1] % classes) as f32];
+            (Spec { shape: dims([3]), dtype: DType::I32 }, values)
+        };
+        let inputs = [
+            logits.clone(),
+            integers([label, other], -1.0),
+            integers([other, other], 1.0),
+            (f32s(dims([3])), vec![share, 0.5, 1.0 - share]),
+        ];
+        let outputs = [f32s(dims([3])), f32s(dims([3]))];
+        let backward = Op::MixedCrossEntropyBackward { smoothing, weight: 0.5 };
+        let scaled = &run(backward, &inputs, &[logits.0])[0];
+        prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
+        let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
+        let op = Op::MixedCrossEntropy { smoothing, weight: 0.5 };
+        let case = Case { op, inputs: &inputs, outputs: &outputs, r: &[1.0; 3] };
+        case.check(0, &gradient, 1.0 / 64.0, 0.1 / 6.0 / 64f64.powi(2));
+    }
+}
+
+/// Away from zero and the cut-off, where it has no derivative.
+#[test]
+fn relu() {
+    for (max, last) in [(f32::INFINITY, -1.5), (6.0, 0.0)] {
+        let x: Operand = (f32s(dims([1, 5])), vec![-1.0, -0.25, 0.25, 2.0, 6.5]);
+        let r: Operand = (f32s(dims([1, 5])), vec![0.5, 1.0, -2.0, 3.0, -1.5]);
+        let op = Op::Relu { max };
+        let y = run(op, from_ref(&x), from_ref(&x.0))[0].clone();
+        let dx = &run(Op::ReluBackward { max }, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
+        assert_eq!(dx, &[0.0, 0.0, -2.0, 3.0, last]);
+        let outputs = [x.0.clone()];
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 0.125, 0.0);
+    }
+}
+
+/// The mask drops about p of the elements, and the same ones wherever the sample lies in a rank's batch.
+#[test]
+fn dropout_depends_on_the_sample_not_on_the_rank() {
+    let ones = |n: usize| (f32s(dims([n, 500])), vec![1.0; n * 500]);
+    let op = Op::Dropout { p: 0.3, layer: 1 };
+    let whole = run(op, &[ones(4)], &[ones(4).0])[0].clone();
+    let dropped = whole.iter().filter(|&&v| v == 0.0).count() as f64 / 2000.0;
+    // Five standard errors of a share of 2000.
+    assert!((dropped - 0.3).abs() < 5.0 * (0.3f64 * 0.7 / 2000.0).sqrt(), "{dropped}");
+    let second_rank = Scalars { first_sample: SCALARS.first_sample + 2, ..SCALARS };
+    let half = run_with(&second_rank, op, &[ones(2)], &[ones(2).0])[0].clone();
+    assert_eq!(half, whole[1000..]);
+    let next_step = Scalars { step: SCALARS.step + 1, ..SCALARS };
+    assert_ne!(run_with(&next_step, op, &[ones(4)], &[ones(4).0])[0], whole);
+}

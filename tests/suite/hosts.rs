@@ -1,0 +1,160 @@
+//! Several hosts: ranks on different ones do not share memory, and a run gives the same numbers as on one.
+//!
+//! The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root. Open MPI only: Debian's MPICH
+//! 4.0.2 does not end in them.
+
+use crate::support::fake_cuda;
+use crate::support::job;
+
+use std::process::{Command, Output};
+
+use dltrain::comm::{Family, Library};
+use job::{DLTRAIN, series};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/hosts.sh");
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+/// Hosts that go when this goes.
+struct Hosts;
+
+impl Hosts {
+    /// `None`, and said so, where there can be none.
+    fn up(count: usize) -> Option<Hosts> {
+        if Library::linked().family != Family::OpenMpi {
+            println!("SKIPPED: this is a test with Open MPI");
+            return None;
+        }
+        // What an earlier run may have left when it was killed.
+        let _ = Command::new(SCRIPT).arg("down").output();
+        let up = Command::new(SCRIPT).args(["up", &count.to_string()]).output().expect("the script starts");
+        if !up.status.success() {
+            println!("SKIPPED: no hosts here: {}", String::from_utf8_lossy(&up.stderr));
+            let _ = Command::new(SCRIPT).arg("down").output();
+            return None;
+        }
+        Some(Hosts)
+    }
+
+    /// A job on hosts given as "h0:2,h1:2", started from the first.
+    fn job(&self, slots: &str, flags: &[&str], variables: &[(&str, &str)]) -> Output {
+        let ranks: usize = slots.split([',', ':']).filter_map(|part| part.parse::<usize>().ok()).sum();
+        let agent = Command::new(SCRIPT).arg("agent").output().unwrap();
+        let agent = String::from_utf8(agent.stdout).unwrap();
+        let launcher = job::launcher();
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "120", SCRIPT, "run", "h0"]).args(&launcher);
+        command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent.trim(), "-H", slots]);
+        variables.iter().for_each(|(name, _)| {
+            command.args(["-x", name]);
+        });
+        command.envs(variables.iter().copied());
+        command.args(["-n", &ranks.to_string(), DLTRAIN]).args(flags).env("OMP_NUM_THREADS", "1");
+        command.output().unwrap()
+    }
+
+    fn run(&self, slots: &str, flags: &[&str]) -> String {
+        self.run_with(slots, flags, &[])
+    }
+
+    fn run_with(&self, slots: &str, flags: &[&str], variables: &[(&str, &str)]) -> String {
+        let done = self.job(slots, flags, variables);
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(
+            done.status.success(),
+            "{slots} {flags:?}\n{text}\n{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+        text
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let _ = Command::new(SCRIPT).arg("down").output();
+    }
+}
+
+/// One test: hosts are there once.
+#[test]
+fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
+    let Some(hosts) = Hosts::up(4) else { return };
+    for (slots, nodes, algorithms) in [
+        ("h0:1,h1:1", 2, &["vendor", "ring", "halving", "tree", "torus", "hierarchical"][..]),
+        ("h0:2,h1:2", 2, &["ring", "hierarchical"]),
+        ("h0:1,h1:1,h2:1,h3:1", 4, &["ring", "hierarchical"]),
+        ("h0:2,h1:2,h2:2,h3:2", 4, &["hierarchical"]),
+        ("h0:2,h1:1", 2, &["ring", "torus"]),
+    ] {
+        let checked = ["bench", "allreduce", "--check-only", "--lengths", "0,1,1009,100003"];
+        let names = algorithms.join(",");
+        let flags = [&checked[..], &["--algorithm", &names]].concat();
+        let printed = hosts.run(slots, &flags);
+        assert!(printed.contains(&format!("on {nodes} node(s)")), "{slots}: {printed}");
+        for name in algorithms {
+            let right = printed.lines().filter(|line| line.contains(name) && line.trim_end().ends_with(" 0"));
+            assert_eq!(right.count(), 4, "{slots} {name}: {printed}");
+        }
+    }
+    let refused = hosts.job("h0:2,h1:1", &["--allreduce", "hierarchical", "--steps", "1"], &[]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.matches("error: ").count() == 1, "{message}");
+    assert!(message.contains("as many ranks on every node"), "{message}");
+    trains_alike(&hosts);
+    gpus_train_alike(&hosts);
+}
+
+/// The ring adds in the same order wherever the ranks are: the same bits. Two levels add in another order.
+fn trains_alike(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let run = |slots: &str, allreduce: &str, file: &str| {
+        // Cut by costs, buckets would depend on where the ranks are.
+        let flags =
+            ["--data", DIGITS, "--batch", "16", "--steps", "10", "--threads", "1", "--optimizer", "sgd"];
+        let flags = [&flags[..], &["--fusion-threshold-mb", "1"]].concat();
+        hosts.run(slots, &[&flags[..], &["--allreduce", allreduce, "--results", file]].concat());
+        series(std::path::Path::new(file), "steps/loss")
+    };
+    let one = run("h0:4", "ring", &file("one.h5"));
+    assert_eq!(run("h0:2,h1:2", "ring", &file("two.h5")), one);
+    let levels = run("h0:2,h1:2", "auto", &file("levels.h5"));
+    assert!(one.len() == 10 && levels != one, "auto is the ring, or the order does not show");
+    for (a, b) in levels.iter().zip(&one) {
+        assert!((a - b).abs() < 1e-4 * b, "{levels:?} and {one:?}");
+    }
+    let used = hdf5::File::open(file("levels.h5")).unwrap();
+    let used = used.dataset("config/bucket_allreduce").unwrap();
+    let used = used.read_raw::<hdf5::types::VarLenUnicode>().unwrap();
+    // On two nodes of two ranks these are the same idea.
+    assert!(["hierarchical", "torus"].contains(&used[0].as_str()), "{used:?}");
+}
+
+/// GPUs that add up in each other's memory, with rings of their segments between the hosts, in several pieces: the same sums as the
+/// hosts' own memory gives in the same way, to the bit.
+fn gpus_train_alike(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let libraries = fake_cuda::libraries().to_str().unwrap();
+    for (model, wire) in [("mnist_net", "f32"), ("mnist_large", "f32"), ("mnist_net", "bf16")] {
+        let run = |allreduce: &str| {
+            let file = directory.path().join(format!("{model}-{wire}-{allreduce}.h5"));
+            let flags = format!(
+                "--model {model} --batch 1 --steps 2 --warmup 0 --threads 1 --optimizer sgd --device cuda --wire {wire} \
+                 --allreduce {allreduce} --fusion-threshold-mb 64 --results {}",
+                file.display()
+            );
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let cache = directory.path().join("cudnn");
+            let variables = [
+                ("DLTRAIN_CUDA_PATH", libraries),
+                ("DLTRAIN_CUDNN_CACHE", cache.to_str().unwrap()),
+                ("DLTRAIN_CUDNN_FUSION", "1"),
+            ];
+            let printed = hosts.run_with("h0:2,h1:2", &flags, &variables);
+            (series(&file, "steps/loss"), printed)
+        };
+        let (staged, _) = run("hierarchical");
+        let (reached, printed) = run("auto");
+        assert_eq!(reached, staged, "{model}, {wire}");
+        assert!(printed.contains(" ipc,"), "{printed}");
+    }
+}

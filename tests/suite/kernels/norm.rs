@@ -1,0 +1,482 @@
+//! Batch normalisation in its parts, column sums, local response normalisation: against the reference device.
+
+use dltrain::graph::{BatchNorm, LocalResponseNorm, Op};
+
+use super::{STARTS, channels_first, channels_last, close, random, random_in, reference};
+use crate::launch;
+use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, Start, all_rounded, step};
+
+/// (N,C,H,W); rows are N·H·W.
+const SIZES: [[usize; 4]; 6] =
+    [[2, 3, 1, 1], [3, 5, 4, 3], [2, 4, 7, 7], [1, 64, 5, 5], [2, 68, 3, 3], [4, 130, 2, 2]];
+
+const EPSILON: f32 = 1e-3;
+const MOMENTUM: f32 = 0.2;
+
+/// One batch, with what is normalised and the parts into which its rows are cut.
+struct Case {
+    t: &'static str,
+    start: Start,
+    extents: [usize; 4],
+    parts: usize,
+    relu: bool,
+    x: Vec<f32>,
+    dy: Vec<f32>,
+    w: Vec<f32>,
+    b: Vec<f32>,
+}
+
+impl Case {
+    fn all() -> impl Iterator<Item = Case> {
+        NUMBERS.into_iter().flat_map(|t| {
+            SIZES.into_iter().enumerate().map(move |(which, extents)| {
+                let n = extents.iter().product();
+                let c = extents[1];
+                // Means well away from 0, so that what cancels shows.
+                let mut x = random(n, which as u32);
+                let channel = |i: usize| i / (extents[2] * extents[3]) % c % 16;
+                x.iter_mut().enumerate().for_each(|(i, v)| *v += 0.5 * channel(i) as f32 - 1.5);
+                let w = random(c, 20).iter().map(|v| v + 1.5).collect();
+                let (start, relu) = (STARTS[which % 2], which % 3 > 0);
+                let x = all_rounded(t, &x);
+                let parts = [1, 2, 7, 3, 90][which % 5];
+                Case { t, start, extents, parts, relu, x, dy: random_in(t, n, 30), w, b: random(c, 21) }
+            })
+        })
+    }
+
+    fn c(&self) -> usize {
+        self.extents[1]
+    }
+
+    fn rows(&self) -> usize {
+        self.x.len() / self.c()
+    }
+
+    fn planes(&self) -> [usize; 3] {
+        let [n, c, h, w] = self.extents;
+        [n, c, h * w]
+    }
+
+    /// In a buffer, channels innermost.
+    fn there(&self, values: &[f32]) -> Buffer {
+        Buffer::of(&channels_last(values, self.planes()), self.t, self.start)
+    }
+
+    fn room(&self) -> Buffer {
+        Buffer::empty(self.x.len(), self.t, self.start)
+    }
+
+    fn back(&self, buffer: &Buffer) -> Vec<f32> {
+        channels_first(&buffer.read(self.t), self.planes())
+    }
+
+    fn norm(&self) -> BatchNorm {
+        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false }
+    }
+
+    fn columns(&self, parts: Option<usize>) -> Shape {
+        Shape::columns(self.c(), parts)
+    }
+
+    fn numbers(&self, of: usize) -> Buffer {
+        Buffer::empty(of * self.c(), "f32", Start::Aligned)
+    }
+
+    /// Mean and variance of this batch, (2,C).
+    fn moments(&self) -> Buffer {
+        let (x, partials, moments) = (self.there(&self.x), self.numbers(2 * self.parts), self.numbers(2));
+        let (rows, c, parts) = (self.rows() as i64, self.c() as i32, self.parts as i32);
+        let name = format!("batch_norm_partials_{}", self.t);
+        launch!(name, self.columns(Some(self.parts)), &x, &partials, rows, c, parts);
+        launch!("batch_norm_moments", Shape::join(self.c()), &partials, &moments, rows, c, parts);
+        moments
+    }
+
+    /// Sums of squares of f32 over all rows, then one rounding of a value.
+    fn bound(&self) -> impl Fn(f32) -> f32 + use<> {
+        let step = step(self.t);
+        move |v| 3e-5 + step * v.abs()
+    }
+}
+
+#[test]
+fn a_batch_is_normalised_as_defined() {
+    for case in Case::all() {
+        let (c, rows) = (case.c(), case.rows() as i64);
+        let (before_mean, before_variance) = (random(c, 40), random(c, 41));
+        let inputs: [(&[usize], &[f32]); 5] = [
+            (&case.extents, &case.x),
+            (&[c], &case.w),
+            (&[c], &case.b),
+            (&[c], &before_mean),
+            (&[c], &before_variance),
+        ];
+        let per_channel: &[usize] = &[c];
+        let outputs = [&case.extents[..], per_channel, per_channel, per_channel, per_channel];
+        let expected = reference(Op::BatchNorm(case.norm()), &inputs, &outputs);
+
+        let moments = case.moments();
+        let [mean, variance, after_mean, after_variance] = [1; 4].map(|of| case.numbers(of));
+        launch!(
+            "batch_norm_statistics",
+            Shape::any(),
+            &moments,
+            1i32,
+            rows,
+            c as i32,
+            &mean,
+            &variance,
+            &Buffer::f32s(&before_mean),
+            &Buffer::f32s(&before_variance),
+            &after_mean,
+            &after_variance,
+            MOMENTUM,
+        );
+        let what = format!("{} {:?} in {} parts", case.t, case.extents, case.parts);
+        for (found, expected) in
+            [&mean, &variance, &after_mean, &after_variance].into_iter().zip(&expected[1..])
+        {
+            close(&found.read("f32"), expected, |v| 1e-6 + 4e-6 * v.abs(), &what);
+        }
+        let y = case.room();
+        normalise(&case, None, &y, &mean, &variance);
+        // A difference of the statistics shows more where the deviation is small.
+        close(&case.back(&y), &all_rounded(case.t, &expected[0]), |v| 10.0 * case.bound()(v), &what);
+    }
+}
+
+/// Sums of f32, whose difference is off by so much of the larger.
+#[test]
+fn moments_come_of_sums_too() {
+    for case in Case::all().filter(|case| case.t == "f32") {
+        let (c, rows) = (case.c(), case.rows());
+        let (mut sum, mut squares) = (vec![0f64; c], vec![0f64; c]);
+        for (i, &x) in case.x.iter().enumerate() {
+            let channel = i / (case.extents[2] * case.extents[3]) % c;
+            sum[channel] += f64::from(x);
+            squares[channel] += f64::from(x).powi(2);
+        }
+        let moments = case.numbers(2);
+        let [sum, squares] = [sum, squares].map(|sums| sums.iter().map(|v| *v as f32).collect::<Vec<f32>>());
+        let (there, also) = (Buffer::f32s(&sum), Buffer::f32s(&squares));
+        launch!("batch_norm_moments_of_sums", Shape::any(), &there, &also, &moments, rows as i64, c as i32);
+        let (found, expected) = (moments.read("f32"), case.moments().read("f32"));
+        let what = format!("{:?}", case.extents);
+        close(&found[..c], &expected[..c], |v| 1e-6 + 1e-6 * v.abs(), &what);
+        for channel in 0..c {
+            let size = squares[channel] / rows as f32;
+            let off = (found[c + channel] - expected[c + channel]).abs();
+            assert!(off <= 4e-6 * size + 1e-7, "{what}: variance {off} off where squares are {size}");
+        }
+    }
+    let (moments, row) = (Buffer::empty(4, "f32", Start::Aligned), |values: [f32; 2]| Buffer::f32s(&values));
+    launch!(
+        "batch_norm_moments_of_sums",
+        Shape::any(),
+        &row([3.0, f32::NAN]),
+        &row([2.9, 1.0]),
+        &moments,
+        3i64,
+        2i32
+    );
+    let found = moments.read("f32");
+    assert_eq!((found[0], found[2]), (1.0, 0.0), "never below zero");
+    assert!(found[1].is_nan() && found[3].is_nan(), "and what is no number stays none");
+}
+
+fn normalise(case: &Case, residual: Option<&Buffer>, y: &Buffer, mean: &Buffer, variance: &Buffer) {
+    launch!(
+        format!("batch_norm_{}", case.t),
+        case.columns(None),
+        &case.there(&case.x),
+        residual,
+        y,
+        &Buffer::f32s(&case.w),
+        &Buffer::f32s(&case.b),
+        mean,
+        variance,
+        case.rows() as i64,
+        case.c() as i32,
+        EPSILON,
+        case.relu,
+    );
+}
+
+#[test]
+fn ranks_join_their_statistics() {
+    for case in Case::all() {
+        let c = case.c();
+        let ranks = 3;
+        let moments: Vec<f32> = random(ranks * 2 * c, 50).iter().map(|v| v.abs() + 0.1).collect();
+        let (before_mean, before_variance) = (random(c, 51), random(c, 52));
+        let of_ranks: &[usize] = &[ranks, 2, c];
+        let one: &[usize] = &[c];
+        let inputs: [(&[usize], &[f32]); 6] = [
+            (&case.extents, &case.x),
+            (one, &case.w),
+            (one, &case.b),
+            (one, &before_mean),
+            (one, &before_variance),
+            (of_ranks, &moments),
+        ];
+        let outputs = [&case.extents[..], one, one, one, one];
+        let expected = reference(Op::SyncBatchNorm(case.norm()), &inputs, &outputs);
+        let [mean, variance] = [1; 2].map(|of| case.numbers(of));
+        // Before and after may be the same.
+        let running = [&before_mean, &before_variance].map(|values| Buffer::f32s(values));
+        launch!(
+            "batch_norm_statistics",
+            Shape::any(),
+            &Buffer::f32s(&moments),
+            ranks as i32,
+            case.rows() as i64,
+            c as i32,
+            &mean,
+            &variance,
+            &running[0],
+            &running[1],
+            &running[0],
+            &running[1],
+            MOMENTUM,
+        );
+        for (found, expected) in [&mean, &variance, &running[0], &running[1]].into_iter().zip(&expected[1..])
+        {
+            close(&found.read("f32"), expected, |v| 1e-7 + 3e-7 * v.abs(), "statistics of three ranks");
+        }
+        let y = case.room();
+        normalise(&case, None, &y, &mean, &variance);
+        close(
+            &case.back(&y),
+            &all_rounded(case.t, &expected[0]),
+            case.bound(),
+            "with statistics of three ranks",
+        );
+    }
+}
+
+/// The two sums and what becomes of them.
+fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ranks: usize) -> [Vec<f32>; 3] {
+    let (t, c, rows, parts) = (case.t, case.c() as i32, case.rows() as i64, case.parts as i32);
+    let (x, dy) = (case.there(&case.x), case.there(&case.dy));
+    let [w, b, mean, variance] = [&case.w[..], &case.b, mean, variance].map(Buffer::f32s);
+    let (partials, dz) = (case.numbers(2 * case.parts), case.room());
+    let [sums, dw, db] = [2, 1, 1].map(|of| case.numbers(of));
+    launch!(
+        format!("batch_norm_sums_{t}"),
+        case.columns(Some(case.parts)),
+        &dy,
+        &x,
+        y,
+        &w,
+        &b,
+        &mean,
+        &variance,
+        &dz,
+        &partials,
+        rows,
+        c,
+        parts,
+        EPSILON,
+        case.relu,
+    );
+    launch!("batch_norm_sums_join", Shape::join(case.c()), &partials, &sums, &dw, &db, c, parts);
+    let of_one = sums.read("f32");
+    assert_eq!(of_one, [db.read("f32"), dw.read("f32")].concat());
+    // All ranks alike.
+    let all = Buffer::f32s(&of_one.repeat(ranks));
+    let dx = case.room();
+    launch!(
+        format!("batch_norm_backward_{t}"),
+        case.columns(None),
+        &dy,
+        &x,
+        y,
+        &w,
+        &b,
+        &mean,
+        &variance,
+        &all,
+        ranks as i32,
+        &dx,
+        rows,
+        c,
+        EPSILON,
+        case.relu,
+    );
+    let kept = case.back(&dz);
+    let cut = kept.iter().zip(&case.dy).all(|(kept, dy)| kept == dy || (case.relu && *kept == 0.0));
+    assert!(cut, "the gradient of what is added is that of y, or 0");
+    [case.back(&dx), dw.read("f32"), db.read("f32")]
+}
+
+#[test]
+fn the_gradient_goes_back_as_defined() {
+    for case in Case::all() {
+        let c = case.c();
+        let (mean, variance): (Vec<f32>, Vec<f32>) =
+            (0..c).map(|c| (0.5 * (c % 16) as f32 - 1.4, 0.2 + 0.01 * c as f32)).unzip();
+        let one: &[usize] = &[c];
+        let inputs: [(&[usize], &[f32]); 6] = [
+            (&case.extents, &case.dy),
+            (&case.extents, &case.x),
+            (one, &case.w),
+            (one, &case.b),
+            (one, &mean),
+            (one, &variance),
+        ];
+        let sums = reference(Op::SyncBatchNormSums(case.norm()), &inputs, &[&[2, c], one, one]);
+        for ranks in [1, 3] {
+            let of_all = sums[0].repeat(ranks);
+            let of_ranks: &[usize] = &[ranks, 2, c];
+            let mut with_sums = inputs.to_vec();
+            with_sums.push((of_ranks, &of_all));
+            let dx = reference(Op::SyncBatchNormBackward(case.norm()), &with_sums, &[&case.extents]);
+            let [found_dx, found_dw, found_db] = backward(&case, None, &mean, &variance, ranks);
+            let bound = |v: f32| 2e-5 * (case.rows() as f32).sqrt() + 1e-5 * v.abs();
+            close(&found_dw, &sums[1], bound, "dw");
+            close(&found_db, &sums[2], bound, "db");
+            close(&found_dx, &all_rounded(case.t, &dx[0]), |v| 4.0 * case.bound()(v), "dx");
+        }
+    }
+}
+
+/// A residual is added before the ReLU, and the way back is told by y itself.
+#[test]
+fn a_sum_behind_the_normalisation_goes_with_it() {
+    for case in Case::all() {
+        let c = case.c();
+        let added = random_in(case.t, case.x.len(), 60);
+        let (mean, variance) = (vec![0.1; c], vec![0.5; c]);
+        let one: &[usize] = &[c];
+        let plain = BatchNorm { relu: false, ..case.norm() };
+        let inputs: [(&[usize], &[f32]); 5] =
+            [(&case.extents, &case.x), (one, &case.w), (one, &case.b), (one, &mean), (one, &variance)];
+        let normal = reference(Op::BatchNormInference(plain), &inputs, &[&case.extents]);
+        let sum = normal[0].iter().zip(&added).map(|(a, b)| if case.relu { (a + b).max(0.0) } else { a + b });
+        let expected: Vec<f32> = sum.collect();
+        let y = case.room();
+        let [mean_there, variance_there] = [&mean, &variance].map(|v| Buffer::f32s(v));
+        normalise(&case, Some(&case.there(&added)), &y, &mean_there, &variance_there);
+        close(&case.back(&y), &all_rounded(case.t, &expected), case.bound(), "with a residual");
+
+        // The reference's way back takes a mask in place of y.
+        let mask: Vec<f32> = case.back(&y).iter().map(|&y| if y > 0.0 { 1.0 } else { 0.0 }).collect();
+        let inputs: [(&[usize], &[f32]); 6] = [
+            (&case.extents, &case.dy),
+            (&case.extents, &case.x),
+            (one, &case.w),
+            (one, &mean),
+            (one, &variance),
+            (&case.extents, &mask),
+        ];
+        let back = reference(Op::BatchNormBackward(case.norm()), &inputs, &[&case.extents, one, one]);
+        let [dx, dw, db] = backward(&case, Some(&y), &mean, &variance, 1);
+        let bound = |v: f32| 1e-4 + 1e-5 * v.abs();
+        close(&dw, &back[1], bound, "dw");
+        close(&db, &back[2], bound, "db");
+        close(&dx, &all_rounded(case.t, &back[0]), |v| 10.0 * case.bound()(v), "dx");
+    }
+}
+
+#[test]
+fn columns_are_summed() {
+    for case in Case::all() {
+        let rows: Vec<f32> = channels_last(&case.x, case.planes());
+        let (partials, sums) = (case.numbers(case.parts), case.numbers(1));
+        let (n, c, parts) = (case.rows() as i64, case.c() as i32, case.parts as i32);
+        let name = format!("column_sums_{}", case.t);
+        launch!(name, case.columns(Some(case.parts)), &case.there(&case.x), &partials, n, c, parts);
+        launch!("column_sums_join", Shape::join(case.c()), &partials, &sums, c, parts);
+        let sum = |c: usize| rows.iter().skip(c).step_by(case.c()).map(|&v| f64::from(v)).sum::<f64>() as f32;
+        let expected: Vec<f32> = (0..case.c()).map(sum).collect();
+        close(&sums.read("f32"), &expected, |v| 1e-5 + 1e-5 * v.abs(), "column sums");
+    }
+}
+
+#[test]
+fn responses_are_normalised_as_defined_both_ways() {
+    for case in Case::all() {
+        let norm = LocalResponseNorm { size: 5, alpha: 0.5, beta: 0.75, k: 1.0 };
+        let x = &case.x;
+        let same = &case.extents[..];
+        let expected = reference(Op::LocalResponseNorm(norm), &[(same, x)], &[same, same]);
+        let (y, response) = (case.room(), Buffer::empty(x.len(), "f32", Start::Aligned));
+        let (rows, c) = (case.rows() as i64, case.c() as i32);
+        let there = case.there(x);
+        launch!(
+            format!("lrn_{}", case.t),
+            Shape::any(),
+            &there,
+            &y,
+            &response,
+            rows,
+            c,
+            norm.size as i32,
+            norm.alpha,
+            norm.beta,
+            norm.k,
+        );
+        close(&case.back(&y), &all_rounded(case.t, &expected[0]), case.bound(), "response");
+
+        let op = Op::LocalResponseNormBackward(norm);
+        let back = reference(op, &[(same, &case.dy), (same, x), (same, &expected[1])], &[same]);
+        let dx = case.room();
+        launch!(
+            format!("lrn_backward_{}", case.t),
+            Shape::any(),
+            &case.there(&case.dy),
+            &there,
+            &response,
+            &dx,
+            rows,
+            c,
+            norm.size as i32,
+            norm.alpha,
+            norm.beta,
+        );
+        close(&case.back(&dx), &all_rounded(case.t, &back[0]), case.bound(), "response back");
+    }
+}
+
+/// What a batch with one row has no variance for is not a number here either.
+#[test]
+fn one_row_has_no_variance() {
+    let moments = Buffer::f32s(&[2.0, 0.0]);
+    let [mean, variance, after_mean, after_variance] = [(); 4].map(|()| Buffer::f32s(&[9.0]));
+    let before = Buffer::f32s(&[1.0]);
+    launch!(
+        "batch_norm_statistics",
+        Shape::any(),
+        &moments,
+        1i32,
+        1i64,
+        1i32,
+        &mean,
+        &variance,
+        &before,
+        &before,
+        &after_mean,
+        &after_variance,
+        0.5f32,
+    );
+    assert_eq!((mean.read("f32")[0], variance.read("f32")[0], after_mean.read("f32")[0]), (2.0, 0.0, 1.5));
+    assert!(after_variance.read("f32")[0].is_nan());
+    let skipped: [Argument; 4] = [(); 4].map(|()| Argument::Null);
+    let [a, b, c, d] = skipped;
+    launch!(
+        "batch_norm_statistics",
+        Shape::any(),
+        &moments,
+        1i32,
+        1i64,
+        1i32,
+        &mean,
+        &variance,
+        a,
+        b,
+        c,
+        d,
+        0.5f32
+    );
+}

@@ -1,0 +1,203 @@
+//! Pooling, against the reference device.
+
+use dltrain::graph::{Op, Pool2d};
+
+use super::{STARTS, channels_first, channels_last, close, random_in, reference, stream};
+use crate::launch;
+use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, Start, all_rounded, step};
+
+/// Batch, channels, height, width before and after.
+struct Case {
+    pool: Pool2d,
+    x: [usize; 4],
+    y: [usize; 4],
+}
+
+impl Case {
+    /// One of many random geometries, each at both starts and with channels that divide by four or not.
+    fn random(which: u32) -> Case {
+        let mut stream = stream(which);
+        let mut below = |n: u32| stream.below(n) as usize;
+        loop {
+            let kernel = [1 + below(3), 1 + below(4)];
+            let padding = [below(2).min(kernel[0] / 2), below(2).min(kernel[1] / 2)];
+            let pool = Pool2d {
+                kernel,
+                stride: [1 + below(3), 1 + below(3)],
+                padding,
+                count_include_pad: below(2) == 0,
+                ceil: below(2) == 0,
+            };
+            let x = [1 + below(2), [3, 4, 8, 20][below(4)], 1 + below(9), 1 + below(9)];
+            if let Some([h, w]) = pool.windows([x[2], x[3]]) {
+                return Case { pool, x, y: [x[0], x[1], h, w] };
+            }
+        }
+    }
+
+    fn geometry(&self) -> [Argument<'static>; 12] {
+        let Pool2d { kernel, stride, padding, .. } = self.pool;
+        let [n, c, h, w] = self.x;
+        let all = [
+            n, h, w, c, self.y[2], self.y[3], kernel[0], kernel[1], stride[0], stride[1], padding[0],
+            padding[1],
+        ];
+        all.map(|v| Argument::Int(v as i32))
+    }
+
+    fn run(&self, kernel: &str, before: Vec<Argument>, after: Option<bool>) {
+        let mut arguments = before;
+        arguments.extend(self.geometry());
+        arguments.extend(after.map(Argument::from));
+        crate::support::kernels::launch(kernel, &Shape::any(), &arguments);
+    }
+}
+
+fn planes([n, c, h, w]: [usize; 4]) -> [usize; 3] {
+    [n, c, h * w]
+}
+
+fn last(values: &[f32], extents: [usize; 4]) -> Vec<f32> {
+    channels_last(values, planes(extents))
+}
+
+fn count(extents: [usize; 4]) -> usize {
+    extents.iter().product()
+}
+
+/// Numbers of which many are equal.
+fn steps(extents: [usize; 4], which: u32) -> Vec<f32> {
+    let mut stream = stream(which);
+    (0..count(extents)).map(|_| stream.below(5) as f32 - 2.0).collect()
+}
+
+fn cases() -> impl Iterator<Item = (Case, Start, &'static str)> {
+    (0..40).map(|which| (Case::random(which), STARTS[which as usize % 2], NUMBERS[which as usize % 3]))
+}
+
+#[test]
+fn the_largest_wins_and_its_gradient_goes_back_to_it() {
+    for (case, start, t) in cases() {
+        let x = steps(case.x, 1);
+        let expected = reference(Op::MaxPool(case.pool), &[(&case.x, &x)], &[&case.y, &case.y]);
+        let input = Buffer::of(&last(&x, case.x), t, start);
+        let y = Buffer::empty(count(case.y), t, start);
+        let winners = Buffer::of_bytes(&vec![0xff; count(case.y)], start, 1);
+        let pointers = || vec![(&input).into(), (&y).into(), (&winners).into()];
+        case.run(&format!("max_pool_{t}"), pointers(), None);
+        assert_eq!(channels_first(&y.read(t), planes(case.y)), expected[0], "{:?}", case.pool);
+
+        let dy = steps(case.y, 2);
+        // The reference keeps its winners as numbers, in f32 as the test gives them.
+        let winners_there: Vec<f32> = expected[1].clone();
+        let op = Op::MaxPoolBackward(case.pool);
+        let back = reference(op, &[(&case.y, &dy), (&case.y, &winners_there)], &[&case.x]);
+        let (dy, dx) = (Buffer::of(&last(&dy, case.y), t, start), Buffer::empty(count(case.x), t, start));
+        let pointers = vec![(&dy).into(), (&winners).into(), (&dx).into()];
+        case.run(&format!("max_pool_backward_{t}"), pointers, None);
+        assert_eq!(channels_first(&dx.read(t), planes(case.x)), back[0], "{:?} of {:?}", case.pool, case.x);
+
+        let alone = Buffer::empty(count(case.y), t, start);
+        case.run(&format!("max_pool_{t}"), vec![(&input).into(), (&alone).into(), Argument::Null], None);
+        assert!(alone.bytes() == y.bytes(), "without winners the result is another");
+    }
+}
+
+#[test]
+fn a_broken_number_wins_its_windows() {
+    let pool = Pool2d::square(2);
+    let case = Case { pool, x: [1, 4, 2, 4], y: [1, 4, 1, 2] };
+    let mut x = vec![1.0; 32];
+    x[0] = f32::NAN;
+    let (input, y) = (Buffer::f32s(&last(&x, case.x)), Buffer::empty(8, "f32", STARTS[0]));
+    case.run("max_pool_f32", vec![(&input).into(), (&y).into(), Argument::Null], None);
+    let y = channels_first(&y.read("f32"), planes(case.y));
+    assert!(y[0].is_nan() && y[1..].iter().all(|&v| v == 1.0), "{y:?}");
+}
+
+/// Sums of at most 81 numbers below 1 in f32, and one rounding.
+fn bound(t: &str) -> impl Fn(f32) -> f32 {
+    let step = step(t);
+    move |v| 1e-5 + step * v.abs()
+}
+
+#[test]
+fn averages_are_those_of_the_definition_both_ways() {
+    for (case, start, t) in cases() {
+        let x = random_in(t, count(case.x), 3);
+        let expected = reference(Op::AvgPool(case.pool), &[(&case.x, &x)], &[&case.y]);
+        let (input, y) = (Buffer::of(&last(&x, case.x), t, start), Buffer::empty(count(case.y), t, start));
+        let include = Some(case.pool.count_include_pad);
+        case.run(&format!("average_pool_{t}"), vec![(&input).into(), (&y).into()], include);
+        let found = channels_first(&y.read(t), planes(case.y));
+        close(&found, &all_rounded(t, &expected[0]), bound(t), &format!("{:?}", case.pool));
+
+        let dy = random_in(t, count(case.y), 4);
+        let expected = reference(Op::AvgPoolBackward(case.pool), &[(&case.y, &dy)], &[&case.x]);
+        let (dy, dx) = (Buffer::of(&last(&dy, case.y), t, start), Buffer::empty(count(case.x), t, start));
+        case.run(&format!("average_pool_backward_{t}"), vec![(&dy).into(), (&dx).into()], include);
+        let found = channels_first(&dx.read(t), planes(case.x));
+        close(&found, &all_rounded(t, &expected[0]), bound(t), &format!("{:?} back", case.pool));
+    }
+}
+
+#[test]
+fn adaptive_averages_are_those_of_the_definition_both_ways() {
+    for (which, (from, to)) in
+        [([7, 7], [1, 1]), ([5, 8], [3, 3]), ([2, 3], [6, 7]), ([6, 6], [6, 6])].iter().enumerate()
+    {
+        for (t, c) in NUMBERS.into_iter().zip([3, 4, 20]) {
+            let (x, y) = ([2, c, from[0], from[1]], [2, c, to[0], to[1]]);
+            let start = STARTS[which % 2];
+            let ints = || [2, from[0], from[1], c, to[0], to[1]].map(|v| Argument::Int(v as i32));
+            let run = |kernel: String, from: &Buffer, to: &Buffer| {
+                let mut arguments = vec![from.into(), to.into()];
+                arguments.extend(ints());
+                crate::support::kernels::launch(&kernel, &Shape::any(), &arguments);
+            };
+            let values = random_in(t, count(x), 5);
+            let expected = reference(Op::AdaptiveAvgPool, &[(&x, &values)], &[&y]);
+            let (input, output) =
+                (Buffer::of(&last(&values, x), t, start), Buffer::empty(count(y), t, start));
+            run(format!("adaptive_pool_{t}"), &input, &output);
+            close(
+                &channels_first(&output.read(t), planes(y)),
+                &all_rounded(t, &expected[0]),
+                bound(t),
+                "adaptive",
+            );
+
+            let dy = random_in(t, count(y), 6);
+            let expected = reference(Op::AdaptiveAvgPoolBackward, &[(&y, &dy)], &[&x]);
+            let (input, output) = (Buffer::of(&last(&dy, y), t, start), Buffer::empty(count(x), t, start));
+            run(format!("adaptive_pool_backward_{t}"), &input, &output);
+            close(
+                &channels_first(&output.read(t), planes(x)),
+                &all_rounded(t, &expected[0]),
+                bound(t),
+                "adaptive back",
+            );
+        }
+    }
+}
+
+#[test]
+fn a_window_that_a_byte_cannot_number_is_refused() {
+    // In a process of its own: the kernel ends it, as it would end the GPU's context.
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kernels::pooling::child_with_a_window_too_large", "--ignored"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stderr);
+    assert!(!child.status.success() && said.contains("kernel max_pool_f32"), "{said}");
+}
+
+#[test]
+#[ignore = "a child of another test"]
+fn child_with_a_window_too_large() {
+    let pool = Pool2d { kernel: [17, 17], ..Pool2d::square(17) };
+    let case = Case { pool, x: [1, 1, 17, 17], y: [1, 1, 1, 1] };
+    let (x, y) = (Buffer::f32s(&[0.0; 289]), Buffer::f32s(&[0.0]));
+    launch!("fill_f32", Shape::any(), &x, 289i64, 1.0f32);
+    case.run("max_pool_f32", vec![(&x).into(), (&y).into(), Argument::Null], None);
+}

@@ -1,0 +1,151 @@
+//! What kernels there are, and what the tests would see.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use libloading::Library;
+
+use crate::support::fake_cuda;
+use crate::support::kernels::{arguments, names};
+
+fn kernels_folder() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// Entry points of the PTX with how many parameters they have.
+fn in_ptx() -> BTreeMap<String, usize> {
+    let text = fs::read_to_string(kernels_folder().join("dltrain.ptx")).unwrap();
+    let entries = text.split(".entry ").skip(1).map(|entry| {
+        let (name, rest) = entry.split_once('(').unwrap();
+        (name.to_string(), rest.split_once(')').unwrap().0.matches(".param").count())
+    });
+    entries.collect()
+}
+
+/// Kernels of the README with their arguments as written there.
+fn in_readme() -> BTreeMap<String, Vec<String>> {
+    let text = fs::read_to_string(kernels_folder().join("README.md")).unwrap();
+    let mut kernels = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let name = cells[0].trim_matches(['|', ' ', '`']);
+        // What is said in brackets and after the last argument is not one.
+        let mut list = cells[1].trim_end_matches(" |").to_string();
+        while let Some(open) = list.find(" (") {
+            let close = list[open..].find(')').unwrap() + open;
+            list.replace_range(open..=close, "");
+        }
+        let list = list.split_once(". ").map_or(list.as_str(), |(before, _)| before);
+        let list = list.split_once(": ").map_or(list, |(before, _)| before);
+        let in_full = |argument: &str| match argument {
+            "table" => {
+                ["const Piece *pieces", "int piece_count", "const Span *spans"].map(str::to_string).into()
+            }
+            "geometry" => vec!["int of twelve".to_string(); 12],
+            other => vec![other.to_string()],
+        };
+        let arguments: Vec<String> = list.split(", ").flat_map(in_full).collect();
+        for name in each_type(name) {
+            kernels.insert(name, arguments.clone());
+        }
+    }
+    kernels
+}
+
+/// `cast_F_T` stands for seven kernels, `relu_T` for three, `round_F` for two.
+fn each_type(name: &str) -> Vec<String> {
+    let types = ["f32", "bf16", "f16"];
+    if let Some(stem) = name.strip_suffix("_F_T") {
+        let pairs = types.iter().flat_map(|from| types.iter().map(move |to| (from, to)));
+        let served = pairs.filter(|(from, to)| from == to || **from == "f32" || **to == "f32");
+        return served.map(|(from, to)| format!("{stem}_{from}_{to}")).collect();
+    }
+    let halves_only = ["accumulate_rounded_F", "round_F"].contains(&name);
+    match name.strip_suffix("_T").or(name.strip_suffix("_F")) {
+        Some(stem) => types[usize::from(halves_only)..].iter().map(|t| format!("{stem}_{t}")).collect(),
+        None => vec![name.to_string()],
+    }
+}
+
+fn letter(argument: &str) -> char {
+    match argument.trim() {
+        pointer if pointer.contains('*') => 'p',
+        long if long.starts_with("Long ") => 'l',
+        float if float.starts_with("float ") => 'f',
+        _ => 'i',
+    }
+}
+
+#[test]
+fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
+    let (readme, ptx) = (in_readme(), in_ptx());
+    let sources = names();
+    assert_eq!(readme.keys().cloned().collect::<Vec<_>>(), sources, "README and sources");
+    assert_eq!(ptx.keys().cloned().collect::<Vec<_>>(), sources, "PTX and sources: make kernels");
+    for name in sources {
+        let real = arguments(&name).unwrap();
+        assert_eq!(
+            readme[&name].iter().map(|a| letter(a)).collect::<String>(),
+            real,
+            "{name}: {:?}",
+            readme[&name]
+        );
+        assert_eq!(ptx[&name], real.len(), "{name}: make kernels");
+    }
+}
+
+/// Updates have the host's bits, and forward and backward agree, only if nothing is fused, flushed to zero or approximated;
+/// what computes exponentials and powers does so inside those.
+#[test]
+fn arithmetic_is_rounded_step_by_step() {
+    let text = fs::read_to_string(kernels_folder().join("dltrain.ptx")).unwrap();
+    for entry in text.split(".entry ").skip(1) {
+        let (name, body) = entry.split_once('(').unwrap();
+        if !["softmax", "lrn"].iter().any(|powers| name.starts_with(powers)) {
+            let wrong = ["fma.", ".ftz", ".approx", "div.full"].into_iter().find(|word| body.contains(word));
+            assert!(wrong.is_none(), "{name} has {wrong:?}");
+        }
+    }
+}
+
+/// The kernels as if on a GPU: from the PTX through the driver's calls, here the double's.
+#[test]
+fn the_tests_run_on_a_gpu_too() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["kernels::", "--skip", "table::", "--test-threads", "2"])
+        .env("DLTRAIN_KERNELS_ON", "cuda")
+        .env("LD_LIBRARY_PATH", fake_cuda::libraries())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && !said.contains(" 0 passed"), "{said}");
+}
+
+/// One bit of a GPU's work that the tests on the host must not miss.
+#[test]
+fn a_missing_barrier_shows_in_one_order_of_threads() {
+    // SAFETY: the library has no constructors to speak of; the type is that of planted.cpp.
+    let is_right = |waits: bool, descending: bool| unsafe {
+        let library = Library::new(fake_cuda::libraries().join("libplanted.so")).unwrap();
+        library.get::<unsafe extern "C" fn(bool, bool) -> bool>(b"planted").unwrap()(waits, descending)
+    };
+    assert!(is_right(true, false) && is_right(true, true));
+    assert!(!(is_right(false, false) && is_right(false, true)));
+}
+
+/// The PTX is what the sources give, where the compiler is there to ask (`.ci/deps cuda`; CI has it not).
+#[test]
+fn the_ptx_is_that_of_the_sources() {
+    let folder = kernels_folder();
+    let made = tempfile::NamedTempFile::new().unwrap();
+    let output = Command::new("python3").arg(folder.join("ptx.py")).arg(made.path()).output();
+    let Ok(output) = output else { return eprintln!("not compared: no python3") };
+    if output.status.code() == Some(3) {
+        return eprintln!("not compared: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let alike = fs::read(made.path()).unwrap() == fs::read(folder.join("dltrain.ptx")).unwrap();
+    assert!(alike, "kernels/dltrain.ptx is older than the sources: make kernels");
+}

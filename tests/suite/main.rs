@@ -1,0 +1,40 @@
+//! What is promised, by subject. One program, since linking thirty takes longer than running most of them; docs/testing.md says how
+//! to run one test, and what each needs.
+//!
+//! `make test` runs each module as a process of its own. What is set for a whole process (libraries that are loaded, limits, the
+//! environment) does not reach the next module so; a test that must not meet the others of its module starts this program again.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bench;
+mod cli;
+mod collectives;
+mod compression;
+mod config;
+mod cuda;
+mod cudnn;
+mod data;
+mod doubles;
+mod fuzz;
+mod gpu_probe;
+mod gpu_sums;
+mod gradients;
+mod hosts;
+mod images;
+mod kernels;
+mod launchers;
+mod models;
+mod ops;
+mod plan;
+mod pytorch;
+mod record;
+mod report;
+mod restart;
+mod sharing;
+mod slurm;
+mod stall;
+mod tensorboard;
+mod timeline;
+mod training;
+mod weights;

@@ -1,0 +1,322 @@
+//! Whole models on the CPU device, through the plan, against PyTorch's float64.
+//!
+//! tests/fixtures/make_models.py made the values and says how; weights, images and labels come from a formula that
+//! both sides compute. What differs is this side's rounding, so the bounds are those of `Precision`.
+
+use crate::support::bound;
+
+use std::path::PathBuf;
+
+use bound::Bound;
+use dltrain::device::cuda::Cuda;
+use dltrain::device::onednn::Cpu;
+use dltrain::device::{Device, Rule, Scalars, Step};
+use dltrain::graph::{Graph, Op};
+use dltrain::model::{self, MODELS};
+use dltrain::plan::Parameter;
+use serde_json::Value;
+
+/// Numbers kept of the logits (make_models.py).
+const LOGITS: usize = 32;
+
+/// How far results may be from those of exact arithmetic.
+struct Bounds {
+    /// The first loss, relative.
+    loss: f64,
+    /// The furthest of the sampled logits, relative to their size.
+    logits: f64,
+    /// The gradients' norms, relative: of half of the parameters, of nine tenths, and of all.
+    norms: [f64; 3],
+    /// Single numbers of the gradients, relative to the root mean square of that gradient's: of half, nine tenths, all.
+    samples: [f64; 3],
+    /// A gradient below this, relative to the median of their norms, is what is left of larger numbers with their
+    /// rounding, as of a bias that a normalisation takes away again: errors are relative to this then.
+    residue: f64,
+    /// The losses of the steps that follow, relative.
+    losses: f64,
+}
+
+enum Precision {
+    F32,
+    Bf16,
+}
+
+impl Precision {
+    /// The loss and the logits are continuous: each layer adds roundings of 2⁻²⁴ (in sums of hundreds of products, which
+    /// partly cancel: 16 of them) and passes on those before it. The gradients are not: where rounding decides the sign
+    /// of an activation, or which of two wins a max pooling, all of a gradient goes one way or the other. One such
+    /// among the u units of a layer moves its gradients by up to 1/√u of themselves: 5 % in the smallest layers here
+    /// (32 channels of 16 numbers, in DenseNet), and single elements (sums of 16 terms) by 1/4. Further down it is
+    /// diluted, hence one bound for half of the parameters and one for nine tenths. Most networks have none, and are
+    /// then within 1e-5. PyTorch's own float32 keeps within half of these bounds: make_models.py checks that.
+    fn bounds(&self, depth: usize) -> Bounds {
+        match self {
+            Precision::F32 => Bounds {
+                loss: 1e-5,
+                logits: 16.0 * depth as f64 * 2f64.powi(-24),
+                norms: [5e-4, 5e-3, 5e-2],
+                samples: [2e-3, 3e-2, 3e-1],
+                residue: 1e-2,
+                losses: 3e-3,
+            },
+            // The same with 2⁻⁹ in place of 2⁻²⁴, and errors of independent signs, which add up as √depth does: signs
+            // and winners change everywhere, so that the bound for half is not much tighter than the others.
+            Precision::Bf16 => Bounds {
+                loss: 2e-2,
+                logits: 8.0 * (depth as f64).sqrt() * 2f64.powi(-9),
+                norms: [1e-1, 2e-1, 5e-1],
+                samples: [3e-1, 1.0, 4.0],
+                residue: 2e-1,
+                losses: 5e-2,
+            },
+        }
+    }
+}
+
+macro_rules! models {
+    ($check:ident: $($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            super::$check(stringify!($name));
+        })*
+    };
+    (ignored $check:ident: $($name:ident)*) => {
+        $(#[test]
+        #[ignore = "minutes; make test-full"]
+        fn $name() {
+            super::$check(stringify!($name));
+        })*
+    };
+}
+
+/// Images as small as the model allows.
+mod small {
+    models!(small_images:
+        mnist_small mnist_net mnist_large lenet5 cifar_net alexnet vgg11 vgg13 vgg16 vgg19
+        resnet18 resnet34 resnet50 resnet101 resnet152
+        inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn vgg13_bn vgg16_bn vgg19_bn);
+}
+
+/// The same in bf16: a model of each kind.
+mod bf16 {
+    models!(small_images_in_bf16: alexnet vgg11 resnet18 resnet50 googlenet densenet121 mobilenet_v2);
+}
+
+/// Images of the size that the model was made for, where that is larger.
+mod full {
+    models!(ignored full_images:
+        alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
+        googlenet densenet121 mobilenet_v2);
+}
+
+fn small_images(name: &str) {
+    check(name, "", Precision::F32);
+}
+
+fn small_images_in_bf16(name: &str) {
+    check(name, "", Precision::Bf16);
+}
+
+fn full_images(name: &str) {
+    check(name, "-full", Precision::F32);
+}
+
+#[test]
+fn every_model_has_a_fixture() {
+    for model in MODELS {
+        assert!(path(model.name, "").exists(), "{}: tests/fixtures/make_models.py lacks it", model.name);
+    }
+}
+
+fn path(name: &str, suffix: &str) -> PathBuf {
+    let file = format!("tests/fixtures/models/{name}{suffix}.json");
+    // A test that is carried to another machine is told where it is.
+    let root = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
+    PathBuf::from(root).join(file)
+}
+
+/// Forward, backward and five steps of SGD as in the fixture.
+fn check(name: &str, suffix: &str, precision: Precision) {
+    let fixture: Value = serde_json::from_slice(&std::fs::read(path(name, suffix)).unwrap()).unwrap();
+    let number = |key: &str| fixture[key].as_u64().unwrap() as usize;
+    let image = [0, 1, 2].map(|axis| fixture["image"][axis].as_u64().unwrap() as usize);
+    let forward = model::find(name).unwrap().build(number("batch"), image, number("classes")).unwrap();
+    let depth = forward.nodes.iter().filter(|node| is_product(&node.op)).count();
+    let bounds = precision.bounds(depth);
+    // The GPU where DLTRAIN_TEST_DEVICE says so.
+    let device: Box<dyn Device> = match std::env::var("DLTRAIN_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Box::new(Cuda::new(0, false, 1).unwrap()),
+        _ => {
+            let cpu = Cpu::new(1).unwrap();
+            if let (Precision::Bf16, Err(error)) = (&precision, cpu.has_bf16()) {
+                return eprintln!("skipped: {error}");
+            }
+            Box::new(cpu)
+        }
+    };
+    let forward = without_dropout(forward).simplify();
+    let graph = match precision {
+        Precision::F32 => forward,
+        Precision::Bf16 => forward.in_bf16(),
+    };
+    let mut run = Bound::new(&*device, graph.differentiate(), 1 << 20);
+    start(&run, number("classes"));
+
+    let scalars = Scalars {
+        gradient_scale: 1.0 / number("batch") as f32,
+        learning_rate: fixture["rate"].as_f64().unwrap() as f32,
+        ..Scalars::default()
+    };
+    let (forward_steps, steps) = (run.program.forward_steps, run.program.steps.len());
+    let mut updates = updates(&run);
+    for (step, expected) in numbers(&fixture["losses"]).into_iter().enumerate() {
+        run.run(0..forward_steps, &scalars);
+        let (error, bound) =
+            (relative(run.loss(), expected), if step == 0 { bounds.loss } else { bounds.losses });
+        assert!(error <= bound, "{name} step {step}: loss {} and {expected}", run.loss());
+        if step == 0 {
+            let error = logits_error(&run, &numbers(&fixture["logits"]));
+            assert!(error <= bounds.logits, "{name}: logits differ by {error:.1e} of {:.1e}", bounds.logits);
+        }
+        run.run(forward_steps..steps, &scalars);
+        if step == 0 {
+            check_gradients(name, &run, &fixture["gradients"], &bounds);
+        }
+        updates.iter_mut().for_each(|update| update.run(&scalars).unwrap());
+    }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::Conv2d(_) | Op::Linear { .. })
+}
+
+/// The masks of two frameworks cannot be the same.
+fn without_dropout(mut graph: Graph) -> Graph {
+    for node in &mut graph.nodes {
+        if let Op::Dropout { p, .. } = &mut node.op {
+            *p = 0.0;
+        }
+    }
+    graph
+}
+
+fn updates(run: &Bound) -> Vec<Box<dyn Step>> {
+    let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+    let (parameters, gradients) = (&run.regions.parameters, &run.regions.gradients);
+    let spans = run.plan.buckets.iter().map(|bucket| run.plan.spans(&bucket.bytes, &rule));
+    spans.map(|spans| run.device.update(&rule, &spans, parameters, gradients, &[]).unwrap()).collect()
+}
+
+/// Writes images, labels and every parameter.
+fn start(run: &Bound, classes: usize) {
+    let images = (0..run.program.images.bytes() / 4).map(|i| 1.75 * uniform(word(seed("images"), i)));
+    let labels = (0..run.plan.graph.batch()).map(|i| (word(seed("labels"), i) % classes as u32) as i32);
+    run.set_batch(&images.collect::<Vec<_>>(), &labels.collect::<Vec<_>>());
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &first_values(run, parameter));
+    }
+}
+
+/// make_models.py's `start`, which says why.
+fn first_values(run: &Bound, parameter: &Parameter) -> Vec<f32> {
+    let (shape, seed) = (&parameter.spec.shape, seed(&parameter.name));
+    let of_norm = |weight: String| run.plan.parameter(&weight).unwrap().spec.shape.0.len() == 1;
+    let [middle, width] = match (shape.0.len(), parameter.name.strip_suffix("bias")) {
+        (4, _) => [0.0, (6.0 / shape.per_sample() as f64).sqrt() as f32],
+        (2, _) => [0.0, (3.0 / shape.per_sample() as f64).sqrt() as f32],
+        (_, None) => [1.0, 0.2],
+        (_, Some(layer)) if of_norm(format!("{layer}weight")) => [2.0, 1.0],
+        _ => [0.0, 0.1],
+    };
+    (0..shape.elements()).map(|i| middle + width * uniform(word(seed, i))).collect()
+}
+
+/// FNV-1a.
+fn seed(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Element `index` of the tensor with this seed, by the finalizer of MurmurHash3.
+fn word(seed: u32, index: usize) -> u32 {
+    let mut word = (index as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed);
+    for (shift, factor) in [(16, 0x85eb_ca6b), (13, 0xc2b2_ae35)] {
+        word = (word ^ word >> shift).wrapping_mul(factor);
+    }
+    word ^ word >> 16
+}
+
+/// A multiple of 2⁻²³ in [-1, 1).
+fn uniform(word: u32) -> f32 {
+    (word >> 8) as f32 / 8_388_608.0 - 1.0
+}
+
+/// Which elements of a tensor are kept.
+fn places(count: usize, wanted: usize) -> impl Iterator<Item = usize> {
+    (0..wanted).map(move |k| (k * 2_654_435_761 + count / 3) % count)
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn relative(found: f64, expected: f64) -> f64 {
+    (found - expected).abs() / expected.abs()
+}
+
+/// The largest difference among the sampled logits, in units of their root mean square. To be asked before the
+/// backward steps, which reuse their memory.
+fn logits_error(run: &Bound, expected: &[f64]) -> f64 {
+    let graph = &run.plan.graph;
+    let (layout, place) = run
+        .plan
+        .steps
+        .iter()
+        .find_map(|step| {
+            let node = graph.node(step.node?);
+            let output = node.outputs.iter().position(|&id| id == graph.logits)?;
+            Some((&step.kernel.outputs()[output], step.outputs[output]))
+        })
+        .unwrap();
+    let memory = run.regions.arena.slice(place.offset, place.bytes);
+    let logits = run.read(&graph.tensor(graph.logits).spec, layout, &memory);
+    assert_eq!(expected.len(), LOGITS);
+    let size = (expected.iter().map(|v| v * v).sum::<f64>() / LOGITS as f64).sqrt();
+    let errors = places(logits.len(), LOGITS).zip(expected).map(|(i, v)| (f64::from(logits[i]) - v).abs());
+    errors.fold(0.0, f64::max) / size
+}
+
+fn check_gradients(name: &str, run: &Bound, expected: &Value, bounds: &Bounds) {
+    let expected = expected.as_object().unwrap();
+    assert_eq!(expected.len(), run.plan.parameters.len(), "{name}: other parameters than PyTorch's");
+    let mut sizes: Vec<f64> = expected.values().map(|v| v[0].as_f64().unwrap()).collect();
+    sizes.sort_by(f64::total_cmp);
+    let median = sizes[sizes.len() / 2];
+    let (mut norms, mut samples) = (Vec::new(), Vec::new());
+    for parameter in &run.plan.parameters {
+        let what = format!("{name} {}", parameter.name);
+        let theirs =
+            numbers(expected.get(&parameter.name).unwrap_or_else(|| panic!("{what}: not PyTorch's")));
+        let ours = run.gradient(parameter);
+        let norm = ours.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let size = theirs[0].max(bounds.residue * median);
+        norms.push(((norm - theirs[0]).abs() / size, what.clone()));
+        let size = size / (ours.len() as f64).sqrt();
+        let kept = places(ours.len(), theirs.len() - 1).zip(&theirs[1..]);
+        samples.extend(kept.map(|(i, v)| ((f64::from(ours[i]) - v).abs() / size, format!("{what}[{i}]"))));
+    }
+    within("norms", norms, bounds.norms);
+    within("samples", samples, bounds.samples);
+}
+
+/// Half of the distances are within the first bound, nine tenths within the second, all within the third.
+fn within(what: &str, mut distances: Vec<(f64, String)>, bounds: [f64; 3]) {
+    distances.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let count = distances.len();
+    for (at, bound) in [count / 2, count * 9 / 10, count - 1].into_iter().zip(bounds) {
+        let (distance, of) = &distances[at];
+        assert!(
+            *distance <= bound,
+            "{what} of gradients: {of} is off by {distance:.1e}, allowed are {bound:.1e}"
+        );
+    }
+}

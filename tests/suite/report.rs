@@ -1,0 +1,128 @@
+//! `dltrain report`: one page that needs nothing else, charts as SVG, and what is said of files that are no runs.
+//!
+//! one run · scaling and sweeps of several · bad files are named and the others go on · nothing is overwritten
+
+use crate::support::job;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use job::{DLTRAIN, run};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+fn trained(directory: &Path, name: &str, ranks: usize, more: &[&str]) -> PathBuf {
+    let path = directory.join(format!("{name}.h5"));
+    run(ranks, &[&["--quiet", "--results", path.to_str().unwrap()], more].concat());
+    path
+}
+
+fn report(directory: &Path, args: &[&str]) -> Output {
+    Command::new(DLTRAIN).arg("report").args(args).current_dir(directory).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A page that asks for nothing from elsewhere.
+fn page(path: &Path) -> String {
+    let html = fs::read_to_string(path).unwrap();
+    let foreign = html.replace("http://www.w3.org/2000/svg", "");
+    assert!(!foreign.contains("http:") && !foreign.contains("https:") && !foreign.contains("<script"));
+    assert_eq!(html.matches("<svg").count(), html.matches("</svg>").count());
+    html
+}
+
+#[test]
+fn a_run_becomes_a_page_and_charts() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    trained(at, "digits", 2, &["--data", DIGITS, "--epochs", "2"]);
+    let done = report(at, &["digits.h5", "--plots", "plots"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let html = page(&at.join("report.html"));
+    for part in [
+        "Loss over steps",
+        "Accuracy over time",
+        "cross-entropy loss",
+        "images/s",
+        "[ms]",
+        "memory of the largest rank [MB]",
+        "activations",
+        "Buckets of gradients",
+        "first epoch",
+        "model = &quot;mnist_small&quot;",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    // Text is drawn without any font of the system's: in the generic family, by who shows it.
+    let chart = fs::read_to_string(at.join("plots/memory.svg")).unwrap();
+    let label = chart.find("memory of the largest rank [MB]").expect("the label of the axis");
+    let element = &chart[chart[..label].rfind("<text").unwrap()..label];
+    assert!(element.contains("font-family=\"sans-serif\""), "{element}");
+    assert!(fs::read_to_string(at.join("plots/loss-over-steps.svg")).unwrap().starts_with("<svg"));
+    // A newer report takes its place; what is none stays.
+    assert!(report(at, &["digits.h5"]).status.success());
+    fs::write(at.join("precious.html"), "<p>mine").unwrap();
+    for (args, named) in [
+        (["digits.h5", "-o", "precious.html"], "is no report"),
+        (["digits.h5", "--plots", "plots"], "is not empty"),
+    ] {
+        let done = report(at, &args);
+        assert_eq!(done.status.code(), Some(8));
+        assert!(text(&done.stderr).contains(named), "{}", text(&done.stderr));
+    }
+    assert_eq!(fs::read_to_string(at.join("precious.html")).unwrap(), "<p>mine");
+}
+
+#[test]
+fn several_runs_are_compared_and_bad_files_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let short = ["--steps", "4", "--warmup", "1", "--threads", "1"];
+    for (name, ranks, batch) in [("one", 1, "16"), ("two", 2, "16"), ("large", 1, "32")] {
+        trained(at, name, ranks, &[&short[..], &["--batch", batch]].concat());
+    }
+    let old = at.join("old.h5");
+    fs::copy(at.join("one.h5"), &old).unwrap();
+    {
+        // As an older program would have left it, killed.
+        let file = hdf5::File::open_rw(&old).unwrap();
+        file.unlink("config/memory_kind").unwrap();
+        file.unlink("epochs").unwrap();
+        file.dataset("summary/status").unwrap();
+        let status = file.dataset("summary/status").unwrap();
+        let running: hdf5::types::FixedUnicode<512> = "running".parse().unwrap();
+        status.write_scalar(&running).unwrap();
+    }
+    let done = report(at, &["one.h5", "two.h5", "large.h5", "old.h5"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let html = page(&at.join("report.html"));
+    for part in [
+        "Settings that differ",
+        "Images a second over ranks",
+        "Efficiency over ranks",
+        "Images a second over the batch",
+        "Memory over the batch",
+        "old: is still being written",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    fs::write(at.join("text.h5"), "no record").unwrap();
+    fs::create_dir(at.join("empty")).unwrap();
+    let done = report(at, &["text.h5", "missing.h5", "empty", "one.h5", "-o", "some.html"]);
+    assert_eq!(done.status.code(), Some(3));
+    let said = text(&done.stderr);
+    for named in ["text.h5: is no HDF5 file", "missing.h5: No such file", "empty: holds no results file"] {
+        assert!(said.contains(named), "{said}");
+    }
+    assert!(page(&at.join("some.html")).contains("text.h5: is no HDF5 file"));
+    let done = report(at, &["text.h5", "-o", "none.html"]);
+    assert!(done.status.code() == Some(3) && !at.join("none.html").exists());
+    // Under a launcher one rank makes it.
+    let mut command = job::start(2, &[DLTRAIN, "report", "two.h5", "-o", "ranks.html"]);
+    let done = command.current_dir(at).output().unwrap();
+    assert_eq!(text(&done.stdout).matches("report: ").count(), 1, "{}", text(&done.stderr));
+}

@@ -1,0 +1,271 @@
+//! Under a real Slurm: eight nodes on this machine, made by tests/support/slurm.sh (root, Slurm and munge).
+//!
+//! - srun with this MPI's plugin makes one job of its tasks; with another's, one message
+//! - every script in jobs/ is accepted and runs to its end, given a small model
+//! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
+//! - in module `full`: 128 nodes plan, 32 train
+
+use crate::support::job;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use dltrain::comm::{Family, Library};
+use dltrain::error::Kind;
+use job::{DLTRAIN, series};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/slurm.sh");
+const JOBS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/jobs");
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+/// What no part of a job takes longer than, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A network that every script can be given in place of its own.
+const SMALL: &str = "--model mnist_small --batch 16 --steps 3 --warmup 1 --threads 1";
+
+/// How srun starts ranks of the MPI that this dltrain is linked with, and how it does not.
+fn plugins() -> (&'static str, [&'static str; 2]) {
+    match Library::linked().family {
+        Family::OpenMpi => ("pmix", ["pmi2", "none"]),
+        _ => ("pmi2", ["pmix", "none"]),
+    }
+}
+
+/// A Slurm, which goes when its standard input ends: at the latest with this process.
+struct Slurm {
+    process: Child,
+    _stdin: ChildStdin,
+}
+
+impl Slurm {
+    /// `None`, and said so, where there can be none.
+    fn up(nodes: usize, cpus: usize) -> Option<Slurm> {
+        let mut command = Command::new(SCRIPT);
+        command.args([&nodes.to_string(), &cpus.to_string(), "sh", "-c", "echo up; exec cat"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("the script starts");
+        let stdin = process.stdin.take().unwrap();
+        let mut said = String::new();
+        let _ = BufReader::new(process.stdout.take().unwrap()).read_line(&mut said);
+        if said.trim() != "up" {
+            drop(stdin);
+            let why = process.wait_with_output().unwrap();
+            println!("SKIPPED: no Slurm here: {}", String::from_utf8_lossy(&why.stderr));
+            return None;
+        }
+        let slurm = Slurm { process, _stdin: stdin };
+        let plugins = slurm.run(Path::new("."), "srun --mpi=list");
+        if !plugins.contains(self::plugins().0) {
+            println!("SKIPPED: this Slurm cannot start ranks of this MPI: {plugins}");
+            return None;
+        }
+        Some(slurm)
+    }
+
+    /// The one that most tests share.
+    fn shared() -> Option<&'static Slurm> {
+        static SLURM: OnceLock<Option<Slurm>> = OnceLock::new();
+        SLURM.get_or_init(|| Slurm::up(8, 4)).as_ref()
+    }
+
+    /// A command on the login node.
+    fn command(&self, directory: &Path, words: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "150", SCRIPT, "enter", &self.process.id().to_string()]);
+        command.args(words.split_whitespace()).current_dir(directory).stdin(Stdio::null());
+        command.env("SLURM_MPI_TYPE", plugins().0).env("DLTRAIN", DLTRAIN).env("SCRATCH", directory);
+        command
+    }
+
+    fn output(&self, directory: &Path, words: &str) -> Output {
+        self.command(directory, words).output().expect("nsenter starts")
+    }
+
+    /// What a command prints that must succeed.
+    fn run(&self, directory: &Path, words: &str) -> String {
+        let output = self.output(directory, words);
+        let text = text(&output);
+        assert!(output.status.success(), "{words}\n{text}");
+        text
+    }
+
+    /// Submits one of jobs/, with options of sbatch and flags of dltrain. Its results go to a directory of its own: names
+    /// made of the time are the same for runs of one second.
+    fn submit(&self, directory: &Path, script: &str, options: &str, flags: &str) -> Job<'_> {
+        let directory = directory.join(script);
+        std::fs::create_dir(&directory).unwrap();
+        let log = directory.join("log");
+        let options = format!("--parsable --output={} {options}", log.display());
+        let printed = self.run(&directory, &format!("sbatch {options} {JOBS}/{script} {flags}"));
+        Job { slurm: self, number: printed.trim().to_string(), log, directory }
+    }
+}
+
+struct Job<'a> {
+    slurm: &'a Slurm,
+    number: String,
+    log: PathBuf,
+    directory: PathBuf,
+}
+
+impl Job<'_> {
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until something is so.
+    fn wait(&self, what: &str, so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !so() {
+            let states = || self.slurm.run(&self.directory, "squeue --states=all");
+            assert!(begun.elapsed() < PATIENCE, "never {what}\n{}\n{}", self.log(), states());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The states of its tasks, one unless it is an array.
+    fn states(&self) -> String {
+        let words = format!("squeue --noheader --states=all --format=%T --jobs={}", self.number);
+        self.slurm.run(&self.directory, &words)
+    }
+
+    fn wait_until_completed(&self) {
+        self.wait("ended", || {
+            !["PENDING", "RUNNING", "COMPLETING"].iter().any(|state| self.states().contains(state))
+        });
+        assert!(self.states().lines().all(|state| state == "COMPLETED"), "{}\n{}", self.states(), self.log());
+    }
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn srun_with_the_right_plugin_starts_one_job_and_with_another_says_which() {
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (right, wrong) = plugins();
+    let said =
+        slurm.run(directory.path(), &format!("srun --mpi={right} -N 2 --ntasks-per-node=2 {DLTRAIN} info"));
+    assert_eq!(said.matches("4 on 2 nodes, 2 on this one").count(), 1, "{said}");
+    for plugin in wrong {
+        let srun =
+            format!("srun --mpi={plugin} -N 2 --ntasks-per-node=2 {DLTRAIN} --steps 1 --results run.h5");
+        let refused = slurm.output(directory.path(), &srun);
+        let said = text(&refused);
+        assert_eq!(refused.status.code(), Some(Kind::Environment as i32), "{plugin}: {said}");
+        assert_eq!(said.matches("dltrain: ").count(), 1, "{plugin}: {said}");
+        assert!(said.contains(&format!("srun --mpi={right} -n 4 dltrain")), "{plugin}: {said}");
+        assert!(!directory.path().join("run.h5").exists(), "{plugin}");
+    }
+}
+
+#[test]
+fn every_job_script_runs_to_its_end() {
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let scripts = std::fs::read_dir(JOBS).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut scripts: Vec<String> = scripts.map(|name| name.into_string().unwrap()).collect();
+    scripts.retain(|name| name.ends_with(".sbatch"));
+    assert!(scripts.len() >= 6, "{scripts:?}");
+    let submit = |script: &String| {
+        let array = if script == "array.sbatch" { "--array=0-1" } else { "" };
+        slurm.submit(directory.path(), script, &format!("--nodes=2 --cpus-per-task=1 {array}"), SMALL)
+    };
+    let jobs: Vec<Job> = scripts.iter().map(submit).collect();
+    for (script, job) in scripts.iter().zip(&jobs) {
+        job.wait_until_completed();
+        let ranks = match script.as_str() {
+            "alps.sbatch" | "cluster.sbatch" => 8,
+            "cpu.sbatch" => 4,
+            _ => 2,
+        };
+        // An array's tasks share the log here, and the last opens it anew.
+        let right = script == "array.sbatch" || job.log().contains(&format!("{ranks} ranks x 1 thread"));
+        assert!(right, "{script}: {}", job.log());
+    }
+    let array = scripts.iter().position(|script| script == "array.sbatch").unwrap();
+    for nodes in [1, 2] {
+        let record = format!("scaling-{}/nodes-{nodes}.h5", jobs[array].number);
+        let record = jobs[array].directory.join(record);
+        assert_eq!(series(&record, "steps/loss").len(), 4);
+    }
+    let left = std::fs::read_dir(&jobs[array].directory).unwrap();
+    let left = left.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("resize"));
+    assert_eq!(left.count(), 0, "scripts of resized jobs are left");
+}
+
+#[test]
+fn a_job_that_is_told_to_stop_goes_back_into_the_queue_and_on_to_the_same_bits() {
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let flags = format!(
+        "--model mnist_small --data {DIGITS} --epochs 60 --steps 600 --threads 1 --checkpoint-every 20steps"
+    );
+    let options = "--nodes=2";
+    let job = slurm.submit(directory.path(), "requeue.sbatch", options, &flags);
+    let run = job.directory.join(format!("dltrain-{}", job.number));
+    job.wait("checkpointed", || run.join("step-00000020.h5").exists());
+    slurm.run(directory.path(), &format!("scancel --signal=USR1 {}", job.number));
+    job.wait("requeued", || job.states().contains("PENDING"));
+    let said = job.log();
+    assert!(
+        said.contains("stopped by SIGUSR1 after ") && !said.contains("stopped by SIGUSR1 after 600"),
+        "{said}"
+    );
+    // Slurm leaves a requeued job alone for two minutes, so that nothing of it is left when it starts again. Here it is
+    // told when that is so; credentials are told apart by the second.
+    let daemons = format!("pgrep --full slurmstepd:.*{}\\.", job.number);
+    job.wait("cleared away", || !slurm.output(directory.path(), &daemons).status.success());
+    std::thread::sleep(Duration::from_secs(1));
+    slurm.run(directory.path(), &format!("scontrol update JobId={} StartTime=now", job.number));
+    job.wait_until_completed();
+    assert!(job.log().contains("going on after step "), "{}", job.log());
+    let whole = directory.path().join("whole.h5");
+    slurm.run(directory.path(), &format!("srun -N 2 {DLTRAIN} {flags} --results {}", whole.display()));
+    for name in ["steps/step", "steps/loss", "epochs/test_loss"] {
+        assert_eq!(series(&run.with_extension("h5"), name), series(&whole, name), "{name}");
+    }
+}
+
+/// With a Slurm of its own: a node is gone for good.
+#[test]
+fn a_job_that_loses_a_node_goes_on_with_the_others() {
+    let Some(slurm) = Slurm::up(3, 4) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    // MPI may wait for the lost ranks for ever, and Slurm takes minutes to notice.
+    let flags = "--threads 1 --checkpoint-every 20steps --stall-warn 1 --stall-abort 4";
+    let flags = format!("--model mnist_small --data {DIGITS} --steps 300 {flags}");
+    let job = slurm.submit(directory.path(), "requeue.sbatch", "--nodes=3", &flags);
+    let run = job.directory.join(format!("dltrain-{}", job.number));
+    job.wait("checkpointed", || run.join("step-00000020.h5").exists());
+    slurm.run(directory.path(), &format!("{SCRIPT} crash n2"));
+    // Slurm waits for the lost node before it calls the job completed.
+    job.wait("ended", || job.log().contains("total images/sec"));
+    assert!(job.log().contains("3 ranks then, 2 now"), "{}", job.log());
+    let last = *series(&run.with_extension("h5"), "steps/step").last().unwrap();
+    assert!(last >= 299.0, "{last}");
+}
+
+/// What takes minutes: `make test-full`.
+mod full {
+    use super::*;
+
+    #[test]
+    #[ignore = "minutes"]
+    fn hundred_and_twenty_eight_nodes_plan_and_thirty_two_train() {
+        let Some(slurm) = Slurm::up(128, 1) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let said =
+            slurm.run(directory.path(), &format!("srun -N 128 {DLTRAIN} --model inception_v3 --dry-run"));
+        assert_eq!(said.matches("128 ranks").count(), 1, "{said}");
+        let flags =
+            format!("--model mnist_small --data {DIGITS} --batch 4 --steps 20 --threads 1 --results run.h5");
+        slurm.run(directory.path(), &format!("srun -N 32 {DLTRAIN} {flags}"));
+        let losses = series(&directory.path().join("run.h5"), "steps/loss");
+        assert!(losses.len() == 20 && losses[19] < losses[0], "{losses:?}");
+    }
+}

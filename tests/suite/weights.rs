@@ -1,0 +1,256 @@
+//! Weights from files and to files: what a user of `--init-from`, `--save-weights`, `--freeze` and `dltrain export`
+//! relies on.
+//!
+//! - what was saved, averaged weights too, is what was tested: it gives the same losses when it is read again;
+//! - safetensors and HDF5 hold the same, and `export` makes one of the other, or of a checkpoint;
+//! - frozen layers keep every bit, the others learn;
+//! - a file that does not fit is refused with every difference in one message, a new head is a flag away;
+//! - weights that no network can have are refused, and a test takes what a test takes;
+//! - nothing is overwritten, and ranks that read unlike files are found.
+
+use crate::support::job;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use dltrain::device::onednn::isa;
+use dltrain::error::Kind;
+use dltrain::record::{WeightsFile, write_weights};
+use job::{SECONDS, finish, job, refused, run, series};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        Place(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Trains a small ResNet on the digits; returns the test losses.
+    fn train(&self, ranks: usize, name: &str, flags: &str) -> Vec<f64> {
+        let flags = self.flags(name, flags);
+        run(ranks, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+        series(&self.path(name), "epochs/test_loss")
+    }
+
+    /// All that a job says which must fail within seconds, with one message.
+    fn refused(&self, name: &str, flags: &str) -> String {
+        let flags = self.flags(name, flags);
+        let done = finish(job(&[(2, &flags.iter().map(String::as_str).collect::<Vec<_>>())]));
+        assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
+        assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
+        done.stderr
+    }
+
+    /// What `--evaluate` says on two ranks.
+    fn test(&self, flags: &str) -> String {
+        let flags = self.named(&format!("--evaluate --data {DIGITS} {flags}"));
+        run(2, &flags.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The exit code of one rank with `--evaluate`, and all that it says.
+    fn test_alone(&self, flags: &str) -> (Option<i32>, String) {
+        let flags = self.named(&format!("--evaluate --data {DIGITS} {flags}"));
+        let output = std::process::Command::new(job::DLTRAIN).args(flags).output().unwrap();
+        (
+            output.status.code(),
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat(),
+        )
+    }
+
+    /// Writes a file of weights with other values for one tensor.
+    fn change(&self, from: &str, to: &str, name: &str, change: &dyn Fn(f32) -> f32) {
+        let file = WeightsFile::open(&self.path(from)).unwrap();
+        let values = |tensor: &str| {
+            let mut values = file.values(tensor)?;
+            if tensor == name {
+                values.iter_mut().skip(1).for_each(|value| *value = change(*value));
+            }
+            Ok(values)
+        };
+        write_weights(&self.path(to), file.shapes(), &values).unwrap();
+    }
+
+    fn flags(&self, name: &str, flags: &str) -> Vec<String> {
+        self.named(&format!(
+            "--model resnet18 --image-size 32 --classes 10 --batch 16 --data {DIGITS} --results @{name} {flags}"
+        ))
+    }
+
+    /// "@x" in flags is the file x of this place.
+    fn named(&self, flags: &str) -> Vec<String> {
+        let flags = flags.replace('@', &format!("{}/", self.0.path().display()));
+        flags.split_whitespace().map(String::from).collect()
+    }
+}
+
+fn read(path: &Path) -> BTreeMap<String, Vec<u32>> {
+    let file = WeightsFile::open(path).unwrap();
+    let bits = |name: &String| file.values(name).unwrap().iter().map(|value| value.to_bits()).collect();
+    file.shapes().iter().map(|(name, _)| (name.clone(), bits(name))).collect()
+}
+
+#[test]
+fn what_was_saved_is_what_was_tested() {
+    let place = Place::new();
+    let flags = "--steps 3 --lr 0.05 --ema 0.5 --save-weights @w.safetensors --checkpoint @kept";
+    let trained = place.train(2, "a.h5", flags);
+    let said =
+        place.test("--model resnet18 --image-size 32 --classes 10 --batch 16 --init-from @w.safetensors");
+    assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{said}, not {trained:?}");
+    run(1, &["export", place.path("w.safetensors").to_str().unwrap(), place.path("w.h5").to_str().unwrap()]);
+    assert_eq!(read(&place.path("w.h5")), read(&place.path("w.safetensors")));
+    // The checkpoint at the end has the same, and the statistics of every rank, of which these are the means.
+    let checkpoint = place.path("kept").join("step-00000003.h5");
+    run(1, &["export", checkpoint.to_str().unwrap(), place.path("k.safetensors").to_str().unwrap()]);
+    assert_eq!(read(&place.path("k.safetensors")), read(&place.path("w.safetensors")));
+    let lenet =
+        |name: &str, flags: &str| place.train(2, name, &format!("--model lenet5 --image-size 28 {flags}"));
+    let trained = lenet("c.h5", "--steps 20 --ema 0.9 --save-weights @l.safetensors");
+    run(1, &["export", place.path("l.safetensors").to_str().unwrap(), place.path("l.h5").to_str().unwrap()]);
+    for file in ["l.safetensors", "l.h5"] {
+        let said = place.test(&format!("--model lenet5 --init-from @{file}"));
+        assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{file}: {said}, not {trained:?}");
+    }
+    // Without the average: other weights.
+    assert_ne!(lenet("f.h5", "--steps 20 --save-weights @m.safetensors"), trained);
+    assert_ne!(read(&place.path("m.safetensors")), read(&place.path("l.safetensors")));
+}
+
+/// A ReLU makes zeros of NaN: without a look at the weights nothing would be seen of them.
+#[test]
+fn weights_that_no_network_can_have_are_refused() {
+    let place = Place::new();
+    place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let lines: [(&str, &dyn Fn(f32) -> f32, &str); 3] = [
+        ("layer1.0.conv1.weight", &|_| f32::NAN, "is not finite as f32: value 1 is NaN"),
+        ("bn1.bias", &|_| f32::INFINITY, "is not finite as f32: value 1 is inf"),
+        ("layer2.0.bn1.running_var", &|value| -value, "has a variance below zero: value 1 is -"),
+    ];
+    for (index, (name, change, said)) in lines.into_iter().enumerate() {
+        let file = format!("{index}.safetensors");
+        place.change("w.safetensors", &file, name, change);
+        let named = format!("{file}: --init-from: tensor {name} {said}");
+        let refused = place.refused("b.h5", &format!("--steps 1 --init-from @{file}"));
+        assert!(refused.contains(&named), "{refused}");
+        let flags = format!("--model resnet18 --image-size 32 --classes 10 --init-from @{file}");
+        let (code, said) = place.test_alone(&flags);
+        assert!(code == Some(Kind::Data as i32) && said.contains(&named), "{code:?} {said}");
+    }
+    assert!(!place.path("b.h5").exists(), "nothing was started");
+    // Finite, but too large for this network.
+    place.change("w.safetensors", "large.safetensors", "fc.weight", &|_| 3e38);
+    let (code, said) =
+        place.test_alone("--model resnet18 --image-size 32 --classes 10 --init-from @large.safetensors");
+    assert!(code == Some(Kind::Diverged as i32) && said.contains("the test loss is "), "{code:?} {said}");
+    assert!(!said.contains("accuracy"), "{said}");
+}
+
+/// Neither the images nor the memory of a training; and nothing that it is told is left undone in silence.
+#[test]
+fn a_test_alone_takes_what_a_test_takes() {
+    let place = Place::new();
+    let trained = place.train(2, "a.h5", "--steps 2 --save-weights @w.safetensors")[0];
+    let resnet = "--model resnet18 --image-size 32 --classes 10 --init-from @w.safetensors";
+    // One image is too few to train with, 1000 a rank are more than there are: the same figures.
+    for batch in [1, 1000] {
+        let said = place.test(&format!("{resnet} --batch {batch}"));
+        let loss = said.split("test loss ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        let loss: f64 = loss.parse().unwrap();
+        assert!((loss - trained).abs() < 1e-5 * trained, "{batch}: {said}, not {trained}");
+    }
+    let (code, planned) = place.test_alone(&format!("{resnet} --batch 16 --dry-run"));
+    assert_eq!(code, Some(0), "{planned}");
+    let line = |kind: &str| planned.lines().find(|line| line.trim_start().starts_with(kind)).unwrap_or("");
+    assert!(line("gradients").contains(" 0 B") && line("optimizer").contains(" 0 B"), "{planned}");
+    for flags in
+        ["--results @b.h5", "--save-weights @v.h5", "--checkpoint @kept", "--timeline @t.json", "--epochs 3"]
+    {
+        let (code, said) = place.test_alone(&format!("{resnet} {flags}"));
+        let flag = flags.split(' ').next().unwrap();
+        assert!(code == Some(Kind::Usage as i32) && said.contains(flag), "{code:?} {said}");
+        assert!(said.contains("would do nothing"), "{said}");
+    }
+    // A training's file may say what a training wants.
+    std::fs::write(
+        place.path("run.toml"),
+        "model = \"resnet18\"\nimage-size = 32\nclasses = 10\nlr = 0.5\nema = 0.9\n",
+    )
+    .unwrap();
+    let said = place.test("--config @run.toml --init-from @w.safetensors --batch 16");
+    assert!(said.contains(&format!("test loss {trained:.9}")), "{said}, not {trained}");
+}
+
+#[test]
+fn frozen_layers_keep_every_bit_and_the_others_learn() {
+    let place = Place::new();
+    place.train(2, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let start = read(&place.path("w.safetensors"));
+    let is_statistic = |name: &str| name.contains("running_");
+    for (index, (frozen, flags)) in [
+        (&(|name: &str| !name.starts_with("fc.")) as &dyn Fn(&str) -> bool, "--freeze backbone"),
+        (&|name: &str| name.starts_with("layer1.") || name == "bn1.weight", "--freeze layer1,bn1.weight"),
+        (&|name: &str| name.starts_with("layer1."), "--freeze layer1 --optimizer lars --clip-norm 1"),
+        (&|name: &str| name.starts_with("layer4."), "--freeze layer4 --accumulation 2 --ema 0.5 --recompute"),
+        // Where the CPU has such arithmetic.
+        (&|name: &str| !name.starts_with("fc."), "--freeze backbone --precision bf16"),
+    ]
+    .into_iter()
+    .filter(|(_, flags)| !flags.contains("bf16") || isa().unwrap().has_bf16())
+    .enumerate()
+    {
+        let (results, file) = (format!("{index}.h5"), format!("{index}.safetensors"));
+        place.train(
+            2,
+            &results,
+            &format!("--steps 2 {flags} --init-from @w.safetensors --save-weights @{file}"),
+        );
+        for (name, values) in read(&place.path(&file)) {
+            let kept = values == start[&name];
+            // Statistics go on running, as PyTorch's do.
+            assert_eq!(kept, frozen(&name) && !is_statistic(&name), "{flags}: {name}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_with_every_difference() {
+    let place = Place::new();
+    place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let said = place.refused("b.h5", "--classes 12 --init-from @w.safetensors");
+    assert!(said.contains("fc.weight: is [10, 512] in the file and [12, 512] in the model"), "{said}");
+    assert!(said.contains("fc.bias") && said.contains("--reset-head"), "{said}");
+    let said = place.refused("b.h5", "--model resnet34 --init-from @w.safetensors");
+    assert!(said.contains("layer1.2.conv1.weight: is not in the file") && said.contains("more"), "{said}");
+    assert!(!said.contains("--reset-head"), "{said}");
+    place.train(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
+
+    std::fs::write(place.path("w.pt"), b"PK\x03\x04").unwrap();
+    assert!(place.refused("b.h5", "--init-from @w.pt").contains("PyTorch pickle"));
+    assert!(place.refused("b.h5", "--init-from @none").contains("No such file"));
+    assert!(place.refused("b.h5", "--freeze layer9").contains("--freeze layer9: resnet18 has no such layer"));
+    assert!(place.refused("b.h5", "--save-weights @w.safetensors").contains("is there already"));
+    assert!(place.refused("b.h5", "--save-weights @none/w.safetensors").contains("does not exist"));
+    assert!(!place.path("b.h5").exists(), "nothing was started");
+}
+
+#[test]
+fn ranks_that_read_unlike_files_are_found() {
+    let place = Place::new();
+    for seed in [1, 2] {
+        place.train(
+            1,
+            &format!("{seed}.h5"),
+            &format!("--seed {seed} --steps 1 --save-weights @{seed}.safetensors"),
+        );
+    }
+    let flags = [1, 2].map(|seed| place.flags("b.h5", &format!("--steps 1 --init-from @{seed}.safetensors")));
+    let flags = flags.each_ref().map(|flags| flags.iter().map(String::as_str).collect::<Vec<_>>());
+    let said = refused(&[(1, &flags[0]), (1, &flags[1])]);
+    assert!(said.contains("the weights of --init-from") && said.contains("CRC-32"), "{said}");
+}

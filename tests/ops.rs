@@ -506,6 +506,26 @@ fn convolutions_are_what_they_are_defined_to_be() {
     });
 }
 
+/// Five blocks of 16 channels, of which the last need not be full.
+#[test]
+fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
+    let devices = devices();
+    for (filters, channels, kernel, padding) in [
+        (32, 80, [3, 3], [0, 0]),
+        (64, 80, [3, 3], [1, 1]),
+        (20, 70, [1, 7], [0, 3]),
+        (16, 65, [3, 2], [2, 0]),
+    ] {
+        let conv = Conv2d { kernel, padding, ..Conv2d::square(1) };
+        let output = windows([5, 20], kernel, [1, 1], padding).unwrap();
+        let case = ConvCase { conv, x: [2, channels, 5, 20], filters, output };
+        for &device in &devices {
+            let agree = conv_agrees(device, &case, Numbers::Reals);
+            agree.unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        }
+    }
+}
+
 #[test]
 fn linear_layers_are_what_they_are_defined_to_be() {
     let devices = devices();

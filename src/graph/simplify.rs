@@ -220,6 +220,7 @@ impl Graph {
         }
         [&mut self.images, &mut self.labels, &mut self.logits, &mut self.losses, &mut self.hits]
             .into_iter()
+            .chain(self.mixed.iter_mut().flatten())
             .for_each(new);
     }
 }

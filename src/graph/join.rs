@@ -319,6 +319,15 @@ mod tests {
         }
     }
 
+    /// Labels and shares of mixed samples are written from outside: where they lie must stay known.
+    #[test]
+    fn mixed_samples_stay_where_the_loss_reads_them() {
+        let graph = block(true).simplify().mix_labels().differentiate();
+        let joined = graph.join(Joins { addition: true, ..Joins::default() });
+        let loss = joined.nodes.iter().find(|node| node.op.is_loss()).unwrap();
+        assert_eq!(joined.mixed.unwrap(), loss.inputs[2..]);
+    }
+
     /// What is before the normalisation is frozen, what is added is not.
     #[test]
     fn an_addition_to_a_normalisation_without_gradient_gives_that_of_what_is_added() {

@@ -53,20 +53,10 @@ pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32;
     Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
 }
 
-/// The kernel's name, and its number where it has one.
-fn of_activation(of: Activation) -> (&'static str, Option<f32>) {
-    match of {
-        Activation::Relu { max } => ("relu", Some(max)),
-        Activation::Sigmoid => ("sigmoid", None),
-        Activation::Silu => ("silu", None),
-        Activation::Gelu => ("gelu", None),
-    }
-}
-
 /// x → y
 pub fn activation(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
-    let (real, n, (name, number)) = (Real::of(y.dtype)?, y.shape.elements(), of_activation(of));
+    let (real, n, (name, number)) = (Real::of(y.dtype)?, y.shape.elements(), (of.kind(), of.number()));
     let outputs = vec![alike(request, &layout, y)?];
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
@@ -79,7 +69,7 @@ pub fn activation(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<Cu
 /// dy, y or x → dx, in the layout of the latter
 pub fn activation_backward(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
     let (layout, dx) = (given(request, 1)?, output(request, 0)?);
-    let (real, n, (name, number)) = (Real::of(dx.dtype)?, dx.shape.elements(), of_activation(of));
+    let (real, n, (name, number)) = (Real::of(dx.dtype)?, dx.shape.elements(), (of.kind(), of.number()));
     let layouts = (vec![alike(request, &layout, &input(request, 0)?.0)?, layout.clone()], vec![layout]);
     let bind = move |operands: &mut Operands| {
         let ([dy, read], dx) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);

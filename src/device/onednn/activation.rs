@@ -19,14 +19,16 @@ fn given(engine: &Engine, request: &Request, input: usize) -> Result<Layout> {
     }
 }
 
-/// The algorithm with its two numbers. Where the backward op reads y (`Activation::from_output`) it is the library's that does.
+/// The algorithm (`dnnl_alg_kind_t`) with its two numbers. Where the backward op reads y (`Activation::from_output`) it is the
+/// library's `…_use_dst_for_bwd`.
 fn algorithm(of: Activation) -> (sys::AlgKind, f32, f32) {
     match of {
-        Activation::Relu { max } if max.is_infinite() => (sys::ELTWISE_RELU_USE_DST, 0.0, 0.0),
-        Activation::Relu { max } => (sys::ELTWISE_CLIP_USE_DST, 0.0, max),
-        Activation::Sigmoid => (sys::ELTWISE_LOGISTIC_USE_DST, 0.0, 0.0),
-        Activation::Silu => (sys::ELTWISE_SWISH, 1.0, 0.0),
-        Activation::Gelu => (sys::ELTWISE_GELU_ERF, 0.0, 0.0),
+        Activation::Relu { max } if max.is_infinite() => (0x100, 0.0, 0.0), // relu
+        // clip_v2: both bounds excluded from the gradient, as PyTorch has it
+        Activation::Relu { max } => (0x106, 0.0, max),
+        Activation::Sigmoid => (0x104, 0.0, 0.0), // logistic
+        Activation::Silu => (0x2c, 1.0, 0.0),     // swish
+        Activation::Gelu => (0x31, 0.0, 0.0),     // gelu_erf
     }
 }
 

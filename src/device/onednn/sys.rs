@@ -114,13 +114,7 @@ pub const BACKWARD: PropKind = 128;
 pub type AlgKind = c_int;
 pub const CONVOLUTION_DIRECT: AlgKind = 0x1;
 pub const ELTWISE_RELU: AlgKind = 0x20;
-pub const ELTWISE_SWISH: AlgKind = 0x2c;
-pub const ELTWISE_GELU_ERF: AlgKind = 0x31;
-pub const ELTWISE_RELU_USE_DST: AlgKind = 0x100;
-pub const ELTWISE_LOGISTIC_USE_DST: AlgKind = 0x104;
 pub const BINARY_ADD: AlgKind = 0x1fff0;
-/// Both bounds excluded from the gradient, as PyTorch has it.
-pub const ELTWISE_CLIP_USE_DST: AlgKind = 0x106;
 pub const POOLING_MAX: AlgKind = 0x1ff;
 pub const POOLING_AVG_INCLUDE_PADDING: AlgKind = 0x2ff;
 pub const POOLING_AVG_EXCLUDE_PADDING: AlgKind = 0x3ff;

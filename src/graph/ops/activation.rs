@@ -26,15 +26,30 @@ impl Activation {
     pub const ALL: [Activation; 5] =
         [Activation::RELU, Activation::RELU6, Activation::Sigmoid, Activation::Silu, Activation::Gelu];
 
-    /// The name shown in tables.
-    pub fn name(self) -> &'static str {
+    /// What it is, whatever its number: the name of a GPU's kernels too.
+    pub fn kind(self) -> &'static str {
         match self {
-            Activation::Relu { max } if max.is_infinite() => "relu",
-            Activation::Relu { max: 6.0 } => "relu6",
-            Activation::Relu { .. } => "clipped relu",
+            Activation::Relu { .. } => "relu",
             Activation::Sigmoid => "sigmoid",
             Activation::Silu => "silu",
             Activation::Gelu => "gelu",
+        }
+    }
+
+    /// Its number, where it has one.
+    pub fn number(self) -> Option<f32> {
+        match self {
+            Activation::Relu { max } => Some(max),
+            Activation::Sigmoid | Activation::Silu | Activation::Gelu => None,
+        }
+    }
+
+    /// The name shown in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Relu { max: 6.0 } => "relu6",
+            Activation::Relu { max } if max.is_finite() => "clipped relu",
+            other => other.kind(),
         }
     }
 

@@ -91,10 +91,7 @@ fn activations_are_what_they_are_defined_to_be() {
             |which| all_rounded(t, &random(n, which).iter().map(|v| 9.0 * v).collect::<Vec<_>>());
         let (x, dy, extents) = (nine_times(1), random_in(t, n, 2), [n]);
         for of in Activation::ALL {
-            let (name, max) = match of {
-                Activation::Relu { max } => ("relu", Some(max)),
-                other => (other.name(), None),
-            };
+            let (name, max) = (of.kind(), of.number());
             let bound = |v: f32| if max.is_some() { 0.0 } else { step_of(t) * v.abs() + 1e-6 };
             let y = reference(Op::Activation(of), &[(&extents, &x)], &[&extents])[0].clone();
             let place = Buffer::of(&x, t, start);

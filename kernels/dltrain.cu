@@ -1,4 +1,5 @@
 // All kernels in one module.
+#include "activations.cu"
 #include "batch_norm.cu"
 #include "channels.cu"
 #include "columns.cu"

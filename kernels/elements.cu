@@ -1,33 +1,11 @@
-// Element by element: fill, scale, cast, accumulate, ReLU, add, bias.
-#include "common.cuh"
+// Element by element: fill, scale, cast, accumulate, add, bias.
+#include "elements.cuh"
 
 template <class T> __device__ inline void fill(T *y, Long n, float value) {
     each(n, aligned(y), [&](Long i, auto count) {
         float out[count.value];
         for (int k = 0; k < count.value; ++k) out[k] = value;
         store(y + i, out);
-    });
-}
-
-// y = f(x), element by element; y may be x.
-template <class F, class T, class Change> __device__ inline void map(const F *x, T *y, Long n, Change change) {
-    each(n, aligned(x) && aligned(y), [&](Long i, auto count) {
-        float v[count.value];
-        load(x + i, v);
-        for (int k = 0; k < count.value; ++k) v[k] = change(v[k]);
-        store(y + i, v);
-    });
-}
-
-// y = f(a, b); y may be a or b.
-template <class A, class B, class T, class Join>
-__device__ inline void zip(const A *a, const B *b, T *y, Long n, Join join) {
-    each(n, aligned(a) && aligned(b) && aligned(y), [&](Long i, auto count) {
-        float left[count.value], right[count.value];
-        load(a + i, left);
-        load(b + i, right);
-        for (int k = 0; k < count.value; ++k) left[k] = join(left[k], right[k]);
-        store(y + i, left);
     });
 }
 
@@ -42,14 +20,6 @@ __device__ inline void zip(const A *a, const B *b, T *y, Long n, Join join) {
         zip(into, from, into, n, [](float a, float b) { return a + b; });                                              \
     }                                                                                                                  \
     ENTRY(accumulate_##t)                                                                                              \
-    extern "C" __global__ void relu_##t(const T *x, T *y, Long n, float max) {                                         \
-        map(x, y, n, [=](float v) { return fminf(fmaxf(v, 0.0f), max); });                                             \
-    }                                                                                                                  \
-    ENTRY(relu_##t)                                                                                                    \
-    extern "C" __global__ void relu_backward_##t(const T *dy, const T *y, T *dx, Long n, float max) {                  \
-        zip(dy, y, dx, n, [=](float d, float v) { return v > 0.0f && v < max ? d : 0.0f; });                           \
-    }                                                                                                                  \
-    ENTRY(relu_backward_##t)                                                                                           \
     extern "C" __global__ void add_##t(const T *a, const T *b, T *y, Long n, int relu) {                               \
         if (relu) zip(a, b, y, n, [](float v, float w) { return fmaxf(v + w, 0.0f); });                                \
         else zip(a, b, y, n, [](float v, float w) { return v + w; });                                                  \

@@ -96,7 +96,7 @@ impl Command {
     fn name(&self) -> &'static str {
         match self {
             Command::Models => "models",
-            Command::Info => "info",
+            Command::Info { .. } => "info",
             Command::Export(_) => "export",
             Command::Bench(_) => "bench",
             Command::Pack(_) => "pack",

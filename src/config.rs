@@ -377,11 +377,8 @@ pub struct Config {
 impl Config {
     /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
     pub fn to_test(self) -> Config {
-        let optimizer = Optimizer {
-            rule: Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
-            clip_norm: None,
-            ema: None,
-        };
+        let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+        let optimizer = Optimizer { rule, clip_norm: None, ema: None };
         let session = Session { checkpoint: None, resume: None, ..self.session };
         Config {
             optimizer,

@@ -3,9 +3,9 @@
 //!
 //! A pipe, a terminal or /dev/zero would be waited for, or read, without end: what a path leads to is asked before it is opened.
 //!
-//! What dltrain writes and reads again is checked by the CRC-32 of gzip and PNG (`crc32`), with two exceptions: TensorBoard's
-//! format dictates the CRC-32C (`record/tensorboard.rs`), and texts that ranks compare, with the tuning file, have 64 bits
-//! of FNV-1a (`fnv1a`). May use: `error`. Used by: everything above.
+//! What dltrain writes and reads again is checked by CRC-32 (`crc32`), with two exceptions. TensorBoard's format
+//! dictates CRC-32C (`record/tensorboard.rs`). Texts that ranks compare, and the tuning file, have 64 bits of FNV-1a
+//! (`fnv1a`). May use: `error`. Used by: everything above.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -70,8 +70,9 @@ pub fn temporary(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that is
-/// there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written as it is.
+/// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that
+/// is there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written as
+/// it is.
 ///
 /// # Errors
 /// `Kind::Output`, and those of `write`; nothing is left behind.

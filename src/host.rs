@@ -22,7 +22,8 @@ pub fn binding() -> String {
     status("Cpus_allowed_list:").unwrap_or_default()
 }
 
-/// Says that this rank's threads have cores of their own, before a library with threads is first used: they may wait awake.
+/// Says that this rank's threads have cores of their own, so that they may wait awake. To be called before a library
+/// with threads is first used.
 pub fn cores_are_own() {
     CORES_ARE_OWN.store(true, Ordering::Relaxed);
 }

@@ -123,9 +123,9 @@ impl World {
         self.inner.control.barrier()
     }
 
-    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same ones.
-    /// A launcher that binds ranks gives each its own, one that does not gives all of them all. Where cores are enough for
-    /// all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
+    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same
+    /// ones. A launcher that binds ranks gives each its own; one that does not gives all of them to all. Where cores are
+    /// enough for all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
     ///
     /// # Errors
     /// `Usage` where more are wanted than any machine has use for; `Foreign` when MPI fails.

@@ -16,73 +16,35 @@ pub struct Variable {
     pub default: &'static str,
 }
 
-/// The level of messages, on every rank.
-pub const LOG: Variable = Variable {
-    name: "DLTRAIN_LOG",
-    values: "error, warn, info, debug, trace, off, MODULE=LEVEL,...",
-    what: "messages of every rank",
-    default: "RUST_LOG, else info of rank 0 and warn of the others",
-};
-/// The file of `dltrain bench autotune`.
-pub const TUNING: Variable = Variable {
-    name: "DLTRAIN_TUNING",
-    values: "FILE",
-    what: "what bench autotune measured, for --allreduce auto",
-    default: "dltrain/tuning.json in $XDG_CONFIG_HOME or ~/.config",
-};
-/// Where CUDA's libraries are.
-pub const CUDA_PATH: Variable = Variable {
-    name: "DLTRAIN_CUDA_PATH",
-    values: "DIR:DIR...",
-    what: "where CUDA's libraries are looked for first",
-    default: "the usual places",
-};
-/// Where the choices of cuDNN's engines are kept.
-pub const CUDNN_CACHE: Variable = Variable {
-    name: "DLTRAIN_CUDNN_CACHE",
-    values: "DIR, /dev/null",
-    what: "where choices of cuDNN's engines are kept",
-    default: "dltrain/cudnn in $XDG_CACHE_HOME or ~/.cache",
-};
-/// Whether cuDNN does something along with a convolution.
-pub const CUDNN_FUSION: Variable = Variable {
-    name: "DLTRAIN_CUDNN_FUSION",
-    values: "0 never, 1 wherever there is an engine",
-    what: "ops that cuDNN computes along with convolutions",
-    default: "where that is faster",
-};
-/// Whether steps become CUDA graphs.
-pub const CUDA_GRAPH: Variable = Variable {
-    name: "DLTRAIN_CUDA_GRAPH",
-    values: "0 off",
-    what: "steps between two buckets as one CUDA graph",
-    default: "on",
-};
-/// Whether gradients are compressed on the GPU.
-pub const CUDA_CODING: Variable = Variable {
-    name: "DLTRAIN_CUDA_CODING",
-    values: "0 off",
-    what: "--compress on the GPU where the gradients lie",
-    default: "on",
-};
-/// Whether the GPU normalises images.
-pub const CUDA_PIXELS: Variable = Variable {
-    name: "DLTRAIN_CUDA_PIXELS",
-    values: "0 off",
-    what: "images sent as pixels, and normalised by the GPU",
-    default: "on",
-};
-/// Which MPI's program is started.
-const MPI: Variable = Variable {
-    name: "DLTRAIN_MPI",
-    values: "openmpi, mpich",
-    what: "the program for which MPI the installed dltrain starts",
-    default: "that of the launcher",
-};
+macro_rules! variables {
+    ($($constant:ident: $name:literal, $values:literal, $what:literal, $default:literal;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $what, ".")]
+            pub const $constant: Variable =
+                Variable { name: $name, values: $values, what: $what, default: $default };
+        )*
+        /// All of them.
+        pub const VARIABLES: &[Variable] = &[$($constant),*];
+    };
+}
 
-/// All of them.
-pub const VARIABLES: [Variable; 9] =
-    [LOG, TUNING, MPI, CUDA_PATH, CUDNN_CACHE, CUDNN_FUSION, CUDA_GRAPH, CUDA_CODING, CUDA_PIXELS];
+// Name, values, what it does, and what holds without it.
+variables! {
+    LOG: "DLTRAIN_LOG", "error, warn, info, debug, trace, off, MODULE=LEVEL,...",
+        "messages of every rank", "RUST_LOG, else info of rank 0 and warn of the others";
+    TUNING: "DLTRAIN_TUNING", "FILE",
+        "what bench autotune measured, for --allreduce auto", "dltrain/tuning.json in $XDG_CONFIG_HOME or ~/.config";
+    MPI: "DLTRAIN_MPI", "openmpi, mpich",
+        "the program for which MPI the installed dltrain starts", "that of the launcher";
+    CUDA_PATH: "DLTRAIN_CUDA_PATH", "DIR:DIR...", "where CUDA's libraries are looked for first", "the usual places";
+    CUDNN_CACHE: "DLTRAIN_CUDNN_CACHE", "DIR, /dev/null",
+        "where choices of cuDNN's engines are kept", "dltrain/cudnn in $XDG_CACHE_HOME or ~/.cache";
+    CUDNN_FUSION: "DLTRAIN_CUDNN_FUSION", "0 never, 1 wherever there is an engine",
+        "ops that cuDNN computes along with convolutions", "where that is faster";
+    CUDA_GRAPH: "DLTRAIN_CUDA_GRAPH", "0 off", "steps between two buckets as one CUDA graph", "on";
+    CUDA_CODING: "DLTRAIN_CUDA_CODING", "0 off", "--compress on the GPU where the gradients lie", "on";
+    CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "images sent as pixels, and normalised by the GPU", "on";
+}
 
 /// What the build and the tests have for themselves.
 const OF_THE_BUILD: [&str; 6] = [
@@ -114,9 +76,11 @@ impl Variable {
 /// The variables with the values in force, a line each and one below for what it is.
 pub fn describe() -> String {
     let mut text = String::new();
-    for Variable { name, values, what, default } in VARIABLES {
-        let value = std::env::var_os(name).filter(|value| !value.is_empty());
-        let value = value.map_or_else(|| format!("not set: {default}"), |value| value.display().to_string());
+    for variable in VARIABLES {
+        let Variable { name, values, what, default } = variable;
+        let value = variable
+            .value()
+            .map_or_else(|| format!("not set: {default}"), |value| value.display().to_string());
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<20} {value}\n{:<20} {what} ({values})", "");
     }

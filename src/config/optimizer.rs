@@ -4,7 +4,8 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use serde::{Serialize, Serializer};
 
-/// How parameters change, given their gradients; a device runs it. g is the gradient, w the parameter, rate the learning rate.
+/// How parameters change, given their gradients; a device runs it. g is the gradient, w the parameter, rate the
+/// learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "fields are the numbers that flags of the same names set")]

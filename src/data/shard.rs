@@ -39,15 +39,6 @@ impl Sharding {
         if global == 0 {
             return Err(Error::usage("ranks, --batch and accumulation must each be at least 1"));
         }
-        if global > most::IMAGES {
-            return Err(Error::usage(format!(
-                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} images",
-                self.ranks,
-                self.batch,
-                self.accumulation,
-                most::IMAGES
-            )));
-        }
         if global > images {
             let cause = format!(
                 "the training set has {images} images, fewer than one global batch of {global} \
@@ -64,6 +55,15 @@ impl Sharding {
                 _ => format!("the largest --batch that works is {largest}"),
             };
             return Err(Error::usage(format!("{cause}; {remedy}")));
+        }
+        if global > most::IMAGES {
+            return Err(Error::usage(format!(
+                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} images",
+                self.ranks,
+                self.batch,
+                self.accumulation,
+                most::IMAGES
+            )));
         }
         Ok(images / global)
     }

@@ -2,7 +2,8 @@
 //! other devices are tested against, so it is written to be read and accumulates in f64: whatever differs from
 //! it beyond one rounding is the other device's.
 
-mod sync_norm;
+mod activation;
+mod batch_norm;
 
 use std::any::Any;
 
@@ -13,7 +14,7 @@ use super::memory::{bytes_of, bytes_of_mut};
 use super::update::{average, clip_factor};
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
+use crate::graph::{Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -223,7 +224,7 @@ fn evaluate(
         }
         Op::Conv2dMoments(conv) => {
             let y = conv2d(conv, inputs, &shape(0))?;
-            let moments = sync_norm::own_moments(&y)?;
+            let moments = batch_norm::own_moments(&y)?;
             vec![y, moments]
         }
         Op::Conv2dBackwardWeights(conv) => {
@@ -246,34 +247,19 @@ fn evaluate(
             }
             gradients
         }
-        Op::BatchNorm(norm) => {
-            let moments = moments(&image(&inputs[0])?.mapv(f64::from));
-            batch_norm(norm, inputs, moments, outputs.len() == 6)?
-        }
-        Op::BatchNormOfMoments(norm) => {
-            let given = inputs[inputs.len() - 1].mapv(f64::from);
-            let [mean, variance] = [0, 1].map(|row| given.index_axis(Axis(0), row).iter().copied().collect());
-            batch_norm(norm, inputs, (mean, variance), outputs.len() == 6)?
-        }
-        Op::BatchNormInference(norm) => {
-            let [mean, variance] = [3, 4].map(|index| inputs[index].mapv(f64::from));
-            let y = normalised(norm, inputs, |c| (mean[[c]], variance[[c]]))?;
-            let saved = (outputs.len() == 2).then(|| positive(&y));
-            [y].into_iter().chain(saved).collect()
-        }
-        Op::BatchNormBackward(norm) => batch_norm_backward(norm, inputs)?,
-        Op::BatchNormMoments => vec![sync_norm::own_moments(&inputs[0])?],
-        Op::Exchange { ranks } => vec![sync_norm::exchange(&inputs[0], *ranks)],
-        Op::SyncBatchNorm(norm) => sync_norm::forward(norm, inputs)?,
-        Op::SyncBatchNormAgain(norm) => {
-            vec![normalised(norm, inputs, |c| (f64::from(inputs[3][[c]]), f64::from(inputs[4][[c]])))?]
-        }
-        Op::SyncBatchNormSums(norm) => sync_norm::sums(norm, inputs)?,
-        Op::SyncBatchNormBackward(norm) => vec![sync_norm::backward(norm, inputs)?],
+        Op::BatchNormMoments => vec![batch_norm::own_moments(&inputs[0])?],
+        Op::Exchange { ranks } => vec![batch_norm::exchange(&inputs[0], *ranks)],
+        Op::BatchNorm(norm) => batch_norm::forward(norm, inputs, outputs.len() == 6)?,
+        Op::BatchNormInference(norm) => batch_norm::inference(norm, inputs, outputs.len() == 2)?,
+        Op::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
+        Op::BatchNormBackward(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
+        Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
         Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
-        Op::Relu { max } => vec![inputs[0].mapv(|x| x.max(0.0).min(*max))],
-        Op::ReluBackward { max } => elementwise(&|dy, y| if y > 0.0 && y < *max { dy } else { 0.0 }),
+        Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
+        Op::ActivationBackward(of) => {
+            elementwise(&|dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)
+        }
         Op::Add { relu: false } => elementwise(&|a, b| a + b),
         Op::Add { relu: true } => elementwise(&|a, b| (a + b).max(0.0)),
         Op::MaxPool(pool) => max_pool(pool, &inputs[0], &shape(0))?,
@@ -294,11 +280,8 @@ fn evaluate(
             let channels = *from..from + shape(0)[1];
             vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
         }
-        Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
-            softmax_cross_entropy(inputs, *smoothing, *weight)?
-        }
-        Op::SoftmaxCrossEntropyBackward { smoothing, weight }
-        | Op::MixedCrossEntropyBackward { smoothing, weight } => {
+        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
+        Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
             let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
             vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
@@ -412,103 +395,6 @@ fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {
         y += &bias.mapv(f64::from).into_shape_with_order((1, bias.len())).expect("a bias is a vector");
     }
     Ok(y.mapv(|v| if relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
-}
-
-/// x, w, b, running mean, running variance, with the batch's mean and variance → y, mean, variance, running mean, running
-/// variance, and where y > 0 if `saves`.
-fn batch_norm(
-    norm: &BatchNorm,
-    inputs: &[ArrayD<f32>],
-    (mean, variance): (Array1<f64>, Array1<f64>),
-    saves: bool,
-) -> Result<Vec<ArrayD<f32>>> {
-    let n = (inputs[0].len() / mean.len()) as f64;
-    let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
-    let running_mean = running(norm, &inputs[3], mean.clone());
-    let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));
-    let [mean, variance] = [mean, variance].map(|v| v.mapv(|v| v as f32).into_dyn());
-    let saved = saves.then(|| positive(&y));
-    let mut outputs = vec![y, mean, variance, running_mean, running_variance];
-    outputs.extend(saved);
-    Ok(outputs)
-}
-
-/// What an op gives out of a statistic: who normalises with that gets the same bits as who normalised with what it was
-/// made of.
-fn given(statistic: f64) -> f64 {
-    f64::from(statistic as f32)
-}
-
-/// Mean and variance (divided by n) of each channel.
-fn moments(x: &Array4<f64>) -> (Array1<f64>, Array1<f64>) {
-    let n = (x.len() / x.shape()[1]) as f64;
-    let mean: Array1<f64> = x.axis_iter(Axis(1)).map(|channel| channel.sum() / n).collect();
-    let channels = x.axis_iter(Axis(1)).zip(&mean);
-    let variance = channels.map(|(channel, mean)| channel.mapv(|x| (x - mean).powi(2)).sum() / n).collect();
-    (mean, variance)
-}
-
-/// A running statistic after this batch.
-fn running(norm: &BatchNorm, before: &ArrayD<f32>, batch: Array1<f64>) -> ArrayD<f32> {
-    let momentum = f64::from(norm.momentum);
-    let pairs = before.iter().zip(batch);
-    let after = pairs.map(|(&old, new)| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32);
-    after.collect::<Array1<f32>>().into_dyn()
-}
-
-/// 1 where y > 0, else 0.
-fn positive(y: &ArrayD<f32>) -> ArrayD<f32> {
-    y.mapv(|y| if y > 0.0 { 1.0 } else { 0.0 })
-}
-
-/// (x − mean)/√(variance + epsilon)·w + b with the given mean and variance of each channel, then ReLU if asked for.
-fn normalised(
-    norm: &BatchNorm,
-    inputs: &[ArrayD<f32>],
-    statistics: impl Fn(usize) -> (f64, f64),
-) -> Result<ArrayD<f32>> {
-    let mut y = image(&inputs[0])?.mapv(f64::from);
-    for (c, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
-        let (mean, variance) = statistics(c);
-        let (w, b) = (f64::from(inputs[1][[c]]), f64::from(inputs[2][[c]]));
-        let scale = w / (variance + f64::from(norm.epsilon)).sqrt();
-        channel.mapv_inplace(|x| (x - mean) * scale + b);
-    }
-    if norm.add {
-        let z = inputs.get(5).ok_or_else(|| Error::internal("a normalisation lacks what is added to it"))?;
-        y += &image(z)?.mapv(f64::from);
-    }
-    Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
-}
-
-/// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂ the normalised x, n values a channel and σ² = variance +
-/// epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n − x̂·dw/n).
-fn batch_norm_backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
-    let mut dy = image(&inputs[0])?.mapv(f64::from);
-    if norm.add {
-        dy *= &image(&positive(&inputs[5]))?.mapv(f64::from);
-    } else if norm.relu {
-        dy *= &image(&inputs[5])?.mapv(f64::from);
-    }
-    let dz = norm.add.then(|| dy.mapv(|v| v as f32).into_dyn());
-    let mut normal = image(&inputs[1])?.mapv(f64::from);
-    let (mut dw, mut db) = (Vec::new(), Vec::new());
-    for (c, (mut dy, mut normal)) in dy.axis_iter_mut(Axis(1)).zip(normal.axis_iter_mut(Axis(1))).enumerate()
-    {
-        let [w, mean, variance] = [2, 3, 4].map(|index| f64::from(inputs[index][[c]]));
-        let deviation = (variance + f64::from(norm.epsilon)).sqrt();
-        normal.mapv_inplace(|x| (x - mean) / deviation);
-        let (n, of_w, of_b) = (dy.len() as f64, (&dy * &normal).sum(), dy.sum());
-        dy.zip_mut_with(&normal, |dy, x| *dy = w / deviation * (*dy - of_b / n - x * of_w / n));
-        dw.push(of_w as f32);
-        db.push(of_b as f32);
-    }
-    let dx = dy.mapv(|v| v as f32).into_dyn();
-    let [dw, db] = [dw, db].map(|sums| Array1::from(sums).into_dyn());
-    Ok(match dz {
-        Some(dz) => vec![dz, dw, db, dx],
-        None => vec![dx, dw, db],
-    })
 }
 
 /// k + alpha/size·(the sum of squares of the channels around each).

@@ -1,6 +1,7 @@
 //! What a node costs: floating-point operations and bytes, counted from shapes.
 
-use super::{Graph, NodeId, Op};
+use super::ops::{Operand, Work};
+use super::{Graph, NodeId};
 
 /// The work of one node for the whole batch of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,21 +24,17 @@ impl Graph {
     /// The cost of one node.
     pub fn cost(&self, id: NodeId) -> Cost {
         let node = self.node(id);
-        let elements = |index: usize, of: &[super::TensorId]| self.tensor(of[index]).spec.shape.elements();
-        let flops = match node.op {
-            // Each output element is the dot product of one filter (w without its first dimension).
-            Op::Conv2d(_) | Op::Conv2dMoments(_) | Op::Linear { .. } => {
-                2 * elements(0, &node.outputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
-            }
-            // Both backward passes do the same multiplications as the forward pass.
-            Op::Conv2dBackwardData(_) | Op::Conv2dBackwardDataRelu(_) | Op::LinearBackwardData { .. } => {
-                2 * elements(0, &node.inputs) * self.tensor(node.inputs[1]).spec.shape.per_sample()
-            }
-            Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => {
-                2 * elements(1, &node.inputs) * self.tensor(node.outputs[0]).spec.shape.per_sample()
-            }
-            Op::Reshape | Op::Concat | Op::Slice { .. } => 0,
-            _ => elements(0, &node.outputs),
+        let shape = |operand: Operand| {
+            let id = match operand {
+                Operand::Input(index) => node.inputs[index],
+                Operand::Output(index) => node.outputs[index],
+            };
+            &self.tensor(id).spec.shape
+        };
+        let flops = match node.op.work() {
+            Work::Products { of, filter } => 2 * shape(of).elements() * shape(filter).per_sample(),
+            Work::Elements => shape(Operand::Output(0)).elements(),
+            Work::Nothing => 0,
         };
         let bytes: usize = node
             .inputs
@@ -51,17 +48,7 @@ impl Graph {
 
     /// Operations of a node that is a sum of products; zero for the others, which are bound by memory.
     pub fn products(&self, id: NodeId) -> u64 {
-        let is_product = matches!(
-            self.node(id).op,
-            Op::Conv2d(_)
-                | Op::Conv2dMoments(_)
-                | Op::Conv2dBackwardData(_)
-                | Op::Conv2dBackwardDataRelu(_)
-                | Op::Conv2dBackwardWeights(_)
-                | Op::Linear { .. }
-                | Op::LinearBackwardData { .. }
-                | Op::LinearBackwardWeights { .. }
-        );
+        let is_product = matches!(self.node(id).op.work(), Work::Products { .. });
         if is_product { self.cost(id).flops } else { 0 }
     }
 

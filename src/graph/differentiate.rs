@@ -4,18 +4,15 @@
 //! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
 //! input's, so that its bucket can leave as early as possible.
 
-use super::{BatchNorm, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
+use super::{Activation, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
 
 impl Graph {
     /// The graph with its backward pass. Every parameter that is not frozen gets one tensor of role `Gradient`.
-    pub fn differentiate(mut self) -> Graph {
-        let forward = self.forward_nodes;
-        let needed = self.depends_on_parameters();
-        let mut gradients: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
-        for index in (0..forward).rev() {
-            self.backward_of(NodeId(index), &needed, &mut gradients);
-        }
-        self
+    pub fn differentiate(self) -> Graph {
+        let (forward, needed) = (self.forward_nodes, self.depends_on_parameters());
+        let mut backward = Backward { gradients: vec![None; self.tensors.len()], needed, graph: self };
+        (0..forward).rev().for_each(|index| backward.add(NodeId(index)));
+        backward.graph
     }
 
     /// For each tensor whether a learned parameter can change it: no gradient is computed for any other.
@@ -27,178 +24,6 @@ impl Graph {
             }
         }
         needed
-    }
-
-    fn backward_of(&mut self, id: NodeId, needed: &[bool], gradients: &mut [Option<TensorId>]) {
-        let node = self.node(id).clone();
-        let x = node.inputs[0];
-        let of_loss = match node.op {
-            Op::SoftmaxCrossEntropy { smoothing, weight } => {
-                Some(Op::SoftmaxCrossEntropyBackward { smoothing, weight })
-            }
-            Op::MixedCrossEntropy { smoothing, weight } => {
-                Some(Op::MixedCrossEntropyBackward { smoothing, weight })
-            }
-            _ => None,
-        };
-        if let Some(op) = of_loss {
-            let dx = self.backward(id, op, node.inputs.clone(), x);
-            gradients[x.0] = Some(dx);
-            return;
-        }
-        // A node whose output does not reach the loss has no gradient to pass on.
-        let Some(mut dy) = gradients[node.outputs[0].0] else { return };
-        let y = node.outputs[0];
-        if matches!(node.op, Op::Conv2d(conv) if conv.relu)
-            || matches!(node.op, Op::Linear { relu: true, .. } | Op::Add { relu: true })
-        {
-            dy = self.backward(id, Op::ReluBackward { max: f32::INFINITY }, vec![dy, y], y);
-        }
-        let dx = match node.op {
-            Op::Conv2d(conv) => {
-                self.weights_backward(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
-                let op = Op::Conv2dBackwardData(conv);
-                needed[x.0].then(|| self.backward(id, op, vec![dy, node.inputs[1]], x))
-            }
-            Op::Linear { bias, .. } => {
-                self.weights_backward(id, Op::LinearBackwardWeights { bias }, x, dy, &node.inputs[1..]);
-                let op = Op::LinearBackwardData { bias };
-                needed[x.0].then(|| self.backward(id, op, vec![dy, node.inputs[1]], x))
-            }
-            Op::Add { .. } => {
-                self.contribute(node.inputs[1], dy, needed, gradients);
-                Some(dy)
-            }
-            // Nothing to learn in it or before it.
-            _ if !needed[y.0] => None,
-            Op::BatchNorm(norm) => {
-                let (dx, dz) = self.norm_backward(id, &node, norm, dy);
-                if let Some(dz) = dz {
-                    self.contribute(node.inputs[5], dz, needed, gradients);
-                }
-                Some(dx)
-            }
-            Op::SyncBatchNorm(norm) => Some(self.sync_norm_backward(id, norm, dy)),
-            Op::Concat => {
-                self.concat_backward(id, &node.inputs, dy, needed, gradients);
-                None
-            }
-            _ if !needed[x.0] => None,
-            Op::Relu { max } => Some(self.backward(id, Op::ReluBackward { max }, vec![dy, y], x)),
-            Op::LocalResponseNorm(norm) => {
-                let op = Op::LocalResponseNormBackward(norm);
-                Some(self.backward(id, op, vec![dy, x, node.outputs[1]], x))
-            }
-            Op::MaxPool(pool) => {
-                Some(self.backward(id, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]], x))
-            }
-            Op::AvgPool(pool) => Some(self.backward(id, Op::AvgPoolBackward(pool), vec![dy], x)),
-            Op::AdaptiveAvgPool => Some(self.backward(id, Op::AdaptiveAvgPoolBackward, vec![dy], x)),
-            Op::Dropout { p, layer } => {
-                Some(self.backward(id, Op::DropoutBackward { p, layer }, vec![dy], x))
-            }
-            Op::Reshape => Some(self.backward(id, Op::Reshape, vec![dy], x)),
-            op => unreachable!("{} in a forward graph", op.name()),
-        };
-        if let Some(dx) = dx {
-            self.contribute(x, dx, needed, gradients);
-        }
-    }
-
-    /// Adds `gradient` to what is known of the gradient of `of`.
-    fn contribute(
-        &mut self,
-        of: TensorId,
-        gradient: TensorId,
-        needed: &[bool],
-        gradients: &mut [Option<TensorId>],
-    ) {
-        if !needed[of.0] {
-            return;
-        }
-        gradients[of.0] = Some(match gradients[of.0] {
-            None => gradient,
-            Some(before) => {
-                let sum = self.gradient_like(of);
-                let name = self.tensor(of).name.clone();
-                let inputs = vec![before, gradient];
-                self.nodes.push(Node {
-                    name,
-                    op: Op::Add { relu: false },
-                    inputs,
-                    outputs: vec![sum],
-                    forward: None,
-                });
-                sum
-            }
-        });
-    }
-
-    /// A backward node with one output, of the shape of `like`.
-    fn backward(&mut self, forward: NodeId, op: Op, inputs: Vec<TensorId>, like: TensorId) -> TensorId {
-        let output = self.gradient_like(like);
-        let name = self.node(forward).name.clone();
-        self.nodes.push(Node { name, op, inputs, outputs: vec![output], forward: Some(forward) });
-        output
-    }
-
-    /// The node that gives the gradients of a layer's weight and bias.
-    fn weights_backward(
-        &mut self,
-        forward: NodeId,
-        op: Op,
-        x: TensorId,
-        dy: TensorId,
-        parameters: &[TensorId],
-    ) {
-        if !parameters.iter().any(|&id| self.tensor(id).is_learned()) {
-            return;
-        }
-        let outputs = parameters.iter().map(|&parameter| self.gradient_of(parameter)).collect();
-        let name = self.node(forward).name.clone();
-        self.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
-    }
-
-    /// Each input of a concatenation gets its channels of the gradient.
-    fn concat_backward(
-        &mut self,
-        id: NodeId,
-        parts: &[TensorId],
-        dy: TensorId,
-        needed: &[bool],
-        gradients: &mut [Option<TensorId>],
-    ) {
-        let mut from = 0;
-        for &part in parts {
-            if needed[part.0] {
-                let gradient = self.backward(id, Op::Slice { from }, vec![dy], part);
-                self.contribute(part, gradient, needed, gradients);
-            }
-            from += self.tensor(part).spec.shape.0[1];
-        }
-    }
-
-    /// The one node that gives the gradients of a batch normalisation's input, weight and bias, and of what was added to it, if
-    /// anything: those of the input and of that.
-    fn norm_backward(
-        &mut self,
-        id: NodeId,
-        forward: &Node,
-        norm: BatchNorm,
-        dy: TensorId,
-    ) -> (TensorId, Option<TensorId>) {
-        let (x, weight, bias) = (forward.inputs[0], forward.inputs[1], forward.inputs[2]);
-        let [mean, variance] = [forward.outputs[1], forward.outputs[2]];
-        let mut inputs = vec![dy, x, weight, mean, variance];
-        // What a ReLU in it saved comes after the running statistics; behind an addition it shows in y.
-        inputs.extend(if norm.add { forward.outputs.first() } else { forward.outputs.get(5) });
-        let dx = self.gradient_like(x);
-        let dz = forward.inputs.get(5).map(|&z| self.gradient_like(z));
-        let mut outputs = vec![dz.unwrap_or(dx), self.gradient_of(weight), self.gradient_of(bias)];
-        outputs.extend(dz.and(Some(dx)));
-        let (name, op) = (forward.name.clone(), Op::BatchNormBackward(norm));
-        self.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
-        (dx, dz)
     }
 
     /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped.
@@ -225,6 +50,84 @@ impl Graph {
             gradient_of: None,
         });
         TensorId(self.tensors.len() - 1)
+    }
+}
+
+/// A graph that gets its backward pass, and what the ops (`Op::backward`) add to it.
+pub(super) struct Backward {
+    pub graph: Graph,
+    /// By tensor of the forward pass.
+    needed: Vec<bool>,
+    gradients: Vec<Option<TensorId>>,
+}
+
+impl Backward {
+    /// The backward nodes of a forward node. One whose output does not reach the loss has no gradient to pass on.
+    fn add(&mut self, id: NodeId) {
+        let node = self.graph.node(id).clone();
+        let y = node.outputs[0];
+        if !self.needed[y.0] {
+            return;
+        }
+        // At a loss gradients begin.
+        if let Some(dy) = self.gradients[y.0].or(node.op.is_loss().then_some(y)) {
+            node.op.backward(self, id, &node, dy);
+        }
+    }
+
+    /// Whether a tensor's gradient is of use.
+    pub fn needs(&self, of: TensorId) -> bool {
+        self.needed[of.0]
+    }
+
+    /// Adds `gradient` to what is known of the gradient of `of`.
+    pub fn contribute(&mut self, of: TensorId, gradient: TensorId) {
+        if !self.needs(of) {
+            return;
+        }
+        self.gradients[of.0] = Some(match self.gradients[of.0] {
+            None => gradient,
+            Some(before) => {
+                let sum = self.graph.gradient_like(of);
+                let name = self.graph.tensor(of).name.clone();
+                let (op, inputs) = (Op::Add { relu: false }, vec![before, gradient]);
+                self.graph.nodes.push(Node { name, op, inputs, outputs: vec![sum], forward: None });
+                sum
+            }
+        });
+    }
+
+    /// A backward node with one output, of the shape of `like`.
+    pub fn node(&mut self, forward: NodeId, op: Op, inputs: Vec<TensorId>, like: TensorId) -> TensorId {
+        let output = self.graph.gradient_like(like);
+        let name = self.graph.node(forward).name.clone();
+        self.graph.nodes.push(Node { name, op, inputs, outputs: vec![output], forward: Some(forward) });
+        output
+    }
+
+    /// The one backward node of an op whose only operand with a gradient is its first.
+    pub fn simple(&mut self, id: NodeId, node: &Node, op: Op, inputs: Vec<TensorId>) {
+        let x = node.inputs[0];
+        if self.needs(x) {
+            let dx = self.node(id, op, inputs, x);
+            self.contribute(x, dx);
+        }
+    }
+
+    /// The gradient of what went into the ReLU that is part of a node.
+    pub fn relu(&mut self, id: NodeId, node: &Node, dy: TensorId) -> TensorId {
+        let y = node.outputs[0];
+        self.node(id, Op::ActivationBackward(Activation::RELU), vec![dy, y], y)
+    }
+
+    /// The node that gives the gradients of a layer's weight and bias.
+    pub fn weights(&mut self, forward: NodeId, op: Op, x: TensorId, dy: TensorId, parameters: &[TensorId]) {
+        if !parameters.iter().any(|&id| self.graph.tensor(id).is_learned()) {
+            return;
+        }
+        let outputs = parameters.iter().map(|&parameter| self.graph.gradient_of(parameter)).collect();
+        let name = self.graph.node(forward).name.clone();
+        self.graph.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Parameters that are not learned, and the head: the layers that give the scores of the classes.
 
-use super::{Graph, Op, Role, Tensor, TensorId};
+use super::{Graph, Role, Tensor, TensorId};
 use crate::error::{Error, Result};
 
 /// Which parameters stay as they are (`--freeze`).
@@ -66,8 +66,7 @@ impl Graph {
     /// The parameters of the layers whose outputs the losses read: those that depend on the number of classes. Auxiliary
     /// heads have some too.
     pub fn head(&self) -> Vec<TensorId> {
-        let is_loss = |op: &Op| matches!(op, Op::SoftmaxCrossEntropy { .. });
-        let scores = self.nodes.iter().filter(|node| is_loss(&node.op)).map(|node| node.inputs[0]);
+        let scores = self.nodes.iter().filter(|node| node.op.is_loss()).map(|node| node.inputs[0]);
         scores.flat_map(|scores| self.parameters_behind(scores)).collect()
     }
 

@@ -1,11 +1,13 @@
-//! Ops that a device computes faster together than one after the other: rewritings that change no result, made for the
-//! device that asks for them, when all of a step is known.
+//! Ops that a device computes faster together than one after the other: rewritings that change no result but by rounding, made
+//! for the device that asks for them, when all of a step is known.
 
-use super::{DType, Graph, Node, NodeId, Op, TensorId};
+use super::{Activation, BatchNorm, DType, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Joins {
+    /// A normalisation with an addition and ReLU behind it: `BatchNorm::add`.
+    pub addition: bool,
     /// The gradient of a convolution's input with that of the ReLU before it: `Conv2dBackwardDataRelu`.
     pub relu_backward: bool,
     /// A convolution that gives numbers of one of these types with the mean and variance that a normalisation wants of
@@ -16,6 +18,9 @@ pub struct Joins {
 impl Graph {
     /// The same step with these ops joined. To be called last.
     pub fn join(mut self, joins: Joins) -> Graph {
+        if joins.addition {
+            self.join_additions();
+        }
         if joins.relu_backward {
             self.join_relu_backward();
         }
@@ -25,12 +30,77 @@ impl Graph {
         self
     }
 
+    /// An addition with ReLU to a normalisation that nothing else reads becomes part of it: of the two that a block of a residual
+    /// network may add up, part of the later one. So do their backward ops. What is computed again is joined like its first time:
+    /// both normalisations are read once, or none is.
+    fn join_additions(&mut self) {
+        let mut gone = Vec::new();
+        for index in 0..self.nodes.len() {
+            if self.nodes[index].op != (Op::Add { relu: true }) {
+                continue;
+            }
+            let Some((norm, other)) = self.norm_before(index) else { continue };
+            let y = self.nodes[index].outputs[0];
+            let node = &mut self.nodes[norm];
+            if let Op::BatchNorm(of) | Op::BatchNormInference(of) = &mut node.op {
+                (of.relu, of.add) = (true, true);
+            }
+            node.inputs.push(other);
+            node.outputs[0] = y;
+            gone.push(index);
+            gone.extend(self.join_backward_of_addition(NodeId(index), NodeId(norm)));
+        }
+        self.remove(&gone);
+    }
+
+    /// The normalisation that an addition can be part of, and what is added to it, which must be there before.
+    fn norm_before(&self, addition: usize) -> Option<(usize, TensorId)> {
+        let inputs = &self.nodes[addition].inputs;
+        let norms = inputs.iter().enumerate().filter_map(|(place, &input)| {
+            let producer = self.producer(input).filter(|_| self.read_once(input))?;
+            let is_bare = |norm: BatchNorm| !norm.relu && !norm.given;
+            let op = self.nodes[producer].op;
+            let fits = matches!(op, Op::BatchNorm(norm) | Op::BatchNormInference(norm) if is_bare(norm));
+            fits.then_some((producer, inputs[1 - place]))
+        });
+        let (norm, other) = norms.max_by_key(|(producer, _)| *producer)?;
+        self.producer(other).is_none_or(|producer| producer < norm).then_some((norm, other))
+    }
+
+    /// The ReLU's backward op becomes part of the normalisation's, where that is the first to read what it gives; returns it then.
+    fn join_backward_of_addition(&mut self, addition: NodeId, norm: NodeId) -> Option<usize> {
+        let of_forward = |graph: &Graph, forward: NodeId, fits: fn(Op) -> bool| {
+            graph.nodes.iter().position(|node| node.forward == Some(forward) && fits(node.op))
+        };
+        let relu = of_forward(self, addition, |op| op == Op::ActivationBackward(Activation::RELU))?;
+        let [dy, y] = [0, 1].map(|index| self.nodes[relu].inputs[index]);
+        let dz = self.nodes[relu].outputs[0];
+        let reads = |node: &Node| node.inputs.contains(&dz);
+        let backward = of_forward(self, norm, |op| matches!(op, Op::BatchNormBackward(_)))
+            .filter(|&backward| self.nodes.iter().position(reads) == Some(backward));
+        let Some(backward) = backward else {
+            // Their forward op is the joined one, whichever part of it.
+            let name = self.nodes[norm.0].name.clone();
+            (self.nodes[relu].forward, self.nodes[relu].name) = (Some(norm), name);
+            return None;
+        };
+        let node = &mut self.nodes[backward];
+        if let Op::BatchNormBackward(of) = &mut node.op {
+            (of.relu, of.add) = (true, true);
+        }
+        node.inputs[0] = dy;
+        node.inputs.push(y);
+        let dx = std::mem::replace(&mut node.outputs[0], dz);
+        node.outputs.push(dx);
+        Some(relu)
+    }
+
     /// The only reader of a convolution's dx is a ReLU's backward op, and what that ReLU gave is known by then.
     fn join_relu_backward(&mut self) {
         let mut gone = Vec::new();
         for index in self.forward_nodes..self.nodes.len() {
             let node = &self.nodes[index];
-            if node.op != (Op::ReluBackward { max: f32::INFINITY }) {
+            if node.op != Op::ActivationBackward(Activation::RELU) {
                 continue;
             }
             let ([dx, relu_y], joined) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
@@ -62,10 +132,10 @@ impl Graph {
                 continue;
             };
             let moments = match op {
-                Op::BatchNorm(norm) => {
+                Op::BatchNorm(norm) if !norm.given => {
                     let moments = self.moments_of(conv);
                     self.nodes[index].inputs.push(moments);
-                    self.nodes[index].op = Op::BatchNormOfMoments(norm);
+                    self.nodes[index].op = Op::BatchNorm(BatchNorm { given: true, ..norm });
                     moments
                 }
                 // Those of one rank, for an exchange.
@@ -127,6 +197,7 @@ impl Graph {
         self.forward_nodes -= gone[..self.forward_nodes].iter().filter(|gone| **gone).count();
         let mut kept = gone.iter().map(|gone| !gone);
         self.nodes.retain(|_| kept.next() == Some(true));
+        self.recomputed.retain(|node| !gone[node.0]);
         let refer = self.nodes.iter_mut().filter_map(|node| node.forward.as_mut());
         refer.chain(&mut self.recomputed).for_each(|id| *id = new[id.0]);
         self.drop_unused();
@@ -136,9 +207,9 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{BatchNorm, Builder, Conv2d, Role};
+    use crate::graph::{Builder, Conv2d, Frozen, Role};
 
-    const ALL: Joins = Joins { relu_backward: true, moments: &[DType::F16] };
+    const ALL: Joins = Joins { addition: true, relu_backward: true, moments: &[DType::F16] };
 
     /// Two convolutions with a ReLU between them, then two with normalisations, in f16.
     fn forward() -> Graph {
@@ -193,13 +264,70 @@ mod tests {
         let graph = forward().differentiate();
         let before = (count(&graph, "relu backward"), count(&graph, "conv2d backward data"));
         assert_eq!(before, (1, 3), "{:?}", names(&graph));
-        let joined = graph.join(Joins { relu_backward: true, moments: &[] });
+        let joined = graph.join(Joins { relu_backward: true, ..Joins::default() });
         check(&joined);
         let after = ["relu backward", "conv2d backward data", "conv2d backward data+relu"];
         assert_eq!(after.map(|name| count(&joined, name)), [0, 2, 1]);
         let node = joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dBackwardDataRelu(_))).unwrap();
         assert_eq!(node.name, "conv2");
         assert_eq!(joined.tensor(node.inputs[2]).spec, joined.tensor(node.outputs[0]).spec);
+    }
+
+    /// A residual block with a normalisation on the way around it, before or behind the others.
+    fn block(shortcut_first: bool) -> Graph {
+        let (mut net, x) = Builder::new("block", 2, [1, 4, 4]);
+        let norm = |net: &mut Builder, name: &str, x| {
+            let y = net.conv2d(name, x, 3, Conv2d::square(1)).unwrap();
+            net.batch_norm(&format!("{name}.bn"), y, BatchNorm::default()).unwrap()
+        };
+        let names = if shortcut_first { ["shortcut", "conv"] } else { ["conv", "shortcut"] };
+        let [a, b] = names.map(|name| norm(&mut net, name, x));
+        let y = net.add("add", a, b).unwrap();
+        let y = net.relu("relu", y);
+        let c = norm(&mut net, "next", y);
+        let y = net.add("add2", c, y).unwrap();
+        let x = net.linear("fc", y, 2);
+        net.finish(x)
+    }
+
+    #[test]
+    fn an_addition_with_relu_becomes_part_of_the_later_normalisation() {
+        let joins = Joins { addition: true, ..Joins::default() };
+        for first in [true, false] {
+            let graph = block(first).simplify().differentiate().join(joins);
+            check(&graph);
+            let expected =
+                ["conv2d", "batch norm", "conv2d", "batch norm+add+relu", "conv2d", "batch norm", "add"];
+            assert_eq!(names(&graph)[..7], expected, "an addition without ReLU stays");
+            let fused = &graph.nodes[3];
+            assert_eq!(fused.inputs[5], graph.nodes[1].outputs[0]);
+            assert_eq!(fused.outputs.len(), 5, "y is kept, and nothing else");
+            assert_eq!(graph.tensor(fused.outputs[0]).name, graph.tensor(graph.nodes[4].inputs[0]).name);
+            let after = ["batch norm+add+relu backward", "batch norm backward", "relu backward"];
+            assert_eq!(after.map(|name| count(&graph, name)), [1, 2, 0]);
+            let backward = graph.nodes.iter().find(|node| node.op.name() == after[0]).unwrap();
+            assert_eq!(*backward.inputs.last().unwrap(), fused.outputs[0]);
+            // The other normalisation takes over what this one gives of the sum.
+            let of_other = graph.nodes.iter().find(|node| node.forward == Some(NodeId(1))).unwrap();
+            assert_eq!(of_other.inputs[0], backward.outputs[0]);
+            let evaluated = block(first).for_evaluation().simplify().join(joins);
+            assert_eq!(names(&evaluated)[..7], expected);
+            let apart = block(first).simplify().synchronise_batch_norms(2).differentiate().join(joins);
+            check(&apart);
+            let kept = ["add+relu", "add", "batch norm+add+relu"].map(|name| count(&apart, name));
+            assert_eq!(kept, [1, 2, 0], "over ranks they stay apart, and a gradient is a sum");
+        }
+    }
+
+    /// What is before the normalisation is frozen, what is added is not.
+    #[test]
+    fn an_addition_to_a_normalisation_without_gradient_gives_that_of_what_is_added() {
+        let frozen = Frozen::Layers(vec!["conv".into(), "conv.bn".into()]);
+        let graph = block(true).simplify().freeze(&frozen).unwrap().differentiate();
+        let joined = graph.join(Joins { addition: true, ..Joins::default() });
+        check(&joined);
+        let left = ["batch norm+add+relu", "relu backward", "batch norm+add+relu backward"];
+        assert_eq!(left.map(|name| count(&joined, name)), [1, 1, 0]);
     }
 
     /// A gradient that is a sum is not one convolution's.
@@ -220,7 +348,7 @@ mod tests {
         let joined = forward().differentiate().join(ALL);
         check(&joined);
         assert_eq!((count(&joined, "conv2d+moments"), count(&joined, "batch norm moments")), (2, 0));
-        for node in joined.nodes.iter().filter(|node| matches!(node.op, Op::BatchNormOfMoments(_))) {
+        for node in joined.nodes.iter().filter(|node| matches!(node.op, Op::BatchNorm(norm) if norm.given)) {
             let moments = joined.tensor(*node.inputs.last().unwrap());
             assert_eq!((&moments.spec.shape.0[..], moments.spec.dtype), (&[2, 3][..], DType::F32));
         }
@@ -248,11 +376,15 @@ mod tests {
 
     #[test]
     fn what_is_computed_again_is_joined_alike() {
-        let (mut net, mut x) = Builder::new("deep", 2, [1, 24, 24]);
+        let (mut net, mut x) = Builder::new("deep", 2, [3, 24, 24]);
         for layer in 0..8 {
-            let conv = Conv2d { bias: false, ..Conv2d::square(3) };
+            let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+            let before = x;
             x = net.conv2d(&format!("conv{layer}"), x, 3, conv).unwrap();
             x = net.batch_norm(&format!("bn{layer}"), x, BatchNorm::default()).unwrap();
+            if layer % 2 == 1 {
+                x = net.add(&format!("add{layer}"), x, before).unwrap();
+            }
             x = net.relu(&format!("relu{layer}"), x);
         }
         let x = net.linear("fc", x, 4);
@@ -261,10 +393,11 @@ mod tests {
             let names = graph.recomputed.iter().map(|id| graph.node(*id).op.name());
             names.filter(|found| *found == name).count()
         };
-        let convs = again(&graph, "conv2d");
-        assert!(convs > 0);
+        let [convs, additions] = ["conv2d", "add+relu"].map(|name| again(&graph, name));
+        assert!(convs > 0 && additions > 0);
         let joined = graph.join(ALL);
         check(&joined);
         assert_eq!((again(&joined, "conv2d"), again(&joined, "conv2d+moments")), (0, convs));
+        assert_eq!((again(&joined, "add+relu"), again(&joined, "batch norm+add+relu")), (0, additions));
     }
 }

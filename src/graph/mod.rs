@@ -11,7 +11,7 @@ mod cost;
 mod differentiate;
 mod freeze;
 mod join;
-mod op;
+mod ops;
 mod precision;
 mod recompute;
 mod shape;
@@ -22,7 +22,7 @@ pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
 pub use join::Joins;
-pub use op::{BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
+pub use ops::{Activation, BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.
@@ -255,8 +255,7 @@ impl Graph {
         self
     }
 
-    /// The same network learning from mixed samples, which have two labels each: `Op::MixedCrossEntropy`. For a forward
-    /// graph.
+    /// The same network learning from mixed samples, which have two labels each. For a forward graph.
     pub fn mix_labels(mut self) -> Graph {
         let shape = self.tensor(self.labels).spec.shape.clone();
         let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
@@ -272,8 +271,7 @@ impl Graph {
             TensorId(self.tensors.len() - 1)
         });
         for node in &mut self.nodes {
-            if let Op::SoftmaxCrossEntropy { smoothing, weight } = node.op {
-                node.op = Op::MixedCrossEntropy { smoothing, weight };
+            if node.op.is_loss() {
                 node.inputs.extend(mixed);
             }
         }

@@ -16,7 +16,7 @@ impl Graph {
         for node in &self.nodes {
             // These and the losses are what a normalisation gives besides its result.
             let result = match node.op {
-                Op::SoftmaxCrossEntropy { .. } => continue,
+                op if op.is_loss() => continue,
                 // Their sums are f32 until they are stored: the loss may as well have all digits.
                 Op::Linear { .. } | Op::Conv2d(_) if self.is_scored(node.outputs[0]) => continue,
                 _ => node.outputs[0],
@@ -37,7 +37,7 @@ impl Graph {
     fn is_scored(&self, id: super::TensorId) -> bool {
         self.consumers(id).any(|reader| {
             let reader = self.node(reader);
-            matches!(reader.op, Op::SoftmaxCrossEntropy { .. }) && reader.inputs[0] == id
+            reader.op.is_loss() && reader.inputs[0] == id
         })
     }
 }

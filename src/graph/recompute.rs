@@ -172,19 +172,11 @@ impl Graph {
     /// A forward node once more, reading what is made again where that is so.
     fn node_again(&mut self, id: NodeId, new_ids: &mut [Option<TensorId>]) -> Node {
         let mut node = self.node(id).clone();
-        let with_given = match node.op {
-            Op::BatchNorm(norm) => Some(Op::BatchNormInference(norm)),
-            Op::SyncBatchNorm(norm) => Some(Op::SyncBatchNormAgain(norm)),
-            _ => None,
-        };
-        if let Some(op) = with_given {
+        if let Op::BatchNorm(norm) = node.op {
             let [mean, variance] = [node.outputs[1], node.outputs[2]];
-            node.op = op;
-            let added =
-                if matches!(op, Op::BatchNormInference(norm) if norm.add) { node.inputs.pop() } else { None };
+            node.op = Op::BatchNormInference(norm);
             node.inputs.truncate(3);
             node.inputs.extend([mean, variance]);
-            node.inputs.extend(added);
             // Output, mean, variance, their running ones, and what a ReLU in it saved.
             node.outputs.drain(1..5);
         }

@@ -1,10 +1,9 @@
-//! Rewriting a forward graph into fewer or smaller ops with the same result: bit for bit, but that an addition which becomes part of a
-//! normalisation is rounded with it, once instead of twice.
+//! Rewriting a forward graph into fewer or smaller ops with the same result, bit for bit.
 //!
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.
 
-use super::{BatchNorm, DType, Graph, Op, Pool2d, Role, Shape, TensorId, adaptive_window};
+use super::{Activation, DType, Graph, Op, Pool2d, Role, Shape, TensorId, adaptive_window};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -13,7 +12,6 @@ impl Graph {
         self.read_unflattened();
         self.pool_before_relu();
         self.fuse_relu();
-        self.fuse_addition();
         self.drop_unused();
         self
     }
@@ -45,8 +43,7 @@ impl Graph {
 
     /// The loss becomes that of the main head alone.
     fn drop_auxiliary_heads(&mut self) {
-        let is_loss = |op: &Op| matches!(op, Op::SoftmaxCrossEntropy { .. });
-        let main = self.nodes.iter().find(|node| is_loss(&node.op) && node.inputs[0] == self.logits);
+        let main = self.nodes.iter().find(|node| node.op.is_loss() && node.inputs[0] == self.logits);
         self.losses = main.expect("a loss of the logits").outputs[0];
         self.tensors[self.losses.0].role = Role::Metric;
         let mut read = vec![false; self.tensors.len()];
@@ -112,7 +109,7 @@ impl Graph {
     fn pool_before_relu(&mut self) {
         for pool in 1..self.nodes.len() {
             let relu = pool - 1;
-            let is_pair = matches!(self.nodes[relu].op, Op::Relu { .. })
+            let is_pair = matches!(self.nodes[relu].op, Op::Activation(Activation::Relu { .. }))
                 && matches!(self.nodes[pool].op, Op::MaxPool(_))
                 && self.nodes[pool].inputs[0] == self.nodes[relu].outputs[0]
                 && self.read_once(self.nodes[relu].outputs[0])
@@ -144,7 +141,7 @@ impl Graph {
     /// of it.
     fn fuse_relu(&mut self) {
         for index in 0..self.nodes.len() {
-            if self.nodes[index].op != (Op::Relu { max: f32::INFINITY }) {
+            if self.nodes[index].op != Op::Activation(Activation::RELU) {
                 continue;
             }
             let (x, y) = (self.nodes[index].inputs[0], self.nodes[index].outputs[0]);
@@ -163,44 +160,9 @@ impl Graph {
             self.nodes[index].inputs.clear();
             self.nodes[index].outputs.clear();
         }
-        self.drop_absorbed();
-    }
-
-    /// Removes nodes that have become part of others, which left them without outputs.
-    fn drop_absorbed(&mut self) {
+        // Those that have become part of others.
         self.nodes.retain(|node| !node.outputs.is_empty());
         self.forward_nodes = self.nodes.len();
-    }
-
-    /// An addition with ReLU to a normalisation that nothing else reads becomes part of it: of the two that a block of a residual
-    /// network may add up, part of the later one.
-    fn fuse_addition(&mut self) {
-        for index in 0..self.nodes.len() {
-            if self.nodes[index].op != (Op::Add { relu: true }) {
-                continue;
-            }
-            let norms = self.nodes[index].inputs.iter().enumerate().filter_map(|(place, &input)| {
-                let producer = self.producer(input).filter(|_| self.read_once(input))?;
-                let is_norm = |norm: BatchNorm| !norm.relu && !norm.add;
-                let op = self.nodes[producer].op;
-                let fits = matches!(op, Op::BatchNorm(norm) | Op::BatchNormInference(norm) if is_norm(norm));
-                fits.then_some((producer, self.nodes[index].inputs[1 - place]))
-            });
-            let Some((norm, other)) = norms.max_by_key(|(producer, _)| *producer) else { continue };
-            // What is added must be there before.
-            if self.producer(other).is_some_and(|producer| producer > norm) {
-                continue;
-            }
-            let y = self.nodes[index].outputs[0];
-            if let Op::BatchNorm(of) | Op::BatchNormInference(of) = &mut self.nodes[norm].op {
-                (of.relu, of.add) = (true, true);
-            }
-            self.nodes[norm].inputs.push(other);
-            self.nodes[norm].outputs[0] = y;
-            self.nodes[index].inputs.clear();
-            self.nodes[index].outputs.clear();
-        }
-        self.drop_absorbed();
     }
 
     /// A new tensor for what the op that makes `y` leaves for its backward op.
@@ -271,7 +233,7 @@ fn uniform_windows(input: usize, output: usize) -> Option<[usize; 2]> {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{BatchNorm, Builder, Conv2d, Graph, Op, Pool2d, Role};
+    use crate::graph::{Builder, Conv2d, Graph, Op, Pool2d, Role};
 
     /// The op that is left of an adaptive pooling of one size to another.
     fn adaptive(from: usize, to: usize) -> Vec<Op> {
@@ -328,42 +290,6 @@ mod tests {
         let graph = small().for_evaluation().simplify();
         assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. })));
         assert_eq!(graph.parameter_count(), small().parameter_count());
-    }
-
-    /// A residual block with a normalisation on the way around it, before or behind the others.
-    fn block(shortcut_first: bool) -> Graph {
-        let (mut net, x) = Builder::new("block", 2, [1, 4, 4]);
-        let norm = |net: &mut Builder, name: &str, x| {
-            let y = net.conv2d(name, x, 3, Conv2d::square(1)).unwrap();
-            net.batch_norm(&format!("{name}.bn"), y, BatchNorm::default()).unwrap()
-        };
-        let names = if shortcut_first { ["shortcut", "conv"] } else { ["conv", "shortcut"] };
-        let [a, b] = names.map(|name| norm(&mut net, name, x));
-        let y = net.add("add", a, b).unwrap();
-        let y = net.relu("relu", y);
-        let c = norm(&mut net, "next", y);
-        let y = net.add("add2", c, y).unwrap();
-        let x = net.linear("fc", y, 2);
-        net.finish(x)
-    }
-
-    #[test]
-    fn an_addition_with_relu_becomes_part_of_the_later_normalisation() {
-        for first in [true, false] {
-            let graph = block(first).simplify();
-            let expected =
-                ["conv2d", "batch norm", "conv2d", "batch norm+add+relu", "conv2d", "batch norm", "add"];
-            assert_eq!(names(&graph)[..7], expected, "an addition without ReLU stays");
-            let fused = &graph.nodes[3];
-            assert_eq!(fused.inputs[5], graph.nodes[1].outputs[0]);
-            assert_eq!(fused.outputs.len(), 5, "y is kept, and nothing else");
-            assert_eq!(graph.tensor(fused.outputs[0]).name, graph.tensor(graph.nodes[4].inputs[0]).name);
-            let evaluated = block(first).for_evaluation().simplify();
-            assert_eq!(names(&evaluated)[..7], expected);
-            let apart = block(first).simplify().synchronise_batch_norms(2);
-            let kept = names(&apart).into_iter().filter(|name| name.contains("add"));
-            assert_eq!(kept.collect::<Vec<_>>(), ["add+relu", "add"], "over ranks they stay apart");
-        }
     }
 
     #[test]

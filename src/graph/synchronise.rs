@@ -20,16 +20,10 @@ impl Graph {
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
                 self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
-                let added = if norm.add { node.inputs.pop() } else { None };
                 node.inputs.push(self.exchanged(&node.name, moments, ranks));
-                node.op = Op::SyncBatchNorm(BatchNorm { relu: norm.relu && !norm.add, add: false, ..norm });
+                node.op = Op::BatchNorm(BatchNorm { given: true, ..norm });
                 // What a ReLU would save is computed again.
                 node.outputs.truncate(5);
-                if let Some(added) = added {
-                    let addition = self.apart(&mut node, added);
-                    self.nodes.push(node);
-                    node = addition;
-                }
             }
             self.nodes.push(node);
         }
@@ -38,20 +32,9 @@ impl Graph {
         self
     }
 
-    /// The addition and ReLU that were part of a normalisation, as a node of their own.
-    fn apart(&mut self, norm: &mut Node, added: TensorId) -> Node {
-        let y = norm.outputs[0];
-        let mut tensor = self.tensor(y).clone();
-        tensor.name += ".normalised";
-        self.tensors.push(tensor);
-        norm.outputs[0] = TensorId(self.tensors.len() - 1);
-        let (name, inputs) = (format!("{}.add", norm.name), vec![norm.outputs[0], added]);
-        Node { name, op: Op::Add { relu: true }, inputs, outputs: vec![y], forward: None }
-    }
-
     /// Whether there is a normalisation over the batch.
     pub fn has_batch_norm(&self) -> bool {
-        self.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_) | Op::SyncBatchNorm(_)))
+        self.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_)))
     }
 
     /// The nodes that give the gradients of a synchronised normalisation; returns that of its input.
@@ -63,11 +46,11 @@ impl Graph {
         let sums = self.per_channel(&format!("{}.sums", forward.name), &moments[1..]);
         // Those of the weight and the bias come first: their bucket may leave.
         let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
-        let (name, op) = (forward.name.clone(), Op::SyncBatchNormSums(norm));
+        let (name, op) = (forward.name.clone(), Op::BatchNormSums(norm));
         self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
         inputs.push(self.exchanged(&forward.name, sums, moments[0]));
         let dx = self.gradient_like(x);
-        let (name, op) = (forward.name, Op::SyncBatchNormBackward(norm));
+        let (name, op) = (forward.name, Op::BatchNormBackward(norm));
         self.nodes.push(Node { name, op, inputs, outputs: vec![dx], forward: Some(id) });
         dx
     }
@@ -131,7 +114,11 @@ mod tests {
     #[test]
     fn each_normalisation_exchanges_once_forward_and_once_backward() {
         let (plain, graph) = (forward(), forward().synchronise_batch_norms(4).differentiate());
-        assert!(!graph.nodes.iter().any(|n| matches!(n.op, Op::BatchNorm(_) | Op::BatchNormBackward(_))));
+        let given = |op: &Op| match op {
+            Op::BatchNorm(norm) | Op::BatchNormBackward(norm) => Some(norm.given),
+            _ => None,
+        };
+        assert_eq!(graph.nodes.iter().filter_map(|n| given(&n.op)).collect::<Vec<_>>(), [true; 4]);
         let is_exchange = |node: &&crate::graph::Node| node.op == Op::Exchange { ranks: 4 };
         let (there, back) = graph.nodes.split_at(graph.forward_nodes);
         assert_eq!(

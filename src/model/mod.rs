@@ -196,7 +196,12 @@ mod tests {
         assert_eq!(graph.with_role(Role::Parameter).count(), 3 * 53 + 2);
         assert_eq!(graph.with_role(Role::Statistic).count(), 2 * 53);
         for graph in [graph.clone().simplify(), graph.for_evaluation().simplify()] {
-            assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Relu { .. })));
+            assert!(
+                !graph
+                    .nodes
+                    .iter()
+                    .any(|node| matches!(node.op, Op::Activation(crate::graph::Activation::Relu { .. })))
+            );
         }
     }
 

@@ -209,7 +209,9 @@ fn extent(
 fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
-    let bytes = copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals);
+    // A rank's own come to the first rank from a copy.
+    let bytes =
+        copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals) + residuals;
     match &config.session {
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),

@@ -111,13 +111,14 @@ fn ranks_given_different_flags_are_told_which() {
 #[test]
 fn ranks_that_were_asked_for_unlike_things_are_told_so() {
     let digits = ["--data", DIGITS, "--steps", "1"];
-    for (groups, named) in [
-        ([(1, &digits[..]), (1, &["--bach", "3"][..])], ["--bach", "rank 1 on "]),
+    let cases: [([(usize, &[&str]); 2], [&str; 2]); 5] = [
+        ([(1, &digits), (1, &["--bach", "3"])], ["--bach", "rank 1 on "]),
         ([(1, &["--batch", "many"]), (1, &digits)], ["many", "rank 0 on "]),
         ([(1, &digits), (1, &["info"])], ["a training (rank 0 on ", "dltrain info (rank 1 on "]),
         ([(1, &["models"]), (1, &["man"])], ["dltrain models (rank 0 on ", "dltrain man (rank 1 on "]),
         ([(1, &digits), (1, &["--help"])], ["a training", "dltrain --help or --version (rank 1 on "]),
-    ] {
+    ];
+    for (groups, named) in cases {
         let message = refused(&groups);
         assert!(named.iter().all(|text| message.contains(text)), "{groups:?}: {message}");
     }

@@ -10,7 +10,7 @@ use crate::support::job;
 
 use std::path::PathBuf;
 
-use job::{refused, run, scalar, series};
+use job::{refused, run, scalar, series, within_plan};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 

@@ -15,7 +15,7 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Rule, Scalars, Span};
 use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Pool2d};
+use dltrain::graph::{Activation, BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Pool2d};
 use dltrain::model;
 use dltrain::plan::{Options, Parameter, Plan, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -57,6 +57,9 @@ fn residual_net_for(batch: usize) -> Result<Graph> {
     Ok(net.finish(x))
 }
 
+/// Activations that read their input on the way back, and one that reads its output.
+const SMOOTH: [Activation; 3] = [Activation::Silu, Activation::Sigmoid, Activation::Gelu];
+
 /// Branches that meet in concatenations, of whole blocks of channels and of others, a pooling that reaches beyond its
 /// image, and an auxiliary head (or none) with a normalisation of its own.
 fn branching_net(auxiliary: bool) -> Result<Graph> {
@@ -68,17 +71,20 @@ fn branching_net(auxiliary: bool) -> Result<Graph> {
     let a = net.conv2d("a", stem, 32, Conv2d { kernel: [1, 7], padding: [0, 3], ..Conv2d::square(1) })?;
     let b = net.conv2d("b", stem, 16, Conv2d { kernel: [7, 1], padding: [3, 0], ..Conv2d::square(1) })?;
     let b = net.relu("relu_b", b);
+    let a = net.activation("gelu_a", a, Activation::Gelu);
     let blocked = net.concat("concat1", &[a, stem, b])?;
     let c = net.conv2d("c", blocked, 6, Conv2d { bias: false, ..Conv2d::square(1) })?;
     let c = net.batch_norm("bn_c", c, BatchNorm::default())?;
     let c = net.relu6("relu_c", c);
     let depthwise = Conv2d { groups: 64, bias: false, ..Conv2d::square(3).padding(1) };
     let d = net.conv2d("d", blocked, 64, depthwise)?;
+    let d = net.activation("silu_d", d, Activation::Silu);
     let x = net.concat("concat2", &[c, d, c])?;
     let x = net.max_pool("pool", x, Pool2d::square(3).stride(2).ceil())?;
     if auxiliary {
         let y = net.conv2d("aux.conv", x, 8, Conv2d { bias: false, ..Conv2d::square(1) })?;
         let y = net.batch_norm("aux.bn", y, BatchNorm::default())?;
+        let y = net.activation("aux.sigmoid", y, Activation::Sigmoid);
         let y = net.linear("aux.fc", y, 7);
         net.auxiliary_head("aux", y, 0.4);
     }
@@ -471,6 +477,7 @@ fn deep_net() -> Result<Graph> {
         let y = net.batch_norm(&named("bn2"), y, BatchNorm::default())?;
         let y = net.relu(&named("relu2"), y);
         let y = net.conv2d(&named("conv3"), y, 8, conv)?;
+        let y = net.activation(&named("activation"), y, SMOOTH[block % SMOOTH.len()]);
         let y = net.add(&named("add"), y, x)?;
         x = net.relu(&named("relu3"), y);
     }

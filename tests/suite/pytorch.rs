@@ -8,7 +8,7 @@ use crate::support;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
-use dltrain::graph::{BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec};
+use dltrain::graph::{Activation, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec};
 use serde_json::Value;
 use support::{Operand, f32s, run_with};
 
@@ -90,8 +90,9 @@ fn forward_and_backward(
         }
         "relu" | "clipped_relu" => {
             let max = settings["max"].as_f64().map_or(f32::INFINITY, |max| max as f32);
-            let values = run(Op::Relu { max }, inputs, std::slice::from_ref(&y))[0].clone();
-            let dx = run(Op::ReluBackward { max }, &[r, (y, values.clone())], &specs);
+            let values =
+                run(Op::Activation(Activation::Relu { max }), inputs, std::slice::from_ref(&y))[0].clone();
+            let dx = run(Op::ActivationBackward(Activation::Relu { max }), &[r, (y, values.clone())], &specs);
             (values, dx)
         }
         "local_response_norm" => {
@@ -213,7 +214,7 @@ fn synchronised_batch_norm_is_that_of_the_whole_batch() {
 }
 
 fn sync_batch_norm_is(case: &Value, shapes: &[Vec<usize>], ranks: usize) {
-    let norm = norm(&case["settings"]);
+    let norm = BatchNorm { given: true, ..norm(&case["settings"]) };
     let [x, w, b] = [0, 1, 2].map(|i| operand(&shapes[i], i + 1));
     let r = operand(&shapes[0], 99);
     let (vector, images, channels) = (w.0.clone(), shapes[0][0] / ranks, shapes[1][0]);
@@ -231,7 +232,7 @@ fn sync_batch_norm_is(case: &Value, shapes: &[Vec<usize>], ranks: usize) {
         let inputs =
             [vec![part(&x, rank), w.clone(), b.clone()], running(&vector).to_vec(), vec![all.clone()]];
         let outputs = [vec![part(&x, rank).0], vec![vector.clone(); 4]].concat();
-        run(Op::SyncBatchNorm(norm), &inputs.concat(), &outputs)
+        run(Op::BatchNorm(norm), &inputs.concat(), &outputs)
     });
     let joined =
         |all: &[Vec<Vec<f32>>]| all.iter().flat_map(|outputs| outputs[0].clone()).collect::<Vec<_>>();
@@ -247,11 +248,11 @@ fn sync_batch_norm_is(case: &Value, shapes: &[Vec<usize>], ranks: usize) {
         vec![part(&r, rank), part(&x, rank), w.clone(), b.clone(), mean, variance]
     };
     let outputs = [pair.clone(), vector.clone(), vector.clone()];
-    let sums = over_ranks(&|rank| run(Op::SyncBatchNormSums(norm), &backward(rank), &outputs));
+    let sums = over_ranks(&|rank| run(Op::BatchNormSums(norm), &backward(rank), &outputs));
     let all = firsts(&sums);
     let dx = over_ranks(&|rank| {
         let inputs = [backward(rank), vec![all.clone()]].concat();
-        run(Op::SyncBatchNormBackward(norm), &inputs, &[part(&x, rank).0])
+        run(Op::BatchNormBackward(norm), &inputs, &[part(&x, rank).0])
     });
     assert_close("dx", &joined(&dx), &case["gradients"][0], 32.0);
     for (which, name) in [(1, "dw"), (2, "db")] {
@@ -282,6 +283,42 @@ fn ops_and_their_gradients() {
     }
 }
 
+/// The distribution function of the standard normal distribution, by Simpson's rule from 0.
+fn normal(x: f64) -> f64 {
+    let density = |t: f64| (-t * t / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let (steps, step) = (1000, x / 1000.0);
+    let weight = |i: usize| if i == 0 || i == steps { 1.0 } else { 2.0 + 2.0 * (i % 2) as f64 };
+    0.5 + step / 3.0 * (0..=steps).map(|i| weight(i) * density(step * i as f64)).sum::<f64>()
+}
+
+/// PyTorch's documentation has these formulas. Gradients are differences of them: exact to some ten digits.
+#[test]
+fn activations_are_their_formulas() {
+    let formulas: [(Activation, fn(f64) -> f64); 5] = [
+        (Activation::RELU, |x| x.max(0.0)),
+        (Activation::RELU6, |x| x.clamp(0.0, 6.0)),
+        (Activation::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+        (Activation::Silu, |x| x / (1.0 + (-x).exp())),
+        (Activation::Gelu, |x| x * normal(x)),
+    ];
+    assert_eq!(formulas.map(|(of, _)| of), Activation::ALL);
+    for (of, formula) in formulas {
+        let mut x = operand(&[2, 3, 5, 7], 1);
+        x.1.iter_mut().for_each(|x| *x = *x * 8.0 + 0.001);
+        let (r, specs) = (operand(&[2, 3, 5, 7], 99), [x.0.clone()]);
+        let y = run(Op::Activation(of), std::slice::from_ref(&x), &specs)[0].clone();
+        let read = if of.from_output() { (x.0.clone(), y.clone()) } else { x.clone() };
+        let dx = run(Op::ActivationBackward(of), &[r.clone(), read], &specs)[0].clone();
+        for (index, &x) in x.1.iter().enumerate() {
+            let (x, r) = (f64::from(x), f64::from(r.1[index]));
+            let slope = (formula(x + 1e-5) - formula(x - 1e-5)) / 2e-5;
+            let off = [f64::from(y[index]) - formula(x), f64::from(dx[index]) - r * slope];
+            let bounds = [formula(x).abs() * ULP + 1e-13, 2.0 * ULP];
+            assert!(off[0].abs() <= bounds[0] && off[1].abs() <= bounds[1], "{} of {x}: {off:?}", of.name());
+        }
+    }
+}
+
 #[test]
 fn cross_entropy() {
     let fixture = fixture();
@@ -303,21 +340,14 @@ fn cross_entropy_is(fixture: &Value) {
     let vector = f32s(Shape(vec![5]));
     let mut inputs = vec![logits, given("labels", DType::I32)];
     let weight = 1.0;
-    let mut ops = (
-        Op::SoftmaxCrossEntropy { smoothing, weight },
-        Op::SoftmaxCrossEntropyBackward { smoothing, weight },
-    );
     if fixture["others"].is_array() {
         inputs.extend([given("others", DType::I32), given("shares", DType::F32)]);
-        ops = (
-            Op::MixedCrossEntropy { smoothing, weight },
-            Op::MixedCrossEntropyBackward { smoothing, weight },
-        );
     }
-    let forward = run(ops.0, &inputs, &[vector.clone(), vector]);
+    let op = Op::SoftmaxCrossEntropy { smoothing, weight };
+    let forward = run(op, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(ops.1, &inputs, &[spec])[0];
+    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

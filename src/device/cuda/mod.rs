@@ -98,21 +98,17 @@ impl Cuda {
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
             Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
-            Op::BatchNorm(norm) => norm::training(gpu, request, norm, false),
-            Op::BatchNormOfMoments(norm) => norm::training(gpu, request, norm, true),
-            Op::BatchNormInference(norm) | Op::SyncBatchNormAgain(norm) => {
-                norm::given_statistics(gpu, request, norm)
-            }
-            Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
             Op::BatchNormMoments => norm::moments(gpu, request),
             Op::Exchange { ranks } => simple::exchange(gpu, request, ranks),
-            Op::SyncBatchNorm(norm) => norm::synchronised(gpu, request, norm),
-            Op::SyncBatchNormSums(norm) => norm::synchronised_sums(gpu, request, norm),
-            Op::SyncBatchNormBackward(norm) => norm::synchronised_backward(gpu, request, norm),
+            Op::BatchNorm(norm) => norm::training(gpu, request, norm),
+            Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
+            Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
+            Op::BatchNormBackward(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
+            Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
             Op::LocalResponseNorm(norm) => norm::local_response(gpu, request, norm),
             Op::LocalResponseNormBackward(norm) => norm::local_response_backward(gpu, request, norm),
-            Op::Relu { max } => simple::relu(gpu, request, max),
-            Op::ReluBackward { max } => simple::relu_backward(gpu, request, max),
+            Op::Activation(of) => simple::activation(gpu, request, of),
+            Op::ActivationBackward(of) => simple::activation_backward(gpu, request, of),
             Op::MaxPool(pool) => pool::max(gpu, request, &pool),
             Op::MaxPoolBackward(pool) => pool::max_backward(gpu, request, &pool),
             Op::AvgPool(pool) => pool::average(gpu, request, &pool),
@@ -126,11 +122,8 @@ impl Cuda {
             Op::Concat => simple::concat(gpu, request),
             Op::Slice { from } => simple::slice(gpu, request, from),
             Op::Add { relu } => simple::add(gpu, request, relu),
-            Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
-                simple::loss(gpu, request, smoothing, weight)
-            }
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight }
-            | Op::MixedCrossEntropyBackward { smoothing, weight } => {
+            Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
         }
@@ -147,13 +140,14 @@ impl Device for Cuda {
         "cuda"
     }
 
-    /// What cuDNN may compute in one pass over memory. Statistics in f32 proper it knows none for.
+    /// What our kernels compute in one pass over memory, and what cuDNN may. Statistics in f32 proper it knows none for.
     fn joins(&self) -> Joins {
         const HALVES: &[DType] = &[DType::F16, DType::BF16];
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
+        let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
         match dnn::Fusion::wanted() {
-            dnn::Fusion::Never => Joins::default(),
-            _ => Joins { relu_backward: true, moments: if self.gpu.tf32 { WITH_TF32 } else { HALVES } },
+            dnn::Fusion::Never => Joins { addition: true, ..Joins::default() },
+            _ => Joins { addition: true, relu_backward: true, moments },
         }
     }
 

@@ -245,7 +245,7 @@ impl<'a> Given<'a> {
     }
 
     /// dy, x, w, b, mean, variance in their order.
-    fn synchronised(inputs: &'a [Bytes]) -> Given<'a> {
+    fn with_b(inputs: &'a [Bytes]) -> Given<'a> {
         let [dy, x, w, b, mean, variance] = std::array::from_fn(|index| &inputs[index]);
         Given { dy, x, y: None, w, b: Some(b), mean, variance }
     }
@@ -277,14 +277,15 @@ fn kernel(
     CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
 }
 
-/// x, w, b, running mean, running variance, z? → y, mean, variance, running mean, running variance, saved? With the moments
-/// of x as another, last input if they are `given`.
-pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm, given: bool) -> Result<CudaKernel> {
+/// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running variance, saved?
+pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    let workspace = if given { 0 } else { shape.workspace() };
+    let given = request.inputs.last().filter(|_| norm.given);
+    let ranks = given.map_or(1, |(spec, _)| spec.shape.elements() / (2 * shape.channels).max(1));
+    let workspace = if norm.given { 0 } else { shape.workspace() };
     Ok(kernel(gpu, request, workspace, move |operands, i, o| {
         let own;
-        let moments = match i.last().filter(|_| given) {
+        let moments = match i.last().filter(|_| norm.given) {
             Some(moments) => moments,
             None => {
                 own = operands.scratch(shape.pair());
@@ -292,7 +293,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm, given: bool) 
                 &own
             }
         };
-        shape.statistics(operands, &norm, moments, 1, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
+        shape.statistics(operands, &norm, moments, ranks, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
         let z = i.get(5).filter(|_| norm.add);
         shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], z, &o[0], o.get(5))
     }))
@@ -331,28 +332,19 @@ pub fn moments(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| shape.moments(operands, &i[0], &o[0])))
 }
 
-/// x, w, b, running mean, running variance, moments of all ranks → y, mean, variance, running mean, running variance
-pub fn synchronised(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
-    let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 5)?.0.shape.batch());
-    Ok(kernel(gpu, request, 0, move |operands, i, o| {
-        shape.statistics(operands, &norm, &i[5], ranks, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], None, &o[0], None)
-    }))
-}
-
 /// dy, x, w, b, mean, variance → sums, dw, db
-pub fn synchronised_sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
-        shape.sums(operands, &norm, &Given::synchronised(i), &o[0], [&o[1], &o[2]], None)
+        shape.sums(operands, &norm, &Given::with_b(i), &o[0], [&o[1], &o[2]], None)
     }))
 }
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx
-pub fn synchronised_backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
     let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
     let kernel = kernel(gpu, request, 0, move |operands, i, o| {
-        shape.backward(operands, &norm, &Given::synchronised(i), &i[6], ranks, &o[0])
+        shape.backward(operands, &norm, &Given::with_b(i), &i[6], ranks, &o[0])
     });
     Ok(kernel.in_place(0))
 }

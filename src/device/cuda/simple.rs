@@ -11,7 +11,7 @@ use super::update::put;
 use crate::device::memory::bytes_of;
 use crate::device::{Layout, Request};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Spec};
+use crate::graph::{Activation, DType, Spec};
 
 /// The layout of one tensor, of another tensor of the same shape and type.
 fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
@@ -53,28 +53,40 @@ pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32;
     Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
 }
 
+/// The kernel's name, and its number where it has one.
+fn of_activation(of: Activation) -> (&'static str, Option<f32>) {
+    match of {
+        Activation::Relu { max } => ("relu", Some(max)),
+        Activation::Sigmoid => ("sigmoid", None),
+        Activation::Silu => ("silu", None),
+        Activation::Gelu => ("gelu", None),
+    }
+}
+
 /// x → y
-pub fn relu(gpu: &Rc<Gpu>, request: &Request, max: f32) -> Result<CudaKernel> {
+pub fn activation(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
-    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let (real, n, (name, number)) = (Real::of(y.dtype)?, y.shape.elements(), of_activation(of));
     let outputs = vec![alike(request, &layout, y)?];
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
-        operands.each("relu", real, n, &[Memory(x), Memory(y), Long(n), Float(max)])
+        let arguments = [Memory(x), Memory(y), Long(n)].into_iter().chain(number.map(Float));
+        operands.each(name, real, n, &arguments.collect::<Vec<_>>())
     };
-    Ok(CudaKernel::new(gpu, "own:relu", vec![layout], outputs, bind).in_place(0))
+    Ok(CudaKernel::new(gpu, format!("own:{name}"), vec![layout], outputs, bind).in_place(0))
 }
 
-/// dy, y → dx, in the layout of y
-pub fn relu_backward(gpu: &Rc<Gpu>, request: &Request, max: f32) -> Result<CudaKernel> {
+/// dy, y or x → dx, in the layout of the latter
+pub fn activation_backward(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
     let (layout, dx) = (given(request, 1)?, output(request, 0)?);
-    let (real, n) = (Real::of(dx.dtype)?, dx.shape.elements());
+    let (real, n, (name, number)) = (Real::of(dx.dtype)?, dx.shape.elements(), of_activation(of));
     let layouts = (vec![alike(request, &layout, &input(request, 0)?.0)?, layout.clone()], vec![layout]);
     let bind = move |operands: &mut Operands| {
-        let ([dy, y], dx) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
-        operands.each("relu_backward", real, n, &[Memory(dy), Memory(y), Memory(dx), Long(n), Float(max)])
+        let ([dy, read], dx) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        let arguments = [Memory(dy), Memory(read), Memory(dx), Long(n)].into_iter().chain(number.map(Float));
+        operands.each(&format!("{name}_backward"), real, n, &arguments.collect::<Vec<_>>())
     };
-    Ok(CudaKernel::new(gpu, "own:relu", layouts.0, layouts.1, bind).in_place(0))
+    Ok(CudaKernel::new(gpu, format!("own:{name}"), layouts.0, layouts.1, bind).in_place(0))
 }
 
 /// a, b → y

@@ -66,39 +66,28 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
     let multiplied = multiplied([x, y]);
     let t = Tensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
     let attributes = Attributes::new(engine, conv.relu)?;
-    let tensors = [t.x.raw(), t.w.raw(), t.bias(), t.y.raw()];
-    let desc = forward_desc(engine, prop_kind(request), tensors, &t.window, &attributes)?;
-    let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
-    PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
-}
-
-/// x, w, b (null where there is none) and y, all of which outlive the call.
-fn forward_desc(
-    engine: &Rc<Engine>,
-    kind: sys::PropKind,
-    [x, w, b, y]: [*const sys::MemoryDesc; 4],
-    window: &Window,
-    attributes: &Attributes,
-) -> Result<PrimitiveDesc> {
+    let window = &t.window;
     let name = "dnnl_convolution_forward_primitive_desc_create";
-    // SAFETY: descriptors, geometry and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
+    // SAFETY: descriptors, geometry and attributes outlive the call; a missing bias is null.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
         (engine.library.functions.dnnl_convolution_forward_primitive_desc_create)(
             desc,
             engine.raw(),
-            kind,
+            prop_kind(request),
             DIRECT,
-            x,
-            w,
-            b,
-            y,
+            t.x.raw(),
+            t.w.raw(),
+            t.bias(),
+            t.y.raw(),
             window.stride.as_ptr(),
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
             window.padding_after.as_ptr(),
             attributes.raw(),
         )
-    })
+    })?;
+    let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
+    PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }
 
 /// dy, w → dx. Gradients lie as the forward op's tensors did, which spares reorders, unless there is only a reference
@@ -136,20 +125,6 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> R
         _ => create(&t.x, &t.y)?,
     };
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
-}
-
-/// A forward pass of tensors of these extents (x, w, y), with x and y in these layouts.
-pub fn turned(
-    engine: &Rc<Engine>,
-    conv: &Conv2d,
-    [x, w, y]: [[usize; 4]; 3],
-    [from, to]: [&Desc; 2],
-) -> Result<PrimitiveKernel> {
-    let (weights, attributes) = (Desc::any(engine, &w, sys::F32)?, attributes(engine)?);
-    let window = Window::of_conv(conv, x, y)?;
-    let tensors = [from.raw(), weights.raw(), null(), to.raw()];
-    let desc = forward_desc(engine, sys::FORWARD_INFERENCE, tensors, &window, &attributes)?;
-    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])
 }
 
 /// x, dy → dw, db?

@@ -77,18 +77,19 @@ pub struct Desc {
 impl Desc {
     /// A descriptor that leaves the layout to the primitive.
     pub fn any(engine: &Engine, dims: &[usize], data_type: sys::DataType) -> Result<Desc> {
-        Desc::tagged(engine, dims, data_type, sys::FORMAT_TAG_ANY)
-    }
-
-    /// A descriptor of one of the layouts that the library has names for.
-    pub fn tagged(engine: &Engine, dims: &[usize], data_type: sys::DataType, tag: c_int) -> Result<Desc> {
         let (ndims, dims) = to_dims(dims)?;
         let mut raw = ptr::null_mut();
         // SAFETY: `dims` has room for every dimension a descriptor may have.
         unsafe {
             call!(
                 engine.library,
-                dnnl_memory_desc_create_with_tag(&mut raw, ndims, dims.as_ptr(), data_type, tag)
+                dnnl_memory_desc_create_with_tag(
+                    &mut raw,
+                    ndims,
+                    dims.as_ptr(),
+                    data_type,
+                    sys::FORMAT_TAG_ANY
+                )
             )?;
         }
         Ok(Desc { library: engine.library, raw })
@@ -107,6 +108,7 @@ impl Desc {
     }
 
     /// With strides in elements.
+    #[cfg(test)]
     pub fn strided(
         engine: &Engine,
         dims: &[usize],
@@ -234,34 +236,16 @@ impl Attributes {
     /// Scratch memory given by the caller; a ReLU on the result if asked for.
     pub fn new(engine: &Engine, relu: bool) -> Result<Attributes> {
         let library = engine.library;
-        // SAFETY: the post-ops are alive during the call.
-        let append =
-            |ops| unsafe { call!(library, dnnl_post_ops_append_eltwise(ops, sys::ELTWISE_RELU, 0.0, 0.0)) };
-        Attributes::with(library, relu.then_some(append))
-    }
-
-    /// Scratch memory given by the caller; the result is added to what the destination holds.
-    pub fn adding(engine: &Engine) -> Result<Attributes> {
-        let library = engine.library;
-        // SAFETY: the post-ops are alive during the call; no data type means the destination's.
-        let append = |ops| unsafe { call!(library, dnnl_post_ops_append_sum(ops, 1.0, 0, 0)) };
-        Attributes::with(library, Some(append))
-    }
-
-    fn with(
-        library: &'static Library,
-        append: Option<impl FnOnce(*mut sys::PostOps) -> Result<()>>,
-    ) -> Result<Attributes> {
         let mut this = Attributes { library, raw: ptr::null_mut() };
         // SAFETY: the attributes are alive from the first call on, and the post-ops between their creation
         // and destruction; set_post_ops copies them.
         unsafe {
             call!(library, dnnl_primitive_attr_create(&mut this.raw))?;
             call!(library, dnnl_primitive_attr_set_scratchpad_mode(this.raw, sys::SCRATCHPAD_USER))?;
-            if let Some(append) = append {
+            if relu {
                 let mut ops = ptr::null_mut();
                 call!(library, dnnl_post_ops_create(&mut ops))?;
-                let set = append(ops)
+                let set = call!(library, dnnl_post_ops_append_eltwise(ops, sys::ELTWISE_RELU, 0.0, 0.0))
                     .and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
                 (library.functions.dnnl_post_ops_destroy)(ops);
                 set?;

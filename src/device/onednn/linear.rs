@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::layout::{data_type, desc};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, outputs, prop_kind};
-use super::{slabs, sys};
+use super::sys;
 use crate::device::Request;
 use crate::error::{Error, Result};
 use crate::graph::Spec;
@@ -16,9 +16,6 @@ use crate::graph::Spec;
 struct Tensors {
     x: Desc,
     w: Desc,
-    /// For a large layer: blocks of 64 outputs, where the library would take 32. Its forward kernel is 11 % and its kernel
-    /// for the weights' gradient 14 % faster with them (32 × 9216 × 4096).
-    wide: Option<Desc>,
     b: Option<Desc>,
     y: Desc,
 }
@@ -38,17 +35,9 @@ impl Tensors {
         }
         let mut weights = x.shape.0.clone();
         weights[0] = features;
-        let is_large = types == [sys::F32; 3]
-            && weights.len() == 2
-            && slabs::SAMPLES.contains(&samples)
-            && features * weights[1] >= slabs::LARGE
-            && features % 64 == 0
-            && weights[1] % 16 == 0;
-        let wide = || Desc::tagged(engine, &weights, sys::F32, sys::FORMAT_TAG_AB16B64A);
         Ok(Tensors {
             x: Desc::any(engine, &x.shape.0, types[0])?,
             w: Desc::any(engine, &weights, types[1])?,
-            wide: is_large.then(wide).transpose()?,
             b: bias.then(|| Desc::plain(engine, &[features], sys::F32)).transpose()?,
             y: Desc::any(engine, &y.shape.0, types[2])?,
         })
@@ -59,27 +48,19 @@ impl Tensors {
     }
 }
 
-/// The primitive for wide weights if there is a fast one; else for an x in its present layout, which spares a reorder; where
-/// there is none or only a reference implementation, for an x whose layout the library chooses. `create` is given the
-/// descriptors of x and w.
+/// The primitive for an x in its present layout, which spares a reorder; where there is none or only a reference
+/// implementation, for an x whose layout the library chooses. `create` is given the descriptor of x.
 fn best(
     present: Option<&Desc>,
     tensors: &Tensors,
-    create: impl Fn(*const sys::MemoryDesc, *const sys::MemoryDesc) -> Result<PrimitiveDesc>,
+    create: impl Fn(*const sys::MemoryDesc) -> Result<PrimitiveDesc>,
 ) -> Result<PrimitiveDesc> {
-    if let Some(wide) = &tensors.wide
-        && let Ok(desc) = create(tensors.x.raw(), wide.raw())
-        && desc.implementation().starts_with("brgemm")
-        && desc.implementation().ends_with("avx512_core")
-    {
-        return Ok(desc);
-    }
-    if let Some(desc) = present.and_then(|x| create(x.raw(), tensors.w.raw()).ok())
+    if let Some(desc) = present.and_then(|x| create(x.raw()).ok())
         && !desc.implementation().starts_with("ref")
     {
         return Ok(desc);
     }
-    create(tensors.x.raw(), tensors.w.raw())
+    create(tensors.x.raw())
 }
 
 /// x, w, b? → y
@@ -99,7 +80,7 @@ pub fn forward_pass(
     let attributes = Attributes::new(engine, relu)?;
     let present = request.inputs[0].1.as_ref().map(desc).transpose()?;
     let name = "dnnl_inner_product_forward_primitive_desc_create";
-    let create = |x, w| {
+    let create = |x| {
         // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
@@ -107,7 +88,7 @@ pub fn forward_pass(
                 engine.raw(),
                 prop_kind(request),
                 x,
-                w,
+                t.w.raw(),
                 t.bias(),
                 t.y.raw(),
                 attributes.raw(),
@@ -126,14 +107,14 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<Primitive
     let t = Tensors::new(engine, false, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_data_primitive_desc_create";
-    let create = |dx, w| {
+    let create = |dx| {
         // SAFETY: descriptors, hint and attributes outlive the call.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
                 desc,
                 engine.raw(),
                 dx,
-                w,
+                t.w.raw(),
                 t.y.raw(),
                 hint.desc.raw(),
                 attributes.raw(),
@@ -155,14 +136,14 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> R
     let t = Tensors::new(engine, bias, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
-    let create = |x, w| {
+    let create = |x| {
         // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
                 desc,
                 engine.raw(),
                 x,
-                w,
+                t.w.raw(),
                 t.bias(),
                 t.y.raw(),
                 hint.desc.raw(),

@@ -6,7 +6,7 @@ use super::layout::{plain, plain_f32};
 use super::primitive::{inputs, outputs};
 use crate::device::{Layout, Memory, Request, Scalars};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{DType, Op, Spec};
+use crate::graph::{DType, Spec};
 
 /// The plain layouts of a request, once its tensors are what a loss has, and the number of classes.
 fn layouts(
@@ -14,13 +14,10 @@ fn layouts(
     request: &Request,
     results: &[&Spec],
 ) -> Result<(Vec<Layout>, Vec<Layout>, usize)> {
-    let mixes = matches!(request.op, Op::MixedCrossEntropy { .. } | Op::MixedCrossEntropyBackward { .. });
-    let (logits, labels) = if mixes {
-        let [logits, labels @ ..] = inputs::<4>(request)?;
-        (logits, labels.to_vec())
-    } else {
-        let [logits, labels] = inputs(request)?;
-        (logits, vec![labels])
+    // Two, or four where samples are mixed.
+    let (logits, labels) = match inputs::<4>(request) {
+        Ok([logits, labels @ ..]) => (logits, labels.to_vec()),
+        Err(_) => inputs(request).map(|[logits, labels]| (logits, vec![labels]))?,
     };
     // One number a sample: labels, and where samples are mixed other labels and shares.
     let per_sample = labels.iter().zip([DType::I32, DType::I32, DType::F32]);

@@ -4,14 +4,14 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
-//! - the kernels, one file a family: `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `relu`, `reorder`,
-//!   `simple` are primitives (`primitive`), `turned` and `slabs` some in a row; `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are loops of our own
-//!   (`host`, `rows`).
+//! - the kernels, one file a family: `activation`, `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `reorder`, `simple`
+//!   are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are loops of our own (`host`, `rows`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
 #![allow(unsafe_code)]
 
+mod activation;
 mod adaptive;
 mod batch_norm;
 mod concat;
@@ -27,15 +27,12 @@ mod loss;
 mod lrn;
 mod pool;
 mod primitive;
-mod relu;
 mod reorder;
 mod residual_norm;
 mod rows;
 mod simple;
-mod slabs;
 mod sync_norm;
 mod sys;
-mod turned;
 mod update;
 mod window;
 
@@ -47,7 +44,7 @@ use self::host::{HostKernel, Workers};
 use self::primitive::PrimitiveKernel;
 use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, Op, Spec};
+use crate::graph::{Joins, Op, Spec};
 
 pub use library::{Found, Isa, isa, limit_isa, probe};
 
@@ -83,75 +80,72 @@ impl Cpu {
         )))
     }
 
-    fn primitive(&self, request: &Request) -> Result<PrimitiveKernel> {
-        let engine = &self.engine;
-        match request.op {
-            Op::Conv2d(conv) => conv::forward_pass(engine, request, conv),
-            Op::Conv2dBackwardWeights(conv) => conv::backward_weights(engine, request, conv),
-            Op::Linear { bias, relu } => linear::forward_pass(engine, request, *bias, *relu),
-            Op::LinearBackwardWeights { bias } => linear::backward_weights(engine, request, *bias),
-            Op::BatchNormInference(norm) => batch_norm::inference(engine, request, norm),
-            Op::BatchNormBackward(norm) => batch_norm::backward(engine, request, norm),
-            Op::Add { relu } => simple::add(engine, request, *relu),
-            Op::LocalResponseNorm(norm) => lrn::forward_pass(engine, request, norm),
-            Op::LocalResponseNormBackward(norm) => lrn::backward(engine, request, norm),
-            Op::Relu { max } => relu::forward_pass(engine, request, *max),
-            Op::ReluBackward { max } => relu::backward(engine, request, *max),
-            Op::Concat => concat::concat(engine, request),
-            Op::Slice { from } => concat::slice(engine, request, *from),
-            Op::MaxPool(pool) => pool::max(engine, request, pool),
-            Op::MaxPoolBackward(pool) => pool::max_backward(engine, request, pool),
-            Op::AvgPool(pool) => pool::average(engine, request, pool),
-            Op::AvgPoolBackward(pool) => pool::average_backward(engine, request, pool),
-            op => Err(Error::internal(format!("{} is not a primitive", op.name()))),
-        }
-    }
-
-    fn conv_backward_data(&self, request: &Request, conv: &Conv2d, subject: &str) -> Result<Box<dyn Kernel>> {
-        let usual = conv::backward_data(&self.engine, request, conv)?;
-        match turned::instead_of(&usual, &self.engine, request, conv, subject)? {
-            Some(kernel) => Ok(Box::new(kernel)),
-            None => Ok(Box::new(usual.of(subject))),
-        }
-    }
-
-    fn linear_backward_data(&self, request: &Request, subject: &str) -> Result<Box<dyn Kernel>> {
-        let usual = linear::backward_data(&self.engine, request)?;
-        match slabs::instead_of(&usual, &self.engine, request, subject)? {
-            Some(kernel) => Ok(Box::new(kernel)),
-            None => Ok(Box::new(usual.of(subject))),
-        }
-    }
-
-    fn host(&self, request: &Request) -> Option<Result<HostKernel>> {
+    fn kernel(&self, request: &Request, subject: &str) -> Result<Box<dyn Kernel>> {
         let (engine, workers) = (&self.engine, &self.workers);
-        Some(match *request.op {
-            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
-                dropout::dropout(engine, workers, request, p, layer)
+        let primitive = |kernel: Result<PrimitiveKernel>| Ok(Box::new(kernel?.of(subject)) as _);
+        let host = |kernel: Result<HostKernel>| Ok(Box::new(kernel?) as _);
+        match *request.op {
+            Op::Conv2d(conv) => primitive(conv::forward_pass(engine, request, &conv)),
+            Op::Conv2dBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
+            Op::Conv2dBackwardWeights(conv) => primitive(conv::backward_weights(engine, request, &conv)),
+            Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
+            Op::LinearBackwardData { .. } => primitive(linear::backward_data(engine, request)),
+            Op::LinearBackwardWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
+            Op::BatchNormMoments => host(sync_norm::moments(engine, workers, request)),
+            Op::Exchange { ranks } => host(sync_norm::exchange(engine, request, ranks)),
+            Op::BatchNorm(norm) if norm.add => host(residual_norm::training(engine, workers, request, &norm)),
+            Op::BatchNorm(norm) if norm.given => {
+                host(sync_norm::forward_pass(engine, workers, request, &norm))
             }
-            Op::AdaptiveAvgPool => adaptive::forward_pass(engine, workers, request),
-            Op::AdaptiveAvgPoolBackward => adaptive::backward(engine, workers, request),
-            Op::BatchNorm(norm) if norm.add => residual_norm::training(engine, workers, request, &norm),
+            Op::BatchNorm(norm) => Ok(Box::new(batch_norm::training(engine, request, &norm, subject)?)),
             Op::BatchNormInference(norm) if norm.add => {
-                residual_norm::inference(engine, workers, request, &norm)
+                host(residual_norm::inference(engine, workers, request, &norm))
             }
-            Op::BatchNormMoments => sync_norm::moments(engine, workers, request),
-            Op::Exchange { ranks } => sync_norm::exchange(engine, request, ranks),
-            Op::SyncBatchNorm(norm) => sync_norm::forward_pass(engine, workers, request, &norm),
-            Op::SyncBatchNormAgain(norm) => sync_norm::again(engine, workers, request, &norm),
-            Op::SyncBatchNormSums(norm) => sync_norm::sums(engine, workers, request, &norm),
-            Op::SyncBatchNormBackward(norm) => sync_norm::backward(engine, workers, request, &norm),
-            Op::Reshape => simple::reshape(engine, request),
-            Op::SoftmaxCrossEntropy { smoothing, weight } | Op::MixedCrossEntropy { smoothing, weight } => {
-                loss::forward_pass(engine, request, smoothing, weight)
+            Op::BatchNormInference(norm) if norm.given => {
+                host(sync_norm::again(engine, workers, request, &norm))
             }
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight }
-            | Op::MixedCrossEntropyBackward { smoothing, weight } => {
-                loss::backward(engine, request, smoothing, weight)
+            Op::BatchNormInference(norm) => primitive(batch_norm::inference(engine, request, &norm)),
+            Op::BatchNormSums(norm) => host(sync_norm::sums(engine, workers, request, &norm)),
+            Op::BatchNormBackward(norm) if norm.add => {
+                Ok(Box::new(residual_norm::backward(engine, request, &norm, subject)?))
             }
-            _ => return None,
-        })
+            Op::BatchNormBackward(norm) if norm.given => {
+                host(sync_norm::backward(engine, workers, request, &norm))
+            }
+            Op::BatchNormBackward(norm) => primitive(batch_norm::backward(engine, request, &norm)),
+            Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
+            Op::LocalResponseNormBackward(norm) => primitive(lrn::backward(engine, request, &norm)),
+            Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
+            Op::ActivationBackward(of) => primitive(activation::backward(engine, request, of)),
+            Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),
+            Op::MaxPoolBackward(pool) => primitive(pool::max_backward(engine, request, &pool)),
+            Op::AvgPool(pool) => primitive(pool::average(engine, request, &pool)),
+            Op::AvgPoolBackward(pool) => primitive(pool::average_backward(engine, request, &pool)),
+            Op::AdaptiveAvgPool => host(adaptive::forward_pass(engine, workers, request)),
+            Op::AdaptiveAvgPoolBackward => host(adaptive::backward(engine, workers, request)),
+            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
+                host(dropout::dropout(engine, workers, request, p, layer))
+            }
+            Op::Reshape => host(simple::reshape(engine, request)),
+            Op::Concat => primitive(concat::concat(engine, request)),
+            Op::Slice { from } => primitive(concat::slice(engine, request, from)),
+            Op::Add { relu } => primitive(simple::add(engine, request, relu)),
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                host(loss::forward_pass(engine, request, smoothing, weight))
+            }
+            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+                host(loss::backward(engine, request, smoothing, weight))
+            }
+            Op::Normalise { .. } | Op::Conv2dBackwardDataRelu(_) | Op::Conv2dMoments(_) => {
+                Err(joined(request))
+            }
+        }
     }
+}
+
+/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::join`).
+fn joined(request: &Request) -> Error {
+    Error::internal(format!("{} is for GPUs", request.op.name()))
 }
 
 /// "conv2d of 128×1×28×28 and 32×1×3×3": what failed.
@@ -163,6 +157,11 @@ fn subject(request: &Request) -> String {
 impl Device for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    /// An addition behind a normalisation, which our own loops do while its numbers are in cache.
+    fn joins(&self) -> Joins {
+        Joins { addition: true, ..Joins::default() }
     }
 
     fn describe(&self) -> String {
@@ -184,19 +183,7 @@ impl Device for Cpu {
 
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
         let subject = subject(request);
-        let kernel: Result<Box<dyn Kernel>> = match (request.op, self.host(request)) {
-            (Op::BatchNorm(norm), None) => batch_norm::training(&self.engine, request, norm, &subject)
-                .map(|kernel| Box::new(kernel) as _),
-            (Op::BatchNormBackward(norm), _) if norm.add => {
-                residual_norm::backward(&self.engine, request, norm, &subject)
-                    .map(|kernel| Box::new(kernel) as _)
-            }
-            (Op::Conv2dBackwardData(conv), _) => self.conv_backward_data(request, conv, &subject),
-            (Op::LinearBackwardData { .. }, _) => self.linear_backward_data(request, &subject),
-            (_, Some(kernel)) => kernel.map(|kernel| Box::new(kernel) as _),
-            (_, None) => self.primitive(request).map(|kernel| Box::new(kernel.of(&subject)) as _),
-        };
-        kernel.map_err(|e| e.context(subject))
+        self.kernel(request, &subject).map_err(|e| e.context(subject))
     }
 
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {

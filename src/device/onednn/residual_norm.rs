@@ -8,16 +8,15 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::batch_norm;
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::primitive::{PrimitiveKernel, check_memory, inputs, outputs};
-use super::relu;
 use super::rows::{Element, Frame, Piece, Scratch, Terms, load, store};
 use super::sync_norm::{self, coefficients, moments_of_piece, put_together, run_on, slices};
+use super::{activation, batch_norm};
 use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, DType, Spec};
+use crate::graph::{Activation, BatchNorm, DType, Spec};
 
 /// y = max((x − mean)·scale + b + z, 0).
 struct Normalise<'a, T> {
@@ -160,7 +159,7 @@ pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm, subjec
     let layout = Some(norm.inputs()[1].clone());
     let of_relu = [(dy.clone(), layout.clone()), (y.clone(), layout)];
     let of_relu = Request { inputs: &of_relu, outputs: &request.outputs[..1], forward: None, ..*request };
-    let relu = relu::backward(engine, &of_relu, f32::INFINITY)?;
+    let relu = activation::backward(engine, &of_relu, Activation::RELU)?;
     if relu.outputs()[0] != norm.inputs()[0] {
         return Err(Error::internal(
             "a ReLU gives its gradient in another layout than the normalisation takes it",

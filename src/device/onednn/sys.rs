@@ -93,8 +93,6 @@ pub const STREAM_DEFAULT: c_uint = 1;
 pub const SCRATCHPAD_USER: c_int = 1;
 /// `dnnl_format_tag_any`.
 pub const FORMAT_TAG_ANY: c_int = 1;
-/// `dnnl_AB16b64a`.
-pub const FORMAT_TAG_AB16B64A: c_int = 239;
 /// `dnnl_blocked`, of `dnnl_format_kind_t`.
 pub const FORMAT_KIND_BLOCKED: c_int = 2;
 
@@ -116,7 +114,10 @@ pub const BACKWARD: PropKind = 128;
 pub type AlgKind = c_int;
 pub const CONVOLUTION_DIRECT: AlgKind = 0x1;
 pub const ELTWISE_RELU: AlgKind = 0x20;
+pub const ELTWISE_SWISH: AlgKind = 0x2c;
+pub const ELTWISE_GELU_ERF: AlgKind = 0x31;
 pub const ELTWISE_RELU_USE_DST: AlgKind = 0x100;
+pub const ELTWISE_LOGISTIC_USE_DST: AlgKind = 0x104;
 pub const BINARY_ADD: AlgKind = 0x1fff0;
 /// Both bounds excluded from the gradient, as PyTorch has it.
 pub const ELTWISE_CLIP_USE_DST: AlgKind = 0x106;
@@ -228,8 +229,6 @@ functions! {
     fn dnnl_primitive_attr_destroy(*mut PrimitiveAttr) -> Status;
     fn dnnl_post_ops_create(*mut *mut PostOps) -> Status;
     fn dnnl_post_ops_append_eltwise(*mut PostOps, AlgKind, c_float, c_float) -> Status;
-    // scale, zero point, data type (0: the destination's)
-    fn dnnl_post_ops_append_sum(*mut PostOps, c_float, i32, DataType) -> Status;
     fn dnnl_post_ops_destroy(*mut PostOps) -> Status;
 
     fn dnnl_primitive_desc_query(*const PrimitiveDesc, Query, c_int, *mut c_void) -> Status;
@@ -264,11 +263,6 @@ functions! {
     // src, weights, bias, dst
     fn dnnl_inner_product_forward_primitive_desc_create(
         *mut *mut PrimitiveDesc, *mut Engine, PropKind,
-        *const MemoryDesc, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc, *const PrimitiveAttr,
-    ) -> Status;
-    // src, weights, bias, dst
-    fn dnnl_matmul_primitive_desc_create(
-        *mut *mut PrimitiveDesc, *mut Engine,
         *const MemoryDesc, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc, *const PrimitiveAttr,
     ) -> Status;
     // diff src, weights, diff dst; forward hint

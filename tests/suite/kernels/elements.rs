@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::{STARTS, channels_first, channels_last, equal, random, random_in, stream};
+use dltrain::graph::{Activation, Op};
+
+use super::{STARTS, channels_first, channels_last, close, equal, random, random_in, reference, stream};
 use crate::launch;
 use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, all_rounded, rounded};
 
@@ -63,15 +65,7 @@ fn each_case(mut test: impl FnMut(&str, usize, crate::support::kernels::Start)) 
 fn elements_are_changed_one_by_one() {
     each_case(|t, n, start| {
         let (a, b) = (random_in(t, n, 1), random_in(t, n, 2));
-        // y from x, and y from a and b, in place or not; the formula is rounded once.
-        let one = |kernel: &str, more: Argument, f: &dyn Fn(f32) -> f32| {
-            let (x, y) = (Buffer::of(&a, t, start), Buffer::empty(n, t, start));
-            launch!(format!("{kernel}_{t}"), Shape::any(), &x, &y, n as i64, more);
-            let expected: Vec<f32> = a.iter().map(|&a| rounded(t, f(a))).collect();
-            equal(&y.read(t), &expected, &format!("{kernel}_{t} of {n}"));
-        };
-        one("relu", Argument::Float(f32::INFINITY), &|v| v.max(0.0));
-        one("relu", Argument::Float(0.3), &|v| v.clamp(0.0, 0.3));
+        // y from a and b; the formula is rounded once.
         let two = |kernel: &str, more: Argument, f: &dyn Fn(f32, f32) -> f32| {
             let (x, y) = (Buffer::of(&a, t, start), Buffer::of(&b, t, start));
             let out = Buffer::empty(n, t, start);
@@ -79,7 +73,6 @@ fn elements_are_changed_one_by_one() {
             let expected: Vec<f32> = a.iter().zip(&b).map(|(&a, &b)| rounded(t, f(a, b))).collect();
             equal(&out.read(t), &expected, &format!("{kernel}_{t} of {n}"));
         };
-        two("relu_backward", Argument::Float(0.5), &|dy, y| if y > 0.0 && y < 0.5 { dy } else { 0.0 });
         two("add", Argument::Int(0), &|a, b| a + b);
         two("add", Argument::Int(1), &|a, b| (a + b).max(0.0));
         let y = Buffer::of(&a, t, start);
@@ -88,6 +81,50 @@ fn elements_are_changed_one_by_one() {
         launch!(format!("fill_{t}"), Shape::any(), &y, n as i64, 1.1f32);
         equal(&y.read(t), &vec![rounded(t, 1.1); n], "fill");
     });
+}
+
+/// As the reference device has them, forward and backward, in place too.
+#[test]
+fn activations_are_what_they_are_defined_to_be() {
+    each_case(|t, n, start| {
+        let nine_times =
+            |which| all_rounded(t, &random(n, which).iter().map(|v| 9.0 * v).collect::<Vec<_>>());
+        let (x, dy, extents) = (nine_times(1), random_in(t, n, 2), [n]);
+        for of in Activation::ALL {
+            let (name, max) = match of {
+                Activation::Relu { max } => ("relu", Some(max)),
+                other => (other.name(), None),
+            };
+            let bound = |v: f32| if max.is_some() { 0.0 } else { step_of(t) * v.abs() + 1e-6 };
+            let y = reference(Op::Activation(of), &[(&extents, &x)], &[&extents])[0].clone();
+            let place = Buffer::of(&x, t, start);
+            match max {
+                Some(max) => launch!(format!("{name}_{t}"), Shape::any(), &place, &place, n as i64, max),
+                None => launch!(format!("{name}_{t}"), Shape::any(), &place, &place, n as i64),
+            }
+            close(&place.read(t), &all_rounded(t, &y), bound, &format!("{name}_{t} of {n}"));
+
+            let read = if of.from_output() { all_rounded(t, &y) } else { x.clone() };
+            let inputs: [(&[usize], &[f32]); 2] = [(&extents, &dy), (&extents, &read)];
+            let dx = reference(Op::ActivationBackward(of), &inputs, &[&extents])[0].clone();
+            let (place, read) = (Buffer::of(&dy, t, start), Buffer::of(&read, t, start));
+            let backward = format!("{name}_backward_{t}");
+            match max {
+                Some(max) => launch!(backward, Shape::any(), &place, &read, &place, n as i64, max),
+                None => launch!(backward, Shape::any(), &place, &read, &place, n as i64),
+            }
+            close(&place.read(t), &all_rounded(t, &dx), bound, &format!("{backward} of {n}"));
+        }
+    });
+}
+
+/// The distance of neighbours of a type, over their size.
+fn step_of(t: &str) -> f32 {
+    match t {
+        "bf16" => 1.0 / 128.0,
+        "f16" => 1.0 / 1024.0,
+        _ => 1e-6,
+    }
 }
 
 #[test]

@@ -59,10 +59,7 @@ fn losses_and_hits_are_those_of_the_definition() {
         let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
         let mixture = mixed.then(|| mixture(rows, classes));
         let more = mixture.as_ref().map(mixture_there);
-        let op = match mixed {
-            true => Op::MixedCrossEntropy { smoothing, weight: WEIGHT },
-            false => Op::SoftmaxCrossEntropy { smoothing, weight: WEIGHT },
-        };
+        let op = Op::SoftmaxCrossEntropy { smoothing, weight: WEIGHT };
         let (both, per_row): (&[usize], &[usize]) = (&[rows, classes], &[rows]);
         let mut inputs: Vec<(&[usize], &[f32])> = vec![(both, &logits), (per_row, &as_numbers)];
         inputs.extend(mixture.iter().flatten().map(|values| (per_row, values.as_slice())));
@@ -108,10 +105,7 @@ fn the_losses_gradient_is_that_of_the_definition() {
         let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
         let mixture = mixed.then(|| mixture(rows, classes));
         let more = mixture.as_ref().map(mixture_there);
-        let op = match mixed {
-            true => Op::MixedCrossEntropyBackward { smoothing, weight: WEIGHT },
-            false => Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT },
-        };
+        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT };
         let (both, per_row): (&[usize], &[usize]) = (&[rows, classes], &[rows]);
         let mut inputs: Vec<(&[usize], &[f32])> = vec![(both, &logits), (per_row, &as_numbers)];
         inputs.extend(mixture.iter().flatten().map(|values| (per_row, values.as_slice())));

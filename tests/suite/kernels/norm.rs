@@ -72,7 +72,7 @@ impl Case {
     }
 
     fn norm(&self) -> BatchNorm {
-        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false }
+        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false, given: false }
     }
 
     fn columns(&self, parts: Option<usize>) -> Shape {
@@ -221,7 +221,7 @@ fn ranks_join_their_statistics() {
             (of_ranks, &moments),
         ];
         let outputs = [&case.extents[..], one, one, one, one];
-        let expected = reference(Op::SyncBatchNorm(case.norm()), &inputs, &outputs);
+        let expected = reference(Op::BatchNorm(BatchNorm { given: true, ..case.norm() }), &inputs, &outputs);
         let [mean, variance] = [1; 2].map(|of| case.numbers(of));
         // Before and after may be the same.
         let running = [&before_mean, &before_variance].map(|values| Buffer::f32s(values));
@@ -325,13 +325,17 @@ fn the_gradient_goes_back_as_defined() {
             (one, &mean),
             (one, &variance),
         ];
-        let sums = reference(Op::SyncBatchNormSums(case.norm()), &inputs, &[&[2, c], one, one]);
+        let sums = reference(Op::BatchNormSums(case.norm()), &inputs, &[&[2, c], one, one]);
         for ranks in [1, 3] {
             let of_all = sums[0].repeat(ranks);
             let of_ranks: &[usize] = &[ranks, 2, c];
             let mut with_sums = inputs.to_vec();
             with_sums.push((of_ranks, &of_all));
-            let dx = reference(Op::SyncBatchNormBackward(case.norm()), &with_sums, &[&case.extents]);
+            let dx = reference(
+                Op::BatchNormBackward(BatchNorm { given: true, ..case.norm() }),
+                &with_sums,
+                &[&case.extents],
+            );
             let [found_dx, found_dw, found_db] = backward(&case, None, &mean, &variance, ranks);
             let bound = |v: f32| 2e-5 * (case.rows() as f32).sqrt() + 1e-5 * v.abs();
             close(&found_dw, &sums[1], bound, "dw");

@@ -1,9 +1,6 @@
 //! What a run has in memory: at its peak what `--dry-run` says, within 5 % or 50 MB, for every model.
 
-#[path = "support/job.rs"]
-mod job;
-
-use job::{finish, job, run, scalar, within_plan};
+use crate::support::job::{finish, job, run, scalar, within_plan};
 
 /// What a plan says of memory before the run: "  in all   1.16 GB  (1,160,000,000 bytes)".
 fn planned_memory(ranks: usize, flags: &[&str]) -> f64 {

@@ -1,0 +1,88 @@
+//! Activations, in whatever layout their input has.
+
+use std::rc::Rc;
+
+use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::layout::{desc, plain};
+use super::primitive::{PrimitiveKernel, attributes, prop_kind};
+use super::sys;
+use crate::device::{Layout, Request};
+use crate::error::{Error, Result};
+use crate::graph::Activation;
+
+/// The layout given for an input, or plain.
+fn given(engine: &Engine, request: &Request, input: usize) -> Result<Layout> {
+    match request.inputs.get(input) {
+        Some((_, Some(layout))) => Ok(layout.clone()),
+        Some((spec, None)) => plain(engine, spec),
+        None => Err(Error::internal("an activation lacks an input")),
+    }
+}
+
+/// The algorithm with its two numbers. Where the backward op reads y (`Activation::from_output`) it is the library's that does.
+fn algorithm(of: Activation) -> (sys::AlgKind, f32, f32) {
+    match of {
+        Activation::Relu { max } if max.is_infinite() => (sys::ELTWISE_RELU_USE_DST, 0.0, 0.0),
+        Activation::Relu { max } => (sys::ELTWISE_CLIP_USE_DST, 0.0, max),
+        Activation::Sigmoid => (sys::ELTWISE_LOGISTIC_USE_DST, 0.0, 0.0),
+        Activation::Silu => (sys::ELTWISE_SWISH, 1.0, 0.0),
+        Activation::Gelu => (sys::ELTWISE_GELU_ERF, 0.0, 0.0),
+    }
+}
+
+fn forward_desc(
+    engine: &Rc<Engine>,
+    data: &Desc,
+    prop_kind: sys::PropKind,
+    of: Activation,
+) -> Result<PrimitiveDesc> {
+    let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(of));
+    // SAFETY: descriptors and attributes outlive the call.
+    PrimitiveDesc::create(engine, "dnnl_eltwise_forward_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_eltwise_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            prop_kind,
+            algorithm,
+            data.raw(),
+            data.raw(),
+            alpha,
+            beta,
+            attributes.raw(),
+        )
+    })
+}
+
+/// x → y, over x if possible: where the backward op wants x the plan keeps it.
+pub fn forward_pass(engine: &Rc<Engine>, request: &Request, of: Activation) -> Result<PrimitiveKernel> {
+    let x = given(engine, request, 0)?;
+    let desc = forward_desc(engine, desc(&x)?, prop_kind(request), of)?;
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.in_place(0))
+}
+
+/// dy, y or x → dx, in the layout of the latter. The forward op may have been part of a convolution, so the hint is made here.
+pub fn backward(engine: &Rc<Engine>, request: &Request, of: Activation) -> Result<PrimitiveKernel> {
+    let read = given(engine, request, 1)?;
+    let read = desc(&read)?;
+    let hint = forward_desc(engine, read, sys::FORWARD_TRAINING, of)?;
+    let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(of));
+    let name = "dnnl_eltwise_backward_primitive_desc_create";
+    // SAFETY: descriptors, hint and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+        (engine.library.functions.dnnl_eltwise_backward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            algorithm,
+            read.raw(),
+            read.raw(),
+            read.raw(),
+            alpha,
+            beta,
+            hint.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let argument = if of.from_output() { sys::ARG_DST } else { sys::ARG_SRC };
+    let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, argument], &[sys::ARG_DIFF_SRC])?;
+    Ok(kernel.in_place(0))
+}

@@ -1,0 +1,88 @@
+//! Convolution.
+
+use crate::error::{Error, Result};
+use crate::graph::differentiate::Backward;
+use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
+
+/// A convolution's geometry (cross-correlation, as every framework has it).
+/// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Conv2d {
+    /// Height, width.
+    pub kernel: [usize; 2],
+    pub stride: [usize; 2],
+    /// Zeros on both sides, for height and width.
+    pub padding: [usize; 2],
+    /// Input and output channels fall into this many independent groups.
+    pub groups: usize,
+    /// Whether there is a bias input.
+    pub bias: bool,
+    /// Whether a ReLU is applied to the output (put there by `simplify`).
+    pub relu: bool,
+}
+
+impl Conv2d {
+    /// A square kernel with stride 1, no padding, one group, a bias.
+    pub fn square(kernel: usize) -> Conv2d {
+        Conv2d { kernel: [kernel; 2], stride: [1; 2], padding: [0; 2], groups: 1, bias: true, relu: false }
+    }
+
+    pub fn stride(self, stride: usize) -> Conv2d {
+        Conv2d { stride: [stride; 2], ..self }
+    }
+
+    pub fn padding(self, padding: usize) -> Conv2d {
+        Conv2d { padding: [padding; 2], ..self }
+    }
+}
+
+/// The output size (height, width) of a window that slides over an input; `None` where not even one fits.
+pub fn windows(
+    input: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+) -> Option<[usize; 2]> {
+    let along = |axis: usize| {
+        let room = (input[axis] + 2 * padding[axis]).checked_sub(kernel[axis])?;
+        Some(room / stride[axis] + 1)
+    };
+    Some([along(0)?, along(1)?])
+}
+
+impl Builder {
+    /// A convolution to `channels` output channels. Parameters `name.weight`, `name.bias`.
+    pub fn conv2d(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
+        if !divides(c) || !divides(channels) {
+            return Err(Error::usage(format!(
+                "layer {name}: {c} input and {channels} output channels do not divide into {} groups",
+                conv.groups
+            )));
+        }
+        let size = windows([h, w], conv.kernel, conv.stride, conv.padding);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.kernel, [h, w], conv.padding))?;
+        let [kh, kw] = conv.kernel;
+        // As PyTorch counts: groups divide what an output reads, not how many there are.
+        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels * kh * kw);
+        let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
+        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
+        if conv.bias {
+            inputs.push(self.bias(name, channels, bias));
+        }
+        Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
+    }
+}
+
+pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
+    if conv.relu {
+        dy = b.relu(id, node, dy);
+    }
+    let (x, w) = (node.inputs[0], node.inputs[1]);
+    b.weights(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
+    if b.needs(x) {
+        let dx = b.node(id, Op::Conv2dBackwardData(conv), vec![dy, w], x);
+        b.contribute(x, dx);
+    }
+}

@@ -1,0 +1,252 @@
+//! The ops: what each computes, on which inputs, giving which outputs.
+//!
+//! A family of ops has a file, with its settings, how a layer of it is added to a network (`Builder`: shapes, parameters) and
+//! how it is differentiated; here they are one type, with the table of their names and work.
+//!
+//! Tensors are named in the order in which a node lists them. `x` is an op's input, `y` its output, `w`
+//! the weight, `b` the bias; `d…` is the loss gradient of …. Arithmetic and sums are f32; a tensor
+//! may be stored as bf16, rounded to the nearest once, when all of an element is there.
+
+mod activation;
+mod arrange;
+mod conv;
+mod dropout;
+mod linear;
+mod loss;
+mod norm;
+mod pool;
+
+pub use activation::Activation;
+pub use conv::{Conv2d, windows};
+pub use norm::{BatchNorm, LocalResponseNorm};
+pub use pool::{Pool2d, adaptive_window};
+
+use super::differentiate::Backward;
+use super::{Node, NodeId, TensorId};
+
+/// An op of the graph. The comment shows inputs → outputs with their shapes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = pixels·scale[c] + shift[c], each operation rounded; 0 where the label is
+    /// below 0, which marks a place without an image. C is 3 at most.
+    Normalise { scale: [f32; 3], shift: [f32; 3] },
+
+    /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
+    Conv2d(Conv2d),
+    /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
+    Conv2dBackwardData(Conv2d),
+    /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::join`).
+    Conv2dBackwardDataRelu(Conv2d),
+    /// x, dy → dw, db?
+    Conv2dBackwardWeights(Conv2d),
+    /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::join`).
+    Conv2dMoments(Conv2d),
+
+    /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
+    /// x may have four dimensions: it is read as if flattened.
+    Linear { bias: bool, relu: bool },
+    /// dy (N,O), w (O,I) → dx (N,…)
+    LinearBackwardData { bias: bool },
+    /// x (N,…), dy (N,O) → dw (O,I), db (O)?
+    LinearBackwardWeights { bias: bool },
+
+    /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).
+    BatchNormMoments,
+    /// x → y (R, the shape of x): the x of each of R ranks, in their order. A device knows one rank only: on it every
+    /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`).
+    Exchange { ranks: usize },
+    /// x (N,C,H,W), w, b, running mean, running variance (C each) → y, mean, variance, running mean, running variance,
+    /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
+    /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
+    /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
+    /// With `add` another input z (N,C,H,W) follows, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing is saved.
+    /// With `given` the last input is moments (R,2,C), or (2,C): of a batch of which R ranks have equal parts, n = R·N·H·W.
+    /// Over ranks nothing is saved for `relu`: the backward ops compute again whether y > 0.
+    BatchNorm(BatchNorm),
+    /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
+    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again, to the bit what it
+    /// gave the first time. With `add` z comes last.
+    BatchNormInference(BatchNorm),
+    /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with x̂
+    /// the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
+    BatchNormSums(BatchNorm),
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y →
+    /// dz, dw, db, dx, where dz is dy where y > 0, else 0. With `given` it is dy, x, w, b, mean, variance, sums (R,2,C) → dx.
+    BatchNormBackward(BatchNorm),
+
+    /// x → y = x/(k + alpha/size·s)^beta with s the sum of squares of the `size` channels around x's own
+    /// (N,C,H,W), saved
+    LocalResponseNorm(LocalResponseNorm),
+    /// dy, x, saved → dx
+    LocalResponseNormBackward(LocalResponseNorm),
+
+    /// x → y = f(x)
+    Activation(Activation),
+    /// dy, y or x (`Activation::from_output`) → dx = dy·f′(x)
+    ActivationBackward(Activation),
+
+    /// x (N,C,H,W) → y (N,C,OH,OW), saved (which element won each window; the first among equals)
+    MaxPool(Pool2d),
+    /// dy, saved → dx
+    MaxPoolBackward(Pool2d),
+    /// x → y
+    AvgPool(Pool2d),
+    /// dy → dx
+    AvgPoolBackward(Pool2d),
+    /// x (N,C,H,W) → y (N,C,OH,OW), each element the mean of its `adaptive_window`s over height and width
+    AdaptiveAvgPool,
+    /// dy → dx
+    AdaptiveAvgPoolBackward,
+
+    /// x → y = x·m/(1−p), where m is 0 with probability p: in step t, element e of the sample at global position
+    /// s is dropped when uniform(word e mod 4 of philox(key(seed, Dropout, layer), [e/4, s, t, t >> 32])) < p.
+    /// Nothing is stored: the backward op computes the same mask.
+    Dropout { p: f32, layer: u32 },
+    /// dy → dx = dy·m/(1−p)
+    DropoutBackward { p: f32, layer: u32 },
+
+    /// x (N,…) → y: the same elements in logical order under another shape.
+    Reshape,
+    /// Any number of x (N,Cᵢ,H,W) → y (N,ΣCᵢ,H,W): their channels one after the other.
+    Concat,
+    /// x (N,C,H,W) → y (N,C',H,W): C' channels from channel `from` on. The backward op of a concatenation, one for each
+    /// of its inputs.
+    Slice { from: usize },
+    /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
+    Add { relu: bool },
+
+    /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
+    /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
+    /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it). The losses are
+    /// multiplied by `weight`: less than 1 for auxiliary heads.
+    /// Where samples are mixed (mixup, cutmix) others (N) and shares (N) are inputs too: the target of a sample is share λ
+    /// (0 to 1) of its label and 1 − λ of its other one, so that with label smoothing s it is
+    /// (1−s)·(λ·onehot(label) + (1−λ)·onehot(other)) + s/K. A hit is one of the label with the larger share, the first
+    /// of two equal ones. A sample with a label below 0 counts nowhere.
+    SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
+    /// logits (N,K), labels (N), others?, shares? → dlogits = (softmax − target)·weight·gradient_scale, the scale that of the
+    /// run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
+    SoftmaxCrossEntropyBackward { smoothing: f32, weight: f32 },
+}
+
+/// One of a node's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operand {
+    Input(usize),
+    Output(usize),
+}
+
+/// What an op does with its operands, for counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// For each element of `of` a sum of as many products as `filter` has elements without its first dimension. Both backward
+    /// passes do the same multiplications as the forward pass.
+    Products { of: Operand, filter: Operand },
+    /// One operation an element of output 0: bound by memory, not by arithmetic.
+    Elements,
+    /// Elements are copied, if that.
+    Nothing,
+}
+
+const FORWARD: Work = Work::Products { of: Operand::Output(0), filter: Operand::Input(1) };
+const BACKWARD_DATA: Work = Work::Products { of: Operand::Input(0), filter: Operand::Input(1) };
+const BACKWARD_WEIGHTS: Work = Work::Products { of: Operand::Input(1), filter: Operand::Output(0) };
+
+impl Op {
+    /// The table of ops: the name shown to users, and the work.
+    fn row(&self) -> (&'static str, Work) {
+        use Work::{Elements, Nothing};
+        match self {
+            Op::Normalise { .. } => ("normalise", Elements),
+            Op::Conv2d(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
+            Op::Conv2dBackwardData(_) => ("conv2d backward data", BACKWARD_DATA),
+            Op::Conv2dBackwardDataRelu(_) => ("conv2d backward data+relu", BACKWARD_DATA),
+            Op::Conv2dBackwardWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
+            Op::Conv2dMoments(_) => ("conv2d+moments", FORWARD),
+            Op::Linear { relu, .. } => (if *relu { "linear+relu" } else { "linear" }, FORWARD),
+            Op::LinearBackwardData { .. } => ("linear backward data", BACKWARD_DATA),
+            Op::LinearBackwardWeights { .. } => ("linear backward weights", BACKWARD_WEIGHTS),
+            Op::BatchNormMoments => ("batch norm moments", Elements),
+            Op::Exchange { .. } => ("exchange", Elements),
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) => (norm.name(), Elements),
+            Op::BatchNormSums(_) => ("batch norm sums", Elements),
+            Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
+            Op::LocalResponseNorm(_) => ("local response norm", Elements),
+            Op::LocalResponseNormBackward(_) => ("local response norm backward", Elements),
+            Op::Activation(of) => (of.name(), Elements),
+            Op::ActivationBackward(of) => (of.backward_name(), Elements),
+            Op::MaxPool(_) => ("max pool", Elements),
+            Op::MaxPoolBackward(_) => ("max pool backward", Elements),
+            Op::AvgPool(_) => ("avg pool", Elements),
+            Op::AvgPoolBackward(_) => ("avg pool backward", Elements),
+            Op::AdaptiveAvgPool => ("adaptive avg pool", Elements),
+            Op::AdaptiveAvgPoolBackward => ("adaptive avg pool backward", Elements),
+            Op::Dropout { .. } => ("dropout", Elements),
+            Op::DropoutBackward { .. } => ("dropout backward", Elements),
+            Op::Reshape => ("reshape", Nothing),
+            Op::Concat => ("concat", Nothing),
+            Op::Slice { .. } => ("slice", Nothing),
+            Op::Add { relu } => (if *relu { "add+relu" } else { "add" }, Elements),
+            Op::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy", Elements),
+            Op::SoftmaxCrossEntropyBackward { .. } => ("softmax cross-entropy backward", Elements),
+        }
+    }
+
+    /// The name shown in tables.
+    pub fn name(&self) -> &'static str {
+        self.row().0
+    }
+
+    /// Whether it gives losses of scores, its first operand: where gradients begin.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Op::SoftmaxCrossEntropy { .. })
+    }
+
+    pub(super) fn work(&self) -> Work {
+        self.row().1
+    }
+
+    /// Adds the nodes that give the gradients of a forward node's inputs, `dy` being that of its first output. (A loss
+    /// has none.)
+    pub(super) fn backward(&self, b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) {
+        match *self {
+            Op::Conv2d(conv) => conv::backward(b, id, node, conv, dy),
+            Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
+            Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
+            Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),
+            Op::Activation(of) => activation::backward(b, id, node, of, dy),
+            Op::MaxPool(pool) => b.simple(id, node, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]]),
+            Op::AvgPool(pool) => b.simple(id, node, Op::AvgPoolBackward(pool), vec![dy]),
+            Op::AdaptiveAvgPool => b.simple(id, node, Op::AdaptiveAvgPoolBackward, vec![dy]),
+            Op::Dropout { p, layer } => b.simple(id, node, Op::DropoutBackward { p, layer }, vec![dy]),
+            Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
+            Op::Concat => arrange::concat_backward(b, id, node, dy),
+            Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
+            // Integers have no gradients, and nothing learned comes before the moments of another rank.
+            Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } => {}
+            Op::SoftmaxCrossEntropy { smoothing, weight } => {
+                let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
+                b.simple(id, node, op, node.inputs.clone());
+            }
+            Op::Conv2dMoments(_)
+            | Op::Conv2dBackwardData(_)
+            | Op::Conv2dBackwardDataRelu(_)
+            | Op::Conv2dBackwardWeights(_)
+            | Op::LinearBackwardData { .. }
+            | Op::LinearBackwardWeights { .. }
+            | Op::BatchNormInference(_)
+            | Op::BatchNormSums(_)
+            | Op::BatchNormBackward(_)
+            | Op::LocalResponseNormBackward(_)
+            | Op::ActivationBackward(_)
+            | Op::MaxPoolBackward(_)
+            | Op::AvgPoolBackward(_)
+            | Op::AdaptiveAvgPoolBackward
+            | Op::DropoutBackward { .. }
+            | Op::Slice { .. }
+            | Op::SoftmaxCrossEntropyBackward { .. } => {
+                unreachable!("{} in the forward pass of training", self.name())
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Normalisation: batch normalisation in two halves, moments and what is done with them, which a device may fuse; and local
+//! response normalisation.
+
+use crate::error::{Error, Result};
+use crate::graph::differentiate::Backward;
+use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, TensorId, dims};
+
+/// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchNorm {
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// The share of the newest batch in the running statistics: running = (1 − momentum)·running + momentum·batch.
+    pub momentum: f32,
+    /// Whether a ReLU is applied to the output (put there by `simplify`).
+    pub relu: bool,
+    /// Whether another tensor is added before that ReLU (put there by `join`, with `relu`).
+    pub add: bool,
+    /// Whether the moments, and backward the sums, are an input: a convolution gave them (`join`), or ranks share them
+    /// (`synchronise`).
+    pub given: bool,
+}
+
+impl Default for BatchNorm {
+    /// PyTorch's numbers.
+    fn default() -> BatchNorm {
+        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false, given: false }
+    }
+}
+
+impl Builder {
+    /// Batch normalisation. Parameters `name.weight` and `name.bias`, statistics `name.running_mean` and
+    /// `name.running_var`.
+    ///
+    /// # Errors
+    /// `Usage` when there is only one value a channel: its variance says nothing to a training.
+    pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        if self.trains && n * h * w < 2 {
+            return Err(Error::usage(format!(
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
+                 use --batch 2 or more, or larger images",
+                self.name
+            )));
+        }
+        let shape = self.shape(x).clone();
+        let weight = self.parameter(format!("{name}.weight"), dims([c]), Init::One, false);
+        let bias = self.bias(name, c, Init::Zero);
+        let [mean, variance] =
+            [("running_mean", Init::Zero), ("running_var", Init::One)].map(|(of, init)| {
+                let id = self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Statistic);
+                self.tensors[id.0].init = Some(init);
+                id
+            });
+        let y = self.node(name, Op::BatchNorm(norm), vec![x, weight, bias, mean, variance], shape);
+        let of_batch = ["mean", "variance"]
+            .map(|of| self.tensor(&format!("{name}.{of}"), dims([c]), DType::F32, Role::Activation));
+        let more = of_batch.into_iter().chain([mean, variance]);
+        self.nodes.last_mut().expect("the node just added").outputs.extend(more);
+        Ok(y)
+    }
+}
+
+impl BatchNorm {
+    pub fn name(&self) -> &'static str {
+        match (self.add, self.relu) {
+            (true, _) => "batch norm+add+relu",
+            (false, true) => "batch norm+relu",
+            (false, false) => "batch norm",
+        }
+    }
+
+    pub fn backward_name(&self) -> &'static str {
+        if self.add { "batch norm+add+relu backward" } else { "batch norm backward" }
+    }
+}
+
+/// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their exchange
+/// and the gradient of the input.
+pub fn batch_norm_backward(b: &mut Backward, id: NodeId, node: &Node, norm: BatchNorm, dy: TensorId) {
+    let ([x, weight, bias], [mean, variance]) =
+        ([0, 1, 2].map(|index| node.inputs[index]), [1, 2].map(|index| node.outputs[index]));
+    let dx = if norm.given {
+        b.graph.sync_norm_backward(id, norm, dy)
+    } else {
+        let mut inputs = vec![dy, x, weight, mean, variance];
+        // What a ReLU in it saved comes after the running statistics.
+        inputs.extend(node.outputs.get(5));
+        let dx = b.graph.gradient_like(x);
+        let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
+        let (name, op) = (node.name.clone(), Op::BatchNormBackward(norm));
+        b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
+        dx
+    };
+    b.contribute(x, dx);
+}
+
+/// Local response normalisation across channels (Krizhevsky, Sutskever, Hinton 2012), in PyTorch's terms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalResponseNorm {
+    /// How many neighbouring channels are summed, the channel itself in their middle: odd.
+    pub size: usize,
+    /// Divided by `size` before use.
+    pub alpha: f32,
+    pub beta: f32,
+    pub k: f32,
+}
+
+impl Default for LocalResponseNorm {
+    /// PyTorch's numbers, five channels.
+    fn default() -> LocalResponseNorm {
+        LocalResponseNorm { size: 5, alpha: 1e-4, beta: 0.75, k: 1.0 }
+    }
+}
+
+impl Builder {
+    /// Local response normalisation.
+    pub fn local_response_norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        norm: LocalResponseNorm,
+    ) -> Result<TensorId> {
+        self.image_shape(name, x)?;
+        if norm.size.is_multiple_of(2) {
+            return Err(Error::internal(format!("layer {name}: {} channels have no middle", norm.size)));
+        }
+        let shape = self.shape(x).clone();
+        Ok(self.saving_node(name, Op::LocalResponseNorm(norm), x, shape))
+    }
+}
+
+pub fn local_response_backward(
+    b: &mut Backward,
+    id: NodeId,
+    node: &Node,
+    norm: LocalResponseNorm,
+    dy: TensorId,
+) {
+    b.simple(id, node, Op::LocalResponseNormBackward(norm), vec![dy, node.inputs[0], node.outputs[1]]);
+}

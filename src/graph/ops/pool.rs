@@ -1,0 +1,101 @@
+//! Poolings.
+
+use super::conv::windows;
+use crate::error::{Error, Result};
+use crate::graph::{Builder, Op, Shape, TensorId, dims};
+
+/// A pooling's geometry; output size as for a convolution, but see `ceil`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pool2d {
+    pub kernel: [usize; 2],
+    pub stride: [usize; 2],
+    pub padding: [usize; 2],
+    /// Average pooling only: whether the padding's zeros count in the divisor.
+    pub count_include_pad: bool,
+    /// Max pooling only: whether a last window that reaches beyond the padding counts too, where it begins in the
+    /// image or the padding before it (PyTorch's `ceil_mode`).
+    pub ceil: bool,
+}
+
+impl Pool2d {
+    /// Square windows side by side, no padding.
+    pub fn square(kernel: usize) -> Pool2d {
+        Pool2d {
+            kernel: [kernel; 2],
+            stride: [kernel; 2],
+            padding: [0; 2],
+            count_include_pad: true,
+            ceil: false,
+        }
+    }
+
+    pub fn ceil(self) -> Pool2d {
+        Pool2d { ceil: true, ..self }
+    }
+
+    pub fn stride(self, stride: usize) -> Pool2d {
+        Pool2d { stride: [stride; 2], ..self }
+    }
+
+    pub fn padding(self, padding: usize) -> Pool2d {
+        Pool2d { padding: [padding; 2], ..self }
+    }
+
+    /// The output size (height, width) for an input; `None` where not even one window fits.
+    pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
+        if !self.ceil {
+            return windows(input, self.kernel, self.stride, self.padding);
+        }
+        let along = |axis: usize| {
+            let (stride, end) = (self.stride[axis], input[axis] + self.padding[axis]);
+            let room = (end + self.padding[axis] + stride - 1).checked_sub(self.kernel[axis])?;
+            let count = room / stride + 1;
+            // One that begins in the padding behind the image would cover nothing.
+            Some(if (count - 1) * stride >= end { count - 1 } else { count })
+        };
+        Some([along(0)?, along(1)?])
+    }
+}
+
+/// The part of an axis of length `input` that element `index` of `output` elements averages in adaptive pooling:
+/// from ⌊index·input/output⌋ up to ⌈(index+1)·input/output⌉, as PyTorch has it. Parts overlap where the lengths do not
+/// divide; where the output is longer, neighbours share elements.
+pub fn adaptive_window(index: usize, input: usize, output: usize) -> std::ops::Range<usize> {
+    index * input / output..((index + 1) * input).div_ceil(output)
+}
+
+impl Builder {
+    pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        let shape = self.pooled(name, x, pool)?;
+        Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
+    }
+
+    pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+        if pool.ceil {
+            return Err(Error::internal(format!(
+                "layer {name}: only max pooling may reach beyond the padding"
+            )));
+        }
+        let shape = self.pooled(name, x, pool)?;
+        Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
+    }
+
+    /// Average pooling to images of this (height, width), whatever the input's: `Op::AdaptiveAvgPool`.
+    pub fn adaptive_avg_pool(&mut self, name: &str, x: TensorId, size: [usize; 2]) -> Result<TensorId> {
+        let [n, c, _, _] = self.image_shape(name, x)?;
+        Ok(self.node(name, Op::AdaptiveAvgPool, vec![x], dims([n, c, size[0], size[1]])))
+    }
+
+    /// The mean of each channel: (N,C,H,W) → (N,C,1,1).
+    pub fn global_avg_pool(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+        let [_, _, h, w] = self.image_shape(name, x)?;
+        self.avg_pool(name, x, Pool2d { kernel: [h, w], ..Pool2d::square(1) })
+    }
+
+    fn pooled(&self, name: &str, x: TensorId, pool: Pool2d) -> Result<Shape> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        let size = pool.windows([h, w]);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, pool.kernel, [h, w], pool.padding))?;
+        Ok(dims([n, c, oh, ow]))
+    }
+}

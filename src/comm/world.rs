@@ -298,6 +298,7 @@ impl Deref for World {
 /// Why there is no `World`.
 #[derive(Debug)]
 pub struct NotStarted {
+    /// What failed.
     pub error: Error,
     /// Where all ranks found out together: whether this one speaks for them. `None` where others may know nothing: see `leave`.
     pub speaks: Option<bool>,

@@ -64,6 +64,7 @@ impl WeightsFile {
         Ok(WeightsFile { path: path.into(), content, shapes, unread })
     }
 
+    /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
     }

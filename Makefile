@@ -49,9 +49,9 @@ test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of t
 	@.ci/deps $(MPI) tests
 	@.ci/test $(MPI) $(TESTS)
 
-test-full: ## what takes minutes: models at full size, 128 ranks, nodes, 20 killed jobs; and all tests of the release build
+test-full: ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and all tests of the release build
 	@.ci/deps $(MPI) tests slurm
-	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full
+	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full combinations::full memory::full
 	@PROFILE=release .ci/test $(MPI)
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
@@ -66,10 +66,11 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-lint: deps ## check format, warnings, scripts, which room uses which, and that ARM is not left out
+lint: deps ## check format, warnings, documentation, scripts, which room uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings
+	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
 	    $(WITH_MPI) cargo check $(CHECK_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi

@@ -15,9 +15,10 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use dltrain::collective::tuning::{Machine, Tuning};
 use dltrain::config::{AllreduceKind, Augment, Compression, DataFormat, Input, JpegDecoder, Resume};
-use dltrain::data::packed::{CHUNK, Header, crc32};
+use dltrain::data::packed::{CHUNK, Header};
 use dltrain::data::{self, Jpeg, Picture, Wanted};
 use dltrain::error::Result;
+use dltrain::files::crc32;
 use dltrain::record::{Contents, Place, WeightsFile, find_checkpoint};
 
 /// Says whether the parser took the input for sound.

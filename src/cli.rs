@@ -1,11 +1,13 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod data;
+mod evaluation;
 mod file;
 mod loss_scale;
 mod manual;
 mod optimizer;
 mod parsed;
+mod places;
 mod session;
 mod train;
 mod values;
@@ -20,7 +22,7 @@ use dltrain::pack;
 use dltrain::report;
 
 pub use manual::{Shell, completions, man};
-pub use parsed::{Parsed, parse};
+pub use parsed::{Asked, Parsed, complete, parse};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -57,7 +59,11 @@ pub enum Command {
     /// List the models: parameters, arithmetic and memory an image.
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
-    Info,
+    Info {
+        /// Also list the switches of the environment, with the values in force.
+        #[arg(long, short)]
+        verbose: bool,
+    },
     /// Write weights as safetensors, which torchvision's models load, or as HDF5.
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
@@ -78,9 +84,25 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl Cli {
     /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
     pub fn is_local(&self) -> bool {
-        matches!(self, Command::Report(_) | Command::Completions { .. } | Command::Man { .. })
+        matches!(self.command, Some(Command::Report(_) | Command::Completions { .. } | Command::Man { .. }))
+    }
+}
+
+impl Command {
+    /// As it is typed.
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Models => "models",
+            Command::Info => "info",
+            Command::Export(_) => "export",
+            Command::Bench(_) => "bench",
+            Command::Pack(_) => "pack",
+            Command::Report(_) => "report",
+            Command::Completions { .. } => "completions",
+            Command::Man { .. } => "man",
+        }
     }
 }

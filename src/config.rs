@@ -1,9 +1,12 @@
-//! The validated run: what flags and files become. Plain data, written whole into every record.
+//! The validated run: what flags and files become. Plain data, written whole into every record. And `environment`: the
+//! switches that are read there alone.
 //!
 //! May use: `error`. Used by: everything.
 
 mod compression;
+pub mod environment;
 mod input;
+mod optimizer;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -13,6 +16,21 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use compression::Compression;
+pub use optimizer::{Optimizer, Rule};
+
+/// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
+pub mod most {
+    /// Images that a rank takes at a time, and micro-steps of an update.
+    pub const BATCH: usize = 1 << 20;
+    /// Times an image comes in an epoch.
+    pub const REPEATS: usize = 1_000_000;
+    /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
+    pub const IMAGES: usize = 1 << 30;
+    /// Threads of a rank.
+    pub const THREADS: usize = 1024;
+    /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
+    pub const LOADER_THREADS: usize = 256;
+}
 
 /// Which device a rank drives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -66,6 +84,7 @@ impl From<DeviceKind> for String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// IEEE 754's single precision.
     F32,
     /// f32 whose products are rounded to 10 bits: GPUs from Ampere on have units for them.
     Tf32,
@@ -160,8 +179,11 @@ impl AllreduceKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
+    /// As they are computed.
     F32,
+    /// Half the bytes, with the range of f32 and 8 bits of precision.
     Bf16,
+    /// Half the bytes, with 11 bits of precision, up to 65504.
     F16,
 }
 
@@ -175,29 +197,7 @@ impl std::fmt::Display for Wire {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// Stochastic gradient descent with momentum.
-    Sgd,
-    /// Kingma and Ba, 2015; decay is added to the gradient.
-    Adam,
-    /// Adam with decoupled weight decay: Loshchilov and Hutter, 2019.
-    #[value(name = "adamw")]
-    AdamW,
-    /// Tieleman and Hinton, 2012, as PyTorch has it.
-    #[value(name = "rmsprop")]
-    RmsProp,
-    /// As TensorFlow has it, epsilon inside the root: for Inception.
-    #[value(name = "rmsprop-tf")]
-    #[serde(rename = "rmsprop-tf")]
-    RmsPropTf,
-    /// Layer-wise adaptive rates for large batches: You et al., 2017.
-    Lars,
-    /// The idea of lars on adam: You et al., 2020.
-    Lamb,
-}
-
+/// How the learning rate goes over the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
@@ -217,27 +217,10 @@ pub enum ScheduleKind {
 pub enum SyncBatchNorm {
     /// Each rank has its own.
     Off,
+    /// All ranks together.
     All,
     /// So many consecutive ranks.
     Groups(usize),
-}
-
-/// What the optimizer does. Numbers that the kind has no use for are 0.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Optimizer {
-    pub kind: OptimizerKind,
-    pub momentum: f32,
-    pub nesterov: bool,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub epsilon: f32,
-    pub rms_decay: f32,
-    pub trust: f32,
-    pub weight_decay: f32,
-    /// The largest norm of all gradients together.
-    pub clip_norm: Option<f32>,
-    /// Decay of the moving average of the weights, which evaluation then uses.
-    pub ema: Option<f32>,
 }
 
 /// How the learning rate goes.
@@ -247,10 +230,15 @@ pub struct Rate {
     pub base: f32,
     /// Whether the base rate is multiplied by the number of ranks.
     pub scale_by_ranks: bool,
+    /// How it goes after warm-up.
     pub schedule: ScheduleKind,
+    /// Epochs over which the rate rises linearly from zero.
     pub warmup_epochs: f32,
+    /// Epochs between two steps of the step schedule.
     pub step_epochs: usize,
+    /// Factor of each step of the step schedule.
     pub gamma: f32,
+    /// Power of the polynomial schedule.
     pub power: f32,
 }
 
@@ -258,8 +246,11 @@ pub struct Rate {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interval {
+    /// Every so many steps.
     Steps(usize),
+    /// Every so many seconds.
     Seconds(f64),
+    /// Every so many epochs.
     Epochs(usize),
 }
 
@@ -269,6 +260,7 @@ pub enum Interval {
 pub enum Resume {
     /// At the newest whole checkpoint of the directory, or at the beginning where there is none.
     Auto,
+    /// At this checkpoint.
     File(PathBuf),
 }
 
@@ -277,9 +269,11 @@ pub enum Resume {
 pub struct Session {
     /// Directory of the checkpoints; `None`: none are written.
     pub checkpoint: Option<PathBuf>,
+    /// How often one is written.
     pub every: Interval,
     /// How many of the newest are kept.
     pub keep: usize,
+    /// Where the run goes on; `None`: it starts at the beginning.
     pub resume: Option<Resume>,
     /// Seconds from the program's start after which it should have stopped.
     pub time_limit: Option<f64>,
@@ -291,6 +285,7 @@ pub struct Config {
     /// All flags, defaults included, as a file that `--config` reads.
     #[serde(skip)]
     pub run_file: String,
+    /// Name of the model (`model::find`).
     pub model: String,
     /// `None`: as many as the model was made for.
     pub classes: Option<usize>,
@@ -306,29 +301,41 @@ pub struct Config {
     pub freeze: Vec<String>,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
+    /// How images are read and prepared.
     pub input: Input,
     /// Images a rank and micro-step.
     pub batch: usize,
     /// Micro-steps whose gradients are added up before one update.
     pub accumulation: usize,
+    /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
+    /// How often the training images are gone through.
     pub epochs: usize,
     /// Stop after this many timed steps.
     pub steps: Option<usize>,
     /// Steps before the clock of images/s starts.
     pub warmup: usize,
+    /// The update rule and its numbers.
     pub optimizer: Optimizer,
+    /// The learning rate over the run.
     pub rate: Rate,
+    /// Seed of weights, shuffling, augmentation and dropout.
     pub seed: u64,
+    /// Where ops run.
     pub device: DeviceKind,
+    /// The type of the numbers between layers.
     pub precision: Precision,
     /// With f16 alone.
     pub loss_scale: Option<LossScale>,
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
+    /// How gradients are reduced over ranks.
     pub allreduce: AllreduceKind,
+    /// Whether MPI is given the GPU's memory.
     pub cuda_aware: CudaAware,
+    /// The type in which gradients travel.
     pub wire: Wire,
+    /// How gradients are compressed; `None`: they are not.
     pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
@@ -336,20 +343,27 @@ pub struct Config {
     pub tuning: Option<PathBuf>,
     /// Bytes from which a bucket is closed; `None`: by ready times and costs.
     pub fusion_threshold: Option<usize>,
+    /// Whether buckets are reduced during the backward pass.
     pub overlap: bool,
     /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
     pub stall_warn: f64,
+    /// Seconds without progress after which the job ends; 0 is never.
     pub stall_abort: f64,
     /// File for the timeline, and which steps of the run (first and last) are to be in it; `None`: the last ones.
     pub timeline: Option<PathBuf>,
+    /// First and last step in the timeline; `None`: the last ones of the run.
     pub timeline_steps: Option<(u64, u64)>,
+    /// File or directory for the results; `None`: the directory `results`.
     pub results: Option<PathBuf>,
     /// Directory of TensorBoard's events, and steps between two histograms.
     pub tensorboard: Option<PathBuf>,
+    /// Steps between two histograms of TensorBoard; `None`: there are none.
     pub histograms: Option<u64>,
+    /// Checkpoints, resume and time limit.
     pub session: Session,
     /// Where the trained weights go.
     pub save_weights: Option<PathBuf>,
+    /// Whether to print the plan and stop.
     pub dry_run: bool,
     /// For what it prints: the machine's FLOP/s and bytes/s.
     #[serde(skip)]
@@ -361,6 +375,25 @@ pub struct Config {
 }
 
 impl Config {
+    /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
+    pub fn to_test(self) -> Config {
+        let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+        let optimizer = Optimizer { rule, clip_norm: None, ema: None };
+        let session = Session { checkpoint: None, resume: None, ..self.session };
+        Config {
+            optimizer,
+            session,
+            accumulation: 1,
+            sync_bn: SyncBatchNorm::Off,
+            freeze: Vec::new(),
+            allreduce: AllreduceKind::Ring,
+            wire: Wire::F32,
+            compress: None,
+            recompute: false,
+            ..self
+        }
+    }
+
     /// Everything that must be equal on all ranks, as (flag, value): a rank started with other flags is found at
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
@@ -381,6 +414,8 @@ impl Config {
         };
         items.retain(|(name, _)| !own.contains(&name.as_str()));
         items.insert(0, ("images".into(), images.into()));
+        // What else there is to compare may depend on these.
+        items.sort_by_key(|(name, _)| !name.ends_with(".kind"));
         items
     }
 

@@ -48,7 +48,9 @@ impl Kind {
 /// An error: its kind and one message for the reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
+    /// What sort of failure it is: the exit code.
     pub kind: Kind,
+    /// What happened, to what, and what to do about it.
     pub message: String,
 }
 
@@ -56,6 +58,7 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// An error of this kind with this message.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
         Error { kind, message: message.into() }
     }

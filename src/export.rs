@@ -8,6 +8,7 @@ use crate::comm::World;
 use crate::error::Result;
 use crate::record::{self, WeightsFile, write_weights};
 
+/// Write weights as safetensors, which torchvision's models load, or as HDF5.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// File of weights: a checkpoint, safetensors or HDF5.
@@ -26,8 +27,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         write_weights(&args.to, file.shapes(), &|name| file.values(name))?;
         Ok(file.shapes().len())
     };
-    let tensors = world.agree(if world.rank() == 0 { convert() } else { Ok(0) })?;
-    let place = record::Place { rank: world.rank(), size: world.size() };
-    record::say(place, &format!("{tensors} tensors: {}", args.to.display()));
+    let tensors = world.agree(record::once(world, convert))?;
+    record::say(world, &format!("{tensors} tensors: {}", args.to.display()));
     Ok(())
 }

@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::comm::{World, is_cuda_aware};
-use crate::config::JpegDecoder;
+use crate::config::{JpegDecoder, environment};
 use crate::data::Jpeg;
 use crate::device::{cuda, onednn};
 use crate::error::Result;
+use crate::host;
 use crate::record;
 
-/// Prints one table for the whole job. Collective.
-pub fn print(world: &World) -> Result<()> {
+/// Prints one table for the whole job; where `verbose`, the switches of the environment too. Collective.
+pub fn print(world: &World, verbose: bool) -> Result<()> {
     let hosts = world.gather_text(world.host())?;
     let gpus = world.gather_text(&gpus())?;
     let isas = world.gather_text(&onednn::isa().map_or_else(|_| "unknown".into(), |isa| isa.to_string()))?;
@@ -33,7 +34,11 @@ pub fn print(world: &World) -> Result<()> {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<10} {value}");
     }
-    record::say(record::Place { rank: world.rank(), size: world.size() }, text.trim_end());
+    if verbose {
+        text += "\nSwitches of the environment, as rank 0 has them:\n";
+        text += &environment::describe();
+    }
+    record::say(world, text.trim_end());
     Ok(())
 }
 
@@ -66,10 +71,8 @@ fn counted(names: &[String], what: &str) -> String {
 }
 
 fn cpu(isas: &[String]) -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
-    let model = model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown model");
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let model = host::cpu_model().unwrap_or_else(|| "unknown model".into());
+    let cores = host::cores();
     let mut distinct = isas.to_vec();
     distinct.sort();
     distinct.dedup();
@@ -94,13 +97,7 @@ fn jpeg() -> String {
 
 /// The file of a library of this process.
 fn loaded(name: &str) -> String {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    paths
-        .into_iter()
-        .find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(name)))
-        .unwrap_or("")
-        .into()
+    host::library(name).map_or(String::new(), |path| path.display().to_string())
 }
 
 /// This rank's GPUs, or why there are none, as one line.

@@ -3,39 +3,47 @@
 
 mod cli;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use dltrain::comm::{World, launcher_rank};
+use dltrain::comm::{self, NotStarted, World};
 use dltrain::error::{Error, Kind, Result};
 use dltrain::record::Volume;
 use dltrain::{bench, export, info, models, pack, record, train};
 
-use cli::{Cli, Command, Parsed};
+use cli::{Asked, Command, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
     record::built_from(revision::revision!());
-    let parsed = match cli::parse(std::env::args_os().collect()) {
-        Ok(parsed) => parsed,
-        Err(error) => return not_parsed(&error),
-    };
-    if let Parsed::Whole(cli) = &parsed
-        && let Some(command) = cli.command.as_ref().filter(|command| command.is_local())
-    {
-        return local(command);
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let parsed = cli::parse(args);
+    // Alone, what needs no MPI does without: a login node may have none. As one of several, this process may be the only
+    // one that was started so, and the others wait for it in MPI_Init.
+    if comm::launched() == 1 {
+        match &parsed {
+            Err(shown) => return print_shown(shown),
+            Ok(Parsed::Whole(cli)) if cli.is_local() => return exit(run_local(cli.command.as_ref())),
+            Ok(_) => {}
+        }
     }
-    let world = match World::start() {
+    let asked = cli::complete(parsed);
+    let world = match World::start(record::git_revision()) {
         Ok(world) => world,
-        Err(error) => return report(&error, speaks_before_mpi()),
+        Err(not_started) => return leave(asked.err(), not_started),
     };
-    let cli = world.agree(parsed.complete());
-    record::start_logging(world.rank(), cli.as_ref().map_or(Volume::Normal, |cli| cli.train.volume()));
+    let outcome = world.agree(asked).and_then(|asked| {
+        world.same(&[("what they run".into(), asked.name())])?;
+        Ok(asked)
+    });
+    let volume = outcome.as_ref().map_or(Volume::Normal, Asked::volume);
+    record::start_logging(world.rank(), volume);
     if let Some(hint) = world.hint() {
         log::warn!("{hint}");
     }
-    match cli.and_then(|cli| dispatch(&world, cli, started)) {
+    match outcome.and_then(|asked| dispatch(&world, asked, started)) {
         Ok(()) => ExitCode::SUCCESS,
         // Every rank has this error: one of them speaks.
         Err(error) if world.is_agreed(&error) => report(&error, world.rank() == 0),
@@ -47,52 +55,78 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(world: &World, cli: Cli, started: Instant) -> Result<()> {
+fn dispatch(world: &World, asked: Asked, started: Instant) -> Result<()> {
+    let cli = match asked {
+        Asked::Shown(text) => {
+            record::say(world, text.trim_end());
+            return world.agree(record::printed());
+        }
+        Asked::Run(cli) => *cli,
+    };
     match cli.command {
         Some(Command::Models) => models::print(world),
-        Some(Command::Info) => info::print(world),
+        Some(Command::Info { verbose }) => info::print(world, verbose),
         Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         Some(Command::Export(args)) => export::run(&args, world),
-        Some(command) => run_local(&command),
-        None => train::run(world, cli.train.validate(), started),
-    }
+        None => return train::run(world, cli.train.validate(), started),
+        local => world.agree(if world.rank() == 0 { run_local(local.as_ref()) } else { Ok(()) }),
+    }?;
+    world.agree(record::printed())
 }
 
-/// What needs no MPI; of several processes one does it.
-fn local(command: &Command) -> ExitCode {
-    match if launcher_rank() == 0 { run_local(command) } else { Ok(()) } {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report(&error, true),
-    }
+fn place(world: &World) -> record::Place {
+    record::Place { rank: world.rank(), size: world.size() }
 }
 
-fn run_local(command: &Command) -> Result<()> {
+/// What needs no MPI.
+fn run_local(command: Option<&Command>) -> Result<()> {
     match command {
-        Command::Report(args) => dltrain::report::run(args),
-        Command::Completions { shell } => cli::completions(*shell),
-        Command::Man { directory } => cli::man(directory.as_deref()),
+        Some(Command::Report(args)) => dltrain::report::run(args),
+        Some(Command::Completions { shell }) => {
+            cli::completions(*shell);
+            Ok(())
+        }
+        Some(Command::Man { directory }) => cli::man(directory.as_deref()),
         _ => Err(Error::internal("a command that needs MPI was run without it")),
-    }
+    }?;
+    record::printed()
 }
 
-/// Whether this process speaks for the job while MPI is not up. The others go after it: a launcher kills all when one
-/// fails, and would take the message with it.
-fn speaks_before_mpi() -> bool {
-    let first = launcher_rank() == 0;
-    if !first {
-        std::thread::sleep(Duration::from_secs(1));
-    }
-    first
-}
-
-/// Help and version go to standard output and succeed; a wrong flag is said by one rank.
-fn not_parsed(error: &clap::Error) -> ExitCode {
-    if speaks_before_mpi() {
+/// Help and version go to standard output and succeed; a wrong flag does not.
+fn print_shown(shown: &clap::Error) -> ExitCode {
+    let printed = shown.print();
+    match shown.use_stderr() {
         // Nobody can be told that writing to the terminal failed.
-        let _ = error.print();
+        true => ExitCode::from(Kind::Usage as u8),
+        false => exit(record::outcome_of(printed)),
     }
-    if error.use_stderr() { ExitCode::from(Kind::Usage as u8) } else { ExitCode::SUCCESS }
+}
+
+/// Ends a process that could not join its job, or all of them where they found out together that they do not match. `wrong`
+/// is what is wrong with its own flags.
+fn leave(wrong: Option<Error>, not_started: NotStarted) -> ExitCode {
+    let NotStarted { error, speaks } = not_started;
+    let error = wrong.unwrap_or(error);
+    match speaks {
+        Some(speaks) => {
+            if !speaks {
+                // A launcher ends all when one has failed, and would take the message with it.
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            report(&error, speaks)
+        }
+        None => {
+            comm::leave(error.exit_code(), || {
+                report(&error, true);
+            });
+            report(&error, false)
+        }
+    }
+}
+
+fn exit(outcome: Result<()>) -> ExitCode {
+    outcome.map_or_else(|error| report(&error, true), |()| ExitCode::SUCCESS)
 }
 
 fn report(error: &Error, speak: bool) -> ExitCode {

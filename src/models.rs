@@ -17,7 +17,7 @@ use crate::record;
 /// Those of planning, which are defects.
 pub fn print(world: &World) -> Result<()> {
     let text = world.agree(table())?;
-    record::say(record::Place { rank: world.rank(), size: world.size() }, text.trim_end());
+    record::say(world, text.trim_end());
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 //! is left alone when the command is given again, and one that is not is written anew.
 //! May use: every room below. Used by: `main`.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,9 +15,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::comm::World;
 use crate::config::{DataFormat, Input, JpegDecoder};
-use crate::data::packed::{CHUNK, Header, Packed, crc32, files_of};
+use crate::data::packed::{CHUNK, Header, Packed, files_of};
 use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, Progress};
 
@@ -54,6 +55,9 @@ pub struct Args {
     verify: bool,
 }
 
+/// Megabytes of the largest file.
+const LARGEST_FILE: usize = 1 << 20;
+
 /// Images that are decoded at once.
 const BLOCK: usize = 256;
 
@@ -62,7 +66,7 @@ const BLOCK: usize = 256;
 /// # Errors
 /// `Usage` and `Data` for what cannot be packed, `Output` for what cannot be written; the same on every rank.
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let threads = crate::train::threads(world, args.threads)?;
+    let threads = world.threads(args.threads)?;
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool =
         world.agree(pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}"))))?;
@@ -79,7 +83,7 @@ struct Job {
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let jobs = world.agree(plan(args))?;
-    let place = crate::train::place(world);
+    let place = record::Place::from(world);
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&Job> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
@@ -112,14 +116,16 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
     if output.extension().is_none_or(|ending| ending != "h5") {
         return Err(Error::usage(format!("{}: the output's name must end in .h5", output.display())));
     }
-    let directory = record::directory_of(output);
+    let directory = files::directory_of(output);
     if !directory.is_dir() {
         let what =
             format!("the directory {} does not exist; make it or choose another output", directory.display());
         return Err(Error::output(output, what));
     }
-    if !(8..=4096).contains(&args.size) || args.file_mb == 0 {
-        return Err(Error::usage("--size must lie between 8 and 4096, and --file-mb be at least 1"));
+    if !(8..=4096).contains(&args.size) || !(1..=LARGEST_FILE).contains(&args.file_mb) {
+        let limits =
+            format!("--size must lie between 8 and 4096, and --file-mb between 1 and {LARGEST_FILE}");
+        return Err(Error::usage(limits));
     }
     let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
     let wanted =
@@ -179,7 +185,7 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
 fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
-        let file = File::open(&job.path).map_err(|error| cannot(error.to_string()))?;
+        let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
         let size = file.metadata().map_err(|error| cannot(error.to_string()))?.len();
         let header = Header::read(&file, size).map_err(|what| cannot(format!("is there already: {what}")))?;
         let same = |h: &Header| (h.part.clone(), h.file, h.files, h.source.clone(), h.encoded);
@@ -189,7 +195,7 @@ fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Resu
         progress.advance(job.images.len() as u64);
         return Ok(job.images.len() - header.images as usize);
     }
-    record::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
+    files::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.
@@ -395,7 +401,7 @@ fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Resu
 
 /// Reads everything and compares every checksum; files are shared out among ranks.
 fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let place = crate::train::place(world);
+    let place = record::Place::from(world);
     let files = world.agree(files_of(&args.source))?;
     let sets = files.iter().skip(world.rank()).step_by(world.size()).map(|file| Packed::alone(file));
     let sets = world.agree(sets.collect::<Result<Vec<Packed>>>())?;

@@ -40,13 +40,21 @@ pub fn philox_lanes<const LANES: usize>(key: [u32; 2], counters: [[u32; LANES]; 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
+    /// The order of an epoch's images.
     Shuffle = 1,
+    /// Initial weights.
     Initialise = 2,
+    /// Dropout's masks.
     Dropout = 3,
+    /// Synthetic images.
     Synthetic = 4,
+    /// The first factors of PowerSGD.
     Compress = 5,
+    /// Augmentation of an image.
     Augment = 6,
+    /// The order in which images are packed.
     Pack = 7,
+    /// How images are mixed (mixup, CutMix).
     Mix = 8,
 }
 
@@ -87,6 +95,7 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// The stream of a key, from its first number.
     pub fn new(key: [u32; 2]) -> Stream {
         Stream::at(key, [0; 2])
     }

@@ -9,18 +9,34 @@ use std::cell::{Cell, RefCell};
 
 use crate::comm;
 
+/// When a bucket's allreduce was under way, in seconds from the start of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BucketTime {
+    /// When its collective started, in seconds from the step's start.
+    pub start: f64,
+    /// When it had finished, in seconds from the step's start.
+    pub finish: f64,
+    /// How long the rank had nothing to do but wait for it: the part that no computation hid.
+    pub exposed: f64,
+}
+
 /// What an event is, and what its numbers `a` and `b` mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
+    /// A training step.
     Step,
+    /// The forward pass of a step.
     Forward,
+    /// The backward pass of a step.
     Backward,
+    /// A test of the network.
     Evaluation,
     /// A step of the plan: `a`.
     Layer,
     /// The update of bucket `a`.
     Update,
+    /// Reading a batch, or waiting for it.
     Input,
     /// Bucket `a` from its start to its end, with its bytes.
     Bucket,
@@ -44,13 +60,19 @@ const KINDS: [Kind; 13] = {
 /// Something that took time; by the clock of this node, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
+    /// When it began, in nanoseconds of the node's clock.
     pub begin: u64,
+    /// When it ended, in nanoseconds of the node's clock.
     pub end: u64,
+    /// What happened.
     pub kind: Kind,
     /// The step of the run it belongs to.
     pub step: u32,
+    /// The first number of its kind.
     pub a: u32,
+    /// The second number of its kind.
     pub b: u32,
+    /// How many bytes were moved, where any were.
     pub bytes: u64,
 }
 
@@ -58,6 +80,7 @@ impl Event {
     /// Words that it travels as.
     pub const WORDS: usize = 5;
 
+    /// The event as numbers, to be sent to another rank.
     pub fn words(&self) -> [u64; Event::WORDS] {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         [self.begin, self.end, pair(self.kind as u32, self.step), pair(self.a, self.b), self.bytes]

@@ -13,7 +13,7 @@ use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
-use crate::train;
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -36,23 +36,23 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let machine = Machine::of(world)?;
     let limits = limits::measure(world)?;
     if world.rank() == 0 {
-        println!(
+        record::print(&format!(
             "# {} ranks (on the nodes: {}), {}, {}",
             world.size(),
             machine.ranks,
             machine.cpu,
             machine.mpi
-        );
-        println!("{}", limits::comment(&limits));
+        ));
+        record::print(&format!("{}", limits::comment(&limits)));
     }
     let measured = algorithms(world, &sizes)?;
     let parameters = parameters(world, &limits, &measured)?;
     let tuning = Tuning { machine, parameters, measured };
     // Every rank has the same numbers; one of them writes.
-    world.agree(if world.rank() == 0 { tuning.save(&path) } else { Ok(()) })?;
+    world.agree(record::once(world, || tuning.save(&path)))?;
     if world.rank() == 0 {
         print(&tuning, &Nodes::of(world), &sizes);
-        println!("written to {}", path.display());
+        record::print(&format!("written to {}", path.display()));
     }
     Ok(())
 }
@@ -133,7 +133,7 @@ fn parameters(world: &World, limits: &Limits, measured: &[Times]) -> Result<Para
     // A sum of nothing much in shared memory is two waits of all for all.
     let shm = measured.iter().find(|times| times.algorithm == AllreduceKind::Shm.name() && world.size() > 1);
     let waits = shm.map_or(built_in.shared.latency_us, |times| times.us[0] / 2.0);
-    let threads = train::threads(world, None)?;
+    let threads = world.threads(None)?;
     let rate = world.agree(Cpu::new(threads).and_then(|device| device.sgemm_rate(3)));
     let mut rate = [rate.map_or(built_in.gflops_per_thread, |rate| rate / 1e9 / threads as f64)];
     world.min_f64(&mut rate)?;
@@ -158,7 +158,10 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
         Cost::new(nodes, Wire::F32, &Tuning { measured: Vec::new(), ..tuning.clone() }),
         Cost::new(nodes, Wire::F32, tuning),
     );
-    println!("#{:>9} {:>14} {:>13} {:>13}  chosen", "size", "algorithm", "measured us", "modelled us");
+    record::print(&format!(
+        "#{:>9} {:>14} {:>13} {:>13}  chosen",
+        "size", "algorithm", "measured us", "modelled us"
+    ));
     for &bytes in sizes {
         let shared =
             tuning.measured.iter().any(|times| ["shm", "hierarchical"].contains(&times.algorithm.as_str()));
@@ -166,14 +169,14 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
         for kind in CANDIDATES {
             let Some((at, seconds)) = tuning.measured(kind, bytes) else { continue };
             if at == bytes {
-                println!(
+                record::print(&format!(
                     "{:>10} {:>14} {:>13.2} {:>13.2}  {}",
                     show(bytes),
                     kind.name(),
                     seconds * 1e6,
                     model.seconds(kind, bytes).unwrap_or(f64::NAN) * 1e6,
                     if kind == chosen { "*" } else { "" }
-                );
+                ));
             }
         }
     }

@@ -42,7 +42,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         true => ["topk", "1bit", "2bit", "powersgd"].iter().filter_map(|name| name.parse().ok()).collect(),
         false => args.scheme.clone(),
     };
-    let place = Place { rank: world.rank(), size: world.size() };
+    let place = Place::from(world);
     record::say(place, "one thread, a gradient of 1024 x 1024 numbers (4 MB)");
     record::say(place, "scheme            share   encode GB/s   decode GB/s   ms in all");
     for scheme in schemes {

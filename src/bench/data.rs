@@ -7,7 +7,7 @@ use crate::comm::World;
 use crate::config::{Augment, Input, JpegDecoder};
 use crate::data::{self, Batch, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
 use crate::error::{Error, Result};
-use crate::record::{self, Place};
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -69,7 +69,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let rate = (world.size() * args.batch * args.batches) as f64 / seconds[0];
     let threads = world.size() * args.loader_threads.max(1);
     let text = format!("{rate:.1} images/s, {:.1} a thread; {check}{decoder}", rate / threads as f64);
-    record::say(Place { rank: world.rank(), size: world.size() }, &text);
+    record::say(world, &text);
     Ok(())
 }
 

@@ -17,8 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fusion::{Fusion, adaptive};
 use crate::model;
 use crate::plan::{self, Options, Plan, TAIL};
-use crate::record::Progress;
-use crate::train;
+use crate::record::{self, Progress};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -63,7 +62,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let selection = Selection::new(args.allreduce, args.wire, &Nodes::of(world), &tuning);
     let selection = world.agree(selection)?;
     let mut plan = world.agree(planned(args))?;
-    let mut threads = [train::threads(world, None)? as f64];
+    let mut threads = [world.threads(None)? as f64];
     world.min_f64(&mut threads)?;
     let threads = threads[0] as usize;
     let backward = plan.forward_steps..plan.steps.len();
@@ -111,7 +110,7 @@ impl Cut {
             seconds.get(seconds.len() / 2).map_or(f64::NAN, |seconds| seconds * 1e3)
         };
         let Cut { name, buckets, wrong, .. } = self;
-        println!(
+        record::print(&format!(
             "{name:>14} {:>8} {:>10.3} {:>10.3} {:>10.3} {:>12.3} {:>12.3} {wrong:>8}",
             buckets.len(),
             buckets[0] as f64 / 1e6,
@@ -119,7 +118,7 @@ impl Cut {
             buckets[buckets.len() - 1] as f64 / 1e6,
             ms(&self.totals),
             ms(&self.exposed),
-        );
+        ));
     }
 }
 
@@ -139,7 +138,7 @@ impl Replay<'_> {
     /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.
     fn measure(&self, cuts: &mut [Cut], iterations: usize) -> Result<()> {
         let wrong: usize = cuts.iter().map(|cut| cut.wrong).sum();
-        let progress = Progress::start(train::place(self.world), (iterations * cuts.len()) as u64);
+        let progress = Progress::start(self.world.into(), (iterations * cuts.len()) as u64);
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
             for cut in cuts.iter_mut() {
                 let mut seconds = self.pass(&mut cut.fusion, true)?;
@@ -202,7 +201,7 @@ impl Replay<'_> {
             return;
         }
         let gradients = self.plan.gradients.len();
-        println!(
+        record::print(&format!(
             "# fusion: {gradients} gradients of {} ({}), {} ranks on {} node(s), {}, --allreduce {}, {} between ranks",
             args.model,
             show(self.region.bytes() - TAIL),
@@ -211,15 +210,15 @@ impl Replay<'_> {
             self.world.library(),
             args.allreduce.name(),
             args.wire,
-        );
-        println!(
+        ));
+        record::print(&format!(
             "# the backward pass alone: {} steps, {:.3} ms; times are medians of the slowest rank",
             self.steps.len(),
             self.steps.iter().sum::<Duration>().as_secs_f64() * 1e3
-        );
-        println!(
+        ));
+        record::print(&format!(
             "#{:>13} {:>8} {:>10} {:>10} {:>10} {:>12} {:>12} {:>8}",
             "cut", "buckets", "first MB", "most MB", "last MB", "total ms", "exposed ms", "wrong"
-        );
+        ));
     }
 }

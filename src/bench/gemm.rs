@@ -4,8 +4,7 @@ use crate::comm::World;
 use crate::device::Device;
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
-use crate::record::{self, Place};
-use crate::train;
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -21,7 +20,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     if args.repeats == 0 {
         return world.agree(Err(Error::usage("--repeats 0: must be at least 1")));
     }
-    let threads = train::threads(world, args.threads)?;
+    let threads = world.threads(args.threads)?;
     let device = world.agree(Cpu::new(threads))?;
     world.barrier()?;
     let rate = world.agree(device.sgemm_rate(args.repeats))? / 1e9;
@@ -35,6 +34,6 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         world.size(),
         sum[0],
     );
-    record::say(Place { rank: world.rank(), size: world.size() }, &text);
+    record::say(world, &text);
     Ok(())
 }

@@ -20,8 +20,7 @@ use crate::graph::{Init, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Options, Plan, Program, Regions};
 use crate::random::{Purpose, Stream, key};
-use crate::record::{self, Place};
-use crate::train;
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -52,15 +51,14 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let threads = train::threads(world, args.threads)?;
+    let threads = world.threads(args.threads)?;
     let mut subject = world.agree(Subject::new(args, threads))?;
     world.barrier()?;
     let peak = world.agree(subject.device.sgemm_rate(5))?;
     world.barrier()?;
     let times = world.agree(subject.time(args.steps))?;
     let table = Table::new(&subject.plan, &times);
-    let place = Place { rank: world.rank(), size: world.size() };
-    record::say(place, &table.text(&subject.heading(args, world, peak), subject.plan.graph.batch(), peak));
+    record::say(world, &table.text(&subject.heading(args, world, peak), subject.plan.graph.batch(), peak));
     let csv = args.csv.as_ref().filter(|_| world.rank() == 0);
     world.agree(csv.map_or(Ok(()), |path| {
         std::fs::write(path, table.csv())

@@ -1,14 +1,14 @@
 //! The flags that say which images there are, and how they are read and prepared.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
+use dltrain::config::{Augment, DataFormat, Input, JpegDecoder, most};
 use dltrain::error::{Error, Result};
 
-/// More help nobody, and keep the machine busy for minutes.
-const MOST_LOADER_THREADS: usize = 256;
+use super::values::{at_most, within};
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]
@@ -36,13 +36,15 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn path(&self) -> Option<&Path> {
+        self.data.as_deref()
+    }
+
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Option<PathBuf>, Input)> {
-        super::values::at_least_one("repeat-data", self.repeat_data)?;
-        if let Some(threads) = self.loader_threads.filter(|&threads| threads > MOST_LOADER_THREADS) {
-            return Err(Error::usage(format!("--loader-threads {threads}: at most {MOST_LOADER_THREADS}")));
-        }
+        within("repeat-data", self.repeat_data, most::REPEATS)?;
+        at_most("loader-threads", self.loader_threads.unwrap_or(0), most::LOADER_THREADS)?;
         let given = [
             (self.data_format.is_some(), "data-format"),
             (self.augment.is_some(), "augment"),

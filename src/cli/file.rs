@@ -6,17 +6,19 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
 use dltrain::error::{Error, Kind, Result};
+use dltrain::files;
 use dltrain::record;
 
 /// Flags that come from a file, each with its place there.
 pub type Origins = Vec<(String, String)>;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-const PLACES: [&str; 8] = [
+pub const PLACES: [&str; 8] = [
     "results",
     "timeline",
     "timeline-steps",
@@ -26,6 +28,8 @@ const PLACES: [&str; 8] = [
     "tensorboard",
     "tensorboard-histograms",
 ];
+/// Bytes of a run file at most.
+const LONGEST: u64 = 1 << 20;
 /// These make no sense in a file.
 const NOT_KEYS: [&str; 3] = ["config", "help", "version"];
 
@@ -88,6 +92,13 @@ pub fn located(error: Error, origins: &[(String, String)]) -> Error {
     }
 }
 
+/// The long names of the flags that a command line gives.
+pub fn given_flags(command: &Command, matches: &ArgMatches) -> Vec<String> {
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let keys = command.get_arguments().filter(|arg| key(arg).is_some());
+    keys.filter(is_given).filter_map(|arg| key(arg).map(String::from)).collect()
+}
+
 /// A parsed command line as a run file: every flag that has a value, defaults included.
 pub fn render(command: &Command, matches: &ArgMatches) -> String {
     let mut text = String::new();
@@ -127,7 +138,7 @@ struct Entry {
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|error| Error::data(path, format!("--config: {error}")))
+    files::read_text(path, LONGEST).map_err(|error| Error::data(path, format!("--config: {error}")))
 }
 
 /// (line, what is wrong there), all of it.
@@ -138,6 +149,10 @@ fn parse(command: &Command, text: &str) -> std::result::Result<Vec<Entry>, Wrong
     let table = DeTable::parse(text).map_err(|error| {
         vec![(line(error.span().map_or(0, |span| span.start)), error.message().to_string())]
     })?;
+    let (keys, flags) = (table.get_ref().len(), command.get_arguments().count());
+    if keys > flags {
+        return Err(vec![(1, format!("the file has {keys} keys, and there are only {flags} flags"))]);
+    }
     let (mut entries, mut wrong) = (Vec::new(), Vec::new());
     for (key, value) in table.into_inner() {
         let at = line(key.span().start);

@@ -1,6 +1,5 @@
 //! Shell completions and manual pages, from the definition of the flags.
 
-use std::io::Write;
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -8,6 +7,7 @@ use clap_complete::aot::Shell as Known;
 
 use super::parsed::command;
 use dltrain::error::{Error, Result};
+use dltrain::record;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Shell {
@@ -17,10 +17,7 @@ pub enum Shell {
 }
 
 /// Prints the completions of a shell.
-///
-/// # Errors
-/// `Output` when they cannot be printed.
-pub fn completions(shell: Shell) -> Result<()> {
+pub fn completions(shell: Shell) {
     let shell = match shell {
         Shell::Bash => Known::Bash,
         Shell::Zsh => Known::Zsh,
@@ -28,13 +25,13 @@ pub fn completions(shell: Shell) -> Result<()> {
     };
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut command(), "dltrain", &mut text);
-    print(&text)
+    print(&text);
 }
 
 /// Prints the manual page, or writes those of all subcommands to a directory.
 ///
 /// # Errors
-/// `Output` where that cannot be done.
+/// `Output` where the pages cannot be written.
 pub fn man(directory: Option<&Path>) -> Result<()> {
     if let Some(directory) = directory {
         let written =
@@ -44,15 +41,10 @@ pub fn man(directory: Option<&Path>) -> Result<()> {
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(command()).render(&mut text);
     rendered.map_err(|error| Error::internal(format!("the manual page: {error}")))?;
-    print(&text)
+    print(&text);
+    Ok(())
 }
 
-/// A reader that has seen enough (`| head`) is no failure.
-fn print(text: &[u8]) -> Result<()> {
-    match std::io::stdout().lock().write_all(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::output(Path::new("standard output"), error))
-        }
-        _ => Ok(()),
-    }
+fn print(text: &[u8]) {
+    record::print(String::from_utf8_lossy(text).trim_end());
 }

@@ -1,18 +1,18 @@
 //! The flags of the optimizer and the learning rate. What is not given has the default of the chosen optimizer, and a
 //! flag that it has no use for is refused.
 
-use clap::ValueEnum;
-use dltrain::config::{Optimizer, OptimizerKind, Rate, ScheduleKind};
+use dltrain::config::{Optimizer, Rate, Rule, ScheduleKind};
 use dltrain::error::{Error, Result};
 
 use super::values::{at_least_one, in_range};
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 #[command(next_help_heading = "Optimizer")]
 pub struct Args {
     /// How gradients change weights.
-    #[arg(long, value_enum, default_value_t = OptimizerKind::Adam)]
-    optimizer: OptimizerKind,
+    #[arg(long, value_enum, default_value_t)]
+    optimizer: Rule,
     /// Learning rate [default: 0.001 for adam, adamw, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 0.005 for lamb, 1 for lars].
     #[arg(long, value_name = "RATE")]
     lr: Option<f32>,
@@ -65,86 +65,45 @@ pub struct Args {
     lr_scale_by_ranks: bool,
 }
 
-/// What holds where no flag is given; `None`: the optimizer has no such number.
-struct Defaults {
-    lr: f32,
-    momentum: Option<f32>,
-    betas: Option<[f32; 2]>,
-    rms_decay: Option<f32>,
-    epsilon: Option<f32>,
-    trust: Option<f32>,
-    weight_decay: f32,
-}
-
-/// PyTorch's defaults where PyTorch has the optimizer; else those of the papers.
-fn defaults(kind: OptimizerKind) -> Defaults {
-    let none = Defaults {
-        lr: 0.01,
-        momentum: None,
-        betas: None,
-        rms_decay: None,
-        epsilon: None,
-        trust: None,
-        weight_decay: 0.0,
-    };
-    let adam = Defaults { lr: 0.001, betas: Some([0.9, 0.999]), epsilon: Some(1e-8), ..none };
-    let momentum = Some(0.9);
-    match kind {
-        OptimizerKind::Sgd => Defaults { momentum, ..none },
-        OptimizerKind::Adam => adam,
-        OptimizerKind::AdamW => Defaults { weight_decay: 0.01, ..adam },
-        OptimizerKind::RmsProp => {
-            Defaults { momentum: Some(0.0), rms_decay: Some(0.99), epsilon: Some(1e-8), ..none }
-        }
-        OptimizerKind::RmsPropTf => {
-            Defaults { lr: 0.045, momentum, rms_decay: Some(0.9), epsilon: Some(1.0), ..none }
-        }
-        OptimizerKind::Lars => Defaults { lr: 1.0, momentum, trust: Some(0.001), weight_decay: 5e-4, ..none },
-        OptimizerKind::Lamb => Defaults { lr: 0.005, epsilon: Some(1e-6), weight_decay: 0.01, ..adam },
-    }
-}
-
 impl Args {
     /// Checks the flags and fills in what was not given.
     ///
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<(Optimizer, Rate)> {
-        let default = defaults(self.optimizer);
-        let (beta1, beta2) = self.betas.map_or((None, None), |betas| (Some(betas[0]), Some(betas[1])));
-        let used =
-            |flag: &str, given: Option<f32>, default: Option<f32>| used(self.optimizer, flag, given, default);
-        let optimizer = Optimizer {
-            kind: self.optimizer,
-            momentum: used("momentum", self.momentum, default.momentum)?,
-            nesterov: self.nesterov,
-            beta1: used("betas", beta1, default.betas.map(|betas| betas[0]))?,
-            beta2: used("betas", beta2, default.betas.map(|betas| betas[1]))?,
-            rms_decay: used("rms-decay", self.rms_decay, default.rms_decay)?,
-            epsilon: used("epsilon", self.epsilon, default.epsilon)?,
-            trust: used("trust", self.trust, default.trust)?,
-            weight_decay: self.weight_decay.unwrap_or(default.weight_decay),
-            clip_norm: self.clip_norm,
-            ema: self.ema,
-        };
-        in_range("momentum", optimizer.momentum, 0.0, 0.999_999)?;
-        in_range("betas", optimizer.beta1, 0.0, 0.999_999)?;
-        in_range("betas", optimizer.beta2, 0.0, 0.999_999)?;
-        in_range("rms-decay", optimizer.rms_decay, 0.0, 0.999_999)?;
-        if default.epsilon.is_some() {
-            in_range("epsilon", optimizer.epsilon, f32::MIN_POSITIVE, 1.0)?;
+        let mut rule = self.optimizer;
+        let beta = |index: usize| self.betas.as_ref().map(|betas| betas[index]);
+        let share = 0.0..=0.999_999;
+        for (flag, name, given, range) in [
+            ("momentum", "momentum", self.momentum, share.clone()),
+            ("betas", "beta1", beta(0), share.clone()),
+            ("betas", "beta2", beta(1), share.clone()),
+            ("rms-decay", "rms_decay", self.rms_decay, share.clone()),
+            ("epsilon", "epsilon", self.epsilon, f32::MIN_POSITIVE..=1.0),
+            ("trust", "trust", self.trust, f32::MIN_POSITIVE..=1000.0),
+            ("weight-decay", "weight_decay", self.weight_decay, 0.0..=1.0),
+        ] {
+            let Some(given) = given else { continue };
+            let unused = || {
+                format!(
+                    "--{flag} {given}: --optimizer {} does not use it; leave it out",
+                    self.optimizer.name()
+                )
+            };
+            *rule.number(name).ok_or_else(|| Error::usage(unused()))? = given;
+            in_range(flag, given, *range.start(), *range.end())?;
         }
-        if default.trust.is_some() {
-            in_range("trust", optimizer.trust, f32::MIN_POSITIVE, 1000.0)?;
+        if self.nesterov {
+            match &mut rule {
+                Rule::Sgd { momentum, nesterov, .. } if *momentum > 0.0 => *nesterov = true,
+                _ => return Err(Error::usage("--nesterov needs --optimizer sgd and --momentum above 0")),
+            }
         }
-        in_range("weight-decay", optimizer.weight_decay, 0.0, 1.0)?;
+        let optimizer = Optimizer { rule, clip_norm: self.clip_norm, ema: self.ema };
         in_range("clip-norm", optimizer.clip_norm.unwrap_or(1.0), f32::MIN_POSITIVE, f32::MAX)?;
-        in_range("ema", optimizer.ema.unwrap_or(0.0), 0.0, 0.999_999)?;
-        if self.nesterov && (self.optimizer != OptimizerKind::Sgd || optimizer.momentum == 0.0) {
-            return Err(Error::usage("--nesterov needs --optimizer sgd and --momentum above 0"));
-        }
+        in_range("ema", optimizer.ema.unwrap_or(0.0), *share.start(), *share.end())?;
         let rate = Rate {
-            base: self.lr.unwrap_or(default.lr),
+            base: self.lr.unwrap_or(rule.usual_rate()),
             scale_by_ranks: self.lr_scale_by_ranks,
             schedule: self.lr_schedule,
             warmup_epochs: self.lr_warmup,
@@ -158,17 +117,6 @@ impl Args {
         in_range("lr-gamma", rate.gamma, 0.0, 1.0)?;
         in_range("lr-power", rate.power, 0.0, 100.0)?;
         Ok((optimizer, rate))
-    }
-}
-
-/// The number to use: what was given, where the optimizer has use for it, or else the default.
-fn used(kind: OptimizerKind, flag: &str, given: Option<f32>, default: Option<f32>) -> Result<f32> {
-    match (given, default) {
-        (Some(value), None) => {
-            let kind = kind.to_possible_value().map_or_else(String::new, |kind| kind.get_name().to_string());
-            Err(Error::usage(format!("--{flag} {value}: --optimizer {kind} does not use it; leave it out")))
-        }
-        (given, default) => Ok(given.or(default).unwrap_or(0.0)),
     }
 }
 
@@ -222,9 +170,27 @@ mod tests {
         let rates =
             ["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "lamb"].map(|kind| of(kind).1.base);
         assert_eq!(rates, [0.01, 0.001, 0.001, 0.01, 0.045, 1.0, 0.005]);
-        let inception = of("rmsprop-tf").0;
-        assert_eq!((inception.epsilon, inception.rms_decay, inception.momentum), (1.0, 0.9, 0.9));
-        assert_eq!(of("adamw").0.weight_decay, 0.01);
-        assert_eq!((of("lars").0.trust, of("lars").0.momentum), (0.001, 0.9));
+        let number = |kind, name| *of(kind).0.rule.number(name).expect(name);
+        let inception = ["epsilon", "rms_decay", "momentum"].map(|name| number("rmsprop-tf", name));
+        assert_eq!(inception, [1.0, 0.9, 0.9]);
+        assert_eq!(number("adamw", "weight_decay"), 0.01);
+        assert_eq!((number("lars", "trust"), number("lars", "momentum")), (0.001, 0.9));
+    }
+
+    /// The record has an optimizer's name and its own numbers, and none of another's.
+    #[test]
+    fn a_record_has_the_optimizer_by_name_with_its_numbers() {
+        let of = |flags: &[&str]| serde_json::to_value(validated(flags).unwrap().0).unwrap();
+        let tf = of(&["--optimizer", "rmsprop-tf", "--rms-decay", "0.5", "--ema", "0.75"]);
+        let expected = serde_json::json!({
+            "kind": "rmsprop-tf", "rms_decay": 0.5, "momentum": 0.9f32, "epsilon": 1.0, "weight_decay": 0.0,
+            "clip_norm": null, "ema": 0.75
+        });
+        assert_eq!(tf, expected);
+        let sgd = of(&["--optimizer", "sgd", "--nesterov", "--momentum", "0.5"]);
+        assert_eq!(
+            (&sgd["kind"], &sgd["nesterov"], &sgd["beta1"]),
+            (&"sgd".into(), &true.into(), &().into())
+        );
     }
 }

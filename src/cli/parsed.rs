@@ -7,6 +7,7 @@ use clap::{Command, CommandFactory, FromArgMatches};
 
 use super::{Cli, file};
 use dltrain::error::{Error, Result};
+use dltrain::record::Volume;
 
 /// A command line, whole or still to be completed by the file of --config.
 pub enum Parsed {
@@ -39,26 +40,56 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
 fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
     let matches = command().try_get_matches_from(args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))?;
+    cli.train.given = file::given_flags(&command(), &matches);
     cli.train.run_file = file::render(&command(), &matches);
     Ok(cli)
 }
 
-impl Parsed {
-    /// Reads the file, if there is one.
-    ///
-    /// # Errors
-    /// `Usage` with what is wrong in it, line by line, or `Data` where it cannot be read.
-    pub fn complete(self) -> Result<Cli> {
-        let (args, path) = match self {
-            Parsed::Whole(cli) => return Ok(*cli),
-            Parsed::WithFile { args, path } => (args, path),
-        };
-        let (merged, origins) = file::merge(&command(), &path, &args)?;
-        let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
-        let mut cli = cli.map_err(|error| file::located(error, &origins))?;
-        cli.train.origins = origins;
-        Ok(cli)
+/// What a process was asked for.
+pub enum Asked {
+    /// Help or version: the text.
+    Shown(String),
+    Run(Box<Cli>),
+}
+
+impl Asked {
+    /// What the others of the job must have been asked for, too.
+    pub fn name(&self) -> String {
+        match self {
+            Asked::Shown(_) => "dltrain --help or --version".into(),
+            Asked::Run(cli) => match &cli.command {
+                Some(command) => format!("dltrain {}", command.name()),
+                None => "a training".into(),
+            },
+        }
     }
+
+    pub fn volume(&self) -> Volume {
+        match self {
+            Asked::Shown(_) => Volume::Normal,
+            Asked::Run(cli) => cli.train.volume(),
+        }
+    }
+}
+
+/// Reads the file of --config, if there is one.
+///
+/// # Errors
+/// `Usage` with what is wrong on the command line, or in the file, there line by line; `Data` where it cannot be read.
+pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Asked> {
+    let (args, path) = match parsed {
+        Err(shown) if !shown.use_stderr() => return Ok(Asked::Shown(shown.render().to_string())),
+        Err(wrong) => {
+            return Err(Error::usage(format!("{}; dltrain --help lists all flags", file::plain(&wrong))));
+        }
+        Ok(Parsed::Whole(cli)) => return Ok(Asked::Run(cli)),
+        Ok(Parsed::WithFile { args, path }) => (args, path),
+    };
+    let (merged, origins) = file::merge(&command(), &path, &args)?;
+    let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
+    let mut cli = cli.map_err(|error| file::located(error, &origins))?;
+    cli.train.origins = origins;
+    Ok(Asked::Run(Box::new(cli)))
 }
 
 #[cfg(test)]

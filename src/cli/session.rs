@@ -1,6 +1,6 @@
 //! The flags of stopping and going on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dltrain::config::{Interval, Resume, Session};
 use dltrain::error::{Error, Result};
@@ -8,6 +8,7 @@ use dltrain::error::{Error, Result};
 use super::values::at_least_one;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 #[command(next_help_heading = "Stop and resume")]
 pub struct Args {
     /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1 and SIGINT
@@ -31,6 +32,18 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn directory(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    /// The checkpoint to go on at, where one was named.
+    pub fn resumed_file(&self) -> Option<&Path> {
+        match &self.resume {
+            Some(Resume::File(path)) => Some(path),
+            _ => None,
+        }
+    }
+
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<Session> {

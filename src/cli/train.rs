@@ -5,20 +5,22 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire, most,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
-use dltrain::record::Volume;
+use dltrain::record::{self, Volume};
 
+use super::places::{self, Use};
 use super::values::{at_least_one, in_range, rates, size, steps, sync_batch_norm, within};
-use super::{data, file, loss_scale, optimizer, session};
+use super::{data, evaluation, file, loss_scale, optimizer, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
 const LARGEST_IMAGE: usize = 16_384;
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// All flags as a run file.
     #[arg(skip)]
@@ -26,6 +28,9 @@ pub struct Args {
     /// Which flags come from a file, and from where in it.
     #[arg(skip)]
     pub(super) origins: file::Origins,
+    /// Flags that were given, by their long names.
+    #[arg(skip)]
+    pub(super) given: Vec<String>,
     /// File of flags: a line `batch = 64` for --batch 64 each; or a results file, whose run is repeated. Flags that are
     /// typed count more; --SWITCH=false puts off a switch of the file.
     #[arg(long, value_name = "FILE")]
@@ -181,22 +186,42 @@ impl Args {
     /// `Usage`, naming the flag, and where it stands in a file.
     pub fn validate(mut self) -> Result<Config> {
         let origins = std::mem::take(&mut self.origins);
-        self.checked().map_err(|error| file::located(error, &origins))
+        let places = self.distinct_places();
+        let tests = if self.evaluate { evaluation::check(&self.given, &origins) } else { Ok(()) };
+        places.and(tests).and_then(|()| self.checked()).map_err(|error| file::located(error, &origins))
+    }
+
+    /// That no two flags mean one file.
+    fn distinct_places(&self) -> Result<()> {
+        let results = self.results.as_deref();
+        let file = results.filter(|path| record::is_results_file(path));
+        places::check(&[
+            ("--results", file, Use::Write),
+            ("--results", results.filter(|_| file.is_none()), Use::Directory),
+            ("--save-weights", self.save_weights.as_deref(), Use::Write),
+            ("--timeline", self.timeline.as_deref(), Use::Write),
+            ("--checkpoint", self.session.directory(), Use::Directory),
+            ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
+            ("--init-from", self.init_from.as_deref(), Use::Read),
+            ("--resume", self.session.resumed_file(), Use::Read),
+            ("--tuning", self.tuning.as_deref(), Use::Read),
+            ("--data", self.data.path(), Use::Read),
+        ])
     }
 
     fn checked(self) -> Result<Config> {
-        at_least_one("batch", self.batch)?;
+        within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
-        at_least_one("accumulation", self.accumulation)?;
+        within("accumulation", self.accumulation, most::BATCH)?;
         let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
         if let SyncBatchNorm::Groups(ranks) = sync_bn {
             at_least_one("sync-bn", ranks)?;
         }
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
         at_least_one("steps", self.steps.unwrap_or(1))?;
-        at_least_one("threads", self.threads.unwrap_or(1))?;
+        within("threads", self.threads.unwrap_or(1), most::THREADS)?;
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
@@ -230,7 +255,7 @@ impl Args {
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
             ));
         }
-        Ok(Config {
+        let config = Config {
             run_file: self.run_file,
             model: self.model,
             classes: self.classes,
@@ -275,7 +300,8 @@ impl Args {
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             evaluate: self.evaluate,
             max_batch: self.max_batch,
-        })
+        };
+        Ok(if config.evaluate { config.to_test() } else { config })
     }
 }
 
@@ -308,6 +334,14 @@ mod tests {
             (vec!["--steps", "0"], "--steps 0"),
             (vec!["--threads", "0"], "--threads 0"),
             (vec!["--accumulation", "0"], "--accumulation 0"),
+            (vec!["--accumulation", "10000000000"], "--accumulation 10000000000: must be at most 1048576"),
+            (vec!["--batch", "9223372036854775808"], "--batch 9223372036854775808: must be at most 1048576"),
+            (vec!["--threads", "100000"], "--threads 100000: must be at most 1024"),
+            (
+                vec!["--data", "x", "--repeat-data", "3000000"],
+                "--repeat-data 3000000: must be at most 1000000",
+            ),
+            (vec!["--data", "x", "--loader-threads", "257"], "--loader-threads 257: must be at most 256"),
             (vec!["--sync-bn=0"], "--sync-bn 0"),
             (vec!["--stall-warn=-1"], "--stall-warn -1"),
             (vec!["--stall-abort", "nan"], "--stall-abort NaN"),

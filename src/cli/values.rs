@@ -12,6 +12,10 @@ pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
 
 pub fn within(flag: &str, value: usize, most: usize) -> Result<()> {
     at_least_one(flag, value)?;
+    at_most(flag, value, most)
+}
+
+pub fn at_most(flag: &str, value: usize, most: usize) -> Result<()> {
     if value > most {
         return Err(Error::usage(format!("--{flag} {value}: must be at most {most}")));
     }
@@ -70,9 +74,9 @@ pub fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
         return Ok(());
     }
     let range = match (low == f32::MIN_POSITIVE, high == f32::MAX) {
-        (true, true) => "be above 0".to_string(),
+        (true, true) => "be above 0, and finite".to_string(),
         (true, false) => format!("be above 0 and at most {high}"),
-        (false, true) => format!("be at least {low}"),
+        (false, true) => format!("be at least {low}, and finite"),
         (false, false) => format!("lie between {low} and {high}"),
     };
     Err(Error::usage(format!("--{flag} {value}: must {range}")))
@@ -88,6 +92,13 @@ mod tests {
         for wrong in ["9-8", "-3", "3-", "a", ""] {
             assert!(steps(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_number_without_bound_must_be_finite() {
+        let said = |value, low| in_range("lr", value, low, f32::MAX).unwrap_err().message;
+        assert_eq!(said(f32::INFINITY, f32::MIN_POSITIVE), "--lr inf: must be above 0, and finite");
+        assert_eq!(said(f32::NAN, 1.0), "--lr NaN: must be at least 1, and finite");
     }
 
     #[test]

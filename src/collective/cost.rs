@@ -10,8 +10,8 @@
 //! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is whatever
 //! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
-use super::schedule::{Apply, Group, Round, overlap, segment};
-use super::scheduled::{Algorithm, takes_within};
+use super::schedule::{Apply, Group, Round, segment};
+use super::scheduled::Algorithm;
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
 use crate::comm::World;
@@ -22,10 +22,12 @@ use crate::config::{AllreduceKind, Wire};
 pub struct Nodes(pub Vec<Vec<usize>>);
 
 impl Nodes {
+    /// Where the ranks of a job are.
     pub fn of(world: &World) -> Nodes {
         Nodes((0..world.nodes()).map(|node| world.ranks_of(node)).collect())
     }
 
+    /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
@@ -61,8 +63,6 @@ impl Nodes {
 struct Step {
     /// To or from one rank of the same node.
     within: usize,
-    /// Of that, what a rank copies out of another's memory where it needs no message; what it adds it reads there.
-    copied: usize,
     /// To or from other nodes by all ranks of a node.
     between: usize,
     added: usize,
@@ -100,6 +100,7 @@ pub struct Cost {
 const WALKED: usize = 1 << 30;
 
 impl Cost {
+    /// The costs of all algorithms between these nodes, by what `tuning` has measured.
     pub fn new(nodes: &Nodes, wire: Wire, tuning: &Tuning) -> Cost {
         let lines = CANDIDATES.iter().filter_map(|&kind| {
             let line = |wire| line(kind, nodes, wire, &tuning.parameters);
@@ -163,7 +164,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
         AllreduceKind::Hierarchical if !nodes.is_even() => None,
         AllreduceKind::Shm => Some(in_memory(local, 1.0, parameters)),
         AllreduceKind::Hierarchical => {
-            let between = priced(&walk_alike(nodes), wire, parameters, false);
+            let between = priced(&walk_alike(nodes), wire, parameters);
             // Each element is read on its way to its sum, and the rank's own share of the sums once more.
             let within = in_memory(local, 1.0 + 0.5 / local as f64, parameters);
             Some(Line {
@@ -173,15 +174,11 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
         }
         // Libraries double recursively for short ranges and halve for long ones (Thakur et al.).
         AllreduceKind::Vendor => {
-            let line = |kind| priced(&walk(nodes, schedule_of(kind).1), Wire::F32, parameters, false);
-            let (tree, halving) = (line(AllreduceKind::Tree), line(AllreduceKind::Halving));
+            let line = |kind| line(kind, nodes, Wire::F32, parameters);
+            let (tree, halving) = (line(AllreduceKind::Tree)?, line(AllreduceKind::Halving)?);
             Some(Line { fixed: tree.fixed, per_byte: halving.per_byte })
         }
-        kind => {
-            // Gradients are shared wherever there is room.
-            let near = takes_within(wire, true);
-            Some(priced(&walk(nodes, schedule_of(kind).1), wire, parameters, near))
-        }
+        kind => Some(priced(&walk(nodes, schedule_of(kind).1), wire, parameters)),
     }
 }
 
@@ -194,10 +191,9 @@ fn in_memory(ranks: usize, copies: f64, parameters: &Parameters) -> Line {
     Line { fixed: 2.0 * shared.latency(), per_byte: copies * shared.per_byte() }
 }
 
-/// Seconds of all rounds; `near`: ranks of a node take what they get out of each other's memory.
-fn priced(steps: &[Step], wire: Wire, parameters: &Parameters, near: bool) -> Line {
-    let Parameters { between, shared, .. } = parameters;
-    let within = if near { shared } else { &parameters.within };
+/// Seconds of all rounds.
+fn priced(steps: &[Step], wire: Wire, parameters: &Parameters) -> Line {
+    let Parameters { within, between, .. } = parameters;
     let on_wire = match wire {
         Wire::F32 => 4.0,
         Wire::Bf16 | Wire::F16 => 2.0,
@@ -205,17 +201,13 @@ fn priced(steps: &[Step], wire: Wire, parameters: &Parameters, near: bool) -> Li
     let mut line = Line { fixed: 0.0, per_byte: 0.0 };
     let share = |elements: usize| elements as f64 / WALKED as f64 / 4.0;
     for step in steps {
-        let moved = if near { step.copied } else { step.within };
-        let inside = share(moved) * on_wire * within.per_byte();
+        let inside = share(step.within) * on_wire * within.per_byte();
         let outside = share(step.between) * on_wire * between.per_byte();
         let latency = |sent: bool, latency: f64| if sent { latency } else { 0.0 };
         line.fixed += latency(step.messages_within, within.latency())
             .max(latency(step.messages_between, between.latency()));
         line.per_byte += inside.max(outside);
-        // What is added where it lies with another rank comes from there, as all does that a node sums in its memory.
-        let read_there = near && step.messages_within && !step.messages_between;
-        let per_byte = if read_there { shared.per_byte() } else { 1.0 / parameters.add_per_second() };
-        let added = share(step.added) * 4.0 * per_byte;
+        let added = share(step.added) * 4.0 / parameters.add_per_second();
         let rounded = share(step.rounded) * 4.0 / parameters.round_per_second();
         line.per_byte += added + if wire == Wire::F32 { 0.0 } else { rounded };
     }
@@ -269,16 +261,8 @@ fn add_up(nodes: &Nodes, rounds: impl Fn(usize, usize) -> Vec<Round>) -> Vec<Ste
                     }
                 }
                 step.rounded = step.rounded.max(rounded);
-                if let Some((part, apply)) = &round.receive {
-                    let elements = part.range.len();
-                    // Where something is sent from, the sum cannot be made before that is taken: it is kept elsewhere.
-                    let kept = round.send.as_ref().is_some_and(|sent| overlap(&sent.range, &part.range));
-                    if *apply == Apply::Add {
-                        step.added = step.added.max(elements);
-                    }
-                    if here(part.peer) && (*apply == Apply::Replace || kept) {
-                        step.copied = step.copied.max(elements);
-                    }
+                if let Some((part, Apply::Add)) = &round.receive {
+                    step.added = step.added.max(part.range.len());
                 }
             }
         }
@@ -289,6 +273,7 @@ fn add_up(nodes: &Nodes, rounds: impl Fn(usize, usize) -> Vec<Round>) -> Vec<Ste
     steps
 }
 
+/// Also what other tests build nodes with.
 #[cfg(test)]
 pub mod tests {
     use super::super::schedule::Schedule;
@@ -315,11 +300,6 @@ pub mod tests {
         }
     }
 
-    /// Of an algorithm by messages alone.
-    fn by_messages(kind: AllreduceKind, nodes: &Nodes, wire: Wire) -> Line {
-        priced(&walk(nodes, schedule_of(kind).1), wire, &counting(), false)
-    }
-
     /// The table of docs/algorithms.md: steps, and bytes that go through a rank one after the other, in units of N·S. That is
     /// what a rank sends at most; with a pair before and after, one of both is idle, and both take their time.
     #[test]
@@ -337,13 +317,13 @@ pub mod tests {
                 (Tree, log + pairs, log + pairs),
             ] {
                 for nodes in [nodes(p, 1), nodes(1, p)] {
-                    let line = by_messages(kind, &nodes, Wire::F32);
+                    let line = line(kind, &nodes, Wire::F32, &counting()).unwrap();
                     let close = (line.per_byte - bytes).abs() < 1e-6 * bytes;
                     assert!(
                         line.fixed == steps && close,
                         "{kind:?} of {p}: {line:?}, not {steps} and {bytes}"
                     );
-                    let halves = by_messages(kind, &nodes, Wire::Bf16);
+                    let halves = super::line(kind, &nodes, Wire::Bf16, &counting()).unwrap();
                     assert!(
                         (halves.per_byte - bytes / 2.0).abs() < 1e-6 * bytes,
                         "{kind:?} of {p} in halves"
@@ -361,21 +341,10 @@ pub mod tests {
                 let rounds = schedule_of(kind).1(&Group::all(1, p), &(0..1 << 20));
                 let sent: usize =
                     Schedule::new(&rounds, 1000).sends.iter().map(|message| message.range.len()).sum();
-                let predicted = by_messages(kind, &nodes(1, p), Wire::F32).per_byte;
+                let predicted = line(kind, &nodes(1, p), Wire::F32, &counting()).unwrap().per_byte;
                 assert!((sent as f64 / f64::from(1 << 20) - predicted).abs() < 1e-4, "{kind:?} of {p}");
             }
         }
-    }
-
-    #[test]
-    fn within_a_node_ranks_wait_for_counters_and_copy_what_they_do_not_add() {
-        let shared = Level { latency_us: 3e6, gb_per_s: 0.5e-9 };
-        let parameters = Parameters { shared, add_gb_per_s: 0.1e-9, ..counting() };
-        let near = line(Ring, &nodes(1, 4), Wire::F32, &parameters).unwrap();
-        assert!(near.fixed == 3.0 * 6.0 && (near.per_byte - 0.75 * (2.0 + 2.0)).abs() < 1e-6, "{near:?}");
-        // Halves are rounded as they travel, so they do.
-        let halves = line(Ring, &nodes(1, 4), Wire::Bf16, &parameters).unwrap();
-        assert!(halves.fixed == 6.0 && (halves.per_byte - 0.75 * (1.0 + 10.0)).abs() < 1e-6, "{halves:?}");
     }
 
     #[test]

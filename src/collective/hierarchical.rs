@@ -31,6 +31,7 @@ use crate::trace::{self, Kind};
 /// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
 const RINGS: usize = 3;
 
+/// An allreduce in two levels: shared memory within a node, a ring for each local rank between nodes.
 pub struct Hierarchical {
     world: World,
     within: Box<dyn Within>,
@@ -79,9 +80,8 @@ fn pieces(range: &Range<usize>, longest: usize) -> impl Iterator<Item = Range<us
 
 /// Bytes of memory that a slot of so many elements takes beside its range, in the host's memory.
 pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
-    let of_piece = |piece: Range<usize>| {
-        scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes, false)
-    };
+    let of_piece =
+        |piece: Range<usize>| scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes);
     pieces(&(0..elements), PIECE).map(of_piece).sum()
 }
 

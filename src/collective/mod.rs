@@ -5,7 +5,33 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `config`, `error`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
+//!
+//! ```
+//! use dltrain::collective::{Selection, cost::Nodes, select, tuning::Tuning, wait};
+//! use dltrain::comm::{Region, World};
+//! use dltrain::config::{AllreduceKind, Wire};
+//!
+//! // What would sum 64 MB over four nodes with two ranks each, and how fast? This needs no MPI.
+//! let (kind, wire, tuning) = (AllreduceKind::Auto, Wire::F32, Tuning::built_in());
+//! let nodes = Nodes(vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]]);
+//! let choice = Selection::new(kind, wire, &nodes, &tuning)?.choose(64_000_000, true);
+//! println!("{} in {:.1} ms", choice.kind.name(), 1e3 * choice.seconds);
+//! assert!(choice.seconds > 0.0);
+//!
+//! // The sum itself, on as many ranks as the launcher has started; without one that is a single rank.
+//! let world = World::start()?;
+//! let region = Region::allocate(&world, 4 * 1000, true)?;
+//! let mut sum = select(kind, wire, &tuning, &world, &region)?;
+//! let slot = sum.prepare(0..1000)?;
+//! region.write(0, &[1.0; 1000]);
+//! sum.start(slot)?; // what is computed from here on hides it, if it calls `poll` now and then
+//! wait(&mut *sum, slot)?;
+//! let mut total = [0.0; 1000];
+//! region.read(0, &mut total);
+//! assert_eq!(total, [world.size() as f32; 1000]);
+//! # Ok::<(), dltrain::error::Error>(())
+//! ```
 
 mod boards;
 mod broadcast;
@@ -13,9 +39,7 @@ pub mod cost;
 mod gather;
 mod halving;
 mod hierarchical;
-pub mod limits;
 mod link;
-mod near;
 mod operation;
 mod part;
 mod ring;
@@ -46,6 +70,7 @@ pub use hierarchical::Hierarchical;
 pub use operation::{Operation, Route};
 pub use part::part;
 pub use schedule::segment;
+pub use scheduled::{CHUNK, WINDOW};
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use vendor::Vendor;

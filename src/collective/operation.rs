@@ -19,7 +19,10 @@ pub enum Operation {
     /// The second half: what rank r has in `segment(range, ranks, r)` goes to the same place of every rank.
     Allgather,
     /// What one rank has goes to all.
-    Broadcast { root: usize },
+    Broadcast {
+        /// The rank that has it.
+        root: usize,
+    },
 }
 
 /// The way to go about it.
@@ -97,7 +100,7 @@ impl Operation {
         });
         let &(_, name, algorithm) = world.agree(way)?;
         let collective = Scheduled::new(name, algorithm, wire, Channel::new(world)?, region);
-        Ok(Box::new(collective.among(self.group(world.rank(), world.size())).within(world)))
+        Ok(Box::new(collective.among(self.group(world.rank(), world.size()))))
     }
 
     /// All ranks; for a broadcast those from the root on.

@@ -127,12 +127,8 @@ fn chunks(range: &Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usiz
 
 /// How many messages there are up to the last one that shares an element with `range`.
 fn last_on(messages: &[Message], range: &Range<usize>) -> usize {
-    messages.iter().rposition(|message| overlap(&message.range, range)).map_or(0, |index| index + 1)
-}
-
-/// Whether two ranges share an element.
-pub fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
-    one.start < other.end && other.start < one.end
+    let shares = |message: &Message| message.range.start < range.end && range.start < message.range.end;
+    messages.iter().rposition(shares).map_or(0, |index| index + 1)
 }
 
 #[cfg(test)]

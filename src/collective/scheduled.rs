@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::link::Link;
-use super::near::{End, Ends, Near};
 use super::schedule::{self, Apply, Group, Message, Round, Schedule};
 use super::{Collective, Slot};
-use crate::comm::{Region, World};
+use crate::comm::Region;
 use crate::config::Wire;
 use crate::error::{Error, Result};
 use crate::trace::{self, Kind};
@@ -15,10 +14,10 @@ use crate::trace::{self, Kind};
 /// Elements in one message, at most: 60 KB of f32, which MPI libraries send at once, where of more they first ask whether it
 /// is wanted. Over TCP the answer waits behind what goes the other way, and a link that could do both at a time does one after
 /// the other (measured between two hosts at 1 Gbit/s, 64 MB: 562 ms, and 870 to 1,030 with 256 KB).
-pub(super) const CHUNK: usize = 15 * 1024;
+pub const CHUNK: usize = 15 * 1024;
 
 /// Messages under way in each direction: one that is worked on, and more to keep the wire busy meanwhile.
-pub(super) const WINDOW: usize = 16;
+pub const WINDOW: usize = 16;
 
 /// How an algorithm goes about a range: the rounds of one rank.
 pub type Algorithm = fn(&Group, &Range<usize>) -> Vec<Round>;
@@ -31,8 +30,6 @@ pub struct Scheduled<L: Link> {
     chunk: usize,
     group: Group,
     link: L,
-    /// For messages that need no link.
-    near: Option<Near>,
     region: Rc<Region>,
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first.
@@ -46,10 +43,6 @@ pub struct Scheduled<L: Link> {
 /// A prepared range, and how far its current run is. Messages start and end in order.
 struct Progress<R> {
     schedule: Schedule,
-    /// The other ends of its messages on this node, where these share their regions.
-    ends: Ends,
-    /// How often it was started.
-    round: u64,
     /// `WINDOW` messages in which comes what is to be added, or is not f32; and as many for what leaves that is not f32.
     incoming: Rc<Region>,
     outgoing: Rc<Region>,
@@ -84,7 +77,6 @@ impl<L: Link> Scheduled<L> {
             chunk: CHUNK,
             group: Group::all(link.rank(), link.size()),
             link,
-            near: None,
             region: region.clone(),
             slots,
             flying,
@@ -96,12 +88,6 @@ impl<L: Link> Scheduled<L> {
     /// Among some of the ranks, in this order.
     pub fn among(self, group: Group) -> Scheduled<L> {
         Scheduled { group, ..self }
-    }
-
-    /// Without messages between ranks of a node, if they share the region.
-    pub fn within(self, world: &World) -> Scheduled<L> {
-        let near = takes_within(self.wire, self.region.is_shared()) && world.local_size() > 1;
-        Scheduled { near: near.then(|| Near::new(world)), ..self }
     }
 
     /// With messages of at most so many elements.
@@ -130,11 +116,6 @@ impl<L: Link> Scheduled<L> {
             }
             let message = &at.schedule.receives[at.receiving];
             let begun = trace::now();
-            if at.ends.receives[at.receiving].is_some() {
-                at.receives_begun[at.receiving % WINDOW] = begun;
-                at.receiving += 1;
-                continue;
-            }
             let request = if in_place(message, self.wire) {
                 // What stands there must have been made, and must have left.
                 if message.receives > at.received || message.sends > at.sent {
@@ -161,23 +142,17 @@ impl<L: Link> Scheduled<L> {
             }
             let words = self.wire.words(message.range.len());
             let begun = trace::now();
-            let request = if at.ends.sends[at.sending].is_some() {
-                None
-            } else if self.wire == Wire::F32 {
-                Some(self.link.send(&self.region, &message.range, message.peer, tag)?)
+            let request = if self.wire == Wire::F32 {
+                self.link.send(&self.region, &message.range, message.peer, tag)?
             } else {
                 let start = at.sending % WINDOW * longest;
                 self.region.pack(message.range.clone(), self.wire, &outgoing, start);
-                Some(self.link.send(&outgoing, &(start..start + words), message.peer, tag)?)
+                self.link.send(&outgoing, &(start..start + words), message.peer, tag)?
             };
             self.words_sent += words as u64;
-            at.sends[at.sending % WINDOW] = request;
+            at.sends[at.sending % WINDOW] = Some(request);
             at.sends_begun[at.sending % WINDOW] = begun;
             at.sending += 1;
-        }
-        if let Some(near) = &self.near {
-            let at = &self.slots[slot];
-            near.post(slot, (at.round - 1) * sends as u64 + at.sending as u64);
         }
         Ok(())
     }
@@ -185,35 +160,20 @@ impl<L: Link> Scheduled<L> {
     /// Ends what has come in (one message at most) and what has left; returns whether there was any.
     fn land(&mut self, slot: Slot) -> Result<bool> {
         let mut moved = false;
-        while self.slots[slot].sent < self.slots[slot].sending && self.has_left(slot)? {
+        loop {
+            let at = &mut self.slots[slot];
+            if at.sent == at.sending || !ended(&self.link, &mut at.sends[at.sent % WINDOW])? {
+                break;
+            }
             self.traced(slot, Kind::Send, self.slots[slot].sent);
             self.slots[slot].sent += 1;
             moved = true;
         }
-        let at = &self.slots[slot];
-        if at.received == at.receiving {
-            return Ok(moved);
-        }
-        let taken = match at.ends.receives[at.received] {
-            Some(from) => self.land_near(slot, from),
-            None => self.land_message(slot)?,
-        };
-        Ok(moved || taken)
-    }
-
-    /// Whether the oldest message under way has left.
-    fn has_left(&mut self, slot: Slot) -> Result<bool> {
-        let at = &mut self.slots[slot];
-        match (&self.near, at.ends.sends[at.sent]) {
-            (Some(near), Some(by)) => Ok(near.is_taken(slot, by, at.round)),
-            _ => ended(&self.link, &mut at.sends[at.sent % WINDOW]),
-        }
-    }
-
-    /// Ends the next message, if it is here.
-    fn land_message(&mut self, slot: Slot) -> Result<bool> {
         let at = &mut self.slots[slot];
         let received = at.received;
+        if received == at.receiving {
+            return Ok(moved);
+        }
         if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
             self.traced(slot, Kind::Receive, received);
@@ -222,68 +182,17 @@ impl<L: Link> Scheduled<L> {
         let message = &at.schedule.receives[received];
         // What is written over must have left. The message is taken before: its sender may wait for that with what
         // this rank in turn waits for.
-        let lands = at.arrived && at.sent >= message.sends;
-        if lands {
-            at.arrived = false;
-            if !in_place(message, self.wire) {
-                let start = received % WINDOW * at.longest;
-                let add = message.apply == Apply::Add;
-                self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
-            }
-            self.put(slot, received);
-            let at = &mut self.slots[slot];
-            at.received += 1;
-            if let Some(near) = &self.near {
-                near.take(slot, at.taken());
-            }
+        if !at.arrived || at.sent < message.sends {
+            return Ok(moved);
         }
-        Ok(lands)
-    }
-
-    /// Takes the next message from its sender's memory, if it is there.
-    fn land_near(&mut self, slot: Slot, from: End) -> bool {
-        let at = &mut self.slots[slot];
-        let Some(near) = self.near.as_ref().filter(|near| near.is_posted(slot, from, at.round)) else {
-            return false;
-        };
-        let received = at.received;
-        let message = &at.schedule.receives[received];
-        let range = message.range.clone();
-        let (free, start) = (from.put || at.sent >= message.sends, received % WINDOW * at.longest);
-        match message.apply {
-            Apply::Replace if from.put => {}
-            Apply::Replace if free => {
-                self.region.copy_from_near(range.clone(), from.local_rank, &self.region, range.start)
-            }
-            Apply::Add if at.arrived && free => {
-                self.region.unpack(range.clone(), self.wire, &at.incoming, start, true);
-                self.put(slot, received);
-            }
-            Apply::Add if free => self.region.add_from_near(range, from.local_rank, at.ends.puts[received]),
-            // As a message it would be here, though what stands in its place has yet to leave.
-            Apply::Add if !at.arrived => {
-                self.region.copy_from_near(range, from.local_rank, &at.incoming, start)
-            }
-            _ => return false,
+        if !in_place(message, self.wire) {
+            let start = received % WINDOW * at.longest;
+            let add = message.apply == Apply::Add;
+            self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
         }
-        let at = &mut self.slots[slot];
-        at.arrived = !free;
-        if free {
-            at.received += 1;
-        }
-        near.take(slot, at.taken());
-        if free {
-            self.traced(slot, Kind::Receive, self.slots[slot].received - 1);
-        }
-        true
-    }
-
-    /// Puts what came of a receive to the rank of the node that is to have it next.
-    fn put(&self, slot: Slot, received: usize) {
-        let at = &self.slots[slot];
-        if let Some(local_rank) = at.ends.puts[received] {
-            self.region.copy_to_near(at.schedule.receives[received].range.clone(), local_rank);
-        }
+        at.arrived = false;
+        at.received += 1;
+        Ok(true)
     }
 
     /// A message has ended.
@@ -297,20 +206,6 @@ impl<L: Link> Scheduled<L> {
         let channel = self.channel << 16 | slot;
         trace::record(kind, begun[index % WINDOW], messages[index].peer, channel, bytes);
     }
-}
-
-impl<R> Progress<R> {
-    /// Messages taken from their senders since the beginning.
-    fn taken(&self) -> u64 {
-        (self.round - 1) * self.schedule.receives.len() as u64
-            + self.received as u64
-            + u64::from(self.arrived)
-    }
-}
-
-/// Whether ranks of a node take messages out of each other's memory. What is rounded to travel comes by messages too.
-pub fn takes_within(wire: Wire, shared: bool) -> bool {
-    shared && wire == Wire::F32
 }
 
 /// Whether a message comes in where it belongs.
@@ -330,23 +225,18 @@ fn ended<L: Link>(link: &L, request: &mut Option<L::Request>) -> Result<bool> {
     Ok(done)
 }
 
-/// Words of memory for messages to come in and to leave, of which the longest has so many. `near` are those that
-/// come from the same node without one.
-fn scratch(schedule: &Schedule, longest: usize, wire: Wire, near: impl Fn(usize) -> bool) -> [usize; 2] {
-    let apart = |(index, message): (usize, &Message)| match near(index) {
-        true => message.apply == Apply::Add && message.sends > 0,
-        false => !in_place(message, wire),
-    };
+/// Words of memory for messages to come in and to leave, of which the longest has so many.
+fn scratch(schedule: &Schedule, longest: usize, wire: Wire) -> [usize; 2] {
     let all = |needed: bool| if needed { WINDOW * longest } else { 0 };
-    [all(schedule.receives.iter().enumerate().any(apart)), all(wire != Wire::F32)]
+    let apart = |message: &Message| !in_place(message, wire);
+    [all(schedule.receives.iter().any(apart)), all(wire != Wire::F32)]
 }
 
-/// Bytes of memory that a slot of so many elements takes beside its range, which all ranks share or do not.
-pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize, shared: bool) -> usize {
+/// Bytes of memory that a slot of so many elements takes beside its range.
+pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
     let rounds = algorithm(&Group::all(0, ranks), &(0..elements));
     let longest = wire.words(schedule::longest(&rounds, CHUNK));
-    let near = |_| takes_within(wire, shared);
-    scratch(&Schedule::new(&rounds, CHUNK), longest, wire, near).iter().sum::<usize>() * size_of::<f32>()
+    scratch(&Schedule::new(&rounds, CHUNK), longest, wire).iter().sum::<usize>() * size_of::<f32>()
 }
 
 impl<L: Link> Collective for Scheduled<L> {
@@ -360,23 +250,13 @@ impl<L: Link> Collective for Scheduled<L> {
         if slot > 32_767 {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
-        let rounds_of = |place| (self.algorithm)(&Group { place, ..self.group.clone() }, &range);
-        let rounds = rounds_of(self.group.place);
+        let rounds = (self.algorithm)(&self.group, &range);
         let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
         let schedule = Schedule::new(&rounds, self.chunk);
-        let ends = match &mut self.near {
-            Some(near) => {
-                near.prepare(slot)?;
-                near.ends(&schedule, &self.group, |place| Schedule::new(&rounds_of(place), self.chunk))
-            }
-            None => Ends::far(&schedule),
-        };
-        let words = scratch(&schedule, longest, self.wire, |index| ends.receives[index].is_some());
+        let words = scratch(&schedule, longest, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
             schedule,
-            ends,
-            round: 0,
             incoming: region(words[0])?,
             outgoing: region(words[1])?,
             longest,
@@ -398,7 +278,6 @@ impl<L: Link> Collective for Scheduled<L> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
         let at = &mut self.slots[slot];
         (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
-        at.round += 1;
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
             self.flying.push(slot);
             self.launch(slot)?;

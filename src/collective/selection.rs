@@ -17,7 +17,9 @@ use crate::error::{Error, Result};
 /// The algorithm of a range and the seconds that it is expected to take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
+    /// The algorithm.
     pub kind: AllreduceKind,
+    /// Seconds that it is expected to take; NaN where nothing is known.
     pub seconds: f64,
 }
 
@@ -30,8 +32,7 @@ const BETWEEN_GPUS: (f64, f64) = (50e-6, 1.0 / 20e9);
 pub struct Selection {
     kind: AllreduceKind,
     wire: Wire,
-    /// Whether some node has several ranks, and whether there are several nodes.
-    neighbours: bool,
+    /// Whether there are several nodes.
     apart: bool,
     cost: Cost,
 }
@@ -59,8 +60,7 @@ impl Selection {
             }
             _ => {
                 let cost = Cost::new(nodes, wire, tuning);
-                let neighbours = nodes.0.iter().any(|ranks| ranks.len() > 1);
-                Ok(Selection { kind, wire, neighbours, apart: nodes.0.len() > 1, cost })
+                Ok(Selection { kind, wire, apart: nodes.0.len() > 1, cost })
             }
         }
     }
@@ -88,10 +88,8 @@ impl Selection {
 
     /// Whether gradients are to lie in memory that the ranks of a node share, with buckets of so many bytes.
     pub fn wants_shared(&self, buckets: &[usize]) -> bool {
-        let in_memory = |bytes: &usize| match self.choose(*bytes, true).kind {
-            AllreduceKind::Shm | AllreduceKind::Hierarchical => true,
-            AllreduceKind::Vendor | AllreduceKind::Ipc | AllreduceKind::Nccl => false,
-            _ => self.neighbours && scheduled::takes_within(self.wire, true),
+        let in_memory = |bytes: &usize| {
+            matches!(self.choose(*bytes, true).kind, AllreduceKind::Shm | AllreduceKind::Hierarchical)
         };
         buckets.iter().any(in_memory)
     }
@@ -114,10 +112,7 @@ impl Selection {
             AllreduceKind::Hierarchical | AllreduceKind::Ipc => {
                 hierarchical::memory(self.wire, bytes / 4, local, world.nodes())
             }
-            kind => {
-                let shared = shared && world.nodes() == 1;
-                scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size(), shared)
-            }
+            kind => scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
         };
         [mapped, buckets.iter().map(messages).sum()]
     }
@@ -161,7 +156,7 @@ fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> 
         AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
         kind => {
             let (name, algorithm) = schedule_of(kind);
-            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region).within(world))
+            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
         }
     })
 }
@@ -270,7 +265,7 @@ mod tests {
         let wants = |kind, nodes: &Nodes| selection(kind, nodes).wants_shared(&[64, 64 << 20]);
         assert!(wants(AllreduceKind::Auto, &nodes(1, 2)) && wants(AllreduceKind::Auto, &nodes(2, 2)));
         assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Vendor, &nodes(1, 2)));
-        assert!(!wants(AllreduceKind::Ring, &nodes(4, 1)) && wants(AllreduceKind::Ring, &nodes(2, 2)));
+        assert!(!wants(AllreduceKind::Ring, &nodes(1, 2)) && !wants(AllreduceKind::Ring, &nodes(2, 2)));
         assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::Hierarchical, &nodes(2, 2)));
     }
 

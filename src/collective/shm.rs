@@ -28,6 +28,7 @@ const CHUNK: usize = 32 * 1024;
 /// Elements from which a second rank's help is worth its while: 4 KB.
 const SMALL: usize = 1024;
 
+/// A collective in memory that the ranks of one node share.
 pub struct Shm {
     world: World,
     region: Rc<Region>,

@@ -10,8 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::Nodes;
 use crate::comm::World;
-use crate::config::AllreduceKind;
+use crate::config::{AllreduceKind, environment};
 use crate::error::{Error, Result};
+use crate::files::{self, directory_of, fnv1a, write_whole};
+use crate::host;
+
+/// Bytes of a file that are read at most.
+const LONGEST: u64 = 16 << 20;
 
 /// What moving a message or a range takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -86,6 +91,7 @@ const BUILT_IN: Parameters = Parameters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
+    /// The name of the algorithm, as `--allreduce` has it.
     pub algorithm: String,
     /// Ascending.
     pub bytes: Vec<usize>,
@@ -99,6 +105,7 @@ pub struct Times {
 pub struct Machine {
     /// The models of the ranks' processors.
     pub cpu: String,
+    /// The MPI library and its version.
     pub mpi: String,
     /// Ranks on each node.
     pub ranks: String,
@@ -109,7 +116,7 @@ pub struct Machine {
 impl Machine {
     /// Collective.
     pub fn of(world: &World) -> Result<Machine> {
-        let mut cpus = world.gather_text(&cpu())?;
+        let mut cpus = world.gather_text(&host::cpu_model().unwrap_or_else(|| "unknown".into()))?;
         cpus.sort();
         cpus.dedup();
         Ok(Machine {
@@ -133,19 +140,13 @@ impl Machine {
     }
 }
 
-/// The model of this machine's processor.
-fn cpu() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named =
-        |line: &str| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name.to_string());
-    text.lines().find_map(named).unwrap_or_else(|| "unknown".into())
-}
-
 /// What the cost model starts from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
+    /// The machine that was measured.
     pub machine: Machine,
+    /// Latencies and rates, for the cost model.
     pub parameters: Parameters,
     /// What algorithms took: in place of a prediction where there is any.
     pub measured: Vec<Times>,
@@ -168,6 +169,7 @@ impl Tuning {
         Tuning { machine: Machine::default(), parameters: BUILT_IN, measured: Vec::new() }
     }
 
+    /// Whether nothing was measured, and the figures are those of the source.
     pub fn is_built_in(&self) -> bool {
         self.machine == Machine::default()
     }
@@ -197,10 +199,7 @@ impl Tuning {
     /// FNV-1a of what was measured.
     pub fn checksum(&self) -> Result<String> {
         let text = serde_json::to_string(self).map_err(not_written)?;
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        Ok(format!("{hash:016x}"))
+        Ok(format!("{:016x}", fnv1a(text.bytes())))
     }
 
     /// The tuning in a file's text, if it is whole and of this machine; else why not.
@@ -239,7 +238,7 @@ impl Tuning {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
         if let (0, Some(path)) = (world.rank(), &path) {
-            found = match std::fs::read_to_string(path) {
+            found = match files::read_text(path, LONGEST) {
                 Err(error) if flag.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
                     Ok(String::new())
                 }
@@ -275,20 +274,8 @@ impl Tuning {
         let failed =
             |error: std::io::Error| Error::output(path, format!("cannot write the tuning file: {error}"));
         let text = self.to_text()?;
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            std::fs::create_dir_all(directory).map_err(failed)?;
-        }
-        if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-            return std::fs::write(path, text).map_err(failed);
-        }
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(format!(".{}", std::process::id()));
-        let draft = PathBuf::from(draft);
-        std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, path)).map_err(|error| {
-            // Nobody would look for it.
-            let _ = std::fs::remove_file(&draft);
-            failed(error)
-        })
+        std::fs::create_dir_all(directory_of(path)).map_err(failed)?;
+        write_whole(path, "the tuning file", |new| std::fs::write(new, &text).map_err(failed))
     }
 }
 
@@ -299,7 +286,7 @@ fn not_written(error: serde_json::Error) -> Error {
 /// $DLTRAIN_TUNING, else dltrain/tuning.json where the user's configuration is (XDG).
 pub fn usual_place() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("DLTRAIN_TUNING").or_else(|| {
+    environment::TUNING.value().map(PathBuf::from).or_else(|| {
         let configuration = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
         Some(configuration.join("dltrain").join("tuning.json"))
     })

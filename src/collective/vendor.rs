@@ -7,6 +7,7 @@ use super::{Collective, Slot};
 use crate::comm::{Channel, Region, Request, World};
 use crate::error::Result;
 
+/// The MPI library's own allreduce, `MPI_Iallreduce`.
 pub struct Vendor {
     channel: Channel,
     region: Rc<Region>,

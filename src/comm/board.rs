@@ -7,17 +7,25 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::clock;
+use crate::host;
 
 /// What a run is busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
+    /// Starting.
     Start,
+    /// Opening and reading data.
     Data,
+    /// Planning the step.
     Plan,
+    /// Allocating memory.
     Memory,
+    /// In a training step, counted from 0.
     Step,
+    /// In an evaluation.
     Evaluation,
+    /// Ending the run.
     End,
     /// It has ended the job, and said why.
     Abort,
@@ -133,20 +141,18 @@ impl Process {
 
 /// The state of a process; unknown where its number means another one (ranks in containers of their own).
 fn look(pid: u64) -> Process {
-    let name = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-    match (name(&pid.to_string()), name("self")) {
+    let (its, own) = match (host::process(&pid.to_string()), host::process("self")) {
         (None, Some(_)) => return Process::Gone,
-        (its, own) if its.is_none() || its != own => return Process::Unknown,
-        _ => {}
-    }
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // "PID (NAME) STATE …", and a name may hold anything.
-    match text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
-        Some('R') => Process::Running,
-        Some('S') => Process::Asleep,
-        Some('D') => Process::InputOutput,
-        Some('T' | 't') => Process::Stopped,
-        Some('Z' | 'X') => Process::Gone,
+        (Some(its), Some(own)) => (its, own),
+        _ => return Process::Unknown,
+    };
+    match its.state {
+        _ if its.name != own.name => Process::Unknown,
+        'R' => Process::Running,
+        'S' => Process::Asleep,
+        'D' => Process::InputOutput,
+        'T' | 't' => Process::Stopped,
+        'Z' | 'X' => Process::Gone,
         _ => Process::Unknown,
     }
 }

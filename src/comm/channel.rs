@@ -50,10 +50,12 @@ impl Channel {
         Ok(Channel { _world: world.clone(), communicator: world.control().duplicate()? })
     }
 
+    /// This rank's number in the communicator.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
+    /// How many ranks the communicator has.
     pub fn size(&self) -> usize {
         self.communicator.size()
     }

@@ -14,6 +14,7 @@ pub fn now() -> u64 {
 pub struct Offset {
     /// When it was measured, by rank 0's clock.
     pub at: u64,
+    /// What the rank's clock shows, less what rank 0's does.
     pub nanoseconds: i64,
     /// The truth lies within so many nanoseconds of it.
     pub uncertainty: u64,

@@ -42,10 +42,12 @@ impl Common {
         room(bytes).is_ok()
     }
 
+    /// Where it begins in this process.
     pub fn address(&self) -> *mut u8 {
         self.address
     }
 
+    /// How many bytes it has.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -24,24 +24,26 @@ pub(super) enum Reduction {
     Max,
 }
 
-/// Numbers that the control path reduces.
+/// Plain numbers that messages carry.
 pub(super) trait Scalar: Copy {
     fn datatype() -> ffi::MPI_Datatype;
 }
 
-impl Scalar for f64 {
-    fn datatype() -> ffi::MPI_Datatype {
-        // SAFETY: a constant of the MPI library.
-        unsafe { ffi::RSMPI_DOUBLE }
-    }
+macro_rules! scalars {
+    ($($number:ty => $datatype:ident),*) => {$(
+        impl Scalar for $number {
+            fn datatype() -> ffi::MPI_Datatype {
+                // SAFETY: a constant of the MPI library.
+                unsafe { ffi::$datatype }
+            }
+        }
+    )*};
 }
 
-impl Scalar for u64 {
-    fn datatype() -> ffi::MPI_Datatype {
-        // SAFETY: a constant of the MPI library.
-        unsafe { ffi::RSMPI_UINT64_T }
-    }
-}
+scalars!(f32 => RSMPI_FLOAT, f64 => RSMPI_DOUBLE, u64 => RSMPI_UINT64_T, u8 => RSMPI_UINT8_T);
+
+/// Bytes in a message, at most.
+const PIECE: usize = 4 << 20;
 
 impl Reduction {
     fn operation(self) -> ffi::MPI_Op {
@@ -157,31 +159,58 @@ impl Communicator {
         call::complete(request)
     }
 
-    /// Sends words to one rank; returns when their memory is free again.
-    pub fn send_words(&self, words: &[u64], to: usize) -> Result<()> {
-        let count = call::count(words.len())?;
-        // SAFETY: the words are borrowed until the request has ended.
-        let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            let (from, word, to) = (words.as_ptr().cast::<c_void>(), ffi::RSMPI_UINT64_T, to as c_int);
-            check("MPI_Isend", ffi::MPI_Isend(from, count, word, to, 0, self.raw, &mut request))?;
-            request
-        };
-        call::complete(request)
+    /// Sends numbers to one rank; returns when their memory is free again.
+    pub fn send<T: Scalar>(&self, numbers: &[T], to: usize) -> Result<()> {
+        for piece in numbers.chunks(PIECE / size_of::<T>()) {
+            let count = call::count(piece.len())?;
+            // SAFETY: `piece` has `count` elements of the type and is borrowed until the request has ended.
+            let request = unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let (from, to) = (piece.as_ptr().cast::<c_void>(), to as c_int);
+                check(
+                    "MPI_Isend",
+                    ffi::MPI_Isend(from, count, T::datatype(), to, 0, self.raw, &mut request),
+                )?;
+                request
+            };
+            call::complete(request)?;
+        }
+        Ok(())
     }
 
-    /// Receives as many words from one rank.
-    pub fn receive_words(&self, words: &mut [u64], from: usize) -> Result<()> {
-        let count = call::count(words.len())?;
-        // SAFETY: the words are borrowed until the request has ended.
-        let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            let (into, word, from) =
-                (words.as_mut_ptr().cast::<c_void>(), ffi::RSMPI_UINT64_T, from as c_int);
-            check("MPI_Irecv", ffi::MPI_Irecv(into, count, word, from, 0, self.raw, &mut request))?;
-            request
-        };
-        call::complete(request)
+    /// Receives as many numbers from one rank.
+    pub fn receive<T: Scalar>(&self, numbers: &mut [T], from: usize) -> Result<()> {
+        for piece in numbers.chunks_mut(PIECE / size_of::<T>()) {
+            let count = call::count(piece.len())?;
+            // SAFETY: as in `send`.
+            let request = unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let (into, from) = (piece.as_mut_ptr().cast::<c_void>(), from as c_int);
+                check(
+                    "MPI_Irecv",
+                    ffi::MPI_Irecv(into, count, T::datatype(), from, 0, self.raw, &mut request),
+                )?;
+                request
+            };
+            call::complete(request)?;
+        }
+        Ok(())
+    }
+
+    /// Rank 0's numbers on every rank; equally many everywhere.
+    pub fn broadcast<T: Scalar>(&self, numbers: &mut [T]) -> Result<()> {
+        for piece in numbers.chunks_mut(PIECE / size_of::<T>()) {
+            let count = call::count(piece.len())?;
+            // SAFETY: as in `send`.
+            let request = unsafe {
+                let mut request = ffi::RSMPI_REQUEST_NULL;
+                let into = piece.as_mut_ptr().cast::<c_void>();
+                check("MPI_Ibcast", ffi::MPI_Ibcast(into, count, T::datatype(), 0, self.raw, &mut request))?;
+                request
+            };
+            call::complete(request)?;
+        }
+        Ok(())
     }
 
     /// Every rank's text, by rank, on every rank.
@@ -235,15 +264,7 @@ impl Communicator {
             return Ok(String::new());
         }
         let mut bytes = if self.rank == 0 { text.as_bytes().to_vec() } else { vec![0; length[0] as usize] };
-        let count = call::count(bytes.len())?;
-        // SAFETY: `bytes` has `count` bytes on every rank and lives until the request has ended.
-        let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            let into = bytes.as_mut_ptr().cast::<c_void>();
-            check("MPI_Ibcast", ffi::MPI_Ibcast(into, count, ffi::RSMPI_UINT8_T, 0, self.raw, &mut request))?;
-            request
-        };
-        call::complete(request)?;
+        self.broadcast(&mut bytes)?;
         text_from(&bytes)
     }
 }

@@ -5,10 +5,17 @@
 //! left in the environment. Open MPI 4 does worse under srun without PMIx: MPI_Init ends the process, and each
 //! prints a page about how to build Open MPI; there we speak first.
 
-use std::path::Path;
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use super::library::{Family, Library};
+use super::world::LAST_WORDS;
 use crate::error::{Error, Result};
+use crate::host;
 
 /// Which launcher left its marks in the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,11 +30,13 @@ enum Launcher {
 /// The step in which Slurm runs the shell that `salloc` opens on a node, where a site has it do so.
 const INTERACTIVE_STEP: &str = "4294967290";
 
-/// What the environment says about the job before MPI is started (MPI_Init may itself set such variables).
+/// What the environment says about the job before MPI is started.
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     /// Each launcher that left its marks and the size of the job it speaks of, the innermost first.
     claims: Vec<(Launcher, usize)>,
+    /// This process's rank, 0 without a launcher.
+    rank: usize,
     /// srun offers PMIx. What another launcher starts inside of that step only inherits the variable.
     pmix: bool,
     /// Flux started this process; its own plugin of Open MPI 4 serves there.
@@ -37,8 +46,10 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    pub fn from_environment() -> Launch {
-        Launch::read(|name| std::env::var(name).ok())
+    /// MPI_Init may itself set such variables: the first call is to come before it.
+    pub fn at_start() -> &'static Launch {
+        static AT_START: OnceLock<Launch> = OnceLock::new();
+        AT_START.get_or_init(|| Launch::read(|name| std::env::var(name).ok()))
     }
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Launch {
@@ -64,6 +75,7 @@ impl Launch {
         let tasks = number("SLURM_NTASKS").or_else(|| number("SLURM_JOB_NUM_NODES"));
         Launch {
             claims,
+            rank: rank_in(&variable),
             pmix: variable("PMIX_NAMESPACE").is_some(),
             flux: variable("FLUX_JOB_ID").is_some(),
             idle_tasks: tasks.filter(|&tasks| in_shell && tasks > 1),
@@ -198,13 +210,7 @@ fn needs_pmix(version: &str, plugins: &[String]) -> bool {
 /// The ways to a job that the Open MPI in this process was built with: "ext3x" for the file `mca_pmix_ext3x.so`.
 /// Empty where they are not files beside the library: then nothing is known, and MPI_Init must be tried.
 fn open_mpi_plugins() -> Vec<String> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let path_of = |line: &str| line.find('/').map(|at| Path::new(&line[at..]).to_path_buf());
-    let is_mpi =
-        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libmpi.so"));
-    let Some(library) = maps.lines().filter_map(path_of).find(|path| is_mpi(path)) else {
-        return Vec::new();
-    };
+    let Some(library) = host::library("libmpi.so") else { return Vec::new() };
     // Where Open MPI puts them, and where Debian and Ubuntu do.
     let places = ["openmpi", "openmpi/lib/openmpi3"].map(|place| library.with_file_name(place));
     let files = places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten();
@@ -212,10 +218,50 @@ fn open_mpi_plugins() -> Vec<String> {
     names.filter_map(|name| Some(name.strip_prefix("mca_pmix_")?.strip_suffix(".so")?.to_string())).collect()
 }
 
-/// The rank that the launcher gave this process, 0 without a launcher. For deciding who prints an error while
-/// there is no `World` to ask.
-pub fn launcher_rank() -> usize {
-    rank_in(|name| std::env::var(name).ok())
+/// How many processes the launcher started for this job, as far as it says; 1 without a launcher.
+pub fn launched() -> usize {
+    Launch::at_start().claims.first().map_or(1, |&(_, size)| size)
+}
+
+/// How long a process that is not the first waits with its message: most likely all fail alike, and then the first speaks
+/// and ends the job meanwhile.
+const TURN: Duration = Duration::from_secs(3);
+
+/// What a process does that cannot join the others of its job: `speak`, and end the job with this exit code. The others may
+/// be waiting for it inside MPI_Init, without end. Comes back where the process is to end by itself.
+pub fn leave(code: i32, speak: impl FnOnce()) {
+    let launch = Launch::at_start();
+    let launcher = launch.claims.first().map(|&(launcher, _)| launcher);
+    if launch.rank > 0 {
+        std::thread::sleep(TURN);
+    }
+    // srun ends the others only if told so (--kill-on-bad-exit): they would all say the same. It says whose exit code was bad.
+    if launch.rank == 0 || launcher != Some(Launcher::Slurm) {
+        speak();
+    }
+    // Open MPI's mpirun ends a job in which any process ends with an error.
+    if let (Some(Launcher::Pmi), Some(pmi)) = (launcher, pmi())
+        && abort_by_pmi(&pmi, code).is_ok()
+    {
+        // Until the end comes.
+        std::thread::sleep(TURN);
+    }
+}
+
+/// The connection to a launcher that speaks PMI.
+fn pmi() -> Option<ManuallyDrop<UnixStream>> {
+    let descriptor = std::env::var("PMI_FD").ok()?.parse::<RawFd>().ok()?;
+    // SAFETY: the launcher opened it for this process's MPI library, which could not use it, and nothing closes it here.
+    Some(ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(descriptor) }))
+}
+
+/// Asks Hydra to end the job, as MPI_Abort would. It takes no notice of the exit code of a process that never spoke to it.
+fn abort_by_pmi(mut pmi: &UnixStream, code: i32) -> std::io::Result<()> {
+    pmi.set_read_timeout(Some(Duration::from_secs(1)))?;
+    pmi.write_all(b"cmd=init pmi_version=1 pmi_subversion=1\n")?;
+    let _ = pmi.read(&mut [0; 1024])?;
+    std::thread::sleep(LAST_WORDS);
+    pmi.write_all(format!("cmd=abort exitcode={code}\n").as_bytes())
 }
 
 fn rank_in(variable: impl Fn(&str) -> Option<String>) -> usize {
@@ -258,6 +304,18 @@ mod tests {
         let hydra = [("PMI_SIZE", "4"), ("HYDI_CONTROL_FD", "7")];
         let text = message(&hydra, Family::OpenMpi, 1).unwrap();
         assert!(text.contains("MPICH family started 4") && text.contains("mpirun.openmpi"), "{text}");
+    }
+
+    /// The words are those of MPICH's own PMI_Init and PMI_Abort.
+    #[test]
+    fn hydra_is_told_to_end_the_job() {
+        let (own, mut launcher) = UnixStream::pair().unwrap();
+        launcher.write_all(b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n").unwrap();
+        abort_by_pmi(&own, 4).unwrap();
+        drop(own);
+        let mut said = String::new();
+        launcher.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "cmd=init pmi_version=1 pmi_subversion=1\ncmd=abort exitcode=4\n");
     }
 
     #[test]

@@ -14,12 +14,14 @@ pub enum Family {
     OpenMpi,
     /// MPICH and what is made from it (Intel MPI, Cray MPICH, MVAPICH).
     Mpich,
+    /// Neither of the two.
     Other,
 }
 
 /// The MPI library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Library {
+    /// Which of the two families it belongs to.
     pub family: Family,
     /// "Open MPI", "MPICH", "Intel MPI", "Cray MPICH", "MVAPICH".
     pub name: String,

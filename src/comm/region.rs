@@ -36,7 +36,10 @@ pub struct Region {
 }
 
 enum Storage {
-    Private(Layout),
+    Private {
+        start: *mut u8,
+        layout: Layout,
+    },
     /// Held for its Drop.
     Shared(#[allow(dead_code)] Window),
     /// Somebody else's, held for as long as this lives.
@@ -66,13 +69,16 @@ impl Region {
     pub fn private(bytes: usize) -> Result<Region> {
         let too_much =
             || Error::environment(format!("cannot allocate {bytes} bytes of host memory for gradients"));
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).map_err(|_| too_much())?;
+        // Asked for any address and aligned here: asked for an aligned one the allocator would touch every page at once.
+        let room = bytes.checked_add(ALIGNMENT).ok_or_else(too_much)?;
+        let layout = Layout::from_size_align(room, 1).map_err(|_| too_much())?;
         // SAFETY: the layout's size is not zero.
-        let address = unsafe { alloc_zeroed(layout) }.cast::<f32>();
-        if address.is_null() {
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
             return Err(too_much());
         }
-        let storage = Storage::Private(layout);
+        let address = start.wrapping_add(start.align_offset(ALIGNMENT)).cast::<f32>();
+        let storage = Storage::Private { start, layout };
         Ok(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
     }
 
@@ -102,10 +108,12 @@ impl Region {
         room(bytes.saturating_mul(world.local_size())).is_ok()
     }
 
+    /// Where this rank's part begins, in this process.
     pub fn address(&self) -> *mut u8 {
         self.address.cast()
     }
 
+    /// How many bytes this rank has of it.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -187,17 +195,17 @@ impl Region {
     /// Sums a range over all ranks of the node, in the order of local ranks whoever calls it, and writes the sum
     /// to all of them.
     pub fn sum_over_node(&self, range: Range<usize>) {
-        self.each_sum(range, &self.peers, &self.peers);
+        self.each_sum(range, &self.peers);
     }
 
     /// The same, written to one rank of the node alone.
     pub fn sum_to(&self, range: Range<usize>, local_rank: usize) {
-        self.each_sum(range, &self.peers, &[self.peers[local_rank]]);
+        self.each_sum(range, &[self.peers[local_rank]]);
     }
 
     /// The same, written to this rank alone.
     pub fn sum_from_node(&self, range: Range<usize>) {
-        self.each_sum(range, &self.peers, &[self.address]);
+        self.each_sum(range, &[self.address]);
     }
 
     /// Writes this rank's values of a range to all other ranks of the node.
@@ -210,49 +218,6 @@ impl Region {
         self.copy_to_node(range, self.peers[local_rank]);
     }
 
-    /// Adds another rank's values of a range to this rank's, and writes the sum to a third (or the same) as well.
-    ///
-    /// # Panics
-    /// When one of them is this one.
-    pub fn add_from_near(&self, range: Range<usize>, local_rank: usize, and_to: Option<usize>) {
-        let of = [self.address, self.near(local_rank)];
-        match and_to {
-            Some(local_rank) => self.each_sum(range, &of, &[self.address, self.near(local_rank)]),
-            None => self.each_sum(range, &of, &[self.address]),
-        }
-    }
-
-    /// Writes this rank's values of a range to another one.
-    ///
-    /// # Panics
-    /// When that rank is this one.
-    pub fn copy_to_near(&self, range: Range<usize>, local_rank: usize) {
-        // SAFETY: every peer's region has as many elements as this one, and is another; nobody else uses the range there
-        // until it is taken (the contract of `Region`).
-        unsafe {
-            self.near(local_rank).add(range.start).copy_from_nonoverlapping(self.at(&range), range.len())
-        }
-    }
-
-    /// Copies another rank's values of a range to a region of this rank, from `start` on.
-    ///
-    /// # Panics
-    /// When that rank is this one.
-    pub fn copy_from_near(&self, range: Range<usize>, local_rank: usize, to: &Region, start: usize) {
-        self.check(&range);
-        let to = to.at(&(start..start + range.len()));
-        // SAFETY: every peer's region has as many elements as this one, and is another; nobody writes to the range there,
-        // and nobody else uses where it goes, until it is taken (the contract of `Region`).
-        unsafe { to.copy_from_nonoverlapping(self.near(local_rank).add(range.start), range.len()) }
-    }
-
-    /// The region of another rank of the node.
-    fn near(&self, local_rank: usize) -> *mut f32 {
-        let part = self.peers[local_rank];
-        assert!(part != self.address, "a rank takes from another one");
-        part
-    }
-
     fn copy_to_node(&self, range: Range<usize>, from: *mut f32) {
         self.check(&range);
         for &part in self.peers.iter().filter(|&&part| part != from) {
@@ -262,10 +227,10 @@ impl Region {
         }
     }
 
-    /// Adds up regions of the node in their order, and writes the sum to others: by way of a block in the cache, for parts of
-    /// a window lie at like places of their pages, and a loop that goes back and forth between two such lines can take ten
-    /// times as long.
-    fn each_sum(&self, range: Range<usize>, of: &[*mut f32], to: &[*mut f32]) {
+    /// Adds up the regions of the node in the order of ranks, and writes the sum to some of them: by way of a block in the
+    /// cache, for parts of a window lie at like places of their pages, and a loop that goes back and forth between two
+    /// such lines can take ten times as long.
+    fn each_sum(&self, range: Range<usize>, to: &[*mut f32]) {
         /// Stays in the first-level cache while the ranks' blocks stream through.
         const BLOCK: usize = 1024;
         self.check(&range);
@@ -273,7 +238,7 @@ impl Region {
         for start in range.clone().step_by(BLOCK) {
             let count = BLOCK.min(range.end - start);
             let sum = &mut sum[..count];
-            for (index, part) in of.iter().enumerate() {
+            for (index, part) in self.peers.iter().enumerate() {
                 // SAFETY: every peer's region has as many elements as this one, and its ranks leave the range
                 // alone until all of it is summed (the contract of `Region`).
                 let part = unsafe { std::slice::from_raw_parts(part.add(start), count) };
@@ -293,9 +258,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Storage::Private(layout) = self.storage {
-            // SAFETY: address and layout are those of the allocation made in `private`.
-            unsafe { dealloc(self.address.cast(), layout) }
+        if let Storage::Private { start, layout } = self.storage {
+            // SAFETY: start and layout are those of the allocation made in `private`.
+            unsafe { dealloc(start, layout) }
         }
     }
 }

@@ -139,6 +139,7 @@ pub struct Wait {
 }
 
 impl Wait {
+    /// A wait that begins now.
     pub fn new() -> Wait {
         Wait::default()
     }

@@ -20,10 +20,12 @@ impl Topology {
         Topology { rank, node_of, host_of, nodes: distinct.len() }
     }
 
+    /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
+    /// How many ranks the job has.
     pub fn size(&self) -> usize {
         self.node_of.len()
     }
@@ -60,6 +62,7 @@ impl Topology {
         (0..self.nodes).all(|node| self.ranks_of(node).len() == self.local_size())
     }
 
+    /// How many nodes the job has.
     pub fn nodes(&self) -> usize {
         self.nodes
     }

@@ -17,10 +17,13 @@ use super::library::{Library, thread_level};
 use super::news::News;
 use super::topology::Topology;
 use super::{region, signals, stall, window};
+use crate::config::most;
 use crate::error::{Error, Kind, Result};
+use crate::files::fnv1a;
+use crate::host;
 
 /// How long a job that aborts leaves the launcher to pass on its message.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
 /// last thing made from it (regions, channels) are gone. Methods marked collective must be called by every
@@ -46,14 +49,14 @@ struct Inner {
 }
 
 impl World {
-    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way.
+    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way. `revision` is that
+    /// of the program.
     ///
     /// # Errors
-    /// `Environment` when the launcher started several processes that do not see each other; every process
-    /// gets this error: print it where `launcher_rank()` is 0, and there before the others exit. `Foreign` when MPI
-    /// fails, `Internal` when called twice in one process.
-    pub fn start() -> Result<World> {
-        let launch = Launch::from_environment();
+    /// `Environment` when the launcher started several processes that do not see each other, `Mismatch` when the ranks are of
+    /// unlike revisions, `Foreign` when MPI fails, `Internal` when called twice in one process.
+    pub fn start(revision: &str) -> std::result::Result<World, NotStarted> {
+        let launch = Launch::at_start();
         let mut library = Library::linked();
         library.launcher = launch.describe().to_string();
         launch.prepare(&library)?;
@@ -63,8 +66,13 @@ impl World {
         if let Err(error) = launch.check(&library, world.size()) {
             // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
             unsafe { ffi::MPI_Finalize() };
-            return Err(error);
+            return Err(error.into());
         }
+        introduce(&world, revision)?;
+        Ok(World::of(&world, launch, library)?)
+    }
+
+    fn of(world: &Communicator, launch: &Launch, library: Library) -> Result<World> {
         // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.
         let control = world.duplicate()?;
         let node = control.on_this_node()?;
@@ -100,6 +108,7 @@ impl World {
         stall::limit(warn, abort);
     }
 
+    /// The MPI library that this process runs with.
     pub fn library(&self) -> &Library {
         &self.inner.library
     }
@@ -112,6 +121,35 @@ impl World {
     /// Returns when every rank has called it. Collective.
     pub fn barrier(&self) -> Result<()> {
         self.inner.control.barrier()
+    }
+
+    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same
+    /// ones. A launcher that binds ranks gives each its own; one that does not gives all of them to all. Where cores are
+    /// enough for all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
+    ///
+    /// # Errors
+    /// `Usage` where more are wanted than any machine has use for; `Foreign` when MPI fails.
+    pub fn threads(&self, wanted: Option<usize>) -> Result<usize> {
+        self.agree(match wanted {
+            Some(wanted) if wanted > most::THREADS => {
+                Err(Error::usage(format!("--threads {wanted}: must be at most {}", most::THREADS)))
+            }
+            _ => Ok(()),
+        })?;
+        let mine = format!("{} {}", self.node(), host::binding());
+        let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
+        let cores = host::cores();
+        if let Some(threads) = wanted.filter(|&threads| threads > cores && self.rank() == 0) {
+            let plural = if cores == 1 { "" } else { "s" };
+            log::warn!(
+                "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
+            );
+        }
+        let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
+        if threads * sharing <= cores {
+            host::cores_are_own();
+        }
+        Ok(threads)
     }
 
     /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.
@@ -138,15 +176,15 @@ impl World {
     pub fn to_first(&self, words: &[u64], mut each: impl FnMut(usize, &[u64])) -> Result<()> {
         let control = &self.inner.control;
         if self.rank() > 0 {
-            control.send_words(&[words.len() as u64], 0)?;
-            return control.send_words(words, 0);
+            control.send(&[words.len() as u64], 0)?;
+            return control.send(words, 0);
         }
         each(0, words);
         for rank in 1..self.size() {
-            let mut length = [0];
-            control.receive_words(&mut length, rank)?;
-            let mut words = vec![0; length[0] as usize];
-            control.receive_words(&mut words, rank)?;
+            let mut length = [0u64];
+            control.receive(&mut length, rank)?;
+            let mut words = vec![0u64; length[0] as usize];
+            control.receive(&mut words, rank)?;
             each(rank, &words);
         }
         Ok(())
@@ -157,8 +195,8 @@ impl World {
         let control = &self.inner.control;
         if self.rank() > 0 {
             for _ in 0..clock::QUESTIONS {
-                control.receive_words(&mut [0], 0)?;
-                control.send_words(&[clock::now()], 0)?;
+                control.receive(&mut [0u64], 0)?;
+                control.send(&[clock::now()], 0)?;
             }
             return Ok(Vec::new());
         }
@@ -166,9 +204,9 @@ impl World {
         for rank in 1..self.size() {
             let mut best = Offset { uncertainty: u64::MAX, ..Offset::default() };
             for _ in 0..clock::QUESTIONS {
-                let (asked, mut there) = (clock::now(), [0]);
-                control.send_words(&[0], rank)?;
-                control.receive_words(&mut there, rank)?;
+                let (asked, mut there) = (clock::now(), [0u64]);
+                control.send(&[0u64], rank)?;
+                control.receive(&mut there, rank)?;
                 let offset = Offset::from_answer(asked, there[0], clock::now());
                 if offset.uncertainty < best.uncertainty {
                     best = offset;
@@ -207,17 +245,10 @@ impl World {
     /// # Errors
     /// `Mismatch`, the same on every rank, naming the first item that differs, both values, ranks and hosts.
     pub fn same(&self, items: &[(String, String)]) -> Result<()> {
-        let hash = hash_of(items);
-        // The minimum of the complement is the complement of the maximum: both in one reduction.
-        let mut range = [hash, !hash];
-        self.inner.control.reduce(&mut range, Reduction::Min)?;
-        if range[0] == !range[1] {
-            return Ok(());
+        match unlike(&self.inner.control, items)? {
+            None => Ok(()),
+            Some(lists) => Err(self.agreed(difference(&lists, |rank| self.host_of(rank)))),
         }
-        let text = serde_json::to_string(items)
-            .map_err(|error| Error::internal(format!("cannot write items to compare: {error}")))?;
-        let lists = self.gather_text(&text)?;
-        Err(self.agreed(difference(&lists, |rank| self.host_of(rank))))
     }
 
     /// Whether every rank has returned this very error from `agree` or `same`. If so the job can end in order;
@@ -262,6 +293,47 @@ impl Deref for World {
     fn deref(&self) -> &Topology {
         &self.inner.topology
     }
+}
+
+/// Why there is no `World`.
+#[derive(Debug)]
+pub struct NotStarted {
+    pub error: Error,
+    /// Where all ranks found out together: whether this one speaks for them. `None` where others may know nothing: see `leave`.
+    pub speaks: Option<bool>,
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> NotStarted {
+        NotStarted { error, speaks: None }
+    }
+}
+
+/// Makes sure that all ranks are of one revision. This comes before any other message, and must stay as it is: ranks of
+/// unlike revisions have nothing else in common. Collective.
+fn introduce(world: &Communicator, revision: &str) -> std::result::Result<(), NotStarted> {
+    let Some(lists) = unlike(world, &[("the revision of dltrain".into(), revision.into())])? else {
+        return Ok(());
+    };
+    let hosts = world.gather_text(&host_name()?)?;
+    let error = difference(&lists, |rank| &hosts[rank]);
+    // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
+    unsafe { ffi::MPI_Finalize() };
+    Err(NotStarted { error, speaks: Some(world.rank() == 0) })
+}
+
+/// `None` where these are equal on all ranks; else each rank's, in JSON. Collective; a hash is compared first.
+fn unlike(control: &Communicator, items: &[(String, String)]) -> Result<Option<Vec<String>>> {
+    let hash = hash_of(items);
+    // The minimum of the complement is the complement of the maximum: both in one reduction.
+    let mut range = [hash, !hash];
+    control.reduce(&mut range, Reduction::Min)?;
+    if range[0] == !range[1] {
+        return Ok(None);
+    }
+    let text = serde_json::to_string(items)
+        .map_err(|error| Error::internal(format!("cannot write items to compare: {error}")))?;
+    control.gather_text(&text).map(Some)
 }
 
 /// Starts the watch over waits; returns the window of its board, where the nodes have room for one. Collective.
@@ -380,8 +452,7 @@ fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error
 /// FNV-1a over all names and values, each followed by a byte that no text contains.
 fn hash_of(items: &[(String, String)]) -> u64 {
     let texts = items.iter().flat_map(|(name, value)| [name, value]);
-    let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a(texts.flat_map(|text| text.bytes().chain([0xff])))
 }
 
 #[cfg(test)]

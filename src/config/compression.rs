@@ -9,13 +9,22 @@ use serde::{Serialize, Serializer};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Compression {
     /// Of each piece of a tensor this share of the numbers, those of largest magnitude.
-    TopK { share: f32 },
+    TopK {
+        /// The share, above 0 and at most 1.
+        share: f32,
+    },
     /// The sign of each number, and two means a piece.
     OneBit,
     /// Plus, minus or nothing: whether a number has reached the threshold, as a gradient of a rank's own mean loss.
-    TwoBit { threshold: f32 },
+    TwoBit {
+        /// What is sent, up to its sign.
+        threshold: f32,
+    },
     /// Two thin matrices of this rank whose product stands for a tensor.
-    PowerSgd { rank: usize },
+    PowerSgd {
+        /// Columns of each factor.
+        rank: usize,
+    },
 }
 
 const SCHEMES: &str = "topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK]";

@@ -84,14 +84,17 @@ const CUTMIX: f64 = 1.0;
 const LARGEST_ALPHA: f64 = 1000.0;
 
 impl Augment {
+    /// Crop and flip, as networks for ImageNet are trained.
     pub fn imagenet() -> Augment {
         Augment { parts: vec![Augmentation::Crop, Augmentation::Flip], ..Augment::default() }
     }
 
+    /// Padding with a crop, and flip, as networks for CIFAR are trained.
     pub fn cifar() -> Augment {
         Augment { parts: vec![Augmentation::PadCrop, Augmentation::Flip], ..Augment::default() }
     }
 
+    /// Whether this is among what is done.
     pub fn has(&self, part: Augmentation) -> bool {
         self.parts.contains(&part)
     }
@@ -185,6 +188,7 @@ pub struct Input {
     pub loader_threads: Option<usize>,
     /// Whether an image that cannot be read ends the run instead of being skipped.
     pub strict: bool,
+    /// What decodes JPEG files.
     pub jpeg_decoder: JpegDecoder,
 }
 

@@ -4,17 +4,15 @@
 //! fine label (CIFAR-100) and 3072 bytes, the red, the green and the blue plane of 32×32 pixels. Names of classes are
 //! in text files beside, a line each.
 
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::detect::Parts;
-use super::header::crc32;
 use super::idx::label_bytes;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
@@ -96,9 +94,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
 
 fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
     let record = variant.labels + 3 * PLANE;
-    let mut bytes = Vec::new();
-    let mut file = File::open(path).map_err(|error| Error::data(path, error))?;
-    file.read_to_end(&mut bytes).map_err(|error| Error::data(path, error))?;
+    let bytes = files::read(path).map_err(|error| Error::data(path, error))?;
     if bytes.is_empty() || !bytes.len().is_multiple_of(record) {
         let what = format!(
             "{} bytes, which is not a number of records of {record} bytes: truncated, or another format",
@@ -123,9 +119,12 @@ fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i
     Ok(())
 }
 
+/// Bytes of a file with the names of the classes, at most.
+const LONGEST_NAMES: u64 = 1 << 20;
+
 /// The names in a file, or numbers where there is none.
 fn names(path: &Path, classes: usize) -> Vec<String> {
-    let text = fs::read_to_string(path).unwrap_or_default();
+    let text = files::read_text(path, LONGEST_NAMES).unwrap_or_default();
     let names: Vec<String> =
         text.lines().map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
     if names.len() == classes { names } else { (0..classes).map(|class| class.to_string()).collect() }

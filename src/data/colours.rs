@@ -3,7 +3,9 @@
 /// Of each channel, in bytes (0 to 255). A grey set has its values in all three.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Colours {
+    /// Mean of each channel.
     pub mean: [f64; 3],
+    /// Standard deviation of each channel.
     pub deviation: [f64; 3],
 }
 
@@ -29,7 +31,9 @@ impl Colours {
 pub struct Sums {
     /// Pixels.
     pub count: u64,
+    /// Sum of the pixels of each channel, from 0 to 255.
     pub sum: [u64; 3],
+    /// Sum of their squares.
     pub squares: [u64; 3],
 }
 
@@ -65,6 +69,7 @@ impl Sums {
         }
     }
 
+    /// Adds the sums of other images.
     pub fn join(&mut self, other: &Sums) {
         self.count = self.count.saturating_add(other.count);
         for channel in 0..3 {
@@ -73,6 +78,7 @@ impl Sums {
         }
     }
 
+    /// Mean and deviation of what was summed.
     pub fn colours(&self) -> Colours {
         let count = self.count.max(1) as f64;
         let mean = self.sum.map(|sum| sum as f64 / count);

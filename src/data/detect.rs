@@ -1,16 +1,20 @@
 //! Opening a data set of whichever format.
 
+use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, folder, idx, packed, shapes, shards};
-use crate::config::{Augment, Augmentation, DataFormat};
+use crate::config::{Augment, Augmentation, DataFormat, most};
 use crate::error::{Error, Result};
 
 /// What a data set consists of before it is prepared for a model.
 pub struct Parts {
+    /// The training images.
     pub training: Arc<dyn Dataset>,
+    /// The test images, where there are any.
     pub test: Option<Arc<dyn Dataset>>,
 }
 
@@ -35,11 +39,25 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     if wanted.sample[0] != 3 && augment.has(Augmentation::Lighting) {
         return Err(Error::usage("--augment lighting: the model reads grey images"));
     }
+    countable(path, training.len(), wanted.input.repeat)?;
     let samples = Samples::new(training.clone(), wanted.sample, &*training);
     Ok(Sets {
         training: samples.for_training(augment, wanted.seed, wanted.input.repeat),
         test: test.map(|test| Samples::new(test, wanted.sample, &*training)),
     })
+}
+
+/// Whether an epoch of so many images, each so often, can be put in order.
+fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
+    let limit = most::IMAGES;
+    match limit / images.max(1) {
+        0 => Err(Error::data(path, format!("{images} images; there can be {limit}"))),
+        often if repeat > often => Err(Error::usage(format!(
+            "--repeat-data {repeat}: an epoch can have {limit} images, and {} has {images}: at most {often}",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Opens a data set as it lies there.
@@ -113,12 +131,48 @@ fn recognise(path: &Path) -> Result<DataFormat> {
 ///
 /// # Errors
 /// `Data`: it is not there, or cannot be read.
-pub(super) fn entries(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let list =
         || -> std::io::Result<Vec<_>> { fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect() };
     let mut entries = list().map_err(|error| unusable(directory, &error))?;
     entries.sort_unstable();
     Ok(entries)
+}
+
+/// Directories that are read already, by device and number: a link may lead back to one, and round for ever.
+pub(super) struct Seen {
+    directories: HashSet<(u64, u64)>,
+    /// The first link that led to one of them.
+    again: Option<PathBuf>,
+}
+
+impl Seen {
+    /// A directory that is read, and those around it, which would lead to it again.
+    pub fn above(directory: &Path) -> Result<Seen> {
+        let mut seen = Seen { directories: HashSet::new(), again: None };
+        let whole = directory.canonicalize().map_err(|error| Error::data(directory, error))?;
+        for directory in whole.ancestors() {
+            seen.is_new(directory)?;
+        }
+        Ok(seen)
+    }
+
+    /// Whether a directory is read for the first time.
+    pub fn is_new(&mut self, directory: &Path) -> Result<bool> {
+        let there = fs::metadata(directory).map_err(|error| Error::data(directory, error))?;
+        let is_new = self.directories.insert((there.dev(), there.ino()));
+        if !is_new && self.again.is_none() {
+            self.again = Some(directory.to_path_buf());
+        }
+        Ok(is_new)
+    }
+
+    /// Says that a link was not followed, if one was not.
+    pub fn tell(&self) {
+        if let Some(link) = &self.again {
+            log::info!("{}: leads to a directory that is read already, and is not followed", link.display());
+        }
+    }
 }
 
 fn unusable(path: &Path, error: &std::io::Error) -> Error {

@@ -1,25 +1,32 @@
 //! A directory a class, with JPEG and PNG files in it, at any depth: how ImageNet is kept.
 //!
 //! `DIR/train` and `DIR/val` (or `validation`, `test`) hold the classes; where there is no `train`, DIR itself does, and there is
-//! nothing to test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does.
+//! nothing to test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does. Links are followed, to
+//! each directory once.
 
-use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::detect::{Parts, entries};
-use super::header::crc32;
+use super::detect::{Parts, Seen, entries};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 
 /// What parts for testing are called.
 pub const TEST_NAMES: [&str; 3] = ["val", "validation", "test"];
 
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
 const TRIED: usize = 256;
+
+/// Of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the start and at
+/// the end of each. More would take long where a file system is across a network.
+const SIZED: usize = 16_384;
+const SAMPLED: usize = 64;
+const ENDS: u64 = 4096;
 
 /// Opens the set. Every name is read, and one file of each class tried.
 ///
@@ -43,48 +50,69 @@ pub struct Folder {
     files: Vec<String>,
     labels: Vec<i32>,
     classes: Vec<String>,
+    /// CRC-32 of sizes and of bytes of some.
+    content: u32,
     jpeg: Jpeg,
 }
 
 impl Folder {
     /// `known`: the classes of the training set, which this one's must be among.
     fn list(directory: &Path, known: Option<&[String]>, jpeg: Jpeg) -> Result<Folder> {
-        let (mut files, mut labels, mut classes) = (Vec::new(), Vec::new(), Vec::new());
-        for class in entries(directory)?.into_iter().filter(|path| path.is_dir()) {
-            let Some(name) = class.file_name().and_then(|name| name.to_str()) else {
-                return Err(Error::data(&class, "a class whose name is not UTF-8"));
-            };
-            if name.starts_with('.') {
-                continue;
-            }
-            let label = match known {
-                None => classes.len(),
-                Some(known) => known
-                    .iter()
-                    .position(|known| known == name)
-                    .ok_or_else(|| Error::data(&class, "a class that the training set does not have"))?,
-            };
-            let before = files.len();
-            collect(&class, name, &mut files)?;
-            if files.len() == before {
+        let (places, classes) = classes(directory)?;
+        let label = |place: &PathBuf, class: &String| match known {
+            None => Ok(classes.binary_search(class).unwrap_or_default()),
+            Some(known) => known
+                .iter()
+                .position(|known| known == class)
+                .ok_or_else(|| Error::data(place, "a class that the training set does not have")),
+        };
+        let mut found = Found { files: Vec::new(), links: VecDeque::new(), seen: Seen::above(directory)? };
+        for place in &places {
+            if !found.seen.is_new(place)? {
                 return Err(Error::data(
-                    &class,
-                    "a class without images (no .jpg, .jpeg or .png file in it)",
+                    place,
+                    "leads to the directory of another class, or to one around it",
                 ));
             }
-            labels.resize(files.len(), label as i32);
-            classes.push(name.to_string());
         }
-        if files.is_empty() {
+        for (place, class) in places.iter().zip(&classes) {
+            let label = label(place, class)? as i32;
+            found.collect(place, class, label)?;
+        }
+        found.follow()?;
+        let mut counts = vec![0; known.unwrap_or(&classes).len()];
+        found.files.iter().for_each(|(_, label)| counts[*label as usize] += 1);
+        for (place, class) in places.iter().zip(&classes) {
+            if counts[label(place, class)?] == 0 {
+                let what = "a class without images (no .jpg, .jpeg or .png file in it)";
+                return Err(Error::data(place, what));
+            }
+        }
+        if found.files.is_empty() {
             return Err(Error::data(
                 directory,
                 "no images: wanted are directories, one a class, with .jpg, .jpeg or .png files",
             ));
         }
+        let (files, labels) = found.files.into_iter().unzip();
         let classes = known.map_or(classes, <[String]>::to_vec);
-        let folder = Folder { directory: directory.to_path_buf(), files, labels, classes, jpeg };
+        let mut folder =
+            Folder { directory: directory.to_path_buf(), files, labels, classes, content: 0, jpeg };
         folder.try_some()?;
+        folder.content = folder.content();
         Ok(folder)
+    }
+
+    /// What the files hold, as far as that can be asked at every start. What cannot be read differs from what can.
+    fn content(&self) -> u32 {
+        let spread = |count: usize| (0..count).map(move |at| at * self.files.len() / count);
+        let size = |index| fs::metadata(self.path(index)).map_or(u64::MAX, |file| file.len());
+        let sizes = spread(self.files.len().min(SIZED)).flat_map(|index| size(index).to_le_bytes());
+        let mut bytes: Vec<u8> = sizes.collect();
+        for index in spread(self.files.len().min(SAMPLED)) {
+            bytes.extend(ends(&self.path(index)).unwrap_or_default());
+        }
+        crc32(&[&bytes])
     }
 
     /// One file of each class, or fewer where there are very many.
@@ -99,7 +127,7 @@ impl Folder {
         for &index in &tried {
             let path = self.path(index);
             let mut start = [0; 8];
-            let mut file = File::open(&path).map_err(|error| Error::data(&path, error))?;
+            let mut file = files::open(&path).map_err(|error| Error::data(&path, error))?;
             let count = file.read(&mut start).map_err(|error| Error::data(&path, error))?;
             foreign += usize::from(!picture::is_known(&start[..count]));
         }
@@ -114,7 +142,7 @@ impl Folder {
 
     fn bytes(&self, index: usize) -> Result<Vec<u8>> {
         let path = self.path(index);
-        fs::read(&path).map_err(|error| Error::data(&path, error))
+        files::read(&path).map_err(|error| Error::data(&path, error))
     }
 
     fn path(&self, index: usize) -> PathBuf {
@@ -122,20 +150,77 @@ impl Folder {
     }
 }
 
-/// Adds the images below a directory, sorted, by their path from the set's.
-fn collect(directory: &Path, prefix: &str, files: &mut Vec<String>) -> Result<()> {
-    for path in entries(directory)? {
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-            return Err(Error::data(&path, "a name that is not UTF-8"));
-        };
-        let relative = format!("{prefix}/{name}");
-        if is_image(name) {
-            files.push(relative);
-        } else if !name.starts_with('.') && path.is_dir() {
-            collect(&path, &relative, files)?;
+/// The first and the last bytes of a file.
+fn ends(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = files::open(path)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(ENDS).read_to_end(&mut bytes)?;
+    let last = file.metadata()?.len().saturating_sub(ENDS);
+    file.seek(SeekFrom::Start(last.max(bytes.len() as u64)))?;
+    file.take(ENDS).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The directories in one, and their names, sorted: the classes.
+fn classes(directory: &Path) -> Result<(Vec<PathBuf>, Vec<String>)> {
+    let (mut places, mut names) = (Vec::new(), Vec::new());
+    for place in entries(directory)?.into_iter().filter(|path| path.is_dir()) {
+        match place.file_name().and_then(|name| name.to_str()) {
+            None => return Err(Error::data(&place, "a class whose name is not UTF-8")),
+            Some(name) if name.starts_with('.') => {}
+            Some(name) => {
+                names.push(name.to_string());
+                places.push(place);
+            }
         }
     }
-    Ok(())
+    Ok((places, names))
+}
+
+/// What lies in a set's directories.
+struct Found {
+    /// Paths from the set's directory, and classes.
+    files: Vec<(String, i32)>,
+    /// Links to directories, which come last: what lies in a class belongs there, whoever leads to it.
+    links: VecDeque<(PathBuf, String, i32)>,
+    seen: Seen,
+}
+
+impl Found {
+    /// Adds the images below a directory, sorted.
+    fn collect(&mut self, directory: &Path, prefix: &str, label: i32) -> Result<()> {
+        for path in entries(directory)? {
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                return Err(Error::data(&path, "a name that is not UTF-8"));
+            };
+            let relative = format!("{prefix}/{name}");
+            if is_image(name) {
+                self.files.push((relative, label));
+            } else if name.starts_with('.') || !path.is_dir() {
+                continue;
+            } else if path.is_symlink() {
+                self.links.push_back((path, relative, label));
+            } else if self.seen.is_new(&path)? {
+                self.collect(&path, &relative, label)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what links lead to and is not there yet, in its place.
+    fn follow(&mut self) -> Result<()> {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        while let Some((path, relative, label)) = self.links.pop_front() {
+            if self.seen.is_new(&path)? {
+                self.collect(&path, &relative, label)?;
+            }
+        }
+        self.seen.tell();
+        self.files.sort_by(|(a, _), (b, _)| Path::new(a).cmp(Path::new(b)));
+        Ok(())
+    }
 }
 
 /// By its name.
@@ -174,14 +259,15 @@ impl Dataset for Folder {
         self.path(index).display().to_string()
     }
 
-    /// Of the names: reading every file would take as long as an epoch.
+    /// Of the names, and of what was asked of the files at the start: reading all would take as long as an epoch.
     fn fingerprint(&self) -> String {
         let names: String = self.files.iter().map(|name| format!("{name}\n")).collect();
         format!(
-            "{} images in {} classes, CRC-32 of their names {:08x}",
+            "{} images in {} classes, CRC-32 of their names {:08x}, of their content {:08x}",
             self.files.len(),
             self.classes.len(),
-            crc32(&[names.as_bytes()])
+            crc32(&[names.as_bytes()]),
+            self.content
         )
     }
 

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 
-use flate2::Crc;
 use serde::{Deserialize, Serialize};
 
 use super::Sums;
+use crate::files::crc32;
 
 const MAGIC: &str = "dltrain images 1";
 
@@ -21,12 +21,15 @@ pub struct Header {
     pub part: String,
     /// This file's number, from 1, of so many.
     pub file: usize,
+    /// How many files the packed set has.
     pub files: usize,
     /// What went in: the source's fingerprint and the choices made.
     pub source: String,
     /// Whether images are JPEG or PNG files as they were; else they are pixels.
     pub encoded: bool,
+    /// Names of the classes, in the order of their labels.
     pub classes: Vec<String>,
+    /// How many images this file has.
     pub images: u64,
     /// Of all images together.
     pub bytes: u64,
@@ -35,6 +38,7 @@ pub struct Header {
     /// Where the tables lie: offsets (images + 1 of u64), shapes (height, width, channels as u32), labels (i32), CRC-32
     /// (u32), names (lines), all little-endian.
     pub tables: [u64; 5],
+    /// Bytes of the table of names.
     pub names_bytes: u64,
     /// CRC-32 of the tables, one after the other.
     pub tables_crc: u32,
@@ -98,11 +102,4 @@ impl Header {
         let n = self.images;
         [8 * (n + 1), 12 * n, 4 * n, 4 * n, self.names_bytes]
     }
-}
-
-/// CRC-32 of the parts one after the other.
-pub fn crc32(parts: &[&[u8]]) -> u32 {
-    let mut crc = Crc::new();
-    parts.iter().for_each(|part| crc.update(part));
-    crc.sum()
 }

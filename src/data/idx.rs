@@ -4,7 +4,6 @@
 //! 0x00000803 (three dimensions of bytes) and the extents N, H, W, then N·H·W bytes of pixels; for labels
 //! 0x00000801 and N, then N bytes. A directory holds four such files, plain or compressed by gzip.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +11,10 @@ use std::sync::Arc;
 use flate2::read::MultiGzDecoder;
 
 use super::detect::Parts;
-use super::header::crc32;
 use super::images::Images;
 use super::{Colours, Wanted};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -122,7 +121,7 @@ struct Idx<const D: usize> {
 /// Reads a file of D dimensions, plain or gzip, whatever its name says.
 fn read<const D: usize>(path: &Path) -> Result<Idx<D>> {
     let open = || {
-        let mut file = File::open(path)?;
+        let mut file = files::open(path)?;
         let size = file.metadata()?.len();
         let mut start = Vec::new();
         file.by_ref().take(GZIP.len() as u64).read_to_end(&mut start)?;

@@ -38,7 +38,8 @@ impl TrainingLoader {
         };
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
         let partners = (AHEAD + 1) * apart * size_of::<f32>();
-        let kept = partners + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
+        let shuffled = order.images * size_of::<u32>();
+        let kept = shuffled + partners + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
         Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
@@ -59,7 +60,7 @@ impl TrainingLoader {
         &self.fingerprint
     }
 
-    /// Bytes of files that are kept in memory, and of images that are read to be mixed into others.
+    /// Bytes of files that are kept in memory, of images that are read to be mixed into others, and of an epoch's order.
     pub fn kept(&self) -> usize {
         self.kept
     }
@@ -188,10 +189,12 @@ impl Order for TrainingOrder {
         let (epoch, step, micro) = self.place(batch);
         let seen = if epoch == self.start.epoch { self.start.seen } else { 0 };
         let apart = self.apart(epoch);
-        let (_, order) = match self.shuffled.take() {
-            Some(shuffled) if shuffled.0 == epoch => self.shuffled.insert(shuffled),
-            _ => self.shuffled.insert((epoch, self.shuffle(epoch))),
-        };
+        if self.shuffled.as_ref().is_none_or(|(of, _)| *of != epoch) {
+            // The last epoch's order goes before there is another.
+            self.shuffled = None;
+            self.shuffled = Some((epoch, self.shuffle(epoch)));
+        }
+        let (_, order) = self.shuffled.as_ref()?;
         let own = self.sharding.training(step, micro);
         let (first, count) = (seen + own.start, own.len());
         let mut images = order[first..first + count].to_vec();
@@ -209,6 +212,7 @@ pub struct TestLoader {
 }
 
 impl TestLoader {
+    /// The batches of this rank's share of the test images, in order.
     pub fn new(samples: Samples, sharding: Sharding, reading: Reading) -> TestLoader {
         let order = TestOrder { sharding, images: samples.len() };
         TestLoader { reader: Reader::new(samples, order.clone(), reading), order }

@@ -3,7 +3,7 @@
 //! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads: cut,
 //! scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders put all
 //! together and fill a rank's batch, ahead of time where threads are given.
-//! May use: `config`, `error`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
+//! May use: `config`, `error`, `files`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
 
 mod augment;
 mod cifar;
@@ -44,6 +44,7 @@ pub trait Dataset: Send + Sync {
     /// How many there are; at least one.
     fn len(&self) -> usize;
 
+    /// Whether there is none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -116,6 +117,7 @@ pub enum Frame {
 /// What a run learns from and what it is measured by.
 #[derive(Clone)]
 pub struct Sets {
+    /// The training images, augmented.
     pub training: Samples,
     /// `None` where the data have no part for it.
     pub test: Option<Samples>,
@@ -136,6 +138,8 @@ pub struct Wanted<'a> {
     pub sample: [usize; 3],
     /// Classes that it tells apart.
     pub classes: usize,
+    /// Seed of augmentation.
     pub seed: u64,
+    /// Format, augmentation and decoder.
     pub input: &'a Input,
 }

@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::detect::{Parts, entries};
-pub use super::header::{CHUNK, Header, crc32};
+pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg, Sums};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///
@@ -94,7 +95,7 @@ impl Pack {
     }
 
     fn parse(path: &Path) -> std::result::Result<Pack, String> {
-        let file = File::open(path).map_err(|error| error.to_string())?;
+        let file = files::open(path).map_err(|error| error.to_string())?;
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let header = Header::read(&file, size)?;
         let mut tables = Vec::new();

@@ -15,9 +15,13 @@ use crate::error::{Error, Result};
 /// An image as bytes: rows from the top, channels innermost. One channel is grey, three are red, green, blue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {
+    /// (height, width, channels), 0 to 255.
     pub pixels: Vec<u8>,
+    /// In pixels.
     pub height: usize,
+    /// In pixels.
     pub width: usize,
+    /// 1 (grey) or 3 (red, green, blue).
     pub channels: usize,
 }
 
@@ -44,6 +48,7 @@ impl Jpeg {
         }
     }
 
+    /// As the flag has it.
     pub fn name(self) -> config::JpegDecoder {
         match self {
             Jpeg::Rust => config::JpegDecoder::Rust,
@@ -52,8 +57,10 @@ impl Jpeg {
     }
 }
 
-/// No image has more pixels than this on a side.
+/// No image has more pixels than this on a side, or in all: 256 MiB as RGB, where Pillow warns of a decompression bomb. A
+/// file of one colour can be a thousandth of that.
 const LARGEST_SIDE: usize = 1 << 15;
+const MOST_PIXELS: usize = (1 << 28) / 3;
 
 /// Pixels a byte of a file can stand for at most, so that a header that lies costs no memory. A JPEG spends at least one
 /// bit on each block of 64 pixels; deflate, in a PNG, writes no more than 1032 bytes for one.
@@ -167,6 +174,9 @@ pub(super) fn plausible(
     let too_many = height.saturating_mul(width) > bytes.saturating_mul(best);
     if too_many || height > LARGEST_SIDE || width > LARGEST_SIDE {
         return Err(format!("its header says {width}×{height} pixels, more than {bytes} bytes can hold"));
+    }
+    if height * width > MOST_PIXELS {
+        return Err(format!("{width}×{height} pixels; images of more than {MOST_PIXELS} are not decoded"));
     }
     Ok(())
 }

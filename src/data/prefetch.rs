@@ -15,6 +15,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::sample::{Samples, Scratch};
+use crate::config::most;
 use crate::error::{Error, Result};
 
 /// The label of a place in a batch that holds no image: it counts neither in loss nor in accuracy.
@@ -40,8 +41,12 @@ pub struct Reading {
 
 impl Reading {
     /// # Errors
-    /// `Environment` when the system gives no threads.
+    /// `Usage` for threads without end, `Environment` when the system gives none.
     pub fn new(threads: usize, strict: bool) -> Result<Reading> {
+        if threads > most::LOADER_THREADS {
+            let limit = most::LOADER_THREADS;
+            return Err(Error::usage(format!("--loader-threads {threads}: must be at most {limit}")));
+        }
         let pool =
             || ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("loader-{i}")).build();
         let pool = (threads > 0)
@@ -85,6 +90,7 @@ pub struct Batch {
     pub labels: Vec<i32>,
     /// (N) classes of what was mixed into the images, and the shares of the images themselves: 1 where nothing was.
     pub others: Vec<i32>,
+    /// For mixed images the share of `labels` in each target; else empty.
     pub shares: Vec<f32>,
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),
@@ -149,7 +155,8 @@ pub struct Reader<O> {
 
 impl<O: Order> Reader<O> {
     pub fn new(samples: Samples, order: O, reading: Reading) -> Reader<O> {
-        Reader { samples, order, reading, bad: Arc::default(), ahead: None }
+        let bad = Arc::new(Bad { strict: reading.strict, ..Bad::default() });
+        Reader { samples, order, reading, bad, ahead: None }
     }
 
     /// Fills a batch, or exchanges it for a filled one; places without a readable image are zeros with the label `PADDING`.
@@ -166,7 +173,7 @@ impl<O: Order> Reader<O> {
                     *label = job.read(epoch, index as usize, image);
                 }
                 job.finish(&chosen, batch);
-                self.bad.outcome(self.reading.strict)?;
+                self.bad.outcome()?;
                 chosen.count
             }
             Some(_) => self.take(number, batch)?,
@@ -239,7 +246,7 @@ impl<O: Order> Reader<O> {
                     });
                 });
                 job.finish(&chosen, &mut parcel.batch);
-                parcel.read = job.bad.outcome(reading.strict);
+                parcel.read = job.bad.outcome();
                 if give.send(parcel).is_err() {
                     return;
                 }
@@ -350,6 +357,8 @@ impl Job {
 /// What could not be read so far.
 #[derive(Default)]
 struct Bad {
+    /// Whether the first one ends the run.
+    strict: bool,
     images: Mutex<HashSet<usize>>,
     /// Since an image could be read.
     in_a_row: AtomicUsize,
@@ -357,20 +366,21 @@ struct Bad {
 }
 
 impl Bad {
-    /// Says it, once for each image.
+    /// Says it, once for each image that is skipped.
     fn note(&self, index: usize, error: Error) {
         self.in_a_row.fetch_add(1, Ordering::Relaxed);
-        if self.images.lock().unwrap_or_else(PoisonError::into_inner).insert(index) {
+        let is_new = || self.images.lock().unwrap_or_else(PoisonError::into_inner).insert(index);
+        if !self.strict && is_new() {
             log::warn!("skipped: {error}");
         }
         self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(error);
     }
 
-    fn outcome(&self, strict: bool) -> Result<()> {
+    fn outcome(&self) -> Result<()> {
         let in_a_row = self.in_a_row.load(Ordering::Relaxed);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match last.take() {
-            Some(error) if strict => Err(error),
+            Some(error) if self.strict => Err(error),
             Some(error) if in_a_row >= HOPELESS => {
                 Err(error.context(format!("{in_a_row} images in a row could not be read, the last of them")))
             }

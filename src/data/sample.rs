@@ -19,7 +19,9 @@ use crate::random::{Purpose, Stream, key};
 /// How pixels become numbers: a byte becomes `byte · scale + shift`, by channel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalisation {
+    /// Factor of each channel.
     pub scale: [f32; 3],
+    /// Added to each channel after that.
     pub shift: [f32; 3],
 }
 
@@ -71,6 +73,7 @@ impl Samples {
         Samples { augment, seed, repeat: repeat.max(1), ..self }
     }
 
+    /// The pictures behind it.
     pub fn set(&self) -> &dyn Dataset {
         &*self.set
     }
@@ -80,6 +83,7 @@ impl Samples {
         self.set.len() * self.repeat
     }
 
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -89,6 +93,7 @@ impl Samples {
         self.sample
     }
 
+    /// What is done to the images.
     pub fn augment(&self) -> &Augment {
         &self.augment
     }
@@ -106,10 +111,12 @@ impl Samples {
         if self.set.in_memory() { 0 } else { (threads / 4).clamp(1, 8) }
     }
 
+    /// The class of one image.
     pub fn label(&self, index: usize) -> i32 {
         self.set.label(index % self.set.len())
     }
 
+    /// What to call an image in a message.
     pub fn name(&self, index: usize) -> String {
         self.set.name(index % self.set.len())
     }
@@ -267,14 +274,18 @@ impl Draws {
 }
 
 /// The part that evaluation sees: as if the shorter side were scaled to 8/7 of the model's (256 for 224) and the middle
-/// cut out.
+/// cut out. Sides and margins are whole numbers, rounded as torchvision's `Resize` and `CenterCrop` round them.
 fn centre([height, width]: [usize; 2], to: [usize; 2]) -> Rectangle {
-    let shorter = to[0].max(to[1]) as f64 * 8.0 / 7.0;
-    let shrink = height.min(width) as f64 / shorter.round();
+    // 8/7 of a whole number never lies halfway between two.
+    let resized = (16 * to[0].max(to[1]) + 7) / 14;
+    let shorter = height.min(width);
     let middle = |from: usize, to: usize| {
-        let scaled = (from as f64 / shrink).floor();
-        let first = ((scaled - to as f64) / 2.0).round_ties_even().max(0.0);
-        (first * from as f64 / scaled, to as f64 * from as f64 / scaled)
+        let scaled = from * resized / shorter;
+        let margin = scaled - to;
+        // Half of it, and of the two halves of an odd one that which is even.
+        let first = margin / 2 + usize::from(margin % 4 == 3);
+        let back = from as f64 / scaled as f64;
+        (first as f64 * back, to as f64 * back)
     };
     let ((left, width), (top, height)) = (middle(width, to[1]), middle(height, to[0]));
     [left, top, width, height]
@@ -317,4 +328,42 @@ pub(super) fn resize(
         .crop(left, top, width, height)
         .use_alpha(false);
     resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::MODELS;
+
+    /// torchvision's `Resize(int(size · 8/7 + 1/2))` and `CenterCrop(size)`, by their definitions and in whole numbers: the
+    /// longer side becomes the largest number of pixels that the ratio of the sides allows, and the crop begins at half of
+    /// what is left over, of two halves at the even one. What is cut out is that many pixels of the scaled image.
+    #[test]
+    fn the_centre_is_that_of_torchvision_for_every_side() {
+        let zoo = MODELS.iter().map(|model| model.image[1]);
+        for to in zoo.chain([63, 64, 96, 128, 160, 192, 227, 256, 384]) {
+            let resized = (0..).find(|&side| 7 * (2 * side + 1) > 16 * to).unwrap();
+            for short in 1..=2000 {
+                for long in [short, short + 1, short * 4 / 3, short * 3 / 2, 2 * short + 1] {
+                    let guess = resized * long / short;
+                    let scaled =
+                        (guess.saturating_sub(2)..).find(|s| (s + 1) * short > resized * long).unwrap();
+                    let left_over = scaled - to;
+                    let begin = (left_over / 2..).find(|begin| {
+                        let even = begin % 2 == 0;
+                        2 * begin == left_over || (even && (2 * begin).abs_diff(left_over) == 1)
+                    });
+                    let back = |pixels: usize| pixels as f64 * long as f64 / scaled as f64;
+                    let exact = [back(begin.unwrap()), back(to), (to * short) as f64 / resized as f64];
+                    let [left, _, width, height] = centre([short, long], [to, to]);
+                    let [_, top, across, down] = centre([long, short], [to, to]);
+                    for found in [[left, width, height], [top, down, across]] {
+                        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-12 * b.max(1.0);
+                        let same = found.into_iter().zip(exact).all(near);
+                        assert!(same, "{short}×{long} at {to}: {found:?}, not {exact:?}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::detect::Parts;
 use super::picture::Picture;
 use super::{Colours, Dataset, Frame, Wanted};
+use crate::config::most;
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 
@@ -46,12 +47,13 @@ struct Shapes {
 pub fn open(what: &str, wanted: &Wanted) -> Result<Parts> {
     let len = match what.split_once(':') {
         None if what == "shapes" => Some(USUAL),
-        Some(("shapes", count)) => count.parse().ok().filter(|count| (4..=u32::MAX as usize).contains(count)),
+        Some(("shapes", count)) => count.parse().ok().filter(|count| (4..=most::IMAGES).contains(count)),
         _ => None,
     };
     let Some(len) = len else {
         return Err(Error::usage(format!(
-            "--data synthetic:{what}: there is synthetic:shapes, and synthetic:shapes:N with N training images (at least 4)"
+            "--data synthetic:{what}: there is synthetic:shapes, and synthetic:shapes:N with N training images (from 4 to {})",
+            most::IMAGES
         )));
     };
     let [channels, height, width] = wanted.sample;

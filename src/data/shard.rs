@@ -7,13 +7,16 @@
 
 use std::ops::Range;
 
+use crate::config::most;
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 
 /// How a global batch is cut up, and which part of it is this rank's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharding {
+    /// How many ranks share the images.
     pub ranks: usize,
+    /// This rank's number.
     pub rank: usize,
     /// Images a rank sees at once.
     pub batch: usize,
@@ -52,6 +55,15 @@ impl Sharding {
                 _ => format!("the largest --batch that works is {largest}"),
             };
             return Err(Error::usage(format!("{cause}; {remedy}")));
+        }
+        if global > most::IMAGES {
+            return Err(Error::usage(format!(
+                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} images",
+                self.ranks,
+                self.batch,
+                self.accumulation,
+                most::IMAGES
+            )));
         }
         Ok(images / global)
     }

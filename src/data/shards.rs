@@ -12,12 +12,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::detect::{Parts, entries};
+use super::detect::{Parts, Seen, entries};
 use super::folder::{TEST_NAMES, is_image};
-use super::header::crc32;
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
+use crate::files::{self, crc32};
 
 /// A `.cls` file that is longer is none.
 const LONGEST_LABEL: u64 = 64;
@@ -31,9 +31,13 @@ pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
     let mut files = vec![path.to_path_buf()];
     if path.is_dir() {
         files = entries(path)?.into_iter().filter(is_tar).collect();
+        let mut seen = Seen::above(path)?;
         for directory in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
-            files.extend(entries(&directory)?.into_iter().filter(is_tar));
+            if seen.is_new(&directory)? {
+                files.extend(entries(&directory)?.into_iter().filter(is_tar));
+            }
         }
+        seen.tell();
     }
     let begins = |file: &Path, names: &[&str]| {
         let inner = file.strip_prefix(path).unwrap_or(file).to_string_lossy().into_owned();
@@ -74,7 +78,7 @@ impl Shards {
         let (mut files, mut images, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
         for (index, path) in paths.iter().enumerate() {
             let read = || -> std::result::Result<File, String> {
-                let file = File::open(path).map_err(|error| error.to_string())?;
+                let file = files::open(path).map_err(|error| error.to_string())?;
                 index_file(index, &file, &mut images, &mut numbers)?;
                 Ok(file)
             };

@@ -9,11 +9,17 @@ use crate::error::Result;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Code {
     /// This share of the numbers, the largest.
-    TopK { share: f32 },
+    TopK {
+        /// The share, above 0 and at most 1.
+        share: f32,
+    },
     /// Signs, and a mean for either.
     OneBit,
     /// Above, below, between plus and minus this.
-    TwoBit { threshold: f32 },
+    TwoBit {
+        /// What is sent, up to its sign.
+        threshold: f32,
+    },
 }
 
 /// A piece of at most 65,536 numbers, and where it is spoken of; everything counts `f32`.
@@ -23,6 +29,7 @@ pub struct Piece {
     pub gradient: usize,
     /// Among what stays behind.
     pub residual: usize,
+    /// How many numbers it has, at most 65,536.
     pub count: usize,
     /// In a rank's message.
     pub word: usize,
@@ -44,12 +51,19 @@ pub struct Coded {
 /// What a coder works on. On the device: gradients, what stays behind; on the host, where others get it: what is
 /// summed, and the messages of all ranks.
 pub struct Coding<'a> {
+    /// The codec.
     pub code: Code,
+    /// The buckets and their pieces.
     pub buckets: &'a [Coded],
+    /// This rank's number.
     pub rank: usize,
+    /// This rank's gradients, on the device.
     pub gradients: &'a Memory,
+    /// What encoding left out of earlier gradients, on the device.
     pub residuals: &'a Memory,
+    /// What is summed uncompressed, on the host.
     pub summed: &'a Memory,
+    /// The messages of all ranks, on the host.
     pub messages: &'a Memory,
 }
 

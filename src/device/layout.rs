@@ -24,6 +24,7 @@ impl Layout {
         Layout { text: text.into(), bytes, dtype, handle }
     }
 
+    /// Describes the layout in full: equal text means equal layout.
     pub fn text(&self) -> &str {
         &self.text
     }

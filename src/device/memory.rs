@@ -66,10 +66,12 @@ impl Memory {
         Memory { address, bytes, owner }
     }
 
+    /// How many bytes it has.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
+    /// Where it begins, in the host's or the device's address space.
     pub fn address(&self) -> *mut u8 {
         self.address
     }

@@ -47,9 +47,11 @@ pub struct Scalars {
 
 /// What the plan asks of a device: run `op` on such inputs.
 pub struct Request<'a> {
+    /// What is to be computed.
     pub op: &'a Op,
     /// Every input, and the layout it has so far (`None`: the device may choose; parameters).
     pub inputs: &'a [(Spec, Option<Layout>)],
+    /// Shape and type of each output.
     pub outputs: &'a [Spec],
     /// For a backward op: the kernel compiled for its forward op.
     pub forward: Option<&'a dyn Kernel>,
@@ -113,9 +115,25 @@ pub trait Device {
     fn allocate(&self, bytes: usize) -> Result<Memory>;
     /// The layout in which the host reads and writes: dense, last dimension fastest.
     fn plain(&self, spec: &Spec) -> Layout;
+    /// Makes the kernel of an op for these shapes and layouts.
+    ///
+    /// # Errors
+    /// What the device cannot compute, or a failing library call, with the op and its shapes.
     fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
+    /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these rows
+    /// alone, or from there `into` the layout; all of the tensor's memory is given. `None` where the device copies whole
+    /// tensors only, or the rows do not begin and end with blocks of the layout.
+    fn reorder_rows(
+        &self,
+        _spec: &Spec,
+        _layout: &Layout,
+        _rows: &Range<usize>,
+        _into: bool,
+    ) -> Result<Option<Box<dyn Kernel>>> {
+        Ok(None)
+    }
     /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all
     /// regions share offsets, so that one span names the same parameter in each. For a rule with norms
     /// (`Rule::has_trust`) each span is one parameter.

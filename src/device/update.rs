@@ -1,29 +1,8 @@
-//! The arithmetic of each optimizer on a run of elements. `optim` chooses a rule and its numbers; a device runs it
-//! over spans. The host devices share the loops here; a CUDA kernel restates them and is tested against them.
+//! The arithmetic of each optimizer on a run of elements: `config::Rule` with its numbers, which a device runs over
+//! spans. The host devices share the loops here; a CUDA kernel restates them and is tested against them.
 
 use super::Scalars;
-
-/// How parameters change, given their gradients. g is the gradient, w the parameter, rate the learning rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rule {
-    /// g += decay·w; m = momentum·m + g; w −= rate·(nesterov ? g + momentum·m : m). State: m where momentum > 0.
-    Sgd { momentum: f32, nesterov: bool, weight_decay: f32 },
-    /// Kingma and Ba, 2015 (bias-corrected). The decay is added to the gradient or, `decoupled`, taken off the
-    /// parameter at the learning rate (AdamW: Loshchilov and Hutter, 2019). State: first moment, second moment.
-    Adam { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32, decoupled: bool },
-    /// Tieleman and Hinton, 2012. g += decay·w; s = ρ·s + (1 − ρ)·g², ρ being `rms_decay`; then as PyTorch has it
-    ///   m = momentum·m + g/(√s + ε);       w −= rate·m,
-    /// or as TensorFlow 1 has it, with which Inception was trained, where s starts at 1 and not at 0:
-    ///   m = momentum·m + rate·g/√(s + ε);  w −= m.
-    /// State: s; m where momentum > 0.
-    RmsProp { rms_decay: f32, momentum: f32, epsilon: f32, weight_decay: f32, tensorflow: bool },
-    /// You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, algorithm 1: for each
-    /// parameter λ = trust·‖w‖/(‖g‖ + decay·‖w‖); m = momentum·m + rate·λ·(g + decay·w); w −= m. State: m.
-    Lars { momentum: f32, trust: f32, weight_decay: f32 },
-    /// You et al., "Large batch optimization for deep learning", 2020, algorithm 2: with u the bias-corrected step of
-    /// Adam plus decay·w, w −= rate·‖w‖/‖u‖·u for each parameter. State: first moment, second moment.
-    Lamb { beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32 },
-}
+pub use crate::config::Rule;
 
 /// Elements whose direction `Lamb` holds at a time.
 const BLOCK: usize = 256;
@@ -218,7 +197,9 @@ pub(super) fn average(scalars: &Scalars, decay: f32, from: &[f32], into: &mut [f
 /// A run of parameters that are updated alike, in elements from the start of the regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
+    /// First element of the region.
     pub start: usize,
+    /// How many elements it has.
     pub length: usize,
     /// Whether weight decay applies, and a parameter's trust ratio: both for weights, neither for biases and
     /// batch normalisation.

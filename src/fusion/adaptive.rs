@@ -27,6 +27,7 @@ const SLACK: f64 = 0.01;
 /// What leaves together at the earliest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradient {
+    /// Bytes of the gradient.
     pub bytes: usize,
     /// Seconds from the start of the backward pass.
     pub ready: f64,

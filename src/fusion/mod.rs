@@ -20,7 +20,7 @@ use crate::comm::{Awaited, Wait};
 use crate::device::{Device, Event, Memory};
 use crate::error::{Error, Result};
 use crate::plan::Bucket;
-use crate::trace;
+use crate::trace::{self, BucketTime};
 
 pub use exchange::Exchanges;
 pub use on_device::{OnDevice, adds_up};
@@ -34,15 +34,6 @@ fn as_text(bytes: &[u8]) -> String {
 fn from_text(text: &str) -> Result<Vec<u8>> {
     let damaged = |_| Error::internal("what GPUs find each other by came damaged from another rank");
     text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().map_err(damaged)
-}
-
-/// When a bucket was under way in the last step; seconds from its begin.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct BucketTime {
-    pub start: f64,
-    pub finish: f64,
-    /// How long the rank had nothing to do but wait for it.
-    pub exposed: f64,
 }
 
 /// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a bucket, or
@@ -69,6 +60,7 @@ pub struct Fusion {
 pub enum Place {
     /// As they lie: in the host's memory, or in a device's that the MPI library reaches.
     InPlace,
+    /// On the device, and copied to the host to be reduced.
     Staged(Staging),
     /// On a device with memory of its own (`OnDevice`).
     Device,
@@ -77,7 +69,9 @@ pub enum Place {
 /// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
 /// fetched when it is complete, and put back when it is averaged, both beside what the device computes.
 pub struct Staging {
+    /// On the device.
     pub device: Memory,
+    /// Its copy on the host, pinned.
     pub host: Memory,
 }
 

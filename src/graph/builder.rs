@@ -12,10 +12,13 @@ use crate::error::{Error, Result};
 /// How a weight or a bias starts, in terms of its layer (std: standard deviation).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Start {
+    /// All zero.
     Zero,
     /// PyTorch's default, for biases too: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in.
     Uniform,
+    /// Normally distributed around 0.
     Normal {
+        /// Standard deviation.
         std: f32,
     },
     /// He et al. 2015 for layers before a ReLU, keeping the size of what goes forward: normal with variance 2/fan_in.
@@ -38,12 +41,34 @@ impl Start {
 }
 
 /// A graph under construction.
+///
+/// ```
+/// use dltrain::graph::{Builder, Conv2d, Pool2d};
+///
+/// // Eight grey images of 28×28 pixels; tensors are (N, C, H, W).
+/// let (mut net, x) = Builder::new("small", 8, [1, 28, 28]);
+/// let x = net.conv2d("conv1", x, 32, Conv2d::square(3).padding(1))?;
+/// let x = net.relu("relu1", x);
+/// let x = net.max_pool("pool1", x, Pool2d::square(2))?;
+/// assert_eq!(net.shape(x).nchw(), Some([8, 32, 14, 14]));
+/// let x = net.flatten("flatten", x);
+/// let logits = net.linear("fc", x, 10);
+///
+/// let graph = net.finish(logits);
+/// assert_eq!(graph.parameter_count(), (32 * 9 + 32) + (10 * 32 * 14 * 14 + 10));
+/// // With its backward pass there is a gradient for each of the four parameters.
+/// let graph = graph.simplify().differentiate();
+/// assert_eq!(graph.with_role(dltrain::graph::Role::Gradient).count(), 4);
+/// # Ok::<(), dltrain::error::Error>(())
+/// ```
 pub struct Builder {
     name: String,
     tensors: Vec<Tensor>,
     nodes: Vec<Node>,
     images: TensorId,
     dropouts: u32,
+    /// Whether batch normalisation is to take its statistics from the batch.
+    trains: bool,
     /// Logits of auxiliary heads, with their names and the weights of their losses.
     auxiliary: Vec<(String, TensorId, f32)>,
     /// How weight and bias start.
@@ -60,6 +85,7 @@ impl Builder {
             nodes: Vec::new(),
             images: TensorId(0),
             dropouts: 0,
+            trains: true,
             auxiliary: Vec::new(),
             convolutions: [Start::Uniform; 2],
             linears: [Start::Uniform; 2],
@@ -67,6 +93,11 @@ impl Builder {
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
         (builder, images)
+    }
+
+    /// The graph will only be evaluated: batch normalisation may have a single value a channel.
+    pub fn only_to_test(&mut self) {
+        self.trains = false;
     }
 
     /// How the convolutions added from here on start.
@@ -79,6 +110,7 @@ impl Builder {
         self.linears = [weight, bias];
     }
 
+    /// The shape of a tensor that was added.
     pub fn shape(&self, id: TensorId) -> &Shape {
         &self.tensors[id.0].spec.shape
     }
@@ -124,10 +156,10 @@ impl Builder {
     /// `name.running_var`.
     ///
     /// # Errors
-    /// `Usage` when there is only one value a channel: its variance says nothing.
+    /// `Usage` when there is only one value a channel: its variance says nothing to a training.
     pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        if n * h * w < 2 {
+        if self.trains && n * h * w < 2 {
             return Err(Error::usage(format!(
                 "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
                  use --batch 2 or more, or larger images",
@@ -166,6 +198,7 @@ impl Builder {
         Ok(self.saving_node(name, Op::LocalResponseNorm(norm), x, shape))
     }
 
+    /// The larger of each element and 0.
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = self.shape(x).clone();
         self.node(name, Op::Relu { max: f32::INFINITY }, vec![x], shape)
@@ -177,11 +210,19 @@ impl Builder {
         self.node(name, Op::Relu { max: 6.0 }, vec![x], shape)
     }
 
+    /// The largest element of each window.
+    ///
+    /// # Errors
+    /// `Usage` when the image is smaller than a window.
     pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
         Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
     }
 
+    /// The mean of each window.
+    ///
+    /// # Errors
+    /// `Usage` when the image is smaller than a window.
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         if pool.ceil {
             return Err(Error::internal(format!(

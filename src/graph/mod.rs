@@ -28,6 +28,7 @@ pub use shape::{Shape, dims};
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
+    /// IEEE 754's single precision.
     F32,
     /// The upper half of an f32: its range, with 8 bits of precision in place of 24.
     BF16,
@@ -87,20 +88,27 @@ pub struct NodeId(pub usize);
 /// Shape and element type: what a device needs to know of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Spec {
+    /// How many elements each axis has.
     pub shape: Shape,
+    /// The type of an element.
     pub dtype: DType,
 }
 
 /// How a parameter starts (std: standard deviation).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
+    /// All zero.
     Zero,
+    /// All one.
     One,
+    /// Normally distributed around 0.
     Normal {
+        /// Standard deviation.
         std: f32,
     },
     /// Uniform in [-bound, bound).
     Uniform {
+        /// Half the width of the interval around 0.
         bound: f32,
     },
 }
@@ -110,7 +118,9 @@ pub enum Init {
 pub struct Tensor {
     /// As PyTorch would name it: "conv1.weight"; activations are named after their node.
     pub name: String,
+    /// Shape and type.
     pub spec: Spec,
+    /// What it is for.
     pub role: Role,
     /// For parameters and statistics.
     pub init: Option<Init>,
@@ -127,8 +137,11 @@ pub struct Tensor {
 pub struct Node {
     /// The layer's name; backward nodes carry that of their forward node.
     pub name: String,
+    /// What it computes.
     pub op: Op,
+    /// What it reads, in the order of the op.
     pub inputs: Vec<TensorId>,
+    /// What it gives, in the order of the op.
     pub outputs: Vec<TensorId>,
     /// For a backward node: its forward node. Devices may need its compiled kernel as a hint.
     pub forward: Option<NodeId>,
@@ -139,7 +152,9 @@ pub struct Node {
 pub struct Graph {
     /// The model's name.
     pub name: String,
+    /// All tensors; a `TensorId` counts them.
     pub tensors: Vec<Tensor>,
+    /// All nodes in an order in which they can run; a `NodeId` counts them.
     pub nodes: Vec<Node>,
     /// Nodes before this index are the forward pass, those from it on the backward pass.
     pub forward_nodes: usize,
@@ -147,6 +162,7 @@ pub struct Graph {
     pub recomputed: Vec<NodeId>,
     /// (N,C,H,W) images, or their pixels (N,H,W,C) (`from_pixels`), and (N) labels, written before each step.
     pub images: TensorId,
+    /// The classes of the images (N), an input.
     pub labels: TensorId,
     /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
     pub mixed: Option<[TensorId; 2]>,
@@ -155,14 +171,17 @@ pub struct Graph {
     /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
     /// rightly.
     pub losses: TensorId,
+    /// 1 for each image whose largest score is that of its class, else 0 (N).
     pub hits: TensorId,
 }
 
 impl Graph {
+    /// The tensor of this number.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]
     }
 
+    /// The node of this number.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0]
     }
@@ -174,6 +193,25 @@ impl Graph {
             .enumerate()
             .filter(move |(_, tensor)| tensor.role == role)
             .map(|(index, tensor)| (TensorId(index), tensor))
+    }
+
+    /// The tensors that fields of the graph name, for whoever renumbers tensors. Every field is listed, so that a new one
+    /// cannot be forgotten here.
+    fn own_tensors(&mut self) -> impl Iterator<Item = &mut TensorId> {
+        let Graph {
+            name: _,
+            tensors: _,
+            nodes: _,
+            forward_nodes: _,
+            recomputed: _,
+            images,
+            labels,
+            mixed,
+            logits,
+            losses,
+            hits,
+        } = self;
+        [images, labels, logits, losses, hits].into_iter().chain(mixed.iter_mut().flatten())
     }
 
     /// How many numbers of its parameters the model does not learn.

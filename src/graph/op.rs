@@ -5,11 +5,12 @@
 //! may be stored as bf16, rounded to the nearest once, when all of an element is there.
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
-/// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.
+/// Output height = `(H + 2·padding[0] − kernel[0]) / stride[0] + 1`, rounded down; width likewise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv2d {
     /// Height, width.
     pub kernel: [usize; 2],
+    /// Distance of two windows, for height and width.
     pub stride: [usize; 2],
     /// Zeros on both sides, for height and width.
     pub padding: [usize; 2],
@@ -27,10 +28,12 @@ impl Conv2d {
         Conv2d { kernel: [kernel; 2], stride: [1; 2], padding: [0; 2], groups: 1, bias: true, relu: false }
     }
 
+    /// The same with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Conv2d {
         Conv2d { stride: [stride; 2], ..self }
     }
 
+    /// The same with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv2d {
         Conv2d { padding: [padding; 2], ..self }
     }
@@ -39,8 +42,11 @@ impl Conv2d {
 /// A pooling's geometry; output size as for a convolution, but see `ceil`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool2d {
+    /// Height, width.
     pub kernel: [usize; 2],
+    /// Distance of two windows, for height and width.
     pub stride: [usize; 2],
+    /// Places on both sides that count as not there, for height and width.
     pub padding: [usize; 2],
     /// Average pooling only: whether the padding's zeros count in the divisor.
     pub count_include_pad: bool,
@@ -61,14 +67,17 @@ impl Pool2d {
         }
     }
 
+    /// The same, keeping a last window that reaches beyond the padding.
     pub fn ceil(self) -> Pool2d {
         Pool2d { ceil: true, ..self }
     }
 
+    /// The same with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Pool2d {
         Pool2d { stride: [stride; 2], ..self }
     }
 
+    /// The same with this padding on each side.
     pub fn padding(self, padding: usize) -> Pool2d {
         Pool2d { padding: [padding; 2], ..self }
     }
@@ -96,7 +105,9 @@ pub struct LocalResponseNorm {
     pub size: usize,
     /// Divided by `size` before use.
     pub alpha: f32,
+    /// The exponent.
     pub beta: f32,
+    /// Added to the sum of squares.
     pub k: f32,
 }
 
@@ -150,8 +161,9 @@ pub fn adaptive_window(index: usize, input: usize, output: usize) -> std::ops::R
 
 /// An op of the graph. The comment shows inputs → outputs with their shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the comment of an op explains its fields")]
 pub enum Op {
-    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = pixels·scale[c] + shift[c], each operation rounded; 0 where the label is
+    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = `pixels·scale[c] + shift[c]`, each operation rounded; 0 where the label is
     /// below 0, which marks a place without an image. C is 3 at most.
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 

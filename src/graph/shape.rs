@@ -17,6 +17,7 @@ impl Shape {
         self.0.iter().product()
     }
 
+    /// How many axes it has.
     pub fn rank(&self) -> usize {
         self.0.len()
     }

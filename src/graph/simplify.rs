@@ -256,9 +256,7 @@ impl Graph {
         for node in &mut self.nodes {
             node.inputs.iter_mut().chain(&mut node.outputs).for_each(new);
         }
-        [&mut self.images, &mut self.labels, &mut self.logits, &mut self.losses, &mut self.hits]
-            .into_iter()
-            .for_each(new);
+        self.own_tensors().for_each(new);
     }
 }
 

@@ -101,7 +101,7 @@ fn bare(name: &str, op: Op, input: TensorId, output: TensorId) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{BatchNorm, Builder, Conv2d, Graph, Op, Role};
+    use crate::graph::{BatchNorm, Builder, Conv2d, Graph, Op, Role, TensorId};
 
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("two", 2, [1, 6, 6]);
@@ -116,6 +116,16 @@ mod tests {
     #[test]
     fn one_rank_has_nothing_to_share() {
         assert_eq!(forward().synchronise_batch_norms(1), forward());
+    }
+
+    #[test]
+    fn what_the_graph_names_is_what_it_was() {
+        let graph = forward().mix_labels().synchronise_batch_norms(2);
+        let name = |id: TensorId| graph.tensor(id).name.as_str();
+        assert_eq!([graph.images, graph.labels].map(name), ["images", "labels"]);
+        assert_eq!(graph.mixed.map(|mixed| mixed.map(name)), Some(["others", "shares"]));
+        let loss = graph.nodes.last().unwrap();
+        assert_eq!((loss.inputs[0], &loss.outputs[..]), (graph.logits, &[graph.losses, graph.hits][..]));
     }
 
     #[test]

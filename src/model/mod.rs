@@ -15,11 +15,13 @@ use crate::graph::{Builder, Graph, TensorId};
 
 /// A model that `--model` can name.
 pub struct Model {
+    /// As `--model` takes it.
     pub name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
     /// (C, H, W) of the images it was made for.
     pub image: [usize; 3],
+    /// How many classes it was made for.
     pub classes: usize,
     layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
 }
@@ -72,9 +74,28 @@ impl Model {
     /// # Errors
     /// `Usage` when the image is too small for a layer: which layer, and the smallest size that works.
     pub fn build(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
-        self.try_build(batch, image, classes).map_err(|mut error| {
+        self.build_or_advise(batch, image, classes, true)
+    }
+
+    /// The same for a graph that will not be trained: a batch of one is never too small for it.
+    ///
+    /// # Errors
+    /// As for `build`.
+    pub fn build_to_test(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
+        self.build_or_advise(batch, image, classes, false)
+    }
+
+    fn build_or_advise(
+        &self,
+        batch: usize,
+        image: [usize; 3],
+        classes: usize,
+        trains: bool,
+    ) -> Result<Graph> {
+        self.try_build(batch, image, classes, trains).map_err(|mut error| {
             // Whether a size works is found by trying: no second description of the layers can go wrong.
-            let works = |size: &usize| self.try_build(batch, [image[0], *size, *size], classes).is_ok();
+            let works =
+                |size: &usize| self.try_build(batch, [image[0], *size, *size], classes, trains).is_ok();
             let largest = self.image[1].max(self.image[2]);
             if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == Kind::Usage) {
                 error.message += &format!("; the smallest --image-size that works is {size}");
@@ -83,8 +104,11 @@ impl Model {
         })
     }
 
-    fn try_build(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
+    fn try_build(&self, batch: usize, image: [usize; 3], classes: usize, trains: bool) -> Result<Graph> {
         let (mut net, images) = Builder::new(self.name, batch, image);
+        if !trains {
+            net.only_to_test();
+        }
         let logits = (self.layers)(&mut net, images, classes)?;
         Ok(net.finish(logits))
     }

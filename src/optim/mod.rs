@@ -1,30 +1,13 @@
-//! Optimizers, learning-rate schedules and loss scaling: which rule a device applies, with which rate, at each step.
+//! Learning-rate schedules, loss scaling, and what the optimizers' states are called.
 //!
-//! The arithmetic itself stands in `device::Rule`, where every device runs it. May use: `device`, `config`. Used
+//! The rules are `config::Rule`; their arithmetic stands in `device`, where every device runs it. May use: `device`, `config`. Used
 //! by: `train`.
 
 mod scaling;
 
 pub use scaling::LossScaler;
 
-use crate::config::{Optimizer, OptimizerKind, Rate, ScheduleKind};
-use crate::device::Rule;
-
-/// The rule that these settings ask for.
-pub fn rule(settings: &Optimizer) -> Rule {
-    let &Optimizer { momentum, beta1, beta2, epsilon, rms_decay, weight_decay, .. } = settings;
-    let adam = |decoupled| Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled };
-    let rms_prop = |tensorflow| Rule::RmsProp { rms_decay, momentum, epsilon, weight_decay, tensorflow };
-    match settings.kind {
-        OptimizerKind::Sgd => Rule::Sgd { momentum, nesterov: settings.nesterov, weight_decay },
-        OptimizerKind::Adam => adam(false),
-        OptimizerKind::AdamW => adam(true),
-        OptimizerKind::RmsProp => rms_prop(false),
-        OptimizerKind::RmsPropTf => rms_prop(true),
-        OptimizerKind::Lars => Rule::Lars { momentum, trust: settings.trust, weight_decay },
-        OptimizerKind::Lamb => Rule::Lamb { beta1, beta2, epsilon, weight_decay },
-    }
-}
+use crate::config::{Rate, Rule, ScheduleKind};
 
 /// The names of a rule's states, in its order: what a checkpoint calls them.
 pub fn state_names(rule: &Rule) -> &'static [&'static str] {

@@ -21,6 +21,7 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
+    /// A scaler before its first step.
     pub fn new(settings: LossScale) -> LossScaler {
         LossScaler { settings, scale: settings.start, good: 0, patience: settings.hysteresis, skipped: 0 }
     }

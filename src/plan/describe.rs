@@ -12,8 +12,11 @@ pub struct Sizes {
     pub activations: usize,
     /// Scratch memory of the kernels, shared by all.
     pub workspace: usize,
+    /// Images and labels of a batch.
     pub inputs: usize,
+    /// Losses and hits of a batch.
     pub metrics: usize,
+    /// Parameters.
     pub parameters: usize,
     /// Running statistics.
     pub statistics: usize,

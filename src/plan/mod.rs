@@ -4,6 +4,35 @@
 //! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
 //! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. May use:
 //! `device`, `graph`, `model`, `error`. Used by: `fusion`, `train`, `bench`.
+//!
+//! ```
+//! use dltrain::device::reference::Reference;
+//! use dltrain::device::{Device, Memory, Scalars};
+//! use dltrain::graph::{Builder, Conv2d};
+//! use dltrain::plan::{Options, Regions, plan};
+//!
+//! let (mut net, x) = Builder::new("tiny", 2, [1, 8, 8]);
+//! let x = net.conv2d("conv", x, 4, Conv2d::square(3))?;
+//! let logits = net.linear("fc", x, 10);
+//! let graph = net.finish(logits).simplify().differentiate();
+//!
+//! // Everything is decided here: order, memory, buckets of at least a megabyte.
+//! let plan = plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None })?;
+//! assert_eq!((plan.forward_steps, plan.buckets.len()), (3, 1));
+//!
+//! // Bound to memory it can run. All of it is zero: every class has the same score, and the loss is ln 10.
+//! let [parameters, gradients] = [plan.sizes.parameters, plan.sizes.gradients].map(Memory::host);
+//! let regions = Regions::new(&plan.sizes, parameters?, gradients?, Memory::host)?;
+//! let mut program = plan.bind(&regions)?;
+//! let scalars = Scalars { gradient_scale: 1.0 / 2.0, ..Scalars::default() };
+//! for step in &mut program.steps {
+//!     step.run(&scalars)?;
+//! }
+//! let mut loss = vec![0; program.losses.bytes()];
+//! Reference.download(&program.losses, &mut loss)?;
+//! assert_eq!(loss[..4], 10f32.ln().to_ne_bytes());
+//! # Ok::<(), dltrain::error::Error>(())
+//! ```
 
 mod arena;
 mod bucket;
@@ -16,6 +45,7 @@ use std::ops::Range;
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
+use crate::files::fnv1a;
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
 pub use bucket::{Bucket, Ready, TAIL};
@@ -32,17 +62,22 @@ pub enum Region {
     Inputs,
     /// Losses and hits.
     Metrics,
+    /// What is learned.
     Parameters,
     /// Running statistics.
     Statistics,
+    /// What ranks reduce.
     Gradients,
 }
 
 /// Where a tensor lies: bytes from the start of its region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
+    /// The region.
     pub region: Region,
+    /// First byte in the region.
     pub offset: usize,
+    /// How many bytes it has.
     pub bytes: usize,
 }
 
@@ -52,8 +87,11 @@ pub struct PlannedStep {
     pub label: String,
     /// `None` for a reorder that the plan put in.
     pub node: Option<NodeId>,
+    /// The compiled op.
     pub kernel: Box<dyn Kernel>,
+    /// Where its inputs lie.
     pub inputs: Vec<Place>,
+    /// Where its outputs lie.
     pub outputs: Vec<Place>,
 }
 
@@ -61,13 +99,19 @@ pub struct PlannedStep {
 /// others, where there are no gradients.
 #[derive(Debug, Clone)]
 pub struct Parameter {
+    /// Its name, as PyTorch has it.
     pub name: String,
+    /// Shape and type.
     pub spec: Spec,
+    /// How its elements lie.
     pub layout: Layout,
     /// Bytes from the start of the parameters, the gradients and each region of optimizer state.
     pub offset: usize,
+    /// How it starts.
     pub init: Init,
+    /// Whether it has weight decay.
     pub decay: bool,
+    /// Whether it is left as it is.
     pub frozen: bool,
 }
 
@@ -81,9 +125,13 @@ impl Parameter {
 /// A running statistic, in the plain layout.
 #[derive(Debug, Clone)]
 pub struct Statistic {
+    /// Its name, as PyTorch has it.
     pub name: String,
+    /// Shape and type.
     pub spec: Spec,
+    /// Where it lies.
     pub place: Place,
+    /// How it starts.
     pub init: Init,
 }
 
@@ -96,7 +144,9 @@ impl Statistic {
 
 /// A step of one rank, ready to be bound to memory.
 pub struct Plan {
+    /// The graph as it was planned: simplified, differentiated, joined.
     pub graph: Graph,
+    /// The steps in the order in which they run.
     pub steps: Vec<PlannedStep>,
     /// How many of the steps are the forward pass.
     pub forward_steps: usize,
@@ -108,13 +158,17 @@ pub struct Plan {
     pub gradients: Vec<Ready>,
     /// In the same order.
     pub buckets: Vec<Bucket>,
+    /// Bytes of each region.
     pub sizes: Sizes,
     /// Where the host puts images and labels and finds losses and hits.
     pub images: Place,
+    /// The classes of the images.
     pub labels: Place,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Place; 2]>,
+    /// The loss of each image.
     pub losses: Place,
+    /// 1 for each image classified right, else 0.
     pub hits: Place,
     /// What the activations would take if none shared memory with another.
     pub unshared_arena: usize,
@@ -157,9 +211,7 @@ impl Plan {
 
     /// Equal on two ranks when their steps, layouts, memory and buckets are equal (FNV-1a, 64 bits).
     pub fn hash(&self) -> u64 {
-        self.canonical().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+        fnv1a(self.canonical().bytes())
     }
 
     /// The parameters within these bytes as runs that the optimizer updates alike: long ones, or one a parameter where

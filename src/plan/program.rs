@@ -10,12 +10,19 @@ use crate::graph::{DType, Role, TensorId};
 /// The memory of each region. Two plans that never run at the same time can share all of it.
 #[derive(Clone)]
 pub struct Regions {
+    /// Activations and their gradients.
     pub arena: Memory,
+    /// Scratch memory of whichever kernel runs.
     pub workspace: Memory,
+    /// Images and labels.
     pub inputs: Memory,
+    /// Losses and hits.
     pub metrics: Memory,
+    /// Parameters.
     pub parameters: Memory,
+    /// Running statistics of the normalisations.
     pub statistics: Memory,
+    /// Gradients.
     pub gradients: Memory,
 }
 
@@ -53,14 +60,19 @@ impl Regions {
 
 /// Steps ready to run, and the memory through which the host speaks with them.
 pub struct Program {
+    /// All steps in the order in which they run.
     pub steps: Vec<Box<dyn Step>>,
+    /// How many of them belong to the forward pass.
     pub forward_steps: usize,
     /// Images, or pixels where they are not real numbers.
     pub images: Memory,
+    /// The classes of the images, i32.
     pub labels: Memory,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Memory; 2]>,
+    /// The loss of each image, f32.
     pub losses: Memory,
+    /// 1 for each image classified right, else 0, f32.
     pub hits: Memory,
     images_type: DType,
     /// In the order of their steps.
@@ -73,7 +85,9 @@ pub struct Program {
 /// every row; where there are other ranks, each row is to be what that rank has.
 #[derive(Debug, Clone)]
 pub struct Exchange {
+    /// The step that gives the rank's own row.
     pub step: usize,
+    /// How many ranks' rows there are.
     pub ranks: usize,
     /// `f32` numbers of this rank.
     pub own: Memory,

@@ -13,32 +13,31 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use flate2::Crc;
 use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 
-use super::write_whole;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, Kind, Result};
+use crate::files::{self, crc32_from, write_whole};
 
 /// The schema's version. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 2;
 const MAGIC: &str = "dltrain checkpoint";
 /// Bytes before the index.
 const BLOCK: usize = 512;
-/// Bytes summed up at a time.
-const PIECE: usize = 1 << 20;
 
 /// An array of f32 numbers.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Array {
     /// Where it stands in the file: "parameters/conv1.weight".
     pub path: String,
+    /// How many elements each axis has.
     pub shape: Vec<usize>,
 }
 
 impl Array {
+    /// How many elements it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -59,6 +58,7 @@ pub struct Contents {
     pub texts: BTreeMap<String, String>,
     /// Attributes of `/progress`.
     pub numbers: BTreeMap<String, f64>,
+    /// The arrays, each with its name.
     pub arrays: Vec<Array>,
     /// The numbers of all arrays, one after the other.
     pub values: Vec<f32>,
@@ -89,6 +89,7 @@ impl Contents {
         found.ok_or_else(|| Error::new(Kind::Data, format!("the checkpoint has no {name}")))
     }
 
+    /// An attribute, or nothing where the file has none of that name.
     pub fn text(&self, name: &str) -> &str {
         self.texts.get(name).map_or("", String::as_str)
     }
@@ -202,18 +203,6 @@ fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
     block
 }
 
-/// The CRC-32 of a file's bytes from a place on.
-pub(super) fn crc32_from(mut file: &fs::File, start: u64) -> io::Result<u32> {
-    file.seek(SeekFrom::Start(start))?;
-    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
-    loop {
-        match file.read(&mut bytes)? {
-            0 => return Ok(crc.sum()),
-            count => crc.update(&bytes[..count]),
-        }
-    }
-}
-
 /// Reads a checkpoint whole, having checked every byte of it.
 ///
 /// # Errors
@@ -245,7 +234,7 @@ impl Stored {
     /// As for `read`.
     pub fn open(path: &Path) -> Result<Stored> {
         let unreadable = |error: io::Error| unreadable(path, &error);
-        let mut file = fs::File::open(path).map_err(unreadable)?;
+        let mut file = files::open(path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
         let index = check(path, &file, length)?;
         let mut text = vec![0u8; index as usize];

@@ -11,11 +11,13 @@ use hdf5::file::LibraryVersion;
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{Dataset, File, Group, H5Type};
 
-use super::earlier::Earlier;
+use super::read::Earlier;
 use super::series::{Rows, series};
-use super::{Closing, Description, EpochRecord, Spread, StepRecord};
+use super::summary::Closing;
+use super::{Description, EpochRecord, Spread, StepRecord};
 use crate::device::Usage;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
 const SCHEMA: u32 = 1;
@@ -125,7 +127,7 @@ impl ResultsFile {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));
         }
-        let temporary = super::whole::temporary(path);
+        let temporary = files::temporary(path);
         let _ = std::fs::remove_file(&temporary);
         let file = Self::build(&temporary, about, added, None).map_err(|error| {
             let text = error.to_string();
@@ -135,7 +137,10 @@ impl ResultsFile {
             };
             Error::output(path, format!("cannot create the results file: {text}{hint}"))
         })?;
-        super::whole::name(&temporary, path)?;
+        files::name(&temporary, path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => super::path::exists(path),
+            _ => Error::output(path, format!("cannot be given its name: {error}")),
+        })?;
         Ok(ResultsFile { path: path.to_path_buf(), ..file })
     }
 
@@ -166,7 +171,7 @@ impl ResultsFile {
                 _ => {}
             }
         }
-        let temporary = super::whole::temporary(path);
+        let temporary = files::temporary(path);
         let _ = std::fs::remove_file(&temporary);
         let file = Self::build(&temporary, about, &added, Some(&earlier))
             .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))?;

@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rustix::io::Errno;
+
 use super::checkpoint::{self, Contents};
-use super::whole::temporary;
 use super::{Place, path};
 use crate::config::Resume;
 use crate::error::{Error, Kind, Result};
+use crate::files::temporary;
 
 const BEST: &str = "best.h5";
 
@@ -132,7 +134,7 @@ impl Keeper {
                 log::debug!("checkpoints are written at full priority: {error}");
             }
             let path = Checkpoints::path(&directory, step);
-            let outcome = checkpoint::write(&path, &contents);
+            let outcome = write_making_room(&directory, &path, best, &contents);
             match &outcome {
                 Ok(()) => {
                     log::debug!("{}: written", path.display());
@@ -248,6 +250,40 @@ fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+/// Writes a checkpoint. Where the disk is full, the oldest of several goes for it: a run that cannot keep where it stands
+/// loses more.
+fn write_making_room(directory: &Path, path: &Path, best: Option<u64>, contents: &Contents) -> Result<()> {
+    loop {
+        match checkpoint::write(path, contents) {
+            Err(error) if is_full(&error) => match drop_oldest(directory, best) {
+                Some(dropped) => {
+                    log::warn!("{error}; the oldest one, {}, is removed to make room", dropped.display());
+                }
+                None => return Err(error),
+            },
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Whether a file could not be written for lack of space. HDF5 says so in words alone.
+fn is_full(error: &Error) -> bool {
+    [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| {
+        let text = io::Error::from(*errno).to_string();
+        error.message.contains(text.split(" (os error").next().unwrap_or(&text))
+    })
+}
+
+/// Removes the oldest checkpoint of a directory, but not the best or the newest one, nor the last whole one.
+fn drop_oldest(directory: &Path, best: Option<u64>) -> Option<PathBuf> {
+    let all = list(directory).ok()?;
+    let (_, oldest) = all.iter().skip(1).rfind(|(step, _)| Some(*step) != best)?;
+    // The newest first: it is whole unless someone damaged it.
+    let mut others = all.iter().map(|(_, path)| path).filter(|path| *path != oldest);
+    others.find(|path| checkpoint::Stored::open(path).is_ok())?;
+    fs::remove_file(oldest).ok().map(|()| oldest.clone())
+}
+
 /// Removes all but the newest few and the best, and lets "best.h5" lead to that. A failure leaves a file too many.
 fn thin(directory: &Path, keep: usize, best: Option<u64>) {
     for (step, path) in list(directory).unwrap_or_default().into_iter().skip(keep) {
@@ -313,6 +349,67 @@ mod tests {
         assert_eq!(names(directory.path()), kept);
         let best = checkpoint::read(&directory.path().join("best.h5")).unwrap();
         assert_eq!(best.number("step").unwrap(), 2.0);
+    }
+
+    /// A disk of its own, of 400 kB.
+    struct SmallDisk(tempfile::TempDir);
+
+    impl SmallDisk {
+        /// `None`, and said so, where none can be mounted.
+        fn new() -> Option<SmallDisk> {
+            let directory = tempfile::tempdir().unwrap();
+            let mount = std::process::Command::new("mount")
+                .args(["-t", "tmpfs", "-o", "size=400k", "dltrain-test"])
+                .arg(directory.path())
+                .output();
+            if !mount.is_ok_and(|output| output.status.success()) {
+                println!("SKIPPED: no disk can be mounted here");
+                return None;
+            }
+            Some(SmallDisk(directory))
+        }
+    }
+
+    impl Drop for SmallDisk {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").arg(self.0.path()).status();
+        }
+    }
+
+    /// Two checkpoints fit, and a third is written only when the oldest is gone.
+    #[test]
+    fn on_a_full_disk_the_oldest_goes_but_never_the_best_or_the_last_whole_one() {
+        let Some(disk) = SmallDisk::new() else { return };
+        let directory = disk.0.path();
+        let mut checkpoints = Checkpoints::open(FIRST, Some(directory), 9, None).unwrap();
+        const NUMBERS: usize = 40_000;
+        let mut write = |step: u64, best| {
+            let mut values = checkpoints.buffer().unwrap();
+            values.resize(NUMBERS, 1.0);
+            let arrays = vec![checkpoint::Array { path: "parameters/a".into(), shape: vec![NUMBERS] }];
+            let contents = Contents { values, arrays, ..Contents::default() };
+            checkpoints.write(step, best, contents, Instant::now());
+            checkpoints.finish()
+        };
+        let names = || {
+            let steps =
+                names(directory).into_iter().filter_map(|name| name.strip_prefix("step-").map(String::from));
+            steps.collect::<Vec<_>>()
+        };
+        for step in 1..=3 {
+            write(step, None).unwrap();
+        }
+        assert_eq!(names(), ["00000002.h5", "00000003.h5"]);
+        write(4, Some(3)).unwrap();
+        assert_eq!(names(), ["00000003.h5", "00000004.h5"]);
+        // The best and the newest stay, whatever comes.
+        let error = write(5, Some(3)).unwrap_err();
+        assert!(is_full(&error), "{error}");
+        assert_eq!(names(), ["00000003.h5", "00000004.h5"]);
+        // A damaged one is nothing to go on at: the one before stays.
+        fs::write(Checkpoints::path(directory, 4), vec![0; 100_000]).unwrap();
+        assert!(write(6, None).is_err());
+        assert_eq!(names(), ["00000003.h5", "00000004.h5"]);
     }
 
     #[test]

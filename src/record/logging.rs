@@ -6,12 +6,14 @@ use env_logger::{Builder, Target};
 use log::{Level, LevelFilter};
 
 use super::terminal;
+use crate::config::environment;
 
 /// How much a run says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Volume {
     /// Warnings and errors.
     Quiet,
+    /// What happens, and warnings.
     Normal,
     /// Also what is done when.
     Verbose,
@@ -29,8 +31,9 @@ pub fn start_logging(rank: usize, volume: Volume) {
         _ => "warn",
     };
     terminal::set_quiet(volume == Volume::Quiet);
-    let set = |name| std::env::var(name).ok().filter(|text| !text.is_empty()).map(|text| (name, text));
-    let given = ["DLTRAIN_LOG", "RUST_LOG"].into_iter().find_map(set);
+    let of_others = || std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
+    let given = environment::LOG.text().map(|text| (environment::LOG.name, text));
+    let given = given.or_else(|| of_others().map(|text| ("RUST_LOG", text)));
     let filter = given.as_ref().map(|(_, text)| text).filter(|text| names_levels(text));
     terminal::expect_foreign_bar(rank != 0);
     let started = Builder::new()
@@ -51,6 +54,11 @@ pub fn start_logging(rank: usize, volume: Volume) {
     if let (Some((name, text)), None, 0) = (&given, filter, rank) {
         log::warn!(
             "{name}={text} is not used: it wants error, warn, info, debug, trace or off, or dltrain=debug"
+        );
+    }
+    for name in environment::unknown().iter().filter(|_| rank == 0) {
+        log::warn!(
+            "{name} is no switch of dltrain and changes nothing; dltrain info --verbose lists those there are"
         );
     }
 }

@@ -4,11 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Place, date, directory_of};
+use super::{Place, date};
 use crate::error::{Error, Result};
+use crate::files::directory_of;
 
 /// The directory used when none is given.
 const DEFAULT: &str = "results";
+
+/// Whether a place for results means a file, and no directory for one.
+pub fn is_results_file(given: &Path) -> bool {
+    given.extension().is_some_and(|e| e == "h5" || e == "hdf5") && !given.is_dir()
+}
 
 /// The results file of this run; `None` on ranks that write none. Creates no file.
 ///
@@ -23,8 +29,7 @@ pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<O
         return Ok(None);
     }
     let given = given.unwrap_or(Path::new(DEFAULT));
-    let is_file = given.extension().is_some_and(|e| e == "h5" || e == "hdf5") && !given.is_dir();
-    if is_file {
+    if is_results_file(given) {
         check(given)?;
         return Ok(Some(given.to_path_buf()));
     }
@@ -86,7 +91,7 @@ pub(super) fn check(path: &Path) -> Result<()> {
     probe(directory).map_err(|error| {
         Error::output(
             path,
-            format!("cannot write in {}: {error}; choose another place with --results", directory.display()),
+            format!("cannot write in {}: {error}; choose another --results", directory.display()),
         )
     })
 }

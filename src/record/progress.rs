@@ -11,6 +11,7 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// A bar of `len` parts, at its beginning.
     pub fn start(place: Place, len: u64) -> Progress {
         let shown = place.rank == 0;
         if shown {
@@ -19,6 +20,7 @@ impl Progress {
         Progress { shown, done: AtomicU64::new(0) }
     }
 
+    /// So many more are done.
     pub fn advance(&self, by: u64) {
         let done = self.done.fetch_add(by, Ordering::Relaxed) + by;
         if self.shown {
@@ -26,6 +28,7 @@ impl Progress {
         }
     }
 
+    /// Takes the bar away.
     pub fn end(&self) {
         if self.shown {
             terminal::end_bar();

@@ -7,10 +7,13 @@ use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, H5Type, Hyperslab, OpenMode};
 
 use super::file::STATUS_BYTES;
+use super::{Description, Reached};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// A results file that is open. What is not in it (an older schema, a run that has not come so far) is empty or `None`.
 pub struct RunRecord {
+    /// The results file.
     pub path: PathBuf,
     /// The texts of `/config`.
     pub config: BTreeMap<String, String>,
@@ -18,6 +21,7 @@ pub struct RunRecord {
     pub status: String,
     /// Rows that are complete in every series of their group.
     pub steps: usize,
+    /// How many epochs are in the file.
     pub epochs: usize,
     file: File,
 }
@@ -102,7 +106,7 @@ pub fn run_file(path: &Path) -> Result<String> {
 /// # Errors
 /// `Data` where there is none or it is something else.
 fn open(path: &Path) -> Result<File> {
-    std::fs::File::open(path).map_err(|error| Error::data(path, error))?;
+    files::check(path).map_err(|error| Error::data(path, error))?;
     let file = File::open_as(path, OpenMode::ReadSWMR).or_else(|_| File::open(path));
     let file =
         file.map_err(|error| Error::data(path, format!("is no HDF5 file, or a damaged one: {error}")))?;
@@ -118,4 +122,52 @@ fn open(path: &Path) -> Result<File> {
 pub(super) fn config_text(file: &File, name: &str) -> Option<String> {
     let attribute = file.group("config").ok()?.attr(name).ok()?;
     Some(attribute.read_scalar::<VarLenUnicode>().ok()?.to_string())
+}
+
+/// A results file to go on from.
+pub(super) struct Earlier {
+    pub file: File,
+    /// Rows before the step and the epoch at which the run goes on.
+    pub steps: usize,
+    pub epochs: usize,
+}
+
+impl Earlier {
+    /// Opens it, whether its writer closed it or was killed.
+    ///
+    /// # Errors
+    /// `Kind::Output` where it is not a record of this run.
+    pub fn open(path: &Path, about: &Description, at: &Reached) -> Result<Earlier> {
+        let unreadable = |error: hdf5::Error| {
+            Error::output(path, format!("cannot be read to go on in it: {error}; choose another --results"))
+        };
+        let file =
+            File::open_as(path, OpenMode::ReadSWMR).or_else(|_| File::open(path)).map_err(unreadable)?;
+        let mut earlier = Earlier { file, steps: 0, epochs: 0 };
+        let run = about.attributes.iter().find(|(name, _)| name == "run").map(|(_, value)| value);
+        if earlier.text("run").as_ref() != run {
+            return Err(Error::output(
+                path,
+                "is the record of another run and is not overwritten; choose another --results",
+            ));
+        }
+        let rows = |name: &str| earlier.file.dataset(name).and_then(|series| series.read_raw::<u64>());
+        let steps: Vec<u64> = rows("steps/step").map_err(unreadable)?;
+        let epochs: Vec<u64> = rows("epochs/epoch").map_err(unreadable)?;
+        let before = steps.iter().take_while(|&&step| step < at.step).count();
+        if let Some(missing) =
+            steps[..before].last().map_or(Some(0), |&last| (last + 1 < at.step).then_some(last + 1))
+            && at.step > 0
+        {
+            log::warn!("{}: steps {missing} to {} are missing", path.display(), at.step - 1);
+        }
+        (earlier.steps, earlier.epochs) =
+            (before, epochs.iter().take_while(|&&epoch| epoch <= at.epochs).count());
+        Ok(earlier)
+    }
+
+    /// A text of its configuration.
+    pub fn text(&self, name: &str) -> Option<String> {
+        config_text(&self.file, name)
+    }
 }

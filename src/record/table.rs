@@ -1,5 +1,6 @@
 //! The texts of a run, from numbers: nothing here prints.
-use super::{Closing, Description, EpochRecord, Place, StepRecord};
+use super::summary::Closing;
+use super::{Description, EpochRecord, Place, StepRecord};
 use crate::device::Usage;
 
 /// Above the lines of `epoch`.

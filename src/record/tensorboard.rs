@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{EpochRecord, StepRecord};
 use crate::error::{Error, Result};
+use crate::host;
 
 /// How such files begin; TensorBoard knows them by that.
 const PREFIX: &str = "events.out.tfevents.";
@@ -55,8 +56,7 @@ impl EventFile {
     /// `Output`: it cannot be written.
     pub fn create(directory: &Path, every: Option<u64>, resumed: Option<u64>) -> Result<EventFile> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host = if host.trim().is_empty() { "host" } else { host.trim() };
+        let host = host::name().unwrap_or_else(|| "host".into());
         // Files are read in the order of their names.
         let name =
             format!("{PREFIX}{:010}.{host}.{}.{:09}", now.as_secs(), std::process::id(), now.subsec_nanos());

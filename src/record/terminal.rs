@@ -5,14 +5,18 @@
 //! launcher is an ancestor of this process (as it is for rank 0 on a workstation; under srun it is not, and
 //! there is no bar). Without a terminal no control character is written.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::host;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+
+use crate::error::{Error, Result};
 
 /// How often the bar moves.
 const MOVES_A_SECOND: u32 = 5;
@@ -26,12 +30,42 @@ enum Stream {
 }
 
 impl Stream {
-    /// Writes and flushes. A closed pipe (`dltrain | head`) is no reason to stop training.
+    /// Writes and flushes. What cannot be written is no reason to stop training; `printed` tells of it.
     fn write(self, bytes: &[u8]) {
-        let _ = match self {
-            Stream::Stdout => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
-            Stream::Stderr => io::stderr().lock().write_all(bytes),
-        };
+        match self {
+            Stream::Stdout => {
+                let written = io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush());
+                if let Err(error) = outcome_of(written) {
+                    let _ = LOST.set(error);
+                }
+            }
+            // Nobody can be told.
+            Stream::Stderr => drop(io::stderr().lock().write_all(bytes)),
+        }
+    }
+}
+
+/// The first failure of standard output.
+static LOST: OnceLock<Error> = OnceLock::new();
+
+/// Whether all that this process printed on standard output arrived there.
+///
+/// # Errors
+/// `Output`: the device is full, most likely.
+pub fn printed() -> Result<()> {
+    LOST.get().map_or(Ok(()), |error| Err(error.clone()))
+}
+
+/// What became of writing to standard output. A reader that has seen enough (`dltrain | head`) is no failure.
+///
+/// # Errors
+/// `Output`.
+pub fn outcome_of(written: io::Result<()>) -> Result<()> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::output(Path::new("standard output"), format!("cannot be written: {error}")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -76,7 +110,7 @@ pub(super) fn tell(text: &str) {
 }
 
 /// A line (or several) on standard output.
-pub(super) fn say(text: &str) {
+pub fn say(text: &str) {
     let line = format!("{text}\n");
     let screen = screen();
     match &screen.bar {
@@ -155,14 +189,11 @@ fn launcher() -> Option<u32> {
     const NAMES: [&str; 4] = ["mpirun", "mpiexec", "orterun", "prterun"];
     let mut pid = std::process::id();
     while pid > 1 {
-        // "pid (name) state parent …"; the name may hold anything, so the last parenthesis counts.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(')')?;
-        let name = head.split_once('(')?.1;
-        if NAMES.iter().any(|known| name.starts_with(known)) {
+        let process = host::process(&pid.to_string())?;
+        if NAMES.iter().any(|known| process.name.starts_with(known)) {
             return Some(pid);
         }
-        pid = tail.split_whitespace().nth(1)?.parse().ok()?;
+        pid = process.parent;
     }
     None
 }

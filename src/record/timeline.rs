@@ -22,10 +22,13 @@ pub struct TimelineFile {
 
 /// What one rank has to show.
 pub struct RankEvents<'a> {
+    /// The rank's number.
     pub rank: usize,
+    /// Its host.
     pub host: &'a str,
     /// How far its clock was from rank 0's, at the start and at the end.
     pub clock: [Offset; 2],
+    /// What it did, in the order of its clock.
     pub events: Vec<Event>,
 }
 
@@ -74,6 +77,7 @@ impl TimelineFile {
         }
     }
 
+    /// Writes the events of one rank.
     pub fn rank(&mut self, rank: &RankEvents) {
         if let Some(writer) = &mut self.writer {
             writer.rank(rank);

@@ -9,13 +9,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use hdf5::types::{FloatSize, TypeDescriptor};
+use hdf5::types::TypeDescriptor;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored, crc32_from};
-use super::write_whole;
+use super::checkpoint::{Array, Stored};
 use crate::error::{Error, Kind, Result};
+use crate::files::{self, crc32_from, write_whole};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";
@@ -26,6 +26,8 @@ pub struct WeightsFile {
     content: Content,
     /// Of every tensor of real numbers, in the order of their names.
     shapes: Vec<(String, Vec<usize>)>,
+    /// What else has a name, with its type.
+    unread: Vec<(String, String)>,
 }
 
 enum Content {
@@ -43,9 +45,9 @@ impl WeightsFile {
     /// `Data` when the file cannot be read or is neither safetensors nor HDF5.
     pub fn open(path: &Path) -> Result<WeightsFile> {
         let mut start = [0u8; 8];
-        let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut start));
+        let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let (content, mut shapes) = match &start {
+        let Opened { content, mut shapes, unread } = match &start {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -59,7 +61,11 @@ impl WeightsFile {
             _ => open_safetensors(path)?,
         };
         shapes.sort();
-        Ok(WeightsFile { path: path.into(), content, shapes })
+        Ok(WeightsFile { path: path.into(), content, shapes, unread })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// CRC-32 of the file, for ranks to compare: each reads its own copy.
@@ -67,13 +73,18 @@ impl WeightsFile {
     /// # Errors
     /// `Data` when the file can no longer be read.
     pub fn checksum(&self) -> Result<u32> {
-        let sum = std::fs::File::open(&self.path).and_then(|file| crc32_from(&file, 0));
+        let sum = files::open(&self.path).and_then(|file| crc32_from(&file, 0));
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
     }
 
     /// Name and shape of every tensor, in the order of their names.
     pub fn shapes(&self) -> &[(String, Vec<usize>)] {
         &self.shapes
+    }
+
+    /// Name and type of everything that is no tensor of real numbers, and whose values are not to be had.
+    pub fn unread(&self) -> &[(String, String)] {
+        &self.unread
     }
 
     /// The numbers of a tensor, as f32 whatever the file has, last dimension fastest.
@@ -102,20 +113,27 @@ impl WeightsFile {
     }
 }
 
-type Opened = (Content, Vec<(String, Vec<usize>)>);
+/// The fields of a `WeightsFile`.
+struct Opened {
+    content: Content,
+    shapes: Vec<(String, Vec<usize>)>,
+    unread: Vec<(String, String)>,
+}
 
 fn open_safetensors(path: &Path) -> Result<Opened> {
     let wrong = |error: &dyn Display| {
         Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
     };
-    let bytes = std::fs::read(path).map_err(|e| wrong(&e))?;
+    let bytes = files::read(path).map_err(|e| wrong(&e))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(&e))?;
-    let shapes = tensors
-        .iter()
-        .filter(|(_, view)| width(view.dtype()).is_some())
-        .map(|(name, view)| (name.to_string(), view.shape().to_vec()))
-        .collect();
-    Ok((Content::SafeTensors(bytes), shapes))
+    let (mut shapes, mut unread) = (Vec::new(), Vec::new());
+    for (name, view) in tensors.iter() {
+        match width(view.dtype()) {
+            Some(_) => shapes.push((name.to_string(), view.shape().to_vec())),
+            None => unread.push((name.to_string(), format!("{:?}", view.dtype()))),
+        }
+    }
+    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread })
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -143,12 +161,12 @@ fn numbers(view: &TensorView) -> Option<Vec<f32>> {
 fn open_hdf5(path: &Path) -> Result<Opened> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
-    let mut sets = Sets::new();
+    let (mut sets, mut unread) = (Sets::new(), Vec::new());
     // A results file has series, not weights.
     if !file.link_exists("summary") {
-        collect(&file, "", DEEPEST, &mut sets).map_err(wrong)?;
+        collect(&file, "", DEEPEST, &mut sets, &mut unread).map_err(wrong)?;
     }
-    if sets.is_empty() {
+    if sets.is_empty() && unread.is_empty() {
         return Err(Error::data(path, "holds no weights"));
     }
     let size = file.size();
@@ -158,7 +176,7 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    Ok((Content::Hdf5(sets), shapes))
+    Ok(Opened { content: Content::Hdf5(sets), shapes, unread })
 }
 
 /// Groups within groups that are looked into. One that holds itself has no end.
@@ -169,7 +187,8 @@ const BEST_COMPRESSION: u64 = 1032;
 
 /// Whether a file of so many bytes can hold so many numbers: memory is taken for those that do.
 fn fits(set: &hdf5::Dataset, size: u64) -> bool {
-    let elements = set.shape().iter().try_fold(4u64, |bytes, &extent| bytes.checked_mul(extent as u64));
+    let one = set.dtype().map_or(size_of::<f32>(), |dtype| dtype.size()) as u64;
+    let elements = set.shape().iter().try_fold(one, |bytes, &extent| bytes.checked_mul(extent as u64));
     let most = if set.is_chunked() { size.saturating_mul(BEST_COMPRESSION) } else { size };
     elements.is_some_and(|bytes| bytes <= most)
 }
@@ -189,7 +208,7 @@ fn open_checkpoint(path: &Path) -> Result<Opened> {
     let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
-    Ok((Content::Checkpoint(stored, arrays), shapes))
+    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new() })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
@@ -197,19 +216,37 @@ fn is_of_each_rank(array: &Array) -> bool {
     array.path.starts_with("statistics/") && array.shape.len() == 2
 }
 
-/// Every data set of real numbers below a group, by its path with dots between the parts.
-fn collect(group: &hdf5::Group, prefix: &str, deeper: usize, into: &mut Sets) -> hdf5::Result<()> {
+/// Every data set below a group, by its path with dots between the parts: those of real numbers, and the types of others.
+fn collect(
+    group: &hdf5::Group,
+    prefix: &str,
+    deeper: usize,
+    into: &mut Sets,
+    unread: &mut Vec<(String, String)>,
+) -> hdf5::Result<()> {
     for set in group.datasets()? {
-        let is_real =
-            matches!(set.dtype()?.to_descriptor(), Ok(TypeDescriptor::Float(FloatSize::U4 | FloatSize::U8)));
-        if is_real {
-            into.insert(joined(prefix, &set.name()), set);
+        let name = joined(prefix, &set.name());
+        match other_type(&set.dtype()?) {
+            None => _ = into.insert(name, set),
+            Some(other) => unread.push((name, other)),
         }
     }
     for inner in group.groups()?.iter().filter(|_| deeper > 0) {
-        collect(inner, &joined(prefix, &inner.name()), deeper - 1, into)?;
+        collect(inner, &joined(prefix, &inner.name()), deeper - 1, into, unread)?;
     }
     Ok(())
+}
+
+/// What a type is called that is none of real numbers; `None` for those which the HDF5 library makes f32 of: f32, f64, and
+/// those of two bytes (f16, bf16), for which this interface to it has no word.
+fn other_type(dtype: &hdf5::Datatype) -> Option<String> {
+    match dtype.to_descriptor() {
+        Ok(TypeDescriptor::Float(_)) => None,
+        Ok(other) => Some(other.to_string()),
+        // Integers of two bytes have one.
+        Err(_) if dtype.size() == 2 && dtype.conv_to::<f32>().is_some() => None,
+        Err(_) => Some("another type".into()),
+    }
 }
 
 fn joined(prefix: &str, path: &str) -> String {
@@ -370,6 +407,30 @@ mod tests {
         let names = file.shapes().iter().map(|(name, _)| name.as_str());
         let found: Vec<_> = names.map(|name| (name, file.values(name).unwrap()[0])).collect();
         assert_eq!(found, [("a", 1.5), ("b", 1.5), ("c", 1.5)]);
+        assert_eq!(file.unread(), [("d".to_string(), "I64".to_string())]);
+    }
+
+    /// The file is what h5py writes (tests/fixtures/make_weights.py): f16, bf16 and integers.
+    #[test]
+    fn halves_are_read_from_hdf5_too() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/halves.hdf5");
+        let file = WeightsFile::open(Path::new(path)).unwrap();
+        assert_eq!(file.shapes(), [("bf16".to_string(), vec![3]), ("layer.f16".to_string(), vec![2, 3])]);
+        assert_eq!(file.values("bf16").unwrap(), [1.5, -2.0f32.powi(127), 2.0f32.powi(-120)]);
+        let halves = [1.5, -0.25, 65504.0, 2.0f32.powi(-24), 0.0, -3.0];
+        assert_eq!(file.values("layer.f16").unwrap(), halves);
+        assert_eq!(file.unread(), [("count".to_string(), "int64".to_string())]);
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_refused_in_the_words_of_a_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("w.h5");
+        std::fs::write(&file, "").unwrap();
+        for path in [file.join("w.h5"), file, directory.path().join("none/w.h5")] {
+            let error = check_new(&path).unwrap_err();
+            assert!(error.message.ends_with("choose another name"), "{error}");
+        }
     }
 
     #[test]

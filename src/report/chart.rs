@@ -1,11 +1,8 @@
-//! Charts as SVG: lines, stacked bars and spans of time, drawn by plotters with a font of our own, so that they look alike
-//! wherever they are made.
-
-use std::sync::Once;
+//! Charts as SVG: lines, stacked bars and spans of time, drawn by plotters. Text is in the reader's sans-serif font; how wide it
+//! will be is estimated.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-use plotters::style::register_font;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::axis::{Axis, Coordinates, Scale};
@@ -195,11 +192,6 @@ enum Shape {
 
 /// A chart of this height below its legend.
 fn drawn(height: u32, keys: &[Key], draw: impl FnOnce(&Area) -> Drawing<()>) -> Result<String> {
-    static FONT: Once = Once::new();
-    FONT.call_once(|| {
-        // Fails for a font that cannot be read only; then drawing says so.
-        let _ = register_font("sans-serif", FontStyle::Normal, super::image::FONT);
-    });
     let places = legend_places(keys);
     let above = places.last().map_or(0, |last| last.1 as u32 + KEY_HEIGHT + 4);
     let mut svg = String::new();

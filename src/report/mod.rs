@@ -1,12 +1,11 @@
 //! `dltrain report`: results files as one page of HTML, and as charts.
 //!
-//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`. Used by: `main`, `cli`.
+//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`, `files`. Used by: `main`, `cli`.
 
 mod axis;
 mod chart;
 mod compare;
 mod figures;
-mod image;
 mod page;
 mod run;
 
@@ -18,8 +17,10 @@ use self::figures::{Figure, MOST};
 use self::page::Section;
 use self::run::Run;
 use crate::error::{Error, Kind, Result};
+use crate::files;
 use crate::record;
 
+/// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Results files, or directories of such.
@@ -28,7 +29,7 @@ pub struct Args {
     /// The page. One that is there is replaced if it is such a report, else nothing is written.
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
-    /// New directory for the charts, each as SVG and as PNG.
+    /// New directory for the charts, each as SVG.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
 }
@@ -46,11 +47,11 @@ pub fn run(args: &Args) -> Result<()> {
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     fs::write(&args.output, html)
         .map_err(|error| Error::output(&args.output, format!("cannot be written: {error}")))?;
-    println!("report: {}", args.output.display());
+    record::print(&format!("report: {}", args.output.display()));
     if let Some(directory) = &args.plots {
         let figures: Vec<&Figure> = sections.iter().flat_map(|section| &section.figures).collect();
         figures.iter().try_for_each(|figure| write_plot(directory, figure))?;
-        println!("plots: {} charts in {}", figures.len(), directory.display());
+        record::print(&format!("plots: {} charts in {}", figures.len(), directory.display()));
     }
     match left_out.is_empty() {
         true => Ok(()),
@@ -60,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// That nothing else is replaced.
 fn check_places(args: &Args) -> Result<()> {
-    if let Ok(there) = fs::read(&args.output)
+    if let Ok(there) = files::read(&args.output)
         && !there.starts_with(page::MARK.as_bytes())
     {
         return Err(Error::output(
@@ -135,10 +136,6 @@ fn sections(runs: &[Run]) -> Result<Vec<Section>> {
 }
 
 fn write_plot(directory: &Path, figure: &Figure) -> Result<()> {
-    let write = |ending: &str, bytes: &[u8]| {
-        let path = directory.join(format!("{}.{ending}", figure.name));
-        fs::write(&path, bytes).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
-    };
-    write("svg", figure.svg.as_bytes())?;
-    write("png", &image::png(&figure.svg)?)
+    let path = directory.join(format!("{}.svg", figure.name));
+    fs::write(&path, &figure.svg).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
 }

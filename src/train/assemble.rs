@@ -21,8 +21,7 @@ use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Program, TAIL};
-use crate::record::BucketTime;
+use crate::plan::{Plan, Program, TAIL};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -71,15 +70,14 @@ impl Assembly<'_> {
         Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
 
-    /// The evaluation, where there is a test set.
-    pub fn evaluator(&self, memories: &Memories, test: Option<TestLoader>) -> Result<Option<Evaluator>> {
-        let (Some(plan), Some(loader)) = (&self.plans.evaluation, test) else { return Ok(None) };
-        Ok(Some(Evaluator {
+    /// The evaluation that a plan is for.
+    pub fn evaluator(&self, plan: &Plan, memories: &Memories, loader: TestLoader) -> Result<Evaluator> {
+        Ok(Evaluator {
             program: self.world.agree(plan.bind(&memories.evaluated()))?,
             statistics: memories.regions.statistics.clone(),
             loader,
             batch: self.empty_batch(),
-        }))
+        })
     }
 
     fn empty_batch(&self) -> Batch {
@@ -151,7 +149,6 @@ impl Assembly<'_> {
             stretches: Stretch::cut(&program, buckets, device),
             runs: 0,
             program,
-            bucket_times: vec![BucketTime { start: 0.0, finish: 0.0, exposed: 0.0 }; plan.buckets.len()],
             fusion,
             clip,
             scaling: self.scaling(&gradients)?,

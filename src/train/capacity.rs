@@ -4,13 +4,11 @@ use super::averaging::Averaging;
 use super::network::Network;
 use super::plans::Plans;
 use crate::comm::World;
-use crate::config::Config;
+use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
+use crate::host;
 use crate::plan::{Extent, describe_bytes as bytes};
-
-/// No batch beyond this is looked for.
-const LARGEST: usize = 1 << 20;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,7 +75,7 @@ pub fn check(
             Ok(planned(world, network, config, device, averaging, batch)?.on_device())
         })?;
     }
-    let Some(available) = available() else { return Ok(()) };
+    let Some(available) = host::available_memory() else { return Ok(()) };
     let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
     let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
     fits(network, config, plans.to_come(), share, &place, |batch| {
@@ -122,13 +120,6 @@ fn planned(
     Plans::new(world, &config, network, device, averaging, config.data.is_some())
 }
 
-/// Bytes that this machine can still give.
-fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024)
-}
-
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a
 /// straight line through what is known meets the limit; halving takes over should that be slow.
 fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> {
@@ -145,7 +136,7 @@ fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> 
         Err(error) if error.kind != Kind::Internal => Ok(usize::MAX),
         other => other,
     };
-    let (mut low, mut high) = ((least, fewest), (LARGEST + 1, usize::MAX));
+    let (mut low, mut high) = ((least, fewest), (most::BATCH + 1, usize::MAX));
     let mut slope = (total(least + 1)?.saturating_sub(fewest)).max(1) as f64;
     for attempt in 0.. {
         if high.0 - low.0 == 1 {

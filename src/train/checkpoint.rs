@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
-use super::place;
 use super::state::State;
 use super::stop::Watch;
 use crate::comm::World;
@@ -85,7 +84,7 @@ impl Resumed {
     pub fn find(world: &World, config: &Config) -> Result<Option<Resumed>> {
         let Some(resume) = &config.session.resume else { return Ok(None) };
         let directory = config.session.checkpoint.as_deref();
-        let found = world.agree(record::find_checkpoint(place(world), resume, directory))?;
+        let found = world.agree(record::find_checkpoint(world.into(), resume, directory))?;
         let text = found
             .as_ref()
             .map_or(String::new(), |(path, contents)| format!("{}\n{}", path.display(), contents.head()));
@@ -93,7 +92,7 @@ impl Resumed {
         let Some((path, head)) = text.split_once('\n') else {
             if let (Resume::Auto, Some(directory)) = (resume, directory) {
                 let text = format!("no checkpoint in {}: starting at the beginning", directory.display());
-                record::say(place(world), &text);
+                record::say(world, &text);
             }
             return Ok(None);
         };
@@ -103,6 +102,11 @@ impl Resumed {
         };
         let standing = world.agree(Standing::from_contents(&contents))?;
         Ok(Some(Resumed { path: path.into(), contents, standing }))
+    }
+
+    /// Bytes of the numbers that this rank has of it.
+    pub fn bytes(&self) -> usize {
+        4 * self.contents.values.len()
     }
 
     /// How far the record had come.
@@ -142,9 +146,9 @@ impl Resumed {
         if self.contents.text("ranks") != ranks {
             text += &format!("; {} ranks then, {ranks} now", self.contents.text("ranks"));
         }
-        record::say(place(world), &text);
+        record::say(world, &text);
         for change in config.changes_since(self.contents.text("config")) {
-            record::say(place(world), &format!("  changed: {change}"));
+            record::say(world, &format!("  changed: {change}"));
         }
     }
 }
@@ -165,7 +169,7 @@ pub fn identity(
         ("--label-smoothing", config.label_smoothing.to_string()),
         ("training images", images.to_string()),
         ("--seed", config.seed.to_string()),
-        ("--optimizer", format!("{:?}", config.optimizer.kind).to_lowercase()),
+        ("--optimizer", config.optimizer.rule.name().replace('-', "")),
         ("optimizer states", states.join(", ")),
         ("--ema", on(config.optimizer.ema.is_some())),
     ]

@@ -1,6 +1,5 @@
 //! Which device a rank drives, and opening it.
 
-use super::place;
 use crate::comm::World;
 use crate::config::{AllreduceKind, Config, DeviceKind, Precision};
 use crate::device::Device;
@@ -89,7 +88,7 @@ fn every_rank_has_gpu(world: &World) -> Result<bool> {
             "--device auto: the CPU on all ranks, because rank {rank} on {} has no GPU to use: {reason}",
             world.host_of(rank)
         );
-        record::say(place(world), &text);
+        record::say(world, &text);
         return Ok(false);
     }
     Ok(true)

@@ -10,6 +10,8 @@ use crate::config::{AllreduceKind, Config, CudaAware, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::{self, Peers};
+use crate::record;
+use log::Level;
 
 /// Whether it is to. The library is asked, and then tried with numbers whose sum is known. Collective.
 ///
@@ -32,14 +34,12 @@ pub fn mpi_serves(world: &World, config: &Config, device: &dyn Device) -> Result
     }
     let answers = world.gather_text(answer(is_cuda_aware()))?;
     let why = match refusal(wanted, &answers, |rank| world.host_of(rank)) {
-        Some(why) => (why, log::Level::Info),
+        Some(why) => (why, Level::Info),
         None if adds_up(world, device)? => {
-            if world.rank() == 0 {
-                log::info!("MPI adds up gradients in the GPUs' memory");
-            }
+            record::log(world, Level::Info, "MPI adds up gradients in the GPUs' memory");
             return Ok(true);
         }
-        None => ("it added up numbers in a GPU's memory wrongly".into(), log::Level::Warn),
+        None => ("it added up numbers in a GPU's memory wrongly".into(), Level::Warn),
     };
     let (why, level) = (format!("the MPI library, {}: {}", world.library(), why.0), why.1);
     match wanted {
@@ -48,9 +48,7 @@ pub fn mpi_serves(world: &World, config: &Config, device: &dyn Device) -> Result
              MPICH_GPU_SUPPORT_ENABLED=1), or leave the flag out"
         )))),
         _ => {
-            if world.rank() == 0 {
-                log::log!(level, "gradients go through the host's memory; {why}");
-            }
+            record::log(world, level, &format!("gradients go through the host's memory; {why}"));
             Ok(false)
         }
     }
@@ -108,11 +106,8 @@ pub fn gpus_serve(world: &World, config: &Config, device: &dyn Device) -> Result
              node (not --gpus-per-task), in one container; or use --allreduce auto"
         ))));
     }
-    if world.rank() == 0 {
-        log::warn!(
-            "gradients go through the host's memory, which is slower: the GPUs of a node do not reach each other's: {why}"
-        );
-    }
+    let slower = "gradients go through the host's memory, which is slower: the GPUs of a node do not reach each other's";
+    record::log(world, Level::Warn, &format!("{slower}: {why}"));
     Ok(false)
 }
 

@@ -9,11 +9,17 @@ use super::weights::Start;
 use crate::comm::{Common, Region, World};
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Layout, Memory, Rule, Scalars};
+use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Init, Spec};
+use crate::graph::Init;
 use crate::plan::{Bucket, Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
+
+/// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
+const PIECE: usize = 8 << 20;
+/// Rows of a piece are a multiple of this, so that pieces are whole blocks of layouts (of 16, 32, 48 or 64 rows) and begin with a
+/// block of the generator.
+const ROWS: usize = 192;
 
 /// Every region of a rank.
 pub struct Memories {
@@ -81,6 +87,15 @@ impl Sharing {
         let of = |rank| plan.buckets.iter().map(|b| plan.share(b, rule, rank, self.ranks).len()).sum();
         (0..self.ranks).map(of).max().unwrap_or(0)
     }
+
+    /// The most bytes of frozen parameters that a rank initialises.
+    pub fn largest_frozen(&self, plan: &Plan) -> usize {
+        let of = |rank| {
+            let own = plan.parameters.iter().skip(rank).step_by(self.ranks);
+            own.filter(|parameter| parameter.frozen).map(|parameter| parameter.layout.bytes()).sum()
+        };
+        (0..self.ranks).map(of).max().unwrap_or(0)
+    }
 }
 
 /// Whether any node has several ranks.
@@ -144,56 +159,49 @@ impl Memories {
         let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
         let Sharing { rank, ranks } = self.sharing;
         for parameter in plan.parameters.iter().skip(rank).step_by(ranks) {
-            let spec = &parameter.spec;
             let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
             let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
-            let values = match given(&parameter.name)? {
-                Some(values) => values,
-                None => first_values(parameter.init, spec, seed, index as u32, threads),
-            };
-            self.write(device, parameter, &self.regions.parameters, &values)?;
-            // No update will take it over.
-            if let Some(average) = self.average.as_ref().filter(|_| parameter.frozen) {
-                self.write(device, parameter, average, &values)?;
+            let key = key(seed, Purpose::Initialise, index as u32);
+            let values = given(&parameter.name)?;
+            // No update will take a frozen one over into the average.
+            let average = self.average.as_ref().filter(|_| parameter.frozen);
+            for region in [&self.regions.parameters].into_iter().chain(average) {
+                self.write(device, parameter, region, |range, piece| match &values {
+                    Some(values) => piece.copy_from_slice(&values[range]),
+                    None => first_values(parameter.init, key, range.start, piece, threads),
+                })?;
             }
         }
-        // Now that no parameter's values are held beside it: state then adds nothing to the peak.
+        // Now that no values of a file are held beside it: state then adds nothing to the peak.
         let mut others = self.state.iter().chain(&self.average);
         others.try_for_each(|memory| self.sharing.clear(device, &self.parts, memory))?;
         for statistic in &plan.statistics {
-            let values = match given(&statistic.name)? {
-                Some(values) => values,
-                None => first_values(statistic.init, &statistic.spec, seed, 0, 1),
-            };
+            let mut values = vec![0f32; statistic.spec.shape.elements()];
+            match given(&statistic.name)? {
+                Some(given) => values = given,
+                None => first_values(statistic.init, key(seed, Purpose::Initialise, 0), 0, &mut values, 1),
+            }
             device.upload(bytes_of(&values), &statistic.of(&self.regions.statistics))?;
         }
         Ok(())
     }
 
-    /// Writes a parameter, or what lies at its place in another region, given in plain order.
+    /// Writes a parameter, or what lies at its place in another region. `fill` is asked for the numbers of a range in plain
+    /// order, one range after the other.
     pub fn write(
         &self,
         device: &dyn Device,
         parameter: &Parameter,
         region: &Memory,
-        values: &[f32],
+        mut fill: impl FnMut(Range<usize>, &mut [f32]),
     ) -> Result<()> {
-        let plain = device.plain(&parameter.spec);
-        let to = parameter.of(region);
-        if plain == parameter.layout {
-            return device.upload(bytes_of(values), &to);
-        }
-        let from = self.passing(device, plain.bytes())?;
-        device.upload(bytes_of(values), &from)?;
-        reorder(device, parameter, [&plain, &parameter.layout], from, to)
-    }
-
-    /// Memory for the moment: between two steps nothing is kept in the arena.
-    fn passing(&self, device: &dyn Device, bytes: usize) -> Result<Memory> {
-        match self.regions.arena.bytes() >= bytes {
-            true => Ok(self.regions.arena.slice(0, bytes)),
-            false => device.allocate(bytes),
-        }
+        let mut values = Vec::new();
+        self.each_piece(device, parameter, region, true, |range, memory, reorder| {
+            values.resize(range.len(), 0.0);
+            fill(range, &mut values);
+            device.upload(bytes_of(&values), memory)?;
+            reorder.map_or(Ok(()), |step| step.run(&Scalars::default()))
+        })
     }
 
     /// A parameter, or what lies at its place in another region (its moving average), in plain order.
@@ -211,29 +219,67 @@ impl Memories {
         region: &Memory,
         values: &mut [f32],
     ) -> Result<()> {
-        let plain = device.plain(&parameter.spec);
-        let mut from = parameter.of(region);
-        if plain != parameter.layout {
-            let to = self.passing(device, plain.bytes())?;
-            reorder(device, parameter, [&parameter.layout, &plain], from, to.clone())?;
-            from = to;
+        self.each_piece(device, parameter, region, false, |range, memory, reorder| {
+            reorder.map_or(Ok(()), |step| step.run(&Scalars::default()))?;
+            device.download(memory, bytes_of_mut(&mut values[range]))
+        })
+    }
+
+    /// Goes through a parameter in pieces of whole rows. Each is given as a range of plain order, memory that is in plain
+    /// order, and, where the parameter is not, the step that copies between the two: from that memory `into` the parameter,
+    /// or out of it.
+    fn each_piece(
+        &self,
+        device: &dyn Device,
+        parameter: &Parameter,
+        region: &Memory,
+        into: bool,
+        mut piece: impl FnMut(Range<usize>, &Memory, Option<&mut dyn Step>) -> Result<()>,
+    ) -> Result<()> {
+        let (spec, layout, at) = (&parameter.spec, &parameter.layout, parameter.of(region));
+        let is_plain = device.plain(spec) == *layout;
+        let rows = spec.shape.0.first().map_or(1, |&rows| rows.max(1));
+        let width = spec.shape.elements() / rows;
+        let kernel = |rows: &Range<usize>| device.reorder_rows(spec, layout, rows, into);
+        let mut most = (PIECE / (4 * width.max(1))).max(1).next_multiple_of(ROWS).min(rows);
+        if most < rows && !is_plain && kernel(&(0..most))?.is_none() {
+            most = rows;
         }
-        device.download(&from, bytes_of_mut(values))
+        let plain = if is_plain { at.clone() } else { self.passing(device, 4 * most * width)? };
+        for start in (0..rows).step_by(most) {
+            let some = start..rows.min(start + most);
+            let range = some.start * width..some.end * width;
+            if is_plain {
+                piece(range.clone(), &at.slice(4 * range.start, 4 * range.len()), None)?;
+                continue;
+            }
+            let kernel = match some.len() == rows {
+                true => whole(device, parameter, into)?,
+                false => kernel(&some)?.ok_or_else(|| Error::internal(format!("no rows of {layout:?}")))?,
+            };
+            let workspace = device.allocate(kernel.workspace())?;
+            let plain = plain.slice(0, 4 * range.len());
+            let [from, to] = if into { [plain.clone(), at.clone()] } else { [at.clone(), plain.clone()] };
+            piece(range, &plain, Some(&mut *kernel.bind(&[from], &[to], &workspace)?))?;
+            device.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Memory for the moment: between two steps nothing is kept in the arena.
+    fn passing(&self, device: &dyn Device, bytes: usize) -> Result<Memory> {
+        match self.regions.arena.bytes() >= bytes {
+            true => Ok(self.regions.arena.slice(0, bytes)),
+            false => device.allocate(bytes),
+        }
     }
 }
 
-/// Copies a parameter from one layout into another.
-fn reorder(
-    device: &dyn Device,
-    parameter: &Parameter,
-    [from_layout, to_layout]: [&Layout; 2],
-    from: Memory,
-    to: Memory,
-) -> Result<()> {
-    let kernel = device.reorder(&parameter.spec, from_layout, to_layout)?;
-    let workspace = device.allocate(kernel.workspace())?;
-    kernel.bind(&[from], &[to], &workspace)?.run(&Scalars::default())?;
-    device.synchronize()
+/// Copies all of a parameter from plain order `into` its layout, or out of it.
+fn whole(device: &dyn Device, parameter: &Parameter, into: bool) -> Result<Box<dyn Kernel>> {
+    let (plain, layout) = (&device.plain(&parameter.spec), &parameter.layout);
+    let [from, to] = if into { [plain, layout] } else { [layout, plain] };
+    device.reorder(&parameter.spec, from, to)
 }
 
 /// Memory for the parameters and what else is as large, in common with the other ranks of the node if there is room.
@@ -263,10 +309,10 @@ fn common_memory(common: &Rc<Common>) -> Memory {
     unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }
 }
 
-/// Each block of the generator gives four elements, whoever computes it.
-fn first_values(init: Init, spec: &Spec, seed: u64, which: u32, threads: usize) -> Vec<f32> {
-    let mut values = vec![0f32; spec.shape.elements()];
-    let key = key(seed, Purpose::Initialise, which);
+/// The first values of a parameter from element `first` on. Each block of the generator gives four elements, whoever computes
+/// it; `first` is at the beginning of one.
+fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], threads: usize) {
+    debug_assert!(first.is_multiple_of(4));
     let four = |block: usize| {
         let words = philox(key, [block as u32, (block as u64 >> 32) as u32, 0, 0]);
         match init {
@@ -287,11 +333,10 @@ fn first_values(init: Init, spec: &Spec, seed: u64, which: u32, threads: usize) 
         let mut shares = values.chunks_mut(share).enumerate();
         let own = shares.next();
         for (index, values) in shares {
-            scope.spawn(move || fill(index * share, values));
+            scope.spawn(move || fill(first + index * share, values));
         }
-        own.into_iter().for_each(|(_, values)| fill(0, values));
+        own.into_iter().for_each(|(_, values)| fill(first, values));
     });
-    values
 }
 
 /// The region as memory of a host device.
@@ -306,14 +351,17 @@ pub fn as_memory(region: &Rc<Region>) -> Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{DType, dims};
 
     #[test]
-    fn first_values_do_not_depend_on_the_threads() {
-        let spec = Spec { shape: dims([300_001]), dtype: DType::F32 };
+    fn first_values_do_not_depend_on_threads_and_pieces() {
+        let key = key(3, Purpose::Initialise, 5);
         for init in [Init::Normal { std: 0.5 }, Init::Uniform { bound: 0.5 }, Init::One] {
-            let alone = first_values(init, &spec, 3, 5, 1);
-            assert_eq!(alone, first_values(init, &spec, 3, 5, 3));
+            let [mut alone, mut shared] = [(); 2].map(|()| vec![0f32; 300_001]);
+            first_values(init, key, 0, &mut alone, 1);
+            let (start, end) = shared.split_at_mut(100_004);
+            first_values(init, key, 0, start, 2);
+            first_values(init, key, 100_004, end, 3);
+            assert_eq!(alone, shared);
             // No part repeats another: the threads' parts begin where the ones before them end.
             assert!(init == Init::One || alone[..1000] != alone[100_004..101_004]);
             assert_ne!(alone[300_000], 0.0);

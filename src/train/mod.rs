@@ -2,8 +2,8 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where batches come from,
 //! `plans`), `step` is one training step,
-//! `ahead` the next batch on its way, `device` what a rank drives, `averaging` how gradients travel, `direct` whether MPI takes them from a GPU, `evaluate` the test set, `checkpoint` keeps and resumes what `state` lists, `stop`
-//! hears signals, `capacity` says how large a batch fits, `resident` what a rank has in memory. There is no `if rank == 0`
+//! `ahead` the next batch on its way, `device` what a rank drives, `averaging` how gradients travel, `direct` whether MPI takes them from a GPU, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! hears signals, `capacity` says how large a batch fits. There is no `if rank == 0`
 //! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
 mod ahead;
@@ -18,12 +18,12 @@ mod length;
 mod memory;
 mod network;
 mod plans;
-mod resident;
 mod setup;
 mod source;
 mod state;
 mod step;
 mod stop;
+mod testing;
 mod timeline;
 mod weights;
 
@@ -33,12 +33,12 @@ use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::device::{Metered, Usage};
 use crate::error::{Error, Kind, Result};
-use crate::record::{self, EpochRecord, Memory, Place, Recorder, Spread, StepRecord};
+use crate::host;
+use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
 
 use checkpoint::{Position, Standing};
 use setup::Job;
-pub(crate) use setup::threads;
 use state::State;
 use step::StepResult;
 use stop::Watch;
@@ -109,10 +109,10 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             (scaling.scaler.skipped(), job.standing.at.done, scaling.scaler.scale());
         let text =
             format!("loss scale {scale} at the end; {skipped} of {steps} steps were skipped for overflow");
-        record::say(place(world), &text);
+        record::say(world, &text);
     }
     comm::enter(Phase::End, 0);
-    let measured = greatest(world, resident::peak().unwrap_or(0))?;
+    let measured = greatest(world, host::peak_resident().unwrap_or(0))?;
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
 }
@@ -271,7 +271,7 @@ fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
             epoch + 1,
             sum[0]
         );
-        record::say(place(world), &text);
+        record::say(world, &text);
     }
     Ok(())
 }
@@ -425,9 +425,4 @@ fn greatest(world: &World, count: usize) -> Result<usize> {
     let mut greatest = [count as f64];
     world.max_f64(&mut greatest)?;
     Ok(greatest[0] as usize)
-}
-
-/// This rank's place, for the record.
-pub(crate) fn place(world: &World) -> Place {
-    Place { rank: world.rank(), size: world.size() }
 }

@@ -54,7 +54,7 @@ impl Network {
     /// # Errors
     /// `Usage` when the image is too small for a layer.
     pub fn training(&self, batch: usize) -> Result<Graph> {
-        let mut graph = self.forward(batch)?;
+        let mut graph = self.forward(self.model.build(batch, self.image, self.classes)?);
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
         }
@@ -70,15 +70,16 @@ impl Network {
     /// # Errors
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
-        Ok(self.compact(self.forward(batch)?.for_evaluation()))
+        let graph = self.model.build_to_test(batch, self.image, self.classes)?;
+        Ok(self.compact(self.forward(graph).for_evaluation()))
     }
 
-    fn forward(&self, batch: usize) -> Result<Graph> {
-        let graph = self.model.build(batch, self.image, self.classes)?.smooth_labels(self.label_smoothing);
-        Ok(match self.pixels {
+    fn forward(&self, graph: Graph) -> Graph {
+        let graph = graph.smooth_labels(self.label_smoothing);
+        match self.pixels {
             Some(Normalisation { scale, shift }) => graph.from_pixels(scale, shift),
             None => graph,
-        })
+        }
     }
 
     fn compact(&self, graph: Graph) -> Graph {

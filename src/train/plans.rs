@@ -4,18 +4,19 @@ use super::averaging::{Averaging, Expected};
 use super::checkpoint;
 use super::memory::Sharing;
 use super::network::Network;
-use super::resident;
 use crate::comm::World;
-use crate::config::{Config, SyncBatchNorm};
+use crate::config::{Config, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::fusion::compress;
+use crate::host;
 use crate::optim;
 use crate::plan::{self, Extent, Options, Plan};
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
+    /// With --evaluate that of the test, and there is no other.
     pub training: Plan,
     pub evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
@@ -35,6 +36,11 @@ impl Plans {
     ) -> Result<Plans> {
         let options =
             Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
+        if config.evaluate {
+            let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
+            let extent = extent(world, config, averaging, &training, device, false);
+            return Ok(Plans { sizes: training.sizes, training, evaluation: None, extent, kept: None });
+        }
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
             return Err(Error::usage(format!(
@@ -57,6 +63,17 @@ impl Plans {
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         Ok(Plans { training, evaluation, sizes, extent, kept })
+    }
+
+    /// Makes sure that all ranks have the same plan. Collective.
+    ///
+    /// # Errors
+    /// `Mismatch`, with what ranks compute with where that differs.
+    pub fn compare(&self, world: &World, device: &dyn Device) -> Result<()> {
+        let plan = ("plan".to_string(), format!("{:016x}", self.training.hash()));
+        world
+            .same(std::slice::from_ref(&plan))
+            .or_else(|_| world.same(&[("what they compute with".into(), device.describe()), plan]))
     }
 
     /// What must be the same in a run that goes on, by name.
@@ -117,7 +134,7 @@ impl Plans {
     fn roofline(&self, config: &Config) -> String {
         let Some(rates) = config.roofline else { return String::new() };
         // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
-        let passes = 3 + 2 * optim::rule(&config.optimizer).states();
+        let passes = 3 + 2 * config.optimizer.rule.states();
         let (step, products) = self.training.roofline(passes * self.training.sizes.parameters, rates);
         format!(
             "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in products), \
@@ -155,40 +172,56 @@ fn extent(
         if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
     // `Ahead`: on the device, page-locked, and as the loader gives it.
     let sent_ahead = own_memory && config.data.is_some();
-    let (rule, averages) = (optim::rule(&config.optimizer), usize::from(config.optimizer.ema.is_some()));
-    let of_gradients = match shares_gradients(config, averaging, plan) {
-        true => world.local_size() * plan.sizes.gradients,
-        false => 0,
+    let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
+    let gradients = if config.accumulation > 1 { 2 } else { 1 };
+    let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
+        true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
+        false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
     };
     let copies = 1 + rule.states() + averages;
     let sharing = Sharing::expected(world, device, copies * plan.sizes.parameters + of_gradients);
-    // An evaluation reads all averages; else each rank touches its share.
+    // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank that
+    // writes checkpoints reads what others have touched.
     let share = sharing.largest(plan, &rule);
-    let optimizer = rule.states() * share + averages * if evaluate { plan.sizes.parameters } else { share };
+    let kept = keeps(config) && sharing.ranks > 1;
+    let states = if kept { plan.sizes.parameters } else { share };
+    let averaged =
+        if kept || evaluate { plan.sizes.parameters } else { share + sharing.largest_frozen(plan) };
+    let optimizer = rule.states() * states + averages * averaged;
     Extent {
-        gradients: if config.accumulation > 1 { 2 } else { 1 },
+        gradients,
         sharers: sharing.ranks,
         optimizer,
         batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
         batches_on_device: if sent_ahead { 2 } else { 1 },
         mapped,
         messages,
-        checkpoint: checkpoint_bytes(world, config, plan),
+        checkpoint: checkpoint_bytes(world, config, plan, untouched),
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
-        program: resident::now().unwrap_or(0),
+        program: host::resident().unwrap_or(0),
         own_memory,
     }
 }
 
-/// Bytes of the copy from which checkpoints are written, or of that to go on from, whichever is larger.
-fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan) -> usize {
-    if config.session.checkpoint.is_none() && config.session.resume.is_none() {
-        return 0;
-    }
-    let copies = 1 + optim::rule(&config.optimizer).states() + usize::from(config.optimizer.ema.is_some());
+/// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until it is
+/// restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
+fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
+    let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
-    copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals)
+    // A rank's own come to the first rank from a copy.
+    let bytes =
+        copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals) + residuals;
+    match &config.session {
+        Session { checkpoint: Some(_), .. } => bytes,
+        Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
+        _ => 0,
+    }
+}
+
+/// Whether the state of the run is copied to a checkpoint, or from one.
+fn keeps(config: &Config) -> bool {
+    config.session.checkpoint.is_some() || config.session.resume.is_some()
 }
 
 /// Whether gradients are encoded where they lie, on a device with memory of its own.

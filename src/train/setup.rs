@@ -11,6 +11,7 @@ use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::device;
 use super::evaluate::Evaluator;
+use super::greatest;
 use super::length::Length;
 use super::memory::Memories;
 use super::network::Network;
@@ -19,12 +20,12 @@ use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
 use super::stop::Watch;
+use super::testing;
 use super::weights::Start;
-use super::{greatest, place};
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder};
+use crate::config::{Config, JpegDecoder, environment};
 use crate::data::Sets;
-use crate::device::{Device, onednn};
+use crate::device::Device;
 use crate::error::Result;
 use crate::optim::{self, Schedule};
 use crate::plan::Plan;
@@ -64,7 +65,7 @@ pub fn prepare(
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let network = world.agree(Network::new(config, world.size()))?;
-    let threads = threads(world, config.threads)?;
+    let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let device = device::open(world, config, threads)?;
         let averaging = Averaging::new(world, config, &*device, threads)?;
@@ -74,8 +75,11 @@ pub fn prepare(
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
         let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
-        record::say(place(world), &answer);
-        return Ok(None);
+        record::say(world, &answer);
+        return world.agree(record::printed()).map(|()| None);
+    }
+    if config.evaluate {
+        return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
     let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
@@ -92,20 +96,22 @@ pub fn prepare(
     comm::enter(Phase::Plan, 0);
     let device = device::open(world, config, threads)?;
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-    let rule = optim::rule(&config.optimizer);
+    let rule = config.optimizer.rule;
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
-    world.same(&[("plan".into(), format!("{:016x}", plans.training.hash()))])?;
+    plans.compare(world, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
         plans.training.steps.len(),
         plans.training.buckets.len()
     ));
-    // Every rank says the same, that of the largest.
-    plans.extent.program = greatest(world, plans.extent.program + source.kept())?;
+    // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
+    let resumed_bytes = resumed.as_ref().map_or(0, Resumed::bytes);
+    let program = (plans.extent.program + source.kept()).saturating_sub(resumed_bytes);
+    plans.extent.program = greatest(world, program)?;
     if config.dry_run {
-        record::say(place(world), &plans.describe(world, config, &*device, &averaging));
-        return Ok(None);
+        record::say(world, &plans.describe(world, config, &*device, &averaging));
+        return world.agree(record::printed()).map(|()| None);
     }
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
@@ -130,7 +136,10 @@ pub fn prepare(
         Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule: &rule };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let trainer = assembly.trainer(&memories)?;
-    let evaluator = assembly.evaluator(&memories, test)?;
+    let evaluator = match (&plans.evaluation, test) {
+        (Some(plan), Some(loader)) => Some(assembly.evaluator(plan, &memories, loader)?),
+        _ => None,
+    };
     let mut job = Job {
         schedule: schedule(world, config, &source, length, standing.at.done),
         epochs: length.epochs,
@@ -159,13 +168,6 @@ pub fn prepare(
         job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
     }
-    if let (true, Some(evaluator)) = (config.evaluate, &mut job.evaluator) {
-        if let Some(test) = evaluator.run(world, &*job.device, || false)? {
-            let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
-            record::say(place(world), &text);
-        }
-        return Ok(None);
-    }
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
@@ -177,16 +179,16 @@ pub fn prepare(
         uncompressed: account.uncompressed,
     });
     let recorder = match &reached {
-        None => Recorder::create(place(world), path.as_deref(), &description),
-        Some(reached) => Recorder::resume(place(world), path.as_deref(), &description, reached),
+        None => Recorder::create(world.into(), path.as_deref(), &description),
+        Some(reached) => Recorder::resume(world.into(), path.as_deref(), &description, reached),
     };
     Ok(Some((job, world.agree(recorder)?)))
 }
 
 /// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the host's
 /// memory has nothing sent.
-fn normalises(device: &dyn Device) -> bool {
-    !device.is_host() && std::env::var("DLTRAIN_CUDA_PIXELS").as_deref() != Ok("0")
+pub fn normalises(device: &dyn Device) -> bool {
+    !device.is_host() && !environment::CUDA_PIXELS.is_off()
 }
 
 /// Where results and checkpoints go; both are tried before the expensive part begins.
@@ -195,9 +197,9 @@ fn outputs(
     config: &Config,
     resumed: Option<&Resumed>,
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
-    let (place, given) = (place(world), config.results.as_deref());
+    let (place, given) = (world.into(), config.results.as_deref());
     let path = match resumed {
-        _ if config.dry_run || config.evaluate => None,
+        _ if config.dry_run => None,
         None => record::results_path(place, given, &config.model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
@@ -207,7 +209,7 @@ fn outputs(
     if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
     }
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run && !config.evaluate);
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
@@ -215,32 +217,11 @@ fn outputs(
 /// Whether the weights can be written where they are to go.
 fn weights_path(world: &World, config: &Config) -> Result<()> {
     match &config.save_weights {
-        Some(path) if !config.dry_run && world.rank() == 0 => {
-            record::check_new(path).map_err(|e| e.context("--save-weights"))
+        Some(path) if !config.dry_run => {
+            record::once(world, || record::check_new(path).map_err(|e| e.context("--save-weights")))
         }
         _ => Ok(()),
     }
-}
-
-/// Cores this rank may use, shared fairly with the ranks that may use the same ones: a launcher that binds ranks
-/// gives each its own, one that does not gives all of them all. Where they are enough for all threads, oneDNN is told.
-pub fn threads(world: &World, wanted: Option<usize>) -> Result<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or("");
-    let mine = format!("{} {allowed}", world.node());
-    let sharing = world.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if let Some(threads) = wanted.filter(|&threads| threads > cores && world.rank() == 0) {
-        let plural = if cores == 1 { "" } else { "s" };
-        log::warn!(
-            "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
-        );
-    }
-    let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
-    if threads * sharing <= cores {
-        onednn::cores_are_own();
-    }
-    Ok(threads)
 }
 
 /// The learning rate at every step, from where the run goes on.

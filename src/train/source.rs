@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// Bytes of files that reading keeps in memory.
+    /// Bytes that reading keeps in memory.
     pub fn kept(&self) -> usize {
         self.parts().0.kept()
     }
@@ -136,6 +136,16 @@ pub fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
     config
 }
 
+/// Which images this rank reads.
+pub fn sharding(world: &World, config: &Config) -> Sharding {
+    Sharding {
+        ranks: world.size(),
+        rank: world.rank(),
+        batch: config.batch,
+        accumulation: config.accumulation,
+    }
+}
+
 /// The training source, and the test set where there is one.
 pub fn open_data(
     world: &World,
@@ -143,12 +153,7 @@ pub fn open_data(
     network: &Network,
     sets: Option<Sets>,
 ) -> Result<(Source, Option<TestLoader>)> {
-    let sharding = Sharding {
-        ranks: world.size(),
-        rank: world.rank(),
-        batch: config.batch,
-        accumulation: config.accumulation,
-    };
+    let sharding = sharding(world, config);
     let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;

@@ -118,7 +118,9 @@ impl State<'_> {
             }
             world.broadcast_f32(&mut values)?;
             if self.memories.sharing.writes(index) {
-                self.memories.write(device, parameter, region, &values)?;
+                self.memories.write(device, parameter, region, |range, piece| {
+                    piece.copy_from_slice(&values[range]);
+                })?;
             }
         }
         for own in &self.own {

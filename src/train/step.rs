@@ -16,8 +16,7 @@ use crate::fusion::compress::{Account, Kept};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Program, TAIL, has_not_finite};
-use crate::record::BucketTime;
-use crate::trace;
+use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
 /// many ranks want to stop, how many want a checkpoint.
@@ -116,7 +115,6 @@ pub struct Trainer {
     /// The next one, on a device with memory of its own.
     pub ahead: Option<Ahead>,
     pub metrics: Vec<f32>,
-    pub bucket_times: Vec<BucketTime>,
     /// Every parameter by name.
     pub parameters: Vec<(String, Memory)>,
 }
@@ -357,7 +355,7 @@ impl Trainer {
             barrier.arrive();
         }
         let readers = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
-        let buckets = self.bucket_times.len();
+        let buckets = self.fusion.times().len();
         match (&mut self.clip, &mut self.scaling) {
             (None, None) => self.fusion.finish(device, readers, &mut update)?,
             (clip, scaling) => {
@@ -370,10 +368,7 @@ impl Trainer {
         }
         device.synchronize()?;
         result.communication = self.fusion.exchange_seconds() + self.await_new_parameters()?;
-        for (record, time) in self.bucket_times.iter_mut().zip(self.fusion.times()) {
-            *record = BucketTime { start: time.start, finish: time.finish, exposed: time.exposed };
-            result.communication += time.exposed;
-        }
+        self.fusion.times().iter().for_each(|time| result.communication += time.exposed);
         Ok(())
     }
 
@@ -418,6 +413,6 @@ impl Trainer {
     }
 
     pub fn bucket_times(&self) -> &[BucketTime] {
-        &self.bucket_times
+        self.fusion.times()
     }
 }

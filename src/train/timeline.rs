@@ -1,6 +1,5 @@
 //! The timeline of a run: started before it, gathered on one clock after it.
 
-use super::place;
 use crate::comm::{Offset, World};
 use crate::config::Config;
 use crate::error::Result;
@@ -35,7 +34,7 @@ impl Timeline {
         else {
             return Ok(Timeline(None));
         };
-        let file = world.agree(TimelineFile::create(place(world), path))?;
+        let file = world.agree(TimelineFile::create(world.into(), path))?;
         let offsets = world.clock_offsets()?;
         let (first, last) = config.timeline_steps.unwrap_or((0, u64::MAX));
         trace::start((EVENTS / world.size()).min(EVENTS_A_RANK), first, last);

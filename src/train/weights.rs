@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::evaluate::agree_on_statistics;
 use super::memory::Memories;
 use super::network::Network;
-use super::place;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
@@ -45,9 +44,7 @@ impl Start {
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
         let Some(path) = &config.init_from else { return Ok(None) };
         let file = WeightsFile::open(path)?;
-        let graph = network.model.build(1, network.image, network.classes);
-        // A normalisation over a single pixel wants two images.
-        let graph = graph.or_else(|_| network.model.build(2, network.image, network.classes))?;
+        let graph = network.model.build_to_test(1, network.image, network.classes)?;
         let head = if config.reset_head { graph.head() } else { Vec::new() };
         let head: Vec<&str> = head.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
         let is_kept = |role| role == Role::Parameter || role == Role::Statistic;
@@ -56,7 +53,7 @@ impl Start {
             .map(|tensor| (tensor.name.as_str(), &tensor.spec.shape.0[..]))
             .filter(|(name, _)| !head.contains(name))
             .collect();
-        let wrong = differences(&wanted, file.shapes(), &head);
+        let wrong = differences(&wanted, file.shapes(), file.unread(), &head);
         if wrong.is_empty() {
             let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
             return Ok(Some(Start { file, shapes }));
@@ -75,10 +72,28 @@ impl Start {
     /// The file's values for a tensor of the model; `None` where it starts as without a file.
     ///
     /// # Errors
-    /// `Data` when they cannot be read.
+    /// `Data` when they cannot be read, or no network can have them.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
-        self.shapes.contains_key(name).then(|| self.file.values(name)).transpose()
+        if !self.shapes.contains_key(name) {
+            return Ok(None);
+        }
+        let values = self.file.values(name)?;
+        match impossible(name, &values) {
+            None => Ok(Some(values)),
+            Some(what) => Err(Error::data(self.file.path(), format!("--init-from: tensor {name} {what}"))),
+        }
     }
+}
+
+/// Why a network cannot have these values, if so. A ReLU makes zeros of NaN: the loss need not show them.
+fn impossible(name: &str, values: &[f32]) -> Option<String> {
+    let of_variance = name.ends_with("running_var");
+    let (at, value) =
+        values.iter().enumerate().find(|(_, value)| !value.is_finite() || (of_variance && **value < 0.0))?;
+    Some(match value.is_finite() {
+        false => format!("is not finite as f32: value {at} is {value}"),
+        true => format!("has a variance below zero: value {at} is {value}"),
+    })
 }
 
 /// Each on a line of its own, but not more than a screen can hold.
@@ -91,11 +106,21 @@ fn listed(lines: &[String]) -> String {
 }
 
 /// One line for each tensor that is missing, of another shape, or unknown.
-fn differences(wanted: &[(&str, &[usize])], found: &[(String, Vec<usize>)], head: &[&str]) -> Vec<String> {
+fn differences(
+    wanted: &[(&str, &[usize])],
+    found: &[(String, Vec<usize>)],
+    unread: &[(String, String)],
+    head: &[&str],
+) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, shape) in wanted {
         match found.iter().find(|(other, _)| other == name) {
-            None => wrong.push(format!("{name}: is not in the file")),
+            None => wrong.push(match unread.iter().find(|(other, _)| other == name) {
+                Some((_, dtype)) => {
+                    format!("{name}: is {dtype} in the file; f16, bf16, f32 and f64 are read")
+                }
+                None => format!("{name}: is not in the file"),
+            }),
             Some((_, other)) if other != shape => {
                 wrong.push(format!("{name}: is {other:?} in the file and {shape:?} in the model"))
             }
@@ -135,16 +160,25 @@ pub fn save(
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
     let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    let write = || record::write_weights(path, &shapes, &values);
-    let written = if world.rank() == 0 { write() } else { Ok(()) };
-    world.agree(written)?;
-    record::say(place(world), &format!("weights: {}", path.display()));
+    world.agree(record::once(world, || record::write_weights(path, &shapes, &values)))?;
+    record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_network_can_have_is_named() {
+        let said = |name: &str, values: &[f32]| impossible(name, values).unwrap_or_default();
+        assert_eq!(said("a.weight", &[1.0, -2.0]), "");
+        assert_eq!(said("a.running_var", &[1.0, 0.0, -0.0]), "");
+        assert_eq!(said("a.weight", &[1.0, f32::NAN]), "is not finite as f32: value 1 is NaN");
+        assert_eq!(said("a.bias", &[f32::NEG_INFINITY]), "is not finite as f32: value 0 is -inf");
+        assert_eq!(said("a.running_var", &[1.0, -2.0]), "has a variance below zero: value 1 is -2");
+        assert_eq!(said("a.running_mean", &[-2.0]), "");
+    }
 
     #[test]
     fn every_difference_is_listed_once_and_what_nobody_needs_is_not() {
@@ -158,13 +192,16 @@ mod tests {
             found("c.weight", &[1]),
             found("fc.weight", &[10, 4]),
         ];
+        let unread = [("b.running_mean".to_string(), "I64".to_string())];
         assert_eq!(
-            differences(&wanted, &file, &["fc.weight"]),
+            differences(&wanted, &file, &[], &["fc.weight"]),
             [
                 "a.weight: is [2, 4] in the file and [2, 3] in the model",
                 "b.running_mean: is not in the file",
                 "c.weight: is not in the model",
             ]
         );
+        let integers = "b.running_mean: is I64 in the file; f16, bf16, f32 and f64 are read";
+        assert_eq!(differences(&wanted, &file, &unread, &["fc.weight"])[1], integers);
     }
 }

@@ -1,7 +1,7 @@
 //! Bad input and bad luck: one clear message, the whole job ends non-zero within seconds, nothing is overwritten.
 //!
 //! data files (missing, corrupt) · flags · impossible combinations · results that are there already or cannot be
-//! written · ranks given different flags or data · a loss that is not finite · a rank killed · help and info
+//! written · ranks given different flags, data or programs · output that nobody gets · a loss that is not finite · a rank killed · help and info
 
 use crate::support::job;
 
@@ -11,6 +11,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use dltrain::error::Kind;
 use job::{DLTRAIN, SECONDS, refused, run};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -104,6 +105,107 @@ fn ranks_given_different_flags_are_told_which() {
     // One rank's flags are refused by itself: the others must not wait for it.
     let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "0"])]);
     assert!(message.contains("--batch 0") && message.contains("rank 1"), "{message}");
+}
+
+/// One of them may end before MPI starts, which the others would wait for there.
+#[test]
+fn ranks_that_were_asked_for_unlike_things_are_told_so() {
+    let digits = ["--data", DIGITS, "--steps", "1"];
+    let cases: [([(usize, &[&str]); 2], [&str; 2]); 5] = [
+        ([(1, &digits), (1, &["--bach", "3"])], ["--bach", "rank 1 on "]),
+        ([(1, &["--batch", "many"]), (1, &digits)], ["many", "rank 0 on "]),
+        ([(1, &digits), (1, &["info"])], ["a training (rank 0 on ", "dltrain info (rank 1 on "]),
+        ([(1, &["models"]), (1, &["man"])], ["dltrain models (rank 0 on ", "dltrain man (rank 1 on "]),
+        ([(1, &digits), (1, &["--help"])], ["a training", "dltrain --help or --version (rank 1 on "]),
+    ];
+    for (groups, named) in cases {
+        let message = refused(&groups);
+        assert!(named.iter().all(|text| message.contains(text)), "{groups:?}: {message}");
+    }
+    // What is about the program alone is said once.
+    let version = run(2, &["--version"]);
+    assert_eq!(version.matches("dltrain ").count(), 1, "{version}");
+    assert_eq!(run(2, &["completions", "bash"]).matches("complete -F").count(), 2);
+}
+
+/// The same program, but for what it says of itself.
+#[test]
+fn ranks_of_unlike_revisions_are_told_which() {
+    let revision = dltrain::record::git_revision();
+    if revision == "unknown" {
+        println!("SKIPPED: this program does not know its revision");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let other = directory.path().join("dltrain");
+    let mut bytes = fs::read(DLTRAIN).unwrap();
+    let places: Vec<usize> = bytes
+        .windows(revision.len())
+        .enumerate()
+        .filter(|(_, w)| *w == revision.as_bytes())
+        .map(|(at, _)| at)
+        .collect();
+    let changed = format!("0ther{}", &revision[5..]);
+    places.iter().for_each(|&at| bytes[at..at + changed.len()].copy_from_slice(changed.as_bytes()));
+    fs::copy(DLTRAIN, &other).unwrap();
+    fs::write(&other, bytes).unwrap();
+    let script = format!(
+        "[ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] && exec '{DLTRAIN}' --steps 1; exec '{}' --steps 1",
+        other.display()
+    );
+    let done = job::finish(job::start(2, &["sh", "-c", &script]));
+    assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
+    let messages: Vec<&str> = done.stderr.lines().filter(|line| line.contains("error: ")).collect();
+    let named = [format!("{revision} (rank 0 on "), format!("{changed} (rank 1 on ")];
+    assert!(messages.len() == 1 && named.iter().all(|text| messages[0].contains(text)), "{}", done.stderr);
+}
+
+/// Alone, with what it prints going to `stdout`: the exit code, and what it says elsewhere.
+fn printing_to(stdout: impl Into<std::process::Stdio>, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(DLTRAIN).args(arguments).stdout(stdout).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn what_is_printed_in_vain_is_an_error_unless_nobody_reads_on() {
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["info"],
+        &["models"],
+        &["man"],
+        &["completions", "bash"],
+        &["--dry-run"],
+        &["--max-batch", "1GiB"],
+        &["bench", "allreduce", "--check-only", "--lengths", "10"],
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (code, said) = printing_to(full, arguments);
+        assert_eq!(code, Some(Kind::Output as i32), "{arguments:?}: {said}");
+        assert!(said.lines().count() == 1 && said.contains("standard output"), "{arguments:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(printing_to(writer, arguments), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn two_flags_that_mean_one_file_are_named_before_anything_is_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    for (one, two) in [
+        ("--results", "--save-weights"),
+        ("--timeline", "--save-weights"),
+        ("--checkpoint", "--results"),
+        ("--init-from", "--save-weights"),
+        ("--tensorboard", "--timeline"),
+    ] {
+        let (a, b) = (at("a.h5"), at("./a.h5"));
+        let message = refused(&[(2, &["--data", DIGITS, one, &a, two, &b])]);
+        assert!(message.contains("means the same file"), "{message}");
+        assert!([one, two].iter().all(|flag| message.contains(flag)), "{message}");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "something was written");
+    }
 }
 
 #[test]

@@ -274,7 +274,7 @@ fn without_room_in_dev_shm_gradients_are_private_and_one_warning_says_so() {
 #[test]
 #[ignore = "a rank of a job that another test starts"]
 fn scene() {
-    let world = World::start().unwrap();
+    let world = World::start("").unwrap();
     match std::env::var("DLTRAIN_SCENE").as_deref() {
         Ok("texts") => texts(&world),
         Ok("agree") => agree(&world),
@@ -314,7 +314,7 @@ fn texts(world: &World) {
     world.sum_f64(&mut []).unwrap();
     assert_eq!((world.local_rank(), world.local_size(), world.node(), world.nodes()), (rank, 3, 0, 1));
     assert_eq!(world.host_of(2), world.host());
-    assert!(World::start().is_err());
+    assert!(World::start("").is_err());
 }
 
 fn agree(world: &World) {

@@ -9,6 +9,7 @@ use crate::support::job;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use job::{DLTRAIN, finish, job as launch, refused, run, series};
 
@@ -99,6 +100,55 @@ fn everything_wrong_is_said_at_once_by_line() {
     assert!(message.contains("other.h5: is HDF5, but no results file"), "{message}");
 }
 
+/// Numbers that no machine has room for are refused by name, not tried.
+#[test]
+fn absurd_numbers_end_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let keys: String = (0..100_000).map(|key| format!("k{key}=1\n")).collect();
+    let file = written(directory.path(), &keys);
+    let large = directory.path().join("large.toml");
+    fs::write(&large, "#".repeat(2 << 20)).unwrap();
+    let large = large.to_str().unwrap();
+    let deep = directory.path().join("deep.toml");
+    fs::write(&deep, format!("lr = {}", "[".repeat(1 << 19))).unwrap();
+    let deep = deep.to_str().unwrap();
+    let batches = ["--batch", "1048576", "--accumulation", "1048576", "--model", "mnist_small"];
+    let cases: [(&[&str], &str); 12] = [
+        (
+            &["--data", DIGITS, "--repeat-data", "1000000"],
+            "--repeat-data 1000000: an epoch can have 1073741824 images",
+        ),
+        (
+            &["--data", DIGITS, "--repeat-data", "10000000000"],
+            "--repeat-data 10000000000: must be at most 1000000",
+        ),
+        (&["--data", "synthetic:shapes:4294967295"], "synthetic:shapes:4294967295: there is"),
+        (&["--batch", "9223372036854775808"], "--batch 9223372036854775808: must be at most 1048576"),
+        (
+            &batches,
+            "a global batch of 1 ranks × --batch 1048576 × --accumulation 1048576: at most 1073741824",
+        ),
+        (&["--threads", "100000"], "--threads 100000: must be at most 1024"),
+        (&["bench", "gemm", "--threads", "100000"], "--threads 100000: must be at most 1024"),
+        (
+            &["bench", "data", "synthetic:shapes", "--loader-threads", "100000"],
+            "--loader-threads 100000: must be at most 256",
+        ),
+        (&["pack", DIGITS, "x.h5", "--file-mb", "17592186044416"], "--file-mb between 1 and 1048576"),
+        (&["--config", &file], "the file has 100000 keys, and there are only"),
+        (&["--config", large], "large.toml: --config: more than 1048576 bytes"),
+        (&["--config", deep], "deep.toml:1: "),
+    ];
+    for (flags, said) in cases {
+        let done = finish(launch(&[(1, flags)]));
+        let message = done.stderr.lines().find(|line| line.contains("error: ")).unwrap_or_default();
+        assert!(!done.success && message.contains(said), "{flags:?}: {}{}", done.stdout, done.stderr);
+        // A second or less where nothing else runs.
+        assert!(done.took < Duration::from_secs(20), "{flags:?}: {:?}", done.took);
+        assert!(!done.stderr.contains("defect"), "{flags:?}: {}", done.stderr);
+    }
+}
+
 /// To env_logger any word is the name of a module, and all else would fall silent, warnings too.
 #[test]
 fn a_level_that_is_none_is_said_once_and_not_obeyed() {
@@ -109,6 +159,19 @@ fn a_level_that_is_none_is_said_once_and_not_obeyed() {
         let text = format!("DLTRAIN_LOG={level} is not used");
         assert!(done.success && done.stderr.matches(&text).count() == said, "{level}: {}", done.stderr);
     }
+}
+
+#[test]
+fn switches_of_the_environment_are_listed_and_a_misspelt_one_is_said_once() {
+    let mut command = launch(&[(2, &["info", "--verbose"])]);
+    command.env("DLTRAIN_CUDA_GRAPH", "0").env("DLTRAIN_CUDA_GRAPHS", "0");
+    let done = finish(command);
+    let line =
+        |name: &str| done.stdout.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_string();
+    assert!(done.success && line("DLTRAIN_CUDA_GRAPH ").ends_with(" 0"), "{}", done.stdout);
+    assert!(line("DLTRAIN_CUDA_PIXELS ").ends_with("not set: on"), "{}", done.stdout);
+    assert_eq!(done.stderr.matches("DLTRAIN_CUDA_GRAPHS is no switch").count(), 1, "{}", done.stderr);
+    assert_eq!(done.stderr.matches("is no switch").count(), 1, "{}", done.stderr);
 }
 
 #[test]

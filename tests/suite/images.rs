@@ -152,6 +152,108 @@ fn what_is_wrong_with_a_folder_is_said_at_the_start() {
     assert!(open(root.path(), &other).is_err_and(|error| error.message.contains("no CIFAR data")));
 }
 
+/// Links that lead back, into each other and to a class are followed to each directory once.
+#[test]
+fn links_lead_to_each_image_once() {
+    let root = folder(2);
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, root.path().join(name)).unwrap();
+    let names = |samples: &Samples| (0..samples.len()).map(|index| samples.name(index)).collect::<Vec<_>>();
+    let whole = open(root.path(), &Input::default()).unwrap();
+    link("..", "train/ant/nested/back");
+    link("../../train", "train/ant/nested/around");
+    link("../../bee/nested", "train/ant/nested/beside");
+    link("../..", "train/bee/zoo");
+    link("../..", "val/bee/zoo");
+    let linked = open(root.path(), &Input::default()).unwrap();
+    assert_eq!(names(&linked.training), names(&whole.training));
+    assert_eq!(names(&linked.test.unwrap()), names(&whole.test.unwrap()));
+    // What lies elsewhere is followed, in its place: as a class and within one.
+    let other = folder(3);
+    let elsewhere = |to: &str, name: &str| link(other.path().join(to).to_str().unwrap(), name);
+    elsewhere("train/cat", "train/dog");
+    elsewhere("train/ant/nested", "train/ant/aardvark");
+    let linked = open(root.path(), &Input::default()).unwrap().training;
+    assert_eq!(linked.set().class_names(), ["ant", "bee", "cat", "dog"]);
+    assert_eq!(
+        (0..linked.len()).map(|index| linked.label(index)).collect::<Vec<_>>(),
+        [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3]
+    );
+    assert!(
+        linked.name(2).ends_with("ant/aardvark/002.JPEG") && linked.name(3).ends_with("ant/nested/000.JPEG")
+    );
+    link("ant", "train/emmet");
+    refused(root.path(), &["train/emmet: leads to the directory of another class"]);
+    // Tar files are looked for one directory deep.
+    let tars = TempDir::new().unwrap();
+    put(tars.path(), "all.tar", &tar_of(&[("ant/1.png", &png(&picture(0, 0, [4, 4])))]));
+    std::os::unix::fs::symlink(".", tars.path().join("here")).unwrap();
+    assert_eq!(open(tars.path(), &Input::default()).unwrap().training.len(), 1);
+}
+
+/// A pipe would be waited for without end, and the job with it.
+#[test]
+fn what_is_no_regular_file_is_not_opened() {
+    let root = folder(3);
+    let pipe = |name: &str| {
+        let path = root.path().join(name);
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    };
+    // In the middle of a class it is an image that cannot be read, at its start it is found at once.
+    pipe("train/bee/nested/001.JPEG");
+    let sets = open(root.path(), &Input::default()).unwrap();
+    let error = sets.training.set().read(4, &mut Picture::default()).unwrap_err();
+    assert!(error.message.ends_with("001.JPEG: a pipe, not a regular file"), "{error}");
+    pipe("train/bee/nested/000.JPEG");
+    refused(root.path(), &["bee/nested/000.JPEG: a pipe, not a regular file"]);
+    for name in ["all.h5", "more/all.tar", "idx/train-images-idx3-ubyte", "cifar/data_batch_1.bin"] {
+        fs::create_dir_all(root.path().join(name).parent().unwrap()).unwrap();
+        let path = pipe(name);
+        if name.starts_with("idx") {
+            put(root.path(), "idx/train-labels-idx1-ubyte", b"");
+        }
+        let place = if name == "all.h5" { &path } else { path.parent().unwrap() };
+        refused(place, &["a pipe, not a regular file"]);
+    }
+    // What a command line names.
+    let zero = root.path().join("zero.h5");
+    std::os::unix::fs::symlink("/dev/zero", &zero).unwrap();
+    let (pipe, zero) = (pipe("run.h5"), zero.to_str().unwrap());
+    for flag in ["--config", "--init-from"] {
+        for (path, what) in [(pipe.to_str().unwrap(), "a pipe"), (zero, "a device")] {
+            let message = job::refused(&[(1, &[flag, path])]);
+            assert!(message.contains(&format!("{what}, not a regular file")), "{flag}: {message}");
+        }
+    }
+}
+
+/// Ranks on two nodes whose folders have the same names: other bytes, or another size, are found.
+#[test]
+fn folders_of_unlike_content_are_told_apart() {
+    let root = TempDir::new().unwrap();
+    for node in ["0", "1"] {
+        fs::rename(folder(4).keep(), root.path().join(node)).unwrap();
+    }
+    let of = |node: &str| open(&root.path().join(node), &Input::default()).unwrap().training.fingerprint();
+    assert_eq!(of("0"), of("1"));
+    let there = root.path().join("1/train/cat/nested/002.JPEG");
+    let bytes = fs::read(&there).unwrap();
+    for at in [0, bytes.len() / 2, bytes.len() - 1, bytes.len()] {
+        let mut other = bytes.clone();
+        other.resize(bytes.len().max(at + 1), 0);
+        other[at] ^= 1;
+        fs::write(&there, other).unwrap();
+        assert_ne!(of("0"), of("1"), "byte {at}");
+    }
+    let flags = "--data . --model cifar_net --batch 2 --steps 1 --threads 1";
+    let rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}";
+    let command = format!("cd {}/{rank} && exec {} {flags}", root.path().display(), job::DLTRAIN);
+    let done = job::finish(job::start(2, &["sh", "-c", &command]));
+    let found = done.stderr.contains("error: ") && done.stderr.contains("training images");
+    assert!(!done.success && found, "{}\n{}", done.stdout, done.stderr);
+}
+
 #[test]
 fn cifar_is_read_byte_for_byte() {
     let root = TempDir::new().unwrap();
@@ -578,6 +680,31 @@ fn a_header_that_promises_the_moon_costs_nothing() {
     decode_is_sane(&bytes);
 }
 
+/// A file of one colour is a thousandth of its pixels: what is too large is refused by its header.
+#[test]
+fn images_of_very_many_pixels_are_not_decoded() {
+    let mut bomb = png(&picture(1, 2, [17, 23]));
+    bomb[16..24].copy_from_slice(&[0, 0, 0x4e, 0x20, 0, 0, 0x4e, 0x20]);
+    // The checksum of the header.
+    let mut crc = flate2::Crc::new();
+    crc.update(&bomb[12..29]);
+    bomb[29..33].copy_from_slice(&crc.sum().to_be_bytes());
+    bomb.resize(1_200_000, 0);
+    let mut photograph = jpeg(&picture(1, 2, [17, 23]));
+    let frame = photograph.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    photograph[frame + 5..frame + 9].copy_from_slice(&[0x4e, 0x20, 0x4e, 0x20]);
+    let end = photograph.len() - 2;
+    photograph.splice(end..end, vec![0; 1_200_000]);
+    for jpeg in decoders() {
+        for bytes in [&bomb, &photograph] {
+            let mut picture = Picture::default();
+            let error = data::decode(bytes, &mut picture, jpeg).unwrap_err();
+            assert_eq!(error, "20000×20000 pixels; images of more than 89478485 are not decoded");
+            assert_eq!(picture.pixels.capacity(), 0);
+        }
+    }
+}
+
 #[test]
 fn transparency_and_sixteen_bits_are_left_away() {
     let rgba = Picture { pixels: vec![1, 2, 3, 0, 4, 5, 6, 255], height: 1, width: 2, channels: 4 };
@@ -649,8 +776,9 @@ fn a_run_skips_bad_images_by_name_and_stops_with_strict() {
     let flags = flags("strict.h5");
     let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     flags.push("--strict");
-    let message = job::refused(&[(2, &flags)]);
-    assert!(message.contains("004.JPEG: empty"), "{message}");
+    let done = job::finish(job::job(&[(2, &flags)]));
+    assert!(!done.success && done.stderr.contains("error: ") && done.stderr.contains("004.JPEG: empty"));
+    assert!(!done.stderr.contains("skipped"), "nothing is skipped then: {}", done.stderr);
 }
 
 /// Packs a folder with these flags; the packed file's path.

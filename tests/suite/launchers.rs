@@ -2,6 +2,7 @@
 //!
 //! - srun with the wrong `--mpi`: one message for the whole job that says what to type, exit code 4, nothing written
 //! - in an allocation's shell without a launcher: one rank, and a hint
+//! - under mpirun or mpiexec, one rank of the other MPI's build: the same message, and the end of the others
 //!
 //! Observed with Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, for two tasks on two nodes. The right pairs need a
 //! Slurm to talk to and cannot be tested this way: Open MPI with pmix, MPICH with pmi2.
@@ -140,6 +141,37 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
         let output = dltrain(&["--dry-run"], directory.path(), &environment).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         assert!(!text(&output).contains("srun"), "{}", text(&output));
+    }
+}
+
+/// The build for the other MPI, where it is there beside this one: it finds itself alone, while the other rank waits for it.
+#[test]
+fn a_rank_of_the_other_mpis_build_ends_the_job() {
+    let (own, other) = match Library::linked().family {
+        Family::OpenMpi => ("openmpi", "mpich"),
+        _ => ("mpich", "openmpi"),
+    };
+    let other = job::DLTRAIN.replace(&format!("/target/{own}/"), &format!("/target/{other}/"));
+    if other == job::DLTRAIN || !Path::new(&other).exists() {
+        println!("SKIPPED: no build for the other MPI");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for first in [&other, job::DLTRAIN] {
+        let second = if first == job::DLTRAIN { &other } else { job::DLTRAIN };
+        let script = format!(
+            "cd '{}'; [ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 0 ] && exec '{first}' --steps 1; exec '{second}' --steps 1",
+            directory.path().display()
+        );
+        let done = job::finish(job::start(2, &["sh", "-c", &script]));
+        assert!(!done.success && done.took < job::SECONDS, "{}", done.stdout);
+        assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
+        assert!(
+            done.stderr.contains("started 2 processes, but this dltrain is linked with"),
+            "{}",
+            done.stderr
+        );
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "something was written");
     }
 }
 

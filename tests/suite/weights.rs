@@ -5,6 +5,7 @@
 //! - safetensors and HDF5 hold the same, and `export` makes one of the other, or of a checkpoint;
 //! - frozen layers keep every bit, the others learn;
 //! - a file that does not fit is refused with every difference in one message, a new head is a flag away;
+//! - weights that no network can have are refused, and a test takes what a test takes;
 //! - nothing is overwritten, and ranks that read unlike files are found.
 
 use crate::support::job;
@@ -13,7 +14,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::onednn::isa;
-use dltrain::record::WeightsFile;
+use dltrain::error::Kind;
+use dltrain::record::{WeightsFile, write_weights};
 use job::{SECONDS, finish, job, refused, run, series};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -45,14 +47,45 @@ impl Place {
         done.stderr
     }
 
-    /// "@x" in flags is the file x of this place.
+    /// What `--evaluate` says on two ranks.
+    fn test(&self, flags: &str) -> String {
+        let flags = self.named(&format!("--evaluate --data {DIGITS} {flags}"));
+        run(2, &flags.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The exit code of one rank with `--evaluate`, and all that it says.
+    fn test_alone(&self, flags: &str) -> (Option<i32>, String) {
+        let flags = self.named(&format!("--evaluate --data {DIGITS} {flags}"));
+        let output = std::process::Command::new(job::DLTRAIN).args(flags).output().unwrap();
+        (
+            output.status.code(),
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat(),
+        )
+    }
+
+    /// Writes a file of weights with other values for one tensor.
+    fn change(&self, from: &str, to: &str, name: &str, change: &dyn Fn(f32) -> f32) {
+        let file = WeightsFile::open(&self.path(from)).unwrap();
+        let values = |tensor: &str| {
+            let mut values = file.values(tensor)?;
+            if tensor == name {
+                values.iter_mut().skip(1).for_each(|value| *value = change(*value));
+            }
+            Ok(values)
+        };
+        write_weights(&self.path(to), file.shapes(), &values).unwrap();
+    }
+
     fn flags(&self, name: &str, flags: &str) -> Vec<String> {
-        let here = format!("{}/", self.0.path().display());
-        let all = format!(
-            "--model resnet18 --image-size 32 --classes 10 --batch 16 --data {DIGITS} --results {here}{name} {}",
-            flags.replace('@', &here)
-        );
-        all.split_whitespace().map(String::from).collect()
+        self.named(&format!(
+            "--model resnet18 --image-size 32 --classes 10 --batch 16 --data {DIGITS} --results @{name} {flags}"
+        ))
+    }
+
+    /// "@x" in flags is the file x of this place.
+    fn named(&self, flags: &str) -> Vec<String> {
+        let flags = flags.replace('@', &format!("{}/", self.0.path().display()));
+        flags.split_whitespace().map(String::from).collect()
     }
 }
 
@@ -67,8 +100,8 @@ fn what_was_saved_is_what_was_tested() {
     let place = Place::new();
     let flags = "--steps 3 --lr 0.05 --ema 0.5 --save-weights @w.safetensors --checkpoint @kept";
     let trained = place.train(2, "a.h5", flags);
-    let resnet = place.flags("b.h5", "--evaluate --init-from @w.safetensors");
-    let said = run(2, &resnet.iter().map(String::as_str).collect::<Vec<_>>());
+    let said =
+        place.test("--model resnet18 --image-size 32 --classes 10 --batch 16 --init-from @w.safetensors");
     assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{said}, not {trained:?}");
     run(1, &["export", place.path("w.safetensors").to_str().unwrap(), place.path("w.h5").to_str().unwrap()]);
     assert_eq!(read(&place.path("w.h5")), read(&place.path("w.safetensors")));
@@ -81,15 +114,76 @@ fn what_was_saved_is_what_was_tested() {
     let trained = lenet("c.h5", "--steps 20 --ema 0.9 --save-weights @l.safetensors");
     run(1, &["export", place.path("l.safetensors").to_str().unwrap(), place.path("l.h5").to_str().unwrap()]);
     for file in ["l.safetensors", "l.h5"] {
-        let weights = place.path(file);
-        let flags =
-            ["--model", "lenet5", "--data", DIGITS, "--evaluate", "--init-from", weights.to_str().unwrap()];
-        let said = run(2, &flags);
+        let said = place.test(&format!("--model lenet5 --init-from @{file}"));
         assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{file}: {said}, not {trained:?}");
     }
     // Without the average: other weights.
     assert_ne!(lenet("f.h5", "--steps 20 --save-weights @m.safetensors"), trained);
     assert_ne!(read(&place.path("m.safetensors")), read(&place.path("l.safetensors")));
+}
+
+/// A ReLU makes zeros of NaN: without a look at the weights nothing would be seen of them.
+#[test]
+fn weights_that_no_network_can_have_are_refused() {
+    let place = Place::new();
+    place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let lines: [(&str, &dyn Fn(f32) -> f32, &str); 3] = [
+        ("layer1.0.conv1.weight", &|_| f32::NAN, "is not finite as f32: value 1 is NaN"),
+        ("bn1.bias", &|_| f32::INFINITY, "is not finite as f32: value 1 is inf"),
+        ("layer2.0.bn1.running_var", &|value| -value, "has a variance below zero: value 1 is -"),
+    ];
+    for (index, (name, change, said)) in lines.into_iter().enumerate() {
+        let file = format!("{index}.safetensors");
+        place.change("w.safetensors", &file, name, change);
+        let named = format!("{file}: --init-from: tensor {name} {said}");
+        let refused = place.refused("b.h5", &format!("--steps 1 --init-from @{file}"));
+        assert!(refused.contains(&named), "{refused}");
+        let flags = format!("--model resnet18 --image-size 32 --classes 10 --init-from @{file}");
+        let (code, said) = place.test_alone(&flags);
+        assert!(code == Some(Kind::Data as i32) && said.contains(&named), "{code:?} {said}");
+    }
+    assert!(!place.path("b.h5").exists(), "nothing was started");
+    // Finite, but too large for this network.
+    place.change("w.safetensors", "large.safetensors", "fc.weight", &|_| 3e38);
+    let (code, said) =
+        place.test_alone("--model resnet18 --image-size 32 --classes 10 --init-from @large.safetensors");
+    assert!(code == Some(Kind::Diverged as i32) && said.contains("the test loss is "), "{code:?} {said}");
+    assert!(!said.contains("accuracy"), "{said}");
+}
+
+/// Neither the images nor the memory of a training; and nothing that it is told is left undone in silence.
+#[test]
+fn a_test_alone_takes_what_a_test_takes() {
+    let place = Place::new();
+    let trained = place.train(2, "a.h5", "--steps 2 --save-weights @w.safetensors")[0];
+    let resnet = "--model resnet18 --image-size 32 --classes 10 --init-from @w.safetensors";
+    // One image is too few to train with, 1000 a rank are more than there are: the same figures.
+    for batch in [1, 1000] {
+        let said = place.test(&format!("{resnet} --batch {batch}"));
+        let loss = said.split("test loss ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        let loss: f64 = loss.parse().unwrap();
+        assert!((loss - trained).abs() < 1e-5 * trained, "{batch}: {said}, not {trained}");
+    }
+    let (code, planned) = place.test_alone(&format!("{resnet} --batch 16 --dry-run"));
+    assert_eq!(code, Some(0), "{planned}");
+    let line = |kind: &str| planned.lines().find(|line| line.trim_start().starts_with(kind)).unwrap_or("");
+    assert!(line("gradients").contains(" 0 B") && line("optimizer").contains(" 0 B"), "{planned}");
+    for flags in
+        ["--results @b.h5", "--save-weights @v.h5", "--checkpoint @kept", "--timeline @t.json", "--epochs 3"]
+    {
+        let (code, said) = place.test_alone(&format!("{resnet} {flags}"));
+        let flag = flags.split(' ').next().unwrap();
+        assert!(code == Some(Kind::Usage as i32) && said.contains(flag), "{code:?} {said}");
+        assert!(said.contains("would do nothing"), "{said}");
+    }
+    // A training's file may say what a training wants.
+    std::fs::write(
+        place.path("run.toml"),
+        "model = \"resnet18\"\nimage-size = 32\nclasses = 10\nlr = 0.5\nema = 0.9\n",
+    )
+    .unwrap();
+    let said = place.test("--config @run.toml --init-from @w.safetensors --batch 16");
+    assert!(said.contains(&format!("test loss {trained:.9}")), "{said}, not {trained}");
 }
 
 #[test]

@@ -96,3 +96,13 @@ pub fn scalar(results: &Path, name: &str) -> u64 {
     let file = hdf5::File::open(results).expect("the results file opens");
     file.dataset(name).expect("the count is there").read_scalar::<u64>().expect("a number")
 }
+
+/// That a run had at its peak the memory that its plan says: within 5 % or 50 MB.
+pub fn within_plan(results: &Path) -> Result<(), String> {
+    let megabytes = |name: &str| scalar(results, &format!("summary/{name}")) as f64 / 1e6;
+    let [planned, peak] = ["planned_memory", "peak_memory"].map(megabytes);
+    match (planned - peak).abs() < (0.05 * planned).max(50.0) {
+        true => Ok(()),
+        false => Err(format!("has {peak:.0} MB at its peak, the plan said {planned:.0} MB")),
+    }
+}

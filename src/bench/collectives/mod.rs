@@ -101,7 +101,7 @@ impl Args {
 pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let cases = world.agree(args.cases())?;
     world.same(&args.shared_items(&cases))?;
-    let place = Place { rank: world.rank(), size: world.size() };
+    let place = Place::from(world);
     let path = match &args.results {
         Some(path) => world.agree(record::results_path(place, Some(path), &format!("bench-{subject}")))?,
         None => None,

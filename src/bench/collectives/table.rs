@@ -7,6 +7,7 @@ use crate::bench::limits::{self, Limits};
 use crate::bench::sizes::show;
 use crate::comm::{Region, World};
 use crate::config::Wire;
+use crate::record;
 
 /// One line: what an algorithm does with one length.
 #[derive(Debug, Clone)]
@@ -71,24 +72,26 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
     }
     let kind = if region.is_shared() { "shared" } else { "private" };
     let (ranks, nodes, library) = (world.size(), world.nodes(), world.library());
-    println!("# {subject} of f32 in place: {ranks} ranks on {nodes} node(s), {library}, {kind} memory");
+    record::print(&format!(
+        "# {subject} of f32 in place: {ranks} ranks on {nodes} node(s), {library}, {kind} memory"
+    ));
     if args.check_only {
-        println!("#{:>9} {:>11} {:>18} {:>8}", "size", "elements", "algorithm", "wrong");
+        record::print(&format!("#{:>9} {:>11} {:>18} {:>8}", "size", "elements", "algorithm", "wrong"));
         return;
     }
     if let Some(limits) = limits {
-        println!("{}", limits::comment(limits));
+        record::print(&format!("{}", limits::comment(limits)));
     }
-    println!(
+    record::print(&format!(
         "# algbw = size/median, busbw = {}, ratio = median of the MPI library's / median; times of the slowest rank",
         subject.bus_formula()
-    );
+    ));
     if subject == Subject::Allreduce && nodes == 1 {
-        println!(
+        record::print(&format!(
             "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes"
-        );
+        ));
     }
-    println!(
+    record::print(&format!(
         "#{:>9} {:>11} {:>6} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
         "size",
         "elements",
@@ -102,7 +105,7 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
         "busbw GB/s",
         "ratio",
         "wrong"
-    );
+    ));
 }
 
 /// Says a row as soon as it is there. One that was not timed has a number of wrong elements only.
@@ -112,11 +115,11 @@ pub fn print_row(world: &World, row: &Row) {
     }
     let Row { algorithm, wire, bytes, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
     let Some(times) = row.times else {
-        println!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes));
+        record::print(&format!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes)));
         return;
     };
     let us = |seconds: f64| seconds * 1e6;
-    println!(
+    record::print(&format!(
         "{:>10} {elements:>11} {ranges:>6} {algorithm:>18} {wire:>5} {:>11.2} {:>11.2} {:>11.2} {:>11.3} {:>11.3} {ratio:>6.2} {wrong:>8}",
         show(*bytes),
         us(times.min),
@@ -124,5 +127,5 @@ pub fn print_row(world: &World, row: &Row) {
         us(times.p95),
         algbw / 1e9,
         busbw / 1e9,
-    );
+    ));
 }

@@ -32,10 +32,13 @@ pub struct Engine {
 /// What is asked for: a convolution, given its tensors x, w and y.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
+    /// The geometry.
     pub conv: &'a Conv2d,
+    /// x, w and y.
     pub tensors: [&'a Spec; 3],
     /// What is multiplied.
     pub dtype: DType,
+    /// Whether products of f32 may be rounded to 10 bits.
     pub tf32: bool,
 }
 

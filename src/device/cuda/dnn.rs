@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::env;
 use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use super::handle::{Context, Stream, allocate};
 use super::product::{Operand, Product, Then};
 use super::sys::{self, cudnnHandle_t};
 use super::tune::Choice;
+use crate::config::environment;
 use crate::device::Memory;
 use crate::device::memory::ALIGNMENT;
 use crate::error::{self, Error, Result};
@@ -75,11 +75,11 @@ pub enum Fusion {
 }
 
 impl Fusion {
-    /// `DLTRAIN_CUDNN_FUSION`: 0 never, 1 always; else by timing.
+    /// `environment::CUDNN_FUSION`: 0 never, 1 always; else by timing.
     pub fn wanted() -> Fusion {
-        match env::var("DLTRAIN_CUDNN_FUSION").as_deref() {
-            Ok("0") => Fusion::Never,
-            Ok("1") => Fusion::Always,
+        match environment::CUDNN_FUSION.text().as_deref() {
+            Some("0") => Fusion::Never,
+            Some("1") => Fusion::Always,
             _ => Fusion::Timed,
         }
     }

@@ -13,6 +13,7 @@ use libloading::Library;
 use libloading::os::unix::{self, RTLD_GLOBAL, RTLD_NOW};
 
 use super::sys::{self, Blas, Dnn, Driver, Kind, Probe};
+use crate::config::environment;
 use crate::device::loaded::file_of as file_of_function;
 use crate::error::{Error, Result};
 
@@ -52,9 +53,11 @@ pub struct Found {
     pub driver: (i32, i32),
     /// "9.21.0"
     pub cudnn: String,
+    /// The file that cuDNN was loaded from.
     pub cudnn_path: PathBuf,
     /// The CUDA that cuBLAS is of.
     pub cublas: c_int,
+    /// The file that cuBLAS was loaded from.
     pub cublas_path: PathBuf,
     /// What cuDNN compiles engines with that do more than a product.
     pub nvrtc_path: Option<PathBuf>,
@@ -107,7 +110,7 @@ impl Libraries {
 
 /// Where the user says the libraries are; before all other places.
 fn given() -> Vec<PathBuf> {
-    let value = env::var_os("DLTRAIN_CUDA_PATH").unwrap_or_default();
+    let value = environment::CUDA_PATH.value().unwrap_or_default();
     env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 

@@ -46,6 +46,7 @@ use super::{
     Coder, Coding, Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step,
     Usage,
 };
+use crate::config::environment;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Joins, Op, Spec};
 
@@ -311,7 +312,7 @@ impl Device for Cuda {
     }
 
     fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
-        if std::env::var("DLTRAIN_CUDA_GRAPH").is_ok_and(|value| value == "0") {
+        if environment::CUDA_GRAPH.is_off() {
             return Ok(None);
         }
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;

@@ -10,9 +10,11 @@ use super::sys::{CUDA_ERROR_NO_DEVICE, Failed, Outcome};
 pub struct Gpu {
     /// CUDA's number for it, after CUDA_VISIBLE_DEVICES.
     pub index: usize,
+    /// Its name as the driver has it.
     pub name: String,
     /// (major, minor): (9, 0) for Hopper.
     pub compute_capability: (i32, i32),
+    /// Its memory, in bytes.
     pub memory_bytes: u64,
     /// The same for all processes of a node: its place on the PCI bus.
     pub identity: String,
@@ -23,6 +25,7 @@ pub struct Gpu {
 pub struct Driver {
     /// The newest CUDA the driver supports, as (major, minor).
     pub cuda_version: (i32, i32),
+    /// The GPUs that the driver shows, after CUDA_VISIBLE_DEVICES.
     pub gpus: Vec<Gpu>,
 }
 

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::environment;
+
 /// What was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Choice {
@@ -81,7 +83,8 @@ impl Tuned {
 fn root() -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let root = set("DLTRAIN_CUDNN_CACHE").or_else(|| Some(cache()?.join("dltrain/cudnn")));
+    let root =
+        environment::CUDNN_CACHE.value().map(PathBuf::from).or_else(|| Some(cache()?.join("dltrain/cudnn")));
     root.filter(|root| may_hold(root))
 }
 

@@ -111,8 +111,8 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> R
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let window = &t.window;
     let name = "dnnl_convolution_backward_data_primitive_desc_create";
-    // SAFETY: descriptors, geometry, hint and attributes outlive the call.
     let create = |dx: &Desc, dy: &Desc| {
+        // SAFETY: descriptors, geometry, hint and attributes outlive the call.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_convolution_backward_data_primitive_desc_create)(
                 desc,

@@ -6,11 +6,11 @@ use std::ffi::{OsStr, c_int, c_uint};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::sys::{self, Functions};
 use crate::device::loaded::file_of;
 use crate::error::{Error, Result};
+use crate::host;
 
 const SONAME: &str = "libdnnl.so.3";
 const REMEDY: &str = "To get it: run `make deps`, or load your site's oneDNN module, or `pip install \
@@ -30,6 +30,7 @@ pub struct Library {
 /// What was found, for `dltrain info` and the record.
 #[derive(Debug, Clone)]
 pub struct Found {
+    /// The file that it was loaded from.
     pub path: PathBuf,
     /// "3.2.0"
     pub version: String,
@@ -285,13 +286,6 @@ fn runtime(handle: &libloading::Library, runtime: c_uint) -> std::result::Result
     }
 }
 
-/// Says that the threads of every rank have cores of their own, before oneDNN is first used: they may wait awake.
-pub fn cores_are_own() {
-    CORES_ARE_OWN.store(true, Ordering::Relaxed);
-}
-
-static CORES_ARE_OWN: AtomicBool = AtomicBool::new(false);
-
 /// Makes OpenMP's threads sleep soon when they wait: by default they spin for milliseconds, and where ranks share
 /// cores one rank's waiting threads then take the time of another's working ones (measured: a tenfold to
 /// hundredfold slowdown). A thousand turns, some ten microseconds, bridge the gap between two kernels, which
@@ -300,7 +294,7 @@ static CORES_ARE_OWN: AtomicBool = AtomicBool::new(false);
 /// resnet101: 5 % faster, in one hour 15). OpenMP reads the variables when it is loaded, so there is no later way. What the
 /// user set stays.
 fn wait_briefly() {
-    let turns = if CORES_ARE_OWN.load(Ordering::Relaxed) { "20000" } else { "1000" };
+    let turns = if host::has_own_cores() { "20000" } else { "1000" };
     let ours = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", turns)];
     if ours.iter().map(|(name, _)| *name).chain(["KMP_BLOCKTIME"]).all(|name| env::var_os(name).is_none()) {
         for (name, value) in ours {

@@ -99,8 +99,8 @@ pub fn forward_pass(
     let attributes = Attributes::new(engine, relu)?;
     let present = request.inputs[0].1.as_ref().map(desc).transpose()?;
     let name = "dnnl_inner_product_forward_primitive_desc_create";
-    // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
     let create = |x, w| {
+        // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
                 desc,
@@ -126,8 +126,8 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<Primitive
     let t = Tensors::new(engine, false, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_data_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call.
     let create = |dx, w| {
+        // SAFETY: descriptors, hint and attributes outlive the call.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
                 desc,
@@ -155,8 +155,8 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> R
     let t = Tensors::new(engine, bias, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
     let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
     let create = |x, w| {
+        // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
         PrimitiveDesc::create(engine, name, |desc| unsafe {
             (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
                 desc,

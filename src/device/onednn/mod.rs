@@ -39,6 +39,7 @@ mod turned;
 mod update;
 mod window;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use self::handle::Engine;
@@ -48,7 +49,7 @@ use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Op, Spec};
 
-pub use library::{Found, Isa, cores_are_own, isa, limit_isa, probe};
+pub use library::{Found, Isa, isa, limit_isa, probe};
 
 /// The CPU cores of one rank.
 pub struct Cpu {
@@ -202,6 +203,19 @@ impl Device for Cpu {
         let subject = format!("reorder of {}", spec.shape);
         let kernel = reorder::reorder(&self.engine, from, to);
         kernel.map(|kernel| Box::new(kernel.of(&subject)) as _).map_err(|e| e.context(subject))
+    }
+
+    fn reorder_rows(
+        &self,
+        spec: &Spec,
+        layout: &Layout,
+        rows: &Range<usize>,
+        into: bool,
+    ) -> Result<Option<Box<dyn Kernel>>> {
+        let subject = format!("reorder of rows {rows:?} of {}", spec.shape);
+        let kernel = reorder::rows(&self.engine, spec, layout, rows, into);
+        let kernel = kernel.map_err(|e| e.context(&subject))?;
+        Ok(kernel.map(|kernel| Box::new(kernel.of(&subject)) as _))
     }
 
     fn update(

@@ -105,7 +105,9 @@ pub enum At<'a> {
 pub struct Bytes {
     /// Other ranks' memory that it maps.
     pub mapped: usize,
+    /// In this process's own memory.
     pub own: usize,
+    /// In the memory of its device.
     pub on_device: usize,
 }
 

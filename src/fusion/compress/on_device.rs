@@ -6,6 +6,7 @@ use super::split::{Bucket, Split, Unit};
 use super::work::{Kept, Work, names};
 use crate::collective;
 use crate::config::Compression;
+use crate::config::environment;
 use crate::device::{Code, Coded, Coder, Coding, Device, Event, Memory, Piece};
 use crate::error::{Error, Result};
 
@@ -20,7 +21,7 @@ pub struct OnDevice {
 /// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie there, of
 /// schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
 pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<Code> {
-    let wanted = !std::env::var("DLTRAIN_CUDA_CODING").is_ok_and(|value| value == "0");
+    let wanted = !environment::CUDA_CODING.is_off();
     codec::code(scheme, ranks).filter(|_| wanted && !device.is_host())
 }
 

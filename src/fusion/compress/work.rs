@@ -30,8 +30,11 @@ pub trait Work {
 /// What a run that goes on needs again: in the host's memory, or the device's.
 #[derive(Clone)]
 pub struct Kept {
+    /// What a checkpoint calls it.
     pub name: &'static str,
+    /// Where it lies.
     pub memory: Memory,
+    /// Whether that is the host's memory.
     pub on_host: bool,
 }
 

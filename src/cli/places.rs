@@ -1,0 +1,69 @@
+//! What flags mean by a path: no two may mean one, unless both only read it, or both are directories.
+
+use std::path::{Path, PathBuf};
+
+use dltrain::error::{Error, Result};
+
+/// What becomes of a path.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Use {
+    /// A file is read there, or a directory.
+    Read,
+    /// A file is made there.
+    Write,
+    /// Files are made in it.
+    Directory,
+}
+
+/// Compares the paths that flags were given.
+///
+/// # Errors
+/// `Usage`, naming two flags.
+pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
+    let given = places.iter().filter_map(|&(flag, path, what)| Some((flag, path?, what)));
+    let given: Vec<_> = given.map(|(flag, path, what)| (flag, path, what, whole(path))).collect();
+    for (index, (flag, path, what, place)) in given.iter().enumerate() {
+        let clash = |other: &&(&str, &Path, Use, PathBuf)| {
+            other.3 == *place && (*what == Use::Write || other.2 == Use::Write)
+        };
+        if let Some((other, ..)) = given[..index].iter().find(clash) {
+            return Err(Error::usage(format!(
+                "{flag} {}: {other} means the same file; each needs one of its own",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The path without links and dots, as far as it is there.
+fn whole(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let within = || Some(parent.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(within).or_else(|| std::path::absolute(path).ok()).unwrap_or(path.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_is_one_file_however_it_is_called() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::fs::create_dir(at("sub")).unwrap();
+        std::os::unix::fs::symlink(at("sub"), at("link")).unwrap();
+        let [file, same, linked] = ["sub/a.h5", "sub/../link/./a.h5", "link/a.h5"].map(at);
+        let clash = |a: (&Path, Use), b: (&Path, Use)| {
+            check(&[("--a", Some(a.0), a.1), ("--none", None, Use::Write), ("--b", Some(b.0), b.1)]).is_err()
+        };
+        assert!(clash((&file, Use::Write), (&same, Use::Write)));
+        assert!(clash((&file, Use::Write), (&linked, Use::Read)));
+        assert!(clash((&linked, Use::Directory), (&file, Use::Write)));
+        assert!(!clash((&file, Use::Write), (&at("a.h5"), Use::Write)));
+        assert!(!clash((&file, Use::Read), (&same, Use::Read)));
+        assert!(!clash((&file, Use::Directory), (&same, Use::Directory)));
+        // A place that cannot be written is somebody else's to say.
+        assert!(clash((Path::new("/nowhere/a"), Use::Write), (Path::new("/nowhere/a"), Use::Write)));
+    }
+}

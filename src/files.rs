@@ -1,0 +1,223 @@
+//! Files: what a user names is opened only if it is a regular file; what is written is there whole or not at all, whatever
+//! happens while it is written; and checksums.
+//!
+//! A pipe, a terminal or /dev/zero would be waited for, or read, without end: what a path leads to is asked before it is opened.
+//!
+//! What dltrain writes and reads again is checked by CRC-32 (`crc32`), with two exceptions. TensorBoard's format
+//! dictates CRC-32C (`record/tensorboard.rs`). Texts that ranks compare, and the tuning file, have 64 bits of FNV-1a
+//! (`fnv1a`). May use: `error`. Used by: everything above.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use flate2::Crc;
+
+use crate::error::{Error, Result};
+
+/// Whether a path leads to a regular file, also through links; for libraries that open it by themselves.
+///
+/// # Errors
+/// The system's, or what it is instead: "a pipe, not a regular file".
+pub fn check(path: &Path) -> io::Result<()> {
+    let kind = fs::metadata(path)?.file_type();
+    let what = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    };
+    Err(io::Error::other(format!("{what}, not a regular file")))
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// As for `check`.
+pub fn open(path: &Path) -> io::Result<File> {
+    check(path)?;
+    File::open(path)
+}
+
+/// All that a regular file holds.
+///
+/// # Errors
+/// As for `check`.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    check(path)?;
+    fs::read(path)
+}
+
+/// The text in a regular file of at most so many bytes.
+///
+/// # Errors
+/// As for `check`; a file that is longer, or no UTF-8.
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    let mut text = String::new();
+    open(path)?.take(most + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > most {
+        true => Err(io::Error::other(format!("more than {most} bytes"))),
+        false => Ok(text),
+    }
+}
+
+/// The name that a file has before it is whole.
+pub fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    name.into()
+}
+
+/// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that
+/// is there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written as
+/// it is.
+///
+/// # Errors
+/// `Kind::Output`, and those of `write`; nothing is left behind.
+pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return write(path);
+    }
+    let temporary = temporary(path);
+    let settle = || {
+        File::open(&temporary)?.sync_all()?;
+        fs::rename(&temporary, path)?;
+        // The name is on disk once the directory is.
+        File::open(directory_of(path))?.sync_all()
+    };
+    let wrong = |error: std::io::Error| Error::output(path, format!("cannot write {what}: {error}"));
+    let written = write(&temporary).and_then(|value| settle().map(|()| value).map_err(wrong));
+    written.inspect_err(|_| {
+        // Half a file serves nobody.
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+/// Gives a file its name, unless another has it by now.
+///
+/// # Errors
+/// `AlreadyExists` where another has it, or what the system says. The file is gone then.
+pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
+    let named = match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+        // A file system may know no second name of a file.
+        Err(_) => fs::rename(temporary, path),
+        Ok(()) => Ok(()),
+    };
+    let _ = fs::remove_file(temporary);
+    named
+}
+
+/// The directory that a file is in.
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// CRC-32 of the parts one after the other.
+pub fn crc32(parts: &[&[u8]]) -> u32 {
+    let mut crc = Crc::new();
+    parts.iter().for_each(|part| crc.update(part));
+    crc.sum()
+}
+
+/// The CRC-32 of a file's bytes from a place on.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn crc32_from(mut file: &File, start: u64) -> io::Result<u32> {
+    /// Bytes read at a time.
+    const PIECE: usize = 1 << 20;
+    file.seek(SeekFrom::Start(start))?;
+    let (mut crc, mut bytes) = (Crc::new(), vec![0u8; PIECE]);
+    loop {
+        match file.read(&mut bytes)? {
+            0 => return Ok(crc.sum()),
+            count => crc.update(&bytes[..count]),
+        }
+    }
+}
+
+/// FNV-1a, 64 bits: for comparing texts that nobody means to confuse.
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let fold = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opening the pipe would wait for a writer, and the device has no end.
+    #[test]
+    fn only_regular_files_are_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
+        let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("link")).unwrap();
+        for (name, what) in [("pipe", "a pipe"), ("socket", "a socket"), ("link", "a device")] {
+            let said = format!("{what}, not a regular file");
+            assert_eq!(open(&path(name)).unwrap_err().to_string(), said);
+            assert_eq!(read(&path(name)).unwrap_err().to_string(), said);
+            assert_eq!(read_text(&path(name), 9).unwrap_err().to_string(), said);
+        }
+        assert_eq!(open(directory.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert_eq!(open(&path("none")).unwrap_err().kind(), ErrorKind::NotFound);
+        fs::write(path("file"), "nine byte").unwrap();
+        assert_eq!(read(&path("file")).unwrap(), b"nine byte");
+        assert_eq!(read_text(&path("file"), 9).unwrap(), "nine byte");
+        assert_eq!(read_text(&path("file"), 8).unwrap_err().to_string(), "more than 8 bytes");
+    }
+
+    #[test]
+    fn a_file_is_replaced_by_a_whole_one_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.h5");
+        let put = |text: &'static str| {
+            move |path: &Path| fs::write(path, text).map_err(|e| Error::internal(e.to_string()))
+        };
+        write_whole(&path, "it", put("first")).unwrap();
+        write_whole(&path, "it", put("second")).unwrap();
+        let half = |path: &Path| put("ha")(path).and_then(|()| Err::<(), _>(Error::usage("stopped")));
+        assert_eq!(write_whole(&path, "it", half).unwrap_err().message, "stopped");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
+    }
+
+    #[test]
+    fn what_is_no_file_stays_what_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("null");
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        let put = |path: &Path| fs::write(path, "text").map_err(|e| Error::internal(e.to_string()));
+        write_whole(&path, "it", put).unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_left_to_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (temporary, path) = (directory.path().join("a.h5.tmp"), directory.path().join("a.h5"));
+        fs::write(&temporary, "first").unwrap();
+        name(&temporary, &path).unwrap();
+        fs::write(&temporary, "second").unwrap();
+        assert_eq!(name(&temporary, &path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        assert!(!temporary.exists());
+    }
+
+    /// Of the nine digits, as every source has them.
+    #[test]
+    fn checksums_are_the_known_ones() {
+        let digits = b"123456789";
+        assert_eq!(crc32(&[&digits[..4], &digits[4..]]), 0xcbf4_3926);
+        assert_eq!(fnv1a(*b"foobar"), 0x8594_4171_f739_67e8);
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        fs::write(&path, b"before123456789").unwrap();
+        assert_eq!(crc32_from(&File::open(&path).unwrap(), 6).unwrap(), 0xcbf4_3926);
+    }
+}

@@ -1,0 +1,128 @@
+//! What the operating system and the CPU say of this machine and of its processes: /proc, and the cores.
+//!
+//! May use: nothing. Used by: `comm`, `device`, `collective`, `record`, `train`, `info`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The model of this machine's processor.
+pub fn cpu_model() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    Some(text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "))?.1.to_string())
+}
+
+/// Cores that this process may use: by its binding, and by its group's quota.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The cores that this process is bound to, in words: equal for two processes of a machine that may use the same ones.
+pub fn binding() -> String {
+    status("Cpus_allowed_list:").unwrap_or_default()
+}
+
+/// Says that this rank's threads have cores of their own, so that they may wait awake. To be called before a library
+/// with threads is first used.
+pub fn cores_are_own() {
+    CORES_ARE_OWN.store(true, Ordering::Relaxed);
+}
+
+/// Whether that was said.
+pub fn has_own_cores() -> bool {
+    CORES_ARE_OWN.load(Ordering::Relaxed)
+}
+
+static CORES_ARE_OWN: AtomicBool = AtomicBool::new(false);
+
+/// This machine's name.
+pub fn name() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(text.trim().to_string()).filter(|name| !name.is_empty())
+}
+
+/// Bytes that this machine can still give.
+pub fn available_memory() -> Option<usize> {
+    kilobytes(&value(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?)
+}
+
+/// Bytes that this process has in physical memory now: its own, and pages of libraries and shared windows that it has
+/// touched. `None` where the system does not say.
+pub fn resident() -> Option<usize> {
+    kilobytes(&status("VmRSS:")?)
+}
+
+/// The most that it had at any time.
+pub fn peak_resident() -> Option<usize> {
+    kilobytes(&status("VmHWM:")?)
+}
+
+/// The file of a library of this process, whose name starts so.
+pub fn library(name: &str) -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let is_it = |path: &&str| path.rsplit('/').next().is_some_and(|file| file.starts_with(name));
+    paths.find(is_it).map(PathBuf::from)
+}
+
+/// A process, as the system shows it to others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The name of the process's program.
+    pub name: String,
+    /// 'R', 'S', 'D', ….
+    pub state: char,
+    /// The process that started it.
+    pub parent: u32,
+}
+
+/// The process of a number, or "self".
+pub fn process(id: &str) -> Option<Process> {
+    // "PID (NAME) STATE PARENT …", and a name may hold anything.
+    let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    let (head, tail) = text.rsplit_once(") ")?;
+    let mut words = tail.split_whitespace();
+    Some(Process {
+        name: head.split_once('(')?.1.to_string(),
+        state: words.next()?.chars().next()?,
+        parent: words.next()?.parse().ok()?,
+    })
+}
+
+/// A line of this process's status.
+fn status(name: &str) -> Option<String> {
+    value(&fs::read_to_string("/proc/self/status").ok()?, name)
+}
+
+/// What follows a name at the start of a line.
+fn value(text: &str, name: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_string())
+}
+
+/// Bytes of "12 kB".
+fn kilobytes(text: &str) -> Option<usize> {
+    Some(text.split_whitespace().next()?.parse::<usize>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page counts once it is touched.
+    #[test]
+    fn what_is_touched_is_counted() {
+        let before = resident().unwrap();
+        let block = std::hint::black_box(vec![1u8; 64 << 20]);
+        assert!(resident().unwrap() >= before + block.len() * 9 / 10);
+        assert!(peak_resident().unwrap() >= resident().unwrap());
+    }
+
+    #[test]
+    fn a_process_is_seen_with_its_parent() {
+        let (own, by_number) = (process("self").unwrap(), process(&std::process::id().to_string()).unwrap());
+        assert_eq!((&own.name, own.parent), (&by_number.name, std::os::unix::process::parent_id()));
+        assert_eq!(process("no number"), None);
+        assert!(library("libc.so").is_some() && library("no library").is_none());
+        assert!(available_memory().is_some() && cores() > 0 && !binding().is_empty() && name().is_some());
+    }
+}

@@ -1,0 +1,75 @@
+//! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else.
+
+use super::assemble::Assembly;
+use super::averaging::Averaging;
+use super::network::Network;
+use super::plans::Plans;
+use super::setup::normalises;
+use super::source::{decided, open_sets, sharding};
+use super::stop::{self, Watch};
+use super::weights::Start;
+use super::{Test, capacity, device, greatest};
+use crate::comm::{self, Phase, World};
+use crate::config::Config;
+use crate::data::{Reading, Sets, TestLoader};
+use crate::error::{Error, Kind, Result};
+use crate::record;
+
+/// Tests and prints the figures; with `--dry-run` the plan. Collective.
+///
+/// # Errors
+/// The same on every rank; `Diverged` where the loss is not a finite number.
+pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> Result<()> {
+    let threads = world.threads(config.threads)?;
+    comm::enter(Phase::Data, 0);
+    let start = Start::agree(world, config, &network)?;
+    let sets = open_sets(world, config, &network)?;
+    let config = &decided(config, sets.as_ref(), threads);
+    let pixels = sets.as_ref().and_then(Sets::pixels);
+    let samples = sets.and_then(|sets| sets.test);
+    let samples =
+        world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no images to test with")))?;
+    let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
+    let loader = TestLoader::new(samples, sharding(world, config), world.agree(reading)?);
+    comm::enter(Phase::Plan, 0);
+    let device = device::open(world, config, threads)?;
+    let network = network.reading(pixels.filter(|_| normalises(&*device)));
+    let averaging = Averaging::new(world, config, &*device, threads)?;
+    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, false))?;
+    plans.compare(world, &*device)?;
+    plans.extent.program = greatest(world, plans.extent.program)?;
+    if config.dry_run {
+        record::say(world, &plans.describe(world, config, &*device, &averaging));
+        return world.agree(record::printed());
+    }
+    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
+    comm::enter(Phase::Memory, 0);
+    let rule = &config.optimizer.rule;
+    let assembly = Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule };
+    let memories = assembly.memories(start.as_ref(), threads)?;
+    let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
+    comm::enter(Phase::Evaluation, 1);
+    match evaluator.run(world, &*device, || watch.flags(0.0).stop)? {
+        Some(test) => say(world, &test),
+        None => {
+            let mut signal = [watch.signal() as f64];
+            world.max_f64(&mut signal)?;
+            let reason = stop::reason(signal[0] as usize);
+            world.agree(Err(Error::new(Kind::Stopped, format!("stopped by {reason} before the test's end"))))
+        }
+    }
+}
+
+fn say(world: &World, test: &Test) -> Result<()> {
+    if !test.loss.is_finite() {
+        let text = format!(
+            "the test loss is {}: the weights of --init-from overflow in this network, and what it says of images means \
+             nothing",
+            test.loss
+        );
+        return world.agree(Err(Error::new(Kind::Diverged, text)));
+    }
+    let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
+    record::say(world, &text);
+    world.agree(record::printed())
+}

@@ -1,0 +1,202 @@
+//! Flags together: combinations drawn at random, each of which must end well, have the memory that its plan says, and give the
+//! same bits again, in every step's loss and in the trained weights.
+//!
+//! `DLTRAIN_COMBINATION=17` runs number 17 alone, and says all that it printed; `DLTRAIN_COMBINATIONS=SEED:COUNT` draws others.
+
+use dltrain::device::onednn::Cpu;
+use dltrain::random::{Purpose, Stream, key};
+use crate::support::job::{finish, job, series, within_plan};
+
+/// Where drawing begins unless told.
+const SEED: u64 = 16;
+
+/// Models with the sizes of images that they take here (0: their own, which is small), whether they normalise over a batch, and
+/// the layers that may be frozen.
+const MODELS: [(&str, &[usize], bool, &str); 12] = [
+    ("mnist_small", &[0], false, "conv1"),
+    ("mnist_net", &[0], false, "conv1"),
+    ("lenet5", &[0, 32], false, "conv1,conv2"),
+    ("cifar_net", &[0], false, "conv1"),
+    ("resnet18", &[32, 48], true, "conv1,bn1,layer1"),
+    ("resnet50", &[32], true, "conv1,layer1.0"),
+    ("mobilenet_v2", &[32], true, "features.0"),
+    ("googlenet", &[32, 64], true, "conv1"),
+    ("densenet121", &[32], true, "features.conv0"),
+    // From here on too large for the quick ones.
+    ("alexnet", &[63], false, "features.0"),
+    ("vgg11_bn", &[32], true, "features.0"),
+    ("inception_v3", &[75], true, "Conv2d_1a_3x3"),
+];
+const QUICK: usize = 9;
+
+/// Draws one thing after the other.
+struct Draw(Stream);
+
+impl Draw {
+    fn new(seed: u64, number: usize) -> Draw {
+        Draw(Stream::new(key(seed, Purpose::Synthetic, number as u32)))
+    }
+
+    fn of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.0.below(from.len() as u32) as usize]
+    }
+
+    /// True one time in so many.
+    fn one_in(&mut self, times: u32) -> bool {
+        self.0.below(times) == 0
+    }
+
+    /// Ranks and flags of a valid combination.
+    fn combination(&mut self, models: usize, bf16: bool) -> (usize, String) {
+        let ranks = self.of(&[1, 2, 2, 3, 4]);
+        let (model, sizes, has_norm, layers) = self.of(&MODELS[..models]);
+        // A normalisation over one pixel wants two images.
+        let batch = self.of(&[2, 3, 4, 7]);
+        let mut flags = format!("--model {model} --batch {batch} --lr 1e-4");
+        let mut add = |flag: &str| {
+            flags.push(' ');
+            flags += flag;
+        };
+        match self.of(sizes) {
+            0 => {}
+            size => add(&format!("--image-size {size}")),
+        }
+        if !self.one_in(3) {
+            add("--data synthetic:shapes:64");
+            let augment =
+                ["none", "imagenet", "cifar", "mixup", "cutmix", "flip,mixup,cutmix", "crop,jitter,cutout"];
+            add(&format!("--augment {}", self.of(&augment)));
+            add(&format!("--loader-threads {}", self.of(&[0, 0, 1, 2])));
+        }
+        if has_norm && self.one_in(2) {
+            add(if ranks == 4 && self.one_in(2) { "--sync-bn=2" } else { "--sync-bn" });
+        }
+        if bf16 && self.one_in(4) {
+            add("--precision bf16");
+        }
+        if self.one_in(3) {
+            add("--recompute");
+        }
+        let optimizer =
+            self.of(&["sgd", "sgd --nesterov", "adam", "adamw", "rmsprop", "rmsprop-tf", "lars", "lamb"]);
+        add(&format!("--optimizer {optimizer}"));
+        for (times, flag) in [
+            (3, "--accumulation 2"),
+            (4, "--clip-norm 0.5"),
+            (4, "--ema 0.9"),
+            (4, "--label-smoothing 0.1"),
+            (4, "--no-overlap"),
+            (6, "--freeze backbone"),
+        ] {
+            if self.one_in(times) {
+                add(flag);
+            }
+        }
+        if !flags.contains("--freeze") && self.one_in(6) {
+            flags += &format!(" --freeze {layers}");
+        }
+        flags += &self.sums();
+        if self.one_in(3) {
+            flags += " --checkpoint kept --checkpoint-every 1steps";
+        }
+        (ranks, flags)
+    }
+
+    /// How gradients are summed.
+    fn sums(&mut self) -> String {
+        let kinds = ["auto", "auto", "ring", "halving", "tree", "torus", "hierarchical", "shm", "vendor"];
+        let kind = self.of(&kinds);
+        let mut flags = format!(" --allreduce {kind}");
+        if self.one_in(3) {
+            let schemes = ["topk", "topk:0.5", "1bit", "2bit", "powersgd", "powersgd:4"];
+            flags += &format!(" --compress {}", self.of(&schemes));
+        } else if kind != "vendor" {
+            flags += &format!(" --wire {}", self.of(&["f32", "f32", "bf16", "f16"]));
+        }
+        if self.one_in(2) {
+            flags += &format!(" --fusion-threshold-mb {}", self.of(&["0", "0.1", "4"]));
+        }
+        flags
+    }
+}
+
+/// What a run left.
+#[derive(PartialEq)]
+struct Left {
+    losses: Vec<f64>,
+    weights: Vec<u8>,
+}
+
+/// Runs two steps; what must hold of the memory is checked.
+fn run(ranks: usize, flags: &str) -> Result<Left, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (results, weights) = (at("run.h5"), at("weights.safetensors"));
+    let flags = flags.replace("--checkpoint kept", &format!("--checkpoint {}", at("kept").display()));
+    let mut all: Vec<&str> = flags.split_whitespace().collect();
+    all.extend(["--steps", "2", "--warmup", "0", "--threads", "1"]);
+    all.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);
+    let done = finish(job(&[(ranks, &all)]));
+    if !done.success {
+        return Err(format!("failed:\n{}{}", done.stdout, done.stderr));
+    }
+    let losses = series(&results, "steps/loss");
+    if losses.len() != 2 {
+        return Err(format!("{} steps in the record", losses.len()));
+    }
+    within_plan(&results)?;
+    Ok(Left { losses, weights: std::fs::read(&weights).map_err(|error| error.to_string())? })
+}
+
+/// Runs a combination twice.
+fn check(ranks: usize, flags: &str) -> Result<(), String> {
+    let (first, again) = (run(ranks, flags)?, run(ranks, flags)?);
+    match first == again {
+        true => Ok(()),
+        false if first.losses == again.losses => Err("other weights in the second run".into()),
+        false => Err(format!("losses {:?}, then {:?}", first.losses, again.losses)),
+    }
+}
+
+/// Draws and checks so many, and names all that fail.
+fn combinations(count: usize, models: usize) {
+    let bf16 = Cpu::new(1).is_ok_and(|cpu| cpu.has_bf16().is_ok());
+    let given = |name: &str| std::env::var(name).ok();
+    let (seed, count) = match given("DLTRAIN_COMBINATIONS") {
+        None => (SEED, count),
+        Some(text) => {
+            let (seed, count) = text.split_once(':').expect("DLTRAIN_COMBINATIONS=SEED:COUNT");
+            (seed.parse().expect("a seed"), count.parse().expect("a count"))
+        }
+    };
+    let only: Option<usize> = given("DLTRAIN_COMBINATION").map(|number| number.parse().expect("a number"));
+    println!("{count} combinations of seed {seed}");
+    let mut wrong = Vec::new();
+    for number in (0..count).filter(|number| only.is_none_or(|only| only == *number)) {
+        let (ranks, flags) = Draw::new(seed, number).combination(models, bf16);
+        println!("{number}: -n {ranks} dltrain {flags}");
+        if let Err(what) = check(ranks, &flags) {
+            println!("   {what}");
+            wrong.push(format!("{number}: -n {ranks} dltrain {flags}\n   {what}"));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "seed {seed}, {} of {count} (DLTRAIN_COMBINATION=NUMBER runs one):\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn thirty_combinations_of_flags_work() {
+    combinations(30, QUICK);
+}
+
+mod full {
+    #[test]
+    #[ignore = "an hour; make test-full"]
+    fn five_hundred_combinations_of_flags_work() {
+        super::combinations(500, super::MODELS.len());
+    }
+}

@@ -3,9 +3,9 @@
 //!
 //! `DLTRAIN_COMBINATION=17` runs number 17 alone, and says all that it printed; `DLTRAIN_COMBINATIONS=SEED:COUNT` draws others.
 
+use crate::support::job::{finish, job, series, within_plan};
 use dltrain::device::onednn::Cpu;
 use dltrain::random::{Purpose, Stream, key};
-use crate::support::job::{finish, job, series, within_plan};
 
 /// Where drawing begins unless told.
 const SEED: u64 = 16;

@@ -8,7 +8,6 @@ use super::values::{at_least_one, in_range};
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Machine")]
-#[group(skip)]
 pub struct Args {
     /// With f16: the factor of the loss in the first step, by which gradients are divided again [default: 65536].
     #[arg(long, value_name = "FACTOR")]

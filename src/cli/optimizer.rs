@@ -9,7 +9,6 @@ use super::values::{at_least_one, in_range};
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Optimizer")]
-#[group(skip)]
 pub struct Args {
     /// How gradients change weights.
     #[arg(long, value_enum, default_value_t)]

@@ -10,7 +10,6 @@ use super::values::at_least_one;
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Stop and resume")]
-#[group(skip)]
 pub struct Args {
     /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1 and SIGINT
     /// write one and stop.

@@ -751,7 +751,7 @@ fn messages_carry_the_rank_and_other_ranks_only_warn() {
     assert_eq!(messages("0", &[]), info);
     assert_eq!(
         messages("2", &[("RUST_LOG", "debug")]),
-        format!("{bad}[2] info: reading data\n[2] debug record: bucket 3\n")
+        format!("{bad}[2] info: reading data\n[2] debug suite::record: bucket 3\n")
     );
     assert_eq!(messages("2", &[("RUST_LOG", "debug"), ("DLTRAIN_LOG", "error")]), "[2] error: no room\n");
 }

@@ -294,7 +294,8 @@ impl Plan {
             out,
             "bucket      bytes     allreduce  predicted  starts after step (of {}); {} predicted in all",
             self.steps.len(),
-            milliseconds(sums.iter().map(|(_, seconds)| seconds).sum()),
+            // A sum of nothing is -0 by itself.
+            milliseconds(0.0 + sums.iter().map(|(_, seconds)| seconds).sum::<f64>()),
         );
         for (index, (bucket, (name, seconds))) in self.buckets.iter().zip(sums).enumerate() {
             let step = &self.steps[bucket.after];

@@ -19,7 +19,7 @@ use dltrain::data::packed::{CHUNK, Header};
 use dltrain::data::{self, Jpeg, Picture, Wanted};
 use dltrain::error::Result;
 use dltrain::files::crc32;
-use dltrain::record::{Contents, Place, WeightsFile, find_checkpoint};
+use dltrain::record::{Contents, RankInfo, WeightsFile, find_checkpoint};
 
 /// Says whether the parser took the input for sound.
 pub type Target = fn(&[u8]) -> bool;
@@ -141,7 +141,7 @@ fn checkpoint(bytes: &[u8]) -> bool {
     }
     let directory = Files::new();
     let file = Resume::File(directory.put("step-00000001.h5", &bytes));
-    let Ok(Some((_, contents))) = find_checkpoint(Place { rank: 0, size: 1 }, &file, None) else {
+    let Ok(Some((_, contents))) = find_checkpoint(RankInfo { rank: 0, size: 1 }, &file, None) else {
         return false;
     };
     let head = Contents::from_head(&contents.head()).expect("its own head");

@@ -127,9 +127,13 @@ pub enum AllreduceKind {
     /// Chunked, pipelined ring over MPI messages.
     Ring,
     /// Recursive halving and doubling: as few bytes as the ring in fewer steps.
-    Halving,
+    #[value(name = "halving-doubling", alias = "halving")]
+    #[serde(rename = "halving-doubling")]
+    HalvingDoubling,
     /// Recursive doubling: fewest steps, for small messages.
-    Tree,
+    #[value(name = "recursive-doubling", alias = "tree")]
+    #[serde(rename = "recursive-doubling")]
+    RecursiveDoubling,
     /// Rings along the rows and columns of a rectangle of ranks.
     Torus,
     /// Added up in shared memory within a node, by rings between nodes, one for each local rank.
@@ -137,14 +141,15 @@ pub enum AllreduceKind {
     /// In place in memory that the ranks of one node share.
     Shm,
     /// The MPI library's own MPI_Iallreduce.
-    Vendor,
+    #[value(alias = "vendor")]
+    Mpi,
     /// By the GPUs of a node in each other's memory (CUDA IPC), by rings between nodes; auto takes it where it works.
     Ipc,
     /// Between GPUs, past the host, by NVIDIA's NCCL: with --device cuda and a GPU for each rank.
     Nccl,
 }
 
-/// Whether MPI is given a GPU's memory as it lies, with --allreduce vendor.
+/// Whether MPI is given a GPU's memory as it lies, with --allreduce mpi.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CudaAware {
@@ -162,12 +167,12 @@ impl AllreduceKind {
         match self {
             AllreduceKind::Auto => "auto",
             AllreduceKind::Ring => "ring",
-            AllreduceKind::Halving => "halving",
-            AllreduceKind::Tree => "tree",
+            AllreduceKind::HalvingDoubling => "halving-doubling",
+            AllreduceKind::RecursiveDoubling => "recursive-doubling",
             AllreduceKind::Torus => "torus",
             AllreduceKind::Hierarchical => "hierarchical",
             AllreduceKind::Shm => "shm",
-            AllreduceKind::Vendor => "vendor",
+            AllreduceKind::Mpi => "mpi",
             AllreduceKind::Ipc => "ipc",
             AllreduceKind::Nccl => "nccl",
         }

@@ -10,7 +10,7 @@ use std::path::Path;
 /// What sort of thing went wrong; the number is the program's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum ErrorKind {
     /// A defect of dltrain itself.
     Internal = 1,
     /// A flag, or a combination of flags, that cannot work.
@@ -34,10 +34,10 @@ pub enum Kind {
     Stopped = 75,
 }
 
-impl Kind {
+impl ErrorKind {
     /// The kind with this exit code; `Internal` for a code that is none.
-    pub fn from_code(code: u8) -> Kind {
-        use Kind::*;
+    pub fn from_code(code: u8) -> ErrorKind {
+        use ErrorKind::*;
         [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled, Stopped]
             .into_iter()
             .find(|kind| *kind as u8 == code)
@@ -49,7 +49,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     /// What sort of failure it is: the exit code.
-    pub kind: Kind,
+    pub kind: ErrorKind,
     /// What happened, to what, and what to do about it.
     pub message: String,
 }
@@ -59,38 +59,38 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// An error of this kind with this message.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Error {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error { kind, message: message.into() }
     }
 
     /// A flag, or a combination of flags, that cannot work.
     pub fn usage(message: impl Into<String>) -> Error {
-        Error::new(Kind::Usage, message)
+        Error::new(ErrorKind::Usage, message)
     }
 
     /// A data file that cannot be used: which one, and what is wrong with it.
     pub fn data(path: &Path, what: impl fmt::Display) -> Error {
-        Error::new(Kind::Data, format!("{}: {what}", path.display()))
+        Error::new(ErrorKind::Data, format!("{}: {what}", path.display()))
     }
 
     /// Something the machine lacks; the message ends with the remedy.
     pub fn environment(message: impl Into<String>) -> Error {
-        Error::new(Kind::Environment, message)
+        Error::new(ErrorKind::Environment, message)
     }
 
     /// A foreign call that failed: library, call, its code and what the code means.
     pub fn foreign(library: &str, call: &str, code: i64, text: impl fmt::Display) -> Error {
-        Error::new(Kind::Foreign, format!("{library}: {call} failed with code {code} ({text})"))
+        Error::new(ErrorKind::Foreign, format!("{library}: {call} failed with code {code} ({text})"))
     }
 
     /// A results file that cannot be written.
     pub fn output(path: &Path, what: impl fmt::Display) -> Error {
-        Error::new(Kind::Output, format!("{}: {what}", path.display()))
+        Error::new(ErrorKind::Output, format!("{}: {what}", path.display()))
     }
 
     /// A defect of dltrain itself.
     pub fn internal(message: impl Into<String>) -> Error {
-        Error::new(Kind::Internal, message)
+        Error::new(ErrorKind::Internal, message)
     }
 
     /// The process's exit code for this error.
@@ -114,7 +114,7 @@ impl fmt::Display for Error {
                 false => f.write_char(character)?,
             }
         }
-        if self.kind == Kind::Internal {
+        if self.kind == ErrorKind::Internal {
             f.write_str(" (this is a defect of dltrain; please report it)")?;
         }
         Ok(())
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {
         for code in (1..=9).chain([75]) {
-            assert_eq!(Kind::from_code(code) as u8, code);
+            assert_eq!(ErrorKind::from_code(code) as u8, code);
         }
-        assert_eq!(Kind::from_code(99), Kind::Internal);
+        assert_eq!(ErrorKind::from_code(99), ErrorKind::Internal);
     }
 }

@@ -75,7 +75,7 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// it is.
 ///
 /// # Errors
-/// `Kind::Output`, and those of `write`; nothing is left behind.
+/// `ErrorKind::Output`, and those of `write`; nothing is left behind.
 pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return write(path);

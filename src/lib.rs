@@ -9,7 +9,7 @@
 //! [`train::run`] goes it.
 //!
 //! 1. **The run.** Flags and files become a [`config::Config`]. All ranks start MPI ([`comm::World::start`]) and compare
-//!    what they were given ([`comm::World::same`]). From here on an error of one rank is an error of all
+//!    what they were given ([`comm::World::check_same`]). From here on an error of one rank is an error of all
 //!    ([`comm::World::agree`]).
 //! 2. **The graph.** [`model::find`] gives the [`model::Model`] of a name, which describes its layers to a
 //!    [`graph::Builder`]. The [`graph::Graph`] has tensors with roles ([`graph::Role`]) and nodes with an [`graph::Op`].

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dltrain::comm::{self, NotStarted, World};
-use dltrain::error::{Error, Kind, Result};
+use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::record::Volume;
 use dltrain::{bench, export, info, models, pack, record, train};
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Err(not_started) => return leave(asked.err(), not_started),
     };
     let outcome = world.agree(asked).and_then(|asked| {
-        world.same(&[("what they run".into(), asked.name())])?;
+        world.check_same(&[("what they run".into(), asked.name())])?;
         Ok(asked)
     });
     let volume = outcome.as_ref().map_or(Volume::Normal, Asked::volume);
@@ -75,8 +75,8 @@ fn dispatch(world: &World, asked: Asked, started: Instant) -> Result<()> {
     world.agree(record::printed())
 }
 
-fn place(world: &World) -> record::Place {
-    record::Place { rank: world.rank(), size: world.size() }
+fn place(world: &World) -> record::RankInfo {
+    record::RankInfo { rank: world.rank(), size: world.size() }
 }
 
 /// What needs no MPI.
@@ -98,7 +98,7 @@ fn print_shown(shown: &clap::Error) -> ExitCode {
     let printed = shown.print();
     match shown.use_stderr() {
         // Nobody can be told that writing to the terminal failed.
-        true => ExitCode::from(Kind::Usage as u8),
+        true => ExitCode::from(ErrorKind::Usage as u8),
         false => exit(record::outcome_of(printed)),
     }
 }
@@ -131,7 +131,7 @@ fn exit(outcome: Result<()>) -> ExitCode {
 
 fn report(error: &Error, speak: bool) -> ExitCode {
     if speak {
-        let label = if error.kind == Kind::Stopped { "" } else { "error: " };
+        let label = if error.kind == ErrorKind::Stopped { "" } else { "error: " };
         // In one write, which no launcher can cut in two or mix with another rank's. Nobody can be told that it failed.
         let _ = std::io::stderr().write_all(format!("dltrain: {label}{error}\n").as_bytes());
     }

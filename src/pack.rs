@@ -83,9 +83,9 @@ struct Job {
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let jobs = world.agree(plan(args))?;
-    let place = record::Place::from(world);
+    let place = record::RankInfo::from(world);
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
-    world.same(&same.collect::<Vec<_>>())?;
+    world.check_same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&Job> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
     let progress = Progress::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
     let written = mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<usize>>>();
@@ -401,7 +401,7 @@ fn put_header(path: &Path, header: Header, user_block: u64) -> std::result::Resu
 
 /// Reads everything and compares every checksum; files are shared out among ranks.
 fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let place = record::Place::from(world);
+    let place = record::RankInfo::from(world);
     let files = world.agree(files_of(&args.source))?;
     let sets = files.iter().skip(world.rank()).step_by(world.size()).map(|file| Packed::alone(file));
     let sets = world.agree(sets.collect::<Result<Vec<Packed>>>())?;

@@ -23,7 +23,7 @@ pub struct BucketTime {
 /// What an event is, and what its numbers `a` and `b` mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum EventKind {
     /// A training step.
     Step,
     /// The forward pass of a step.
@@ -52,8 +52,8 @@ pub enum Kind {
     Receive,
 }
 
-const KINDS: [Kind; 13] = {
-    use Kind::*;
+const KINDS: [EventKind; 13] = {
+    use EventKind::*;
     [Step, Forward, Backward, Evaluation, Layer, Update, Input, Bucket, Wait, Exchange, Reduce, Send, Receive]
 };
 
@@ -65,7 +65,7 @@ pub struct Event {
     /// When it ended, in nanoseconds of the node's clock.
     pub end: u64,
     /// What happened.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// The step of the run it belongs to.
     pub step: u32,
     /// The first number of its kind.
@@ -161,7 +161,7 @@ pub fn now() -> u64 {
 }
 
 /// Records what began then and ends now.
-pub fn record(kind: Kind, begin: u64, a: usize, b: usize, bytes: usize) {
+pub fn record(kind: EventKind, begin: u64, a: usize, b: usize, bytes: usize) {
     if begin == 0 || !RECORDING.get() {
         return;
     }
@@ -183,7 +183,7 @@ mod tests {
     fn mark(number: u64, events: usize) {
         step(number);
         for index in 0..events {
-            record(Kind::Layer, now(), index, 0, 0);
+            record(EventKind::Layer, now(), index, 0, 0);
         }
     }
 

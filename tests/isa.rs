@@ -2,7 +2,7 @@
 //! since the limit holds for the whole process.
 
 use dltrain::device::onednn::{Cpu, Isa, isa, limit_isa};
-use dltrain::device::{Device, Request};
+use dltrain::device::{Device, KernelRequest};
 use dltrain::graph::DType::F32;
 use dltrain::graph::{Conv2d, Op, Spec, dims};
 
@@ -22,7 +22,8 @@ fn a_limited_device_uses_and_lays_out_for_what_all_ranks_have() {
     let inputs = [spec([1, 16, 8, 8]), spec([16, 16, 3, 3])].map(|spec| (spec, None));
     let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(3) });
     let outputs = [spec([1, 16, 6, 6])];
-    let request = Request { op: &conv, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+    let request =
+        KernelRequest { op: &conv, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
     assert_eq!(kernel.outputs()[0].text(), "f32 1x16x6x6 aBcd8b");
 

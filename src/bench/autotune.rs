@@ -159,7 +159,7 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
         Cost::new(nodes, Wire::F32, tuning),
     );
     record::print(&format!(
-        "#{:>9} {:>14} {:>13} {:>13}  chosen",
+        "#{:>9} {:>18} {:>13} {:>13}  chosen",
         "size", "algorithm", "measured us", "modelled us"
     ));
     for &bytes in sizes {
@@ -170,7 +170,7 @@ fn print(tuning: &Tuning, nodes: &Nodes, sizes: &[usize]) {
             let Some((at, seconds)) = tuning.measured(kind, bytes) else { continue };
             if at == bytes {
                 record::print(&format!(
-                    "{:>10} {:>14} {:>13.2} {:>13.2}  {}",
+                    "{:>10} {:>18} {:>13.2} {:>13.2}  {}",
                     show(bytes),
                     kind.name(),
                     seconds * 1e6,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fusion::compress::codec::{Codec, codec, pieces};
 use crate::fusion::compress::powersgd;
 use crate::random::{Purpose, key, normals, philox};
-use crate::record::{self, Place};
+use crate::record::{self, RankInfo};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -42,7 +42,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         true => ["topk", "1bit", "2bit", "powersgd"].iter().filter_map(|name| name.parse().ok()).collect(),
         false => args.scheme.clone(),
     };
-    let place = Place::from(world);
+    let place = RankInfo::from(world);
     record::say(place, "one thread, a gradient of 1024 x 1024 numbers (4 MB)");
     record::say(place, "scheme            share   encode GB/s   decode GB/s   ms in all");
     for scheme in schemes {

@@ -13,7 +13,7 @@ use crate::collective::tuning::Tuning;
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::device::reference::Reference;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fusion::{Fusion, adaptive};
 use crate::model;
 use crate::plan::{self, Options, Plan, TAIL};
@@ -154,7 +154,7 @@ impl Replay<'_> {
         }
         self.world.agree(match wrong {
             0 => Ok(()),
-            wrong => Err(Error::new(Kind::Internal, format!("fusion: {wrong} wrong elements"))),
+            wrong => Err(Error::new(ErrorKind::Internal, format!("fusion: {wrong} wrong elements"))),
         })
     }
 

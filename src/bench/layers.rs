@@ -15,7 +15,7 @@ use crate::config::Precision;
 use crate::device::memory::bytes_of;
 use crate::device::onednn::Cpu;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Init, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Options, Plan, Program, Regions};
@@ -62,7 +62,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let csv = args.csv.as_ref().filter(|_| world.rank() == 0);
     world.agree(csv.map_or(Ok(()), |path| {
         std::fs::write(path, table.csv())
-            .map_err(|error| Error::new(Kind::Output, format!("--csv {}: {error}", path.display())))
+            .map_err(|error| Error::new(ErrorKind::Output, format!("--csv {}: {error}", path.display())))
     }))
 }
 

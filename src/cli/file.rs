@@ -5,12 +5,12 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
-use dltrain::error::{Error, Kind, Result};
+use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::files;
 use dltrain::record;
 
@@ -55,7 +55,7 @@ pub fn merge(command: &Command, path: &Path, args: &[OsString]) -> Result<(Vec<O
     let record = path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5");
     let text = if record { record::run_file(path)? } else { read(path)? };
     let entries =
-        parse(command, &text).map_err(|wrong| Error::new(Kind::Usage, listed(path, record, &wrong)))?;
+        parse(command, &text).map_err(|wrong| Error::new(ErrorKind::Usage, listed(path, record, &wrong)))?;
     let mut merged = vec![args.first().cloned().unwrap_or_default()];
     let mut origins = Origins::new();
     let names: Vec<&str> = args.iter().filter_map(|arg| name(arg)).collect();
@@ -199,7 +199,10 @@ fn entry(command: &Command, key: &str, value: &DeValue) -> std::result::Result<V
     let typed = [vec!["dltrain".to_string()], args.clone()].concat();
     match command.clone().try_get_matches_from(typed) {
         Err(error)
-            if !matches!(error.kind(), ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict) =>
+            if !matches!(
+                error.kind(),
+                ClapErrorKind::MissingRequiredArgument | ClapErrorKind::ArgumentConflict
+            ) =>
         {
             Err(plain(&error))
         }

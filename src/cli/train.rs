@@ -118,10 +118,10 @@ pub struct Args {
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
-    /// Whether --allreduce vendor gives MPI the GPU's memory as it lies.
+    /// Whether --allreduce mpi gives MPI the GPU's memory as it lies.
     #[arg(long, value_enum, default_value_t = CudaAware::Auto, help_heading = "Machine")]
     cuda_aware: CudaAware,
-    /// What gradients travel as between ranks (not with vendor; shm sends nothing).
+    /// What gradients travel as between ranks (not with mpi; shm sends nothing).
     #[arg(long, value_enum, default_value_t = Wire::F32, help_heading = "Machine")]
     wire: Wire,
     /// Send less of each gradient and the rest later: topk[:SHARE], 1bit, 2bit[:THRESHOLD] or powersgd[:RANK].

@@ -10,8 +10,8 @@
 //! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is whatever
 //! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
+use super::executor::Algorithm;
 use super::schedule::{Apply, Group, Round, segment};
-use super::scheduled::Algorithm;
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
 use crate::comm::World;
@@ -125,7 +125,7 @@ impl Cost {
             AllreduceKind::Shm => shared,
             AllreduceKind::Hierarchical => shared && self.nodes > 1,
             // The library is free to add in another order next time.
-            other => other != AllreduceKind::Vendor,
+            other => other != AllreduceKind::Mpi,
         };
         let each = self.lines.iter().filter(|(kind, ..)| usable(*kind));
         let timed = each.filter_map(|&(kind, ..)| Some((kind, self.seconds(kind, bytes)?)));
@@ -148,10 +148,10 @@ pub const CANDIDATES: [AllreduceKind; 7] = [
     AllreduceKind::Shm,
     AllreduceKind::Ring,
     AllreduceKind::Hierarchical,
-    AllreduceKind::Halving,
+    AllreduceKind::HalvingDoubling,
     AllreduceKind::Torus,
-    AllreduceKind::Tree,
-    AllreduceKind::Vendor,
+    AllreduceKind::RecursiveDoubling,
+    AllreduceKind::Mpi,
 ];
 
 /// The line of an algorithm; `None` where it cannot run.
@@ -173,9 +173,10 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
             })
         }
         // Libraries double recursively for short ranges and halve for long ones (Thakur et al.).
-        AllreduceKind::Vendor => {
+        AllreduceKind::Mpi => {
             let line = |kind| line(kind, nodes, Wire::F32, parameters);
-            let (tree, halving) = (line(AllreduceKind::Tree)?, line(AllreduceKind::Halving)?);
+            let (tree, halving) =
+                (line(AllreduceKind::RecursiveDoubling)?, line(AllreduceKind::HalvingDoubling)?);
             Some(Line { fixed: tree.fixed, per_byte: halving.per_byte })
         }
         kind => Some(priced(&walk(nodes, schedule_of(kind).1), wire, parameters)),
@@ -313,8 +314,8 @@ pub mod tests {
             for (kind, steps, bytes) in [
                 (Ring, 2.0 * (pf - 1.0), around),
                 (Torus, 2.0 * (columns + p / columns - 2) as f64, around),
-                (Halving, 2.0 * log + pairs, 2.0 * (qf - 1.0) / qf + pairs),
-                (Tree, log + pairs, log + pairs),
+                (HalvingDoubling, 2.0 * log + pairs, 2.0 * (qf - 1.0) / qf + pairs),
+                (RecursiveDoubling, log + pairs, log + pairs),
             ] {
                 for nodes in [nodes(p, 1), nodes(1, p)] {
                     let line = line(kind, &nodes, Wire::F32, &counting()).unwrap();
@@ -336,7 +337,7 @@ pub mod tests {
     /// The same from the messages that are really sent. Ranks of which none idles send all the way.
     #[test]
     fn bytes_are_those_of_the_schedules() {
-        for kind in [Ring, Torus, Halving, Tree] {
+        for kind in [Ring, Torus, HalvingDoubling, RecursiveDoubling] {
             for p in [2usize, 4, 8, 16] {
                 let rounds = schedule_of(kind).1(&Group::all(1, p), &(0..1 << 20));
                 let sent: usize =
@@ -368,8 +369,8 @@ pub mod tests {
         assert!((between(Ring, &nodes(2, 4)) - 2.0 * 7.0 / 8.0).abs() < 1e-6);
         assert!((between(Hierarchical, &nodes(2, 4)) - 1.0).abs() < 1e-6);
         assert!((between(Hierarchical, &nodes(4, 2)) - 1.5).abs() < 1e-6);
-        // Halving first goes furthest, with half of the range from each rank: all four at once through one link.
-        assert!((between(Halving, &nodes(2, 4)) - 4.0).abs() < 1e-6);
+        // HalvingDoubling first goes furthest, with half of the range from each rank: all four at once through one link.
+        assert!((between(HalvingDoubling, &nodes(2, 4)) - 4.0).abs() < 1e-6);
     }
 
     #[test]
@@ -421,12 +422,12 @@ pub mod tests {
             assert_eq!(best(&nodes(1, 1), bytes, true), Shm);
             assert_eq!(best(&nodes(1, 4), bytes, true), Shm);
             for nodes in [nodes(1, 8), nodes(16, 1), nodes(4, 4), nodes(3, 3)] {
-                assert!(![Shm, Hierarchical, Vendor].contains(&best(&nodes, bytes, false)));
+                assert!(![Shm, Hierarchical, Mpi].contains(&best(&nodes, bytes, false)));
             }
         }
         assert_eq!(best(&nodes(4, 4), 64 << 20, true), Hierarchical);
-        assert_eq!(best(&nodes(16, 1), 64, true), Tree);
-        assert!([Ring, Halving, Torus].contains(&best(&nodes(16, 1), 64 << 20, true)));
+        assert_eq!(best(&nodes(16, 1), 64, true), RecursiveDoubling);
+        assert!([Ring, HalvingDoubling, Torus].contains(&best(&nodes(16, 1), 64 << 20, true)));
         assert_eq!(best(&nodes(2, 1), 64 << 20, true), Ring);
         let uneven = Nodes(vec![vec![0, 1], vec![2]]);
         assert!(![Shm, Hierarchical].contains(&best(&uneven, 64 << 20, true)));

@@ -18,15 +18,15 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::boards::Boards;
+use super::executor::{self, Executor};
 use super::schedule::{Group, segment};
-use super::scheduled::{self, Scheduled};
+use super::slot_counters::SlotCounters;
 use super::within::{PIECE, Ticket, Within};
 use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::Result;
-use crate::trace::{self, Kind};
+use crate::trace::{self, EventKind};
 
 /// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
 const RINGS: usize = 3;
@@ -36,8 +36,8 @@ pub struct Hierarchical {
     world: World,
     within: Box<dyn Within>,
     /// The rings of this rank and its like on the other nodes.
-    rings: Scheduled<Channel>,
-    counters: Boards,
+    rings: Executor<Channel>,
+    counters: SlotCounters,
     /// Which pieces are a slot's.
     slots: Vec<Range<usize>>,
     pieces: Vec<Piece>,
@@ -81,7 +81,7 @@ fn pieces(range: &Range<usize>, longest: usize) -> impl Iterator<Item = Range<us
 /// Bytes of memory that a slot of so many elements takes beside its range, in the host's memory.
 pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
     let of_piece =
-        |piece: Range<usize>| scheduled::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes);
+        |piece: Range<usize>| executor::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes);
     pieces(&(0..elements), PIECE).map(of_piece).sum()
 }
 
@@ -104,8 +104,8 @@ impl Hierarchical {
         Ok(Hierarchical {
             world: world.clone(),
             within,
-            rings: Scheduled::new("ring", ring::allreduce, wire, channel, region).among(group),
-            counters: Boards::new(world, 2),
+            rings: Executor::new("ring", ring::allreduce, wire, channel, region).among(group),
+            counters: SlotCounters::new(world, 2),
             slots: Vec::new(),
             pieces: Vec::new(),
             flying: Vec::new(),
@@ -172,7 +172,7 @@ impl Hierarchical {
         let begun = trace::now();
         let piece = &mut self.pieces[index];
         piece.ticket = what(&mut *self.within, chunk.clone())?;
-        trace::record(Kind::Reduce, begun, piece.slot, 0, chunk.len() * size_of::<f32>());
+        trace::record(EventKind::Reduce, begun, piece.slot, 0, chunk.len() * size_of::<f32>());
         Ok(chunk.end)
     }
 

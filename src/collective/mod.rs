@@ -33,47 +33,47 @@
 //! # Ok::<(), dltrain::error::Error>(())
 //! ```
 
-mod boards;
 mod broadcast;
 pub mod cost;
+mod even_split;
+mod executor;
 mod gather;
-mod halving;
+mod halving_doubling;
 mod hierarchical;
 mod link;
+mod mpi_allreduce;
 mod operation;
-mod part;
+mod recursive_doubling;
 mod ring;
 mod schedule;
-mod scheduled;
 mod selection;
 mod shm;
+mod slot_counters;
 #[cfg(test)]
 mod threads;
 mod torus;
-mod tree;
 pub mod tuning;
-mod vendor;
 mod within;
 
 use std::ops::Range;
 use std::rc::Rc;
 
 use self::cost::Nodes;
-use self::scheduled::Algorithm;
+use self::executor::Algorithm;
 use self::tuning::Tuning;
 use crate::comm::{Awaited, Region, Wait, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::Result;
 
+pub use even_split::even_split;
+pub use executor::{CHUNK, WINDOW};
 pub use gather::Gather;
 pub use hierarchical::Hierarchical;
+pub use mpi_allreduce::MpiAllreduce;
 pub use operation::{Operation, Route};
-pub use part::part;
 pub use schedule::segment;
-pub use scheduled::{CHUNK, WINDOW};
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
-pub use vendor::Vendor;
 pub use within::{PIECE, Ticket, Within};
 
 /// A range that was prepared.
@@ -87,7 +87,7 @@ pub type Slot = usize;
 /// of slots in flight at one time do not overlap. From `start` until `is_done` the range belongs to the
 /// collective.
 pub trait Collective {
-    /// "ring", "shm", "vendor", ….
+    /// "ring", "shm", "mpi", ….
     fn name(&self) -> &'static str;
 
     /// The algorithm of a slot, where they differ.
@@ -139,8 +139,8 @@ pub fn select(
 /// The algorithms that are schedules of messages.
 fn schedule_of(kind: AllreduceKind) -> (&'static str, Algorithm) {
     match kind {
-        AllreduceKind::Halving => ("halving", halving::allreduce),
-        AllreduceKind::Tree => ("tree", tree::allreduce),
+        AllreduceKind::HalvingDoubling => ("halving-doubling", halving_doubling::allreduce),
+        AllreduceKind::RecursiveDoubling => ("recursive-doubling", recursive_doubling::allreduce),
         AllreduceKind::Torus => ("torus", torus::allreduce),
         _ => ("ring", ring::allreduce),
     }

@@ -3,8 +3,8 @@
 
 use std::rc::Rc;
 
+use super::executor::{Algorithm, Executor};
 use super::schedule::Group;
-use super::scheduled::{Algorithm, Scheduled};
 use super::{Collective, Shm, broadcast, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
@@ -99,7 +99,7 @@ impl Operation {
             Error::usage(format!("{} by {route}: use {} or shm", self.name(), names.join(", ")))
         });
         let &(_, name, algorithm) = world.agree(way)?;
-        let collective = Scheduled::new(name, algorithm, wire, Channel::new(world)?, region);
+        let collective = Executor::new(name, algorithm, wire, Channel::new(world)?, region);
         Ok(Box::new(collective.among(self.group(world.rank(), world.size()))))
     }
 

@@ -1,12 +1,12 @@
 //! What one rank sends and receives in a collective, in which order, and what each message waits for.
 //!
-//! An algorithm is a list of rounds (`ring`, `halving`, `tree`, `torus`, …). Here rounds become messages of bounded
+//! An algorithm is a list of rounds (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …). Here rounds become messages of bounded
 //! length, each with the messages that must have ended before it: rounds overlap as far as the data allows, so that
 //! one chunk is added while others are on the wire.
 
 use std::ops::Range;
 
-use super::part;
+use super::even_split;
 
 /// What becomes of what comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Group {
 
 /// Part `index` of a range cut into `parts`.
 pub fn segment(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
-    let part = part(range.len(), parts, index);
+    let part = even_split(range.len(), parts, index);
     range.start + part.start..range.start + part.end
 }
 

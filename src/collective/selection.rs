@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::cost::{Cost, Nodes};
-use super::scheduled::{self, Scheduled};
+use super::executor::{self, Executor};
 use super::tuning::Tuning;
-use super::{Collective, Hierarchical, Shm, Slot, Vendor, hierarchical, schedule_of};
+use super::{Collective, Hierarchical, MpiAllreduce, Shm, Slot, hierarchical, schedule_of};
 use crate::comm::{Channel, Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ impl Selection {
     /// `Usage`, the same on every rank, when what is asked for cannot run on these ranks and nodes.
     pub fn new(kind: AllreduceKind, wire: Wire, nodes: &Nodes, tuning: &Tuning) -> Result<Selection> {
         match kind {
-            AllreduceKind::Vendor if wire != Wire::F32 => Err(Error::usage(format!(
+            AllreduceKind::Mpi if wire != Wire::F32 => Err(Error::usage(format!(
                 "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
             ))),
             AllreduceKind::Nccl if wire != Wire::F32 => Err(Error::usage(format!(
@@ -107,12 +107,12 @@ impl Selection {
         let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
-            AllreduceKind::Shm | AllreduceKind::Vendor | AllreduceKind::Nccl => 0,
+            AllreduceKind::Shm | AllreduceKind::Mpi | AllreduceKind::Nccl => 0,
             AllreduceKind::Ipc if world.nodes() == 1 => 0,
             AllreduceKind::Hierarchical | AllreduceKind::Ipc => {
                 hierarchical::memory(self.wire, bytes / 4, local, world.nodes())
             }
-            kind => scheduled::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
+            kind => executor::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
         };
         [mapped, buckets.iter().map(messages).sum()]
     }
@@ -153,10 +153,10 @@ fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> 
     Ok(match kind {
         AllreduceKind::Shm => Box::new(Shm::new(world, region)),
         AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
-        AllreduceKind::Vendor => Box::new(Vendor::new(world, region)?),
+        AllreduceKind::Mpi => Box::new(MpiAllreduce::new(world, region)?),
         kind => {
             let (name, algorithm) = schedule_of(kind);
-            Box::new(Scheduled::new(name, algorithm, wire, Channel::new(world)?, region))
+            Box::new(Executor::new(name, algorithm, wire, Channel::new(world)?, region))
         }
     })
 }
@@ -231,7 +231,7 @@ impl Collective for PerRange {
 mod tests {
     use super::super::cost::tests::nodes;
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
 
     fn selection(kind: AllreduceKind, nodes: &Nodes) -> Selection {
         Selection::new(kind, Wire::F32, nodes, &Tuning::built_in()).unwrap()
@@ -244,19 +244,19 @@ mod tests {
             (AllreduceKind::Shm, Wire::F32, nodes(2, 1)),
             (AllreduceKind::Hierarchical, Wire::F32, uneven.clone()),
             (AllreduceKind::Ipc, Wire::F32, uneven),
-            (AllreduceKind::Vendor, Wire::F16, nodes(2, 2)),
+            (AllreduceKind::Mpi, Wire::F16, nodes(2, 2)),
             (AllreduceKind::Nccl, Wire::Bf16, nodes(2, 2)),
         ] {
             let error = Selection::new(kind, wire, &nodes, &Tuning::built_in()).unwrap_err();
-            assert!(error.kind == Kind::Usage && error.message.contains("use a"), "{error}");
+            assert!(error.kind == ErrorKind::Usage && error.message.contains("use a"), "{error}");
         }
         for kind in [AllreduceKind::Shm, AllreduceKind::Hierarchical] {
             let error = can_work_in(kind, false).unwrap_err();
-            assert!(error.kind == Kind::Environment && error.message.contains("use a"), "{error}");
+            assert!(error.kind == ErrorKind::Environment && error.message.contains("use a"), "{error}");
             assert!(can_work_in(kind, true).is_ok());
         }
         for kind in [AllreduceKind::Ipc, AllreduceKind::Nccl] {
-            assert_eq!(can_work_in(kind, true).unwrap_err().kind, Kind::Usage);
+            assert_eq!(can_work_in(kind, true).unwrap_err().kind, ErrorKind::Usage);
         }
     }
 
@@ -264,7 +264,7 @@ mod tests {
     fn gradients_are_shared_only_for_those_who_use_that() {
         let wants = |kind, nodes: &Nodes| selection(kind, nodes).wants_shared(&[64, 64 << 20]);
         assert!(wants(AllreduceKind::Auto, &nodes(1, 2)) && wants(AllreduceKind::Auto, &nodes(2, 2)));
-        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Vendor, &nodes(1, 2)));
+        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Mpi, &nodes(1, 2)));
         assert!(!wants(AllreduceKind::Ring, &nodes(1, 2)) && !wants(AllreduceKind::Ring, &nodes(2, 2)));
         assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::Hierarchical, &nodes(2, 2)));
     }

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::boards::Boards;
 use super::schedule::segment;
+use super::slot_counters::SlotCounters;
 use super::{Collective, Slot};
 use crate::comm::{Region, World};
 use crate::error::Result;
@@ -33,7 +33,7 @@ pub struct Shm {
     world: World,
     region: Rc<Region>,
     kind: Kind,
-    counters: Boards,
+    counters: SlotCounters,
     slots: Vec<Round>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
@@ -87,7 +87,7 @@ impl Shm {
     }
 
     fn of(kind: Kind, world: &World, region: &Rc<Region>) -> Shm {
-        let (counters, slots, flying) = (Boards::new(world, 3), Vec::new(), Vec::new());
+        let (counters, slots, flying) = (SlotCounters::new(world, 3), Vec::new(), Vec::new());
         Shm { world: world.clone(), region: region.clone(), kind, counters, slots, flying }
     }
 
@@ -182,7 +182,7 @@ impl Collective for Shm {
         if let Some((slot, (chunk, work))) = chunk {
             let (begun, bytes) = (trace::now(), chunk.len() * size_of::<f32>());
             self.work(chunk, work);
-            trace::record(trace::Kind::Reduce, begun, slot, 0, bytes);
+            trace::record(trace::EventKind::Reduce, begun, slot, 0, bytes);
             // Release: what was written is seen by those who see the round over.
             self.done(slot).fetch_add(1, Ordering::Release);
         }

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::executor::{Algorithm, Executor};
 use super::link::Link;
-use super::scheduled::{Algorithm, Scheduled};
-use super::{Collective, broadcast, halving, part, ring, torus, tree, wait};
+use super::{Collective, broadcast, even_split, halving_doubling, recursive_doubling, ring, torus, wait};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::error::Result;
@@ -110,7 +110,7 @@ fn run(
     let rank = |rank: usize| {
         let region = Rc::new(Region::private((length + 2 * GUARD) * 4).unwrap());
         let link = Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) };
-        let mut collective = Scheduled::new("test", algorithm, wire, link, &region).chunk(chunk);
+        let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
         let whole = GUARD..GUARD + length;
         let slots: Vec<_> = [whole.clone()]
             .into_iter()
@@ -147,8 +147,8 @@ fn run(
 const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17];
 const SUMS: [(&str, Algorithm); 4] = [
     ("ring", ring::allreduce),
-    ("halving", halving::allreduce),
-    ("tree", tree::allreduce),
+    ("halving-doubling", halving_doubling::allreduce),
+    ("recursive-doubling", recursive_doubling::allreduce),
     ("torus", torus::allreduce),
 ];
 
@@ -194,7 +194,7 @@ fn sum(ranks: usize, index: usize) -> f32 {
 
 /// Whose segment an element is in.
 fn owner(ranks: usize, length: usize, index: usize) -> usize {
-    (0..ranks).find(|&rank| part(length, ranks, rank).contains(&index)).unwrap()
+    (0..ranks).find(|&rank| even_split(length, ranks, rank).contains(&index)).unwrap()
 }
 
 #[test]
@@ -273,8 +273,16 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
             assert_eq!(most(torus::allreduce), once_around, "torus of {p}");
             let core = f64::from(1 << p.ilog2());
             let extra = if p.is_power_of_two() { 0.0 } else { bytes };
-            assert_eq!(most(halving::allreduce), 2.0 * (core - 1.0) / core * bytes + extra, "halving of {p}");
-            assert_eq!(most(tree::allreduce), f64::from(p.ilog2()) * bytes + extra, "tree of {p}");
+            assert_eq!(
+                most(halving_doubling::allreduce),
+                2.0 * (core - 1.0) / core * bytes + extra,
+                "halving of {p}"
+            );
+            assert_eq!(
+                most(recursive_doubling::allreduce),
+                f64::from(p.ilog2()) * bytes + extra,
+                "tree of {p}"
+            );
             assert_eq!(most(ring::reduce_scatter), once_around / 2.0, "reduce-scatter of {p}");
             assert_eq!(most(ring::allgather), once_around / 2.0, "allgather of {p}");
             assert_eq!(most(broadcast::chain), bytes, "chain of {p}");

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::cost::Nodes;
@@ -177,8 +178,10 @@ impl Tuning {
     /// What a range of f32 took, in seconds: between two sizes on a straight line of logarithms, beyond the first and the
     /// last that of the nearest. Also says for which size the answer is.
     pub fn measured(&self, kind: AllreduceKind, bytes: usize) -> Option<(usize, f64)> {
-        let Times { bytes: sizes, us, .. } =
-            self.measured.iter().find(|times| times.algorithm == kind.name())?;
+        let Times { bytes: sizes, us, .. } = self
+            .measured
+            .iter()
+            .find(|times| AllreduceKind::from_str(&times.algorithm, false) == Ok(kind))?;
         let at = bytes.clamp(*sizes.first()?, *sizes.last()?);
         let upper = sizes.partition_point(|&size| size < at);
         if sizes[upper] == at {

@@ -33,12 +33,12 @@ pub enum Phase {
 
 /// A phase, and which of its kind where they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Activity {
     pub phase: Phase,
     pub number: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.phase {
             Phase::Start => f.write_str("the start"),
@@ -68,7 +68,7 @@ pub enum Process {
 /// What is known of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status {
-    pub place: Place,
+    pub place: Activity,
     pub process: Process,
     /// Since when it has waited for others; `None` where it does not.
     pub waiting: Option<u64>,
@@ -95,7 +95,7 @@ impl Line {
         let word = self.place.load(Ordering::Relaxed);
         let waiting = self.waiting.load(Ordering::Relaxed);
         Status {
-            place: Place {
+            place: Activity {
                 phase: Phase::from_code((word >> NUMBER_BITS) as u8),
                 number: word & ((1 << NUMBER_BITS) - 1),
             },
@@ -106,7 +106,7 @@ impl Line {
     }
 
     pub fn write(&self, status: &Status) {
-        let Place { phase, number } = status.place;
+        let Activity { phase, number } = status.place;
         let state = u64::from(status.process as u8) << 8 | u64::from(phase as u8);
         self.place.store(state << NUMBER_BITS | number, Ordering::Relaxed);
         self.waiting.store(status.waiting.unwrap_or(0), Ordering::Relaxed);
@@ -239,7 +239,7 @@ pub(super) fn seconds(nanoseconds: u64) -> String {
 }
 
 /// The status of a rank that waits, or works, from now on.
-pub(super) fn status(place: Place, waiting: Option<u64>) -> Status {
+pub(super) fn status(place: Activity, waiting: Option<u64>) -> Status {
     Status { place, process: Process::Unknown, waiting, said: clock::now() }
 }
 
@@ -251,7 +251,7 @@ mod tests {
     const NOW: u64 = 100 * SECOND;
 
     fn rank(process: Process, waiting: Option<u64>, said: u64) -> Status {
-        Status { place: Place { phase: Phase::Step, number: 12 }, process, waiting, said }
+        Status { place: Activity { phase: Phase::Step, number: 12 }, process, waiting, said }
     }
 
     fn report(board: &[Status]) -> String {
@@ -291,7 +291,7 @@ mod tests {
         let line = Line::default();
         for waiting in [None, Some(7)] {
             let status = Status {
-                place: Place { phase: Phase::Evaluation, number: (1 << 48) - 1 },
+                place: Activity { phase: Phase::Evaluation, number: (1 << 48) - 1 },
                 process: Process::Gone,
                 waiting,
                 said: 9,

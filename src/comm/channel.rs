@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use mpi::ffi;
 
-use super::call::{self, check};
 use super::communicator::Communicator;
 use super::region::Region;
+use super::request::{self, check};
 use super::world::World;
 use crate::error::Result;
 
@@ -29,7 +29,7 @@ pub struct Request {
 impl Request {
     /// Whether the operation has ended. Gives MPI a chance to make progress.
     pub fn test(&mut self) -> Result<bool> {
-        let done = call::test(&mut self.raw)?;
+        let done = request::test(&mut self.raw)?;
         if done {
             self.region = None;
         }
@@ -62,7 +62,7 @@ impl Channel {
 
     /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent.
     pub fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {
-        let (address, count) = (region.at(range), call::count(range.len())?);
+        let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which the request keeps alive.
         let raw = unsafe {
             let mut raw = ffi::RSMPI_REQUEST_NULL;
@@ -85,7 +85,7 @@ impl Channel {
         from: usize,
         tag: u16,
     ) -> Result<Request> {
-        let (address, count) = (region.at(range), call::count(range.len())?);
+        let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: as in `send`.
         let raw = unsafe {
             let mut raw = ffi::RSMPI_REQUEST_NULL;
@@ -102,12 +102,12 @@ impl Channel {
 
     /// The MPI library's own allreduce of a range, a sum in place. Every rank starts them in the same order.
     pub fn start_allreduce(&self, region: &Rc<Region>, range: &Range<usize>) -> Result<Request> {
-        let (address, count) = (region.at(range), call::count(range.len())?);
+        let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: as in `send`.
         let raw = unsafe {
             let mut raw = ffi::RSMPI_REQUEST_NULL;
             let (float, sum, communicator) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, self.communicator.raw());
-            let (into, in_place) = (address.cast(), call::in_place());
+            let (into, in_place) = (address.cast(), request::in_place());
             check(
                 "MPI_Iallreduce",
                 ffi::MPI_Iallreduce(in_place, into, count, float, sum, communicator, &mut raw),
@@ -119,11 +119,18 @@ impl Channel {
 
     /// The same, blocking inside MPI: the yardstick of `dltrain bench`, and nothing else's.
     pub fn allreduce_blocking(&self, region: &Region, range: &Range<usize>) -> Result<()> {
-        let (address, count) = (region.at(range), call::count(range.len())?);
+        let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which outlives the call.
         let code = unsafe {
             let (float, sum) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
-            ffi::MPI_Allreduce(call::in_place(), address.cast(), count, float, sum, self.communicator.raw())
+            ffi::MPI_Allreduce(
+                request::in_place(),
+                address.cast(),
+                count,
+                float,
+                sum,
+                self.communicator.raw(),
+            )
         };
         check("MPI_Allreduce", code)
     }
@@ -141,7 +148,7 @@ impl Channel {
         let code = unsafe {
             let (float, sum, communicator) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, self.communicator.raw());
             let into = address.cast();
-            ffi::MPI_Reduce_scatter(call::in_place(), into, counts.as_ptr(), float, sum, communicator)
+            ffi::MPI_Reduce_scatter(request::in_place(), into, counts.as_ptr(), float, sum, communicator)
         };
         check("MPI_Reduce_scatter", code)
     }
@@ -156,7 +163,7 @@ impl Channel {
             counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
         // SAFETY: as in `reduce_scatter_blocking`; what a rank sends is ignored in place.
         let code = unsafe {
-            let (in_place, into, float) = (call::in_place(), address.cast(), ffi::RSMPI_FLOAT);
+            let (in_place, into, float) = (request::in_place(), address.cast(), ffi::RSMPI_FLOAT);
             if equal {
                 ffi::MPI_Allgather(in_place, 0, float, into, counts[0], float, communicator)
             } else {
@@ -169,7 +176,7 @@ impl Channel {
 
     /// The library's own broadcast of rank 0's range.
     pub fn broadcast_blocking(&self, region: &Region, range: &Range<usize>) -> Result<()> {
-        let (address, count) = (region.at(range), call::count(range.len())?);
+        let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which outlives the call.
         let code =
             unsafe { ffi::MPI_Bcast(address.cast(), count, ffi::RSMPI_FLOAT, 0, self.communicator.raw()) };
@@ -179,7 +186,7 @@ impl Channel {
     /// Counts as MPI wants them: one a rank, and of the whole range in all.
     fn counts(&self, range: &Range<usize>, counts: &[usize]) -> Result<Vec<c_int>> {
         assert!(counts.len() == self.size() && counts.iter().sum::<usize>() == range.len(), "{counts:?}");
-        call::count(range.len())?;
-        counts.iter().map(|&count| call::count(count)).collect()
+        request::count(range.len())?;
+        counts.iter().map(|&count| request::count(count)).collect()
     }
 }

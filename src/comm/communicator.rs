@@ -5,7 +5,7 @@ use std::ptr;
 
 use mpi::ffi;
 
-use super::call::{self, check};
+use super::request::{self, check};
 use crate::error::{Error, Result};
 
 /// A communicator. It is never freed: freeing is collective, errors unwind ranks one by one, and MPI_Finalize
@@ -128,7 +128,7 @@ impl Communicator {
             check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.raw, &mut request))?;
             request
         };
-        call::complete(request)
+        request::complete(request)
     }
 
     /// Replaces each number by its reduction over all ranks.
@@ -136,7 +136,7 @@ impl Communicator {
         if numbers.is_empty() {
             return Ok(());
         }
-        let count = call::count(numbers.len())?;
+        let count = request::count(numbers.len())?;
         // SAFETY: `numbers` has `count` elements of the type and is borrowed until the request has ended.
         let request = unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -145,7 +145,7 @@ impl Communicator {
             check(
                 "MPI_Iallreduce",
                 ffi::MPI_Iallreduce(
-                    call::in_place(),
+                    request::in_place(),
                     into,
                     count,
                     datatype,
@@ -156,13 +156,13 @@ impl Communicator {
             )?;
             request
         };
-        call::complete(request)
+        request::complete(request)
     }
 
     /// Sends numbers to one rank; returns when their memory is free again.
     pub fn send<T: Scalar>(&self, numbers: &[T], to: usize) -> Result<()> {
         for piece in numbers.chunks(PIECE / size_of::<T>()) {
-            let count = call::count(piece.len())?;
+            let count = request::count(piece.len())?;
             // SAFETY: `piece` has `count` elements of the type and is borrowed until the request has ended.
             let request = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -173,7 +173,7 @@ impl Communicator {
                 )?;
                 request
             };
-            call::complete(request)?;
+            request::complete(request)?;
         }
         Ok(())
     }
@@ -181,7 +181,7 @@ impl Communicator {
     /// Receives as many numbers from one rank.
     pub fn receive<T: Scalar>(&self, numbers: &mut [T], from: usize) -> Result<()> {
         for piece in numbers.chunks_mut(PIECE / size_of::<T>()) {
-            let count = call::count(piece.len())?;
+            let count = request::count(piece.len())?;
             // SAFETY: as in `send`.
             let request = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -192,7 +192,7 @@ impl Communicator {
                 )?;
                 request
             };
-            call::complete(request)?;
+            request::complete(request)?;
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Communicator {
     /// Rank 0's numbers on every rank; equally many everywhere.
     pub fn broadcast<T: Scalar>(&self, numbers: &mut [T]) -> Result<()> {
         for piece in numbers.chunks_mut(PIECE / size_of::<T>()) {
-            let count = call::count(piece.len())?;
+            let count = request::count(piece.len())?;
             // SAFETY: as in `send`.
             let request = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
@@ -208,7 +208,7 @@ impl Communicator {
                 check("MPI_Ibcast", ffi::MPI_Ibcast(into, count, T::datatype(), 0, self.raw, &mut request))?;
                 request
             };
-            call::complete(request)?;
+            request::complete(request)?;
         }
         Ok(())
     }
@@ -218,11 +218,11 @@ impl Communicator {
         let mut lengths = vec![0u64; self.size];
         lengths[self.rank] = text.len() as u64;
         self.reduce(&mut lengths, Reduction::Sum)?;
-        let counts = lengths.iter().map(|&n| call::count(n as usize)).collect::<Result<Vec<_>>>()?;
+        let counts = lengths.iter().map(|&n| request::count(n as usize)).collect::<Result<Vec<_>>>()?;
         let mut starts = Vec::with_capacity(self.size);
         let mut total = 0usize;
         for &length in &lengths {
-            starts.push(call::count(total)?);
+            starts.push(request::count(total)?);
             total += length as usize;
         }
         if total == 0 {
@@ -238,7 +238,7 @@ impl Communicator {
             check(
                 "MPI_Iallgatherv",
                 ffi::MPI_Iallgatherv(
-                    call::in_place(),
+                    request::in_place(),
                     0,
                     byte,
                     bytes.as_mut_ptr().cast(),
@@ -251,7 +251,7 @@ impl Communicator {
             )?;
             request
         };
-        call::complete(request)?;
+        request::complete(request)?;
         let part = |(&start, &length): (&c_int, &u64)| &bytes[start as usize..][..length as usize];
         starts.iter().zip(&lengths).map(part).map(text_from).collect()
     }
@@ -280,5 +280,5 @@ pub(super) fn host_name() -> Result<String> {
     // SAFETY: the buffer is larger than MPI_MAX_PROCESSOR_NAME of any library (256).
     let code = unsafe { ffi::MPI_Get_processor_name(name.as_mut_ptr().cast(), ptr::from_mut(&mut length)) };
     check("MPI_Get_processor_name", code)?;
-    Ok(call::text_of(&name, length))
+    Ok(request::text_of(&name, length))
 }

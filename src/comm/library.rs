@@ -5,7 +5,7 @@ use std::fmt;
 
 use mpi::ffi;
 
-use super::call;
+use super::request;
 
 /// Libraries that share a launcher: what one family's launcher starts, another family's library does not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Library {
         // SAFETY: the buffer is larger than MPI_MAX_LIBRARY_VERSION_STRING of any library (8192 in MPICH); the
         // call is allowed before MPI_Init.
         unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast(), &mut length) };
-        Library::parse(&call::text_of(&text, length))
+        Library::parse(&request::text_of(&text, length))
     }
 
     fn parse(text: &str) -> Library {

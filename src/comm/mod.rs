@@ -2,7 +2,7 @@
 //!
 //! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
 //! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
-//! which the other ranks of the node map too, `Common` memory that is there once for all of them. `Channel` moves
+//! which the other ranks of the node map too, `NodeShared` memory that is there once for all of them. `Channel` moves
 //! parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far the others are. Nothing here
 //! blocks inside MPI: everything is polled, and the processor is yielded between two polls (MPICH 4 spins, and ranks
 //! may outnumber cores). A loop that polls holds a `Wait`, which tells people when it takes too long, and for which
@@ -14,17 +14,17 @@
 
 mod board;
 mod bulk;
-mod call;
 mod channel;
 mod clock;
-mod common;
 mod communicator;
 mod launcher;
 mod library;
-mod news;
+mod node_shared;
 mod region;
+mod request;
 mod signals;
 mod stall;
+mod stall_gossip;
 mod topology;
 mod window;
 mod wire;
@@ -33,9 +33,9 @@ mod world;
 pub use board::Phase;
 pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
-pub use common::{Barrier, Common};
 pub use launcher::{launched, leave};
 pub use library::{Family, Library, is_cuda_aware, release_user_signal};
+pub use node_shared::{Barrier, NodeShared};
 pub use region::Region;
 pub use stall::{Awaited, Wait, enter};
 pub use topology::Topology;

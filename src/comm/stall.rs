@@ -3,18 +3,18 @@
 //! Every loop that polls for other ranks holds a `Wait`. One that has been in vain for a while says so on the board of its
 //! node, and goes on saying so; who does neither is the one that is waited for, wherever the chain of ranks that wait for
 //! each other begins. So a rank that computes, reads or is stopped is named, and not its neighbours. Between nodes the
-//! boards are sent to and fro, but only once a wait has lasted for half the time that is allowed (`news`). Of all ranks that wait the
+//! boards are sent to and fro, but only once a wait has lasted for half the time that is allowed (`stall_gossip`). Of all ranks that wait the
 //! lowest speaks.
 //!
 //! The watch belongs to the process, as MPI does: it is not handed from hand to hand.
 
 use std::cell::{Cell, OnceCell, RefCell};
 
-use super::board::{self, Line, Phase, Place, Process, Status};
+use super::board::{self, Activity, Line, Phase, Process, Status};
 use super::clock;
-use super::news::News;
+use super::stall_gossip::StallGossip;
 use super::topology::Topology;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -35,7 +35,7 @@ struct Limits {
 /// This process's watch.
 struct Watch {
     limits: Cell<Limits>,
-    place: Cell<Place>,
+    place: Cell<Activity>,
     /// A wait has ended the job: no other is to begin.
     over: Cell<bool>,
     job: OnceCell<Job>,
@@ -46,7 +46,7 @@ struct Job {
     topology: Topology,
     board: Board,
     /// `None` where all ranks share the board.
-    news: Option<RefCell<News>>,
+    news: Option<RefCell<StallGossip>>,
 }
 
 /// A line for every rank of the job.
@@ -60,7 +60,7 @@ thread_local! {
     static WATCH: Watch = const {
         Watch {
             limits: Cell::new(Limits { warn: 30 * SECOND, abort: 0 }),
-            place: Cell::new(Place { phase: Phase::Start, number: 0 }),
+            place: Cell::new(Activity { phase: Phase::Start, number: 0 }),
             over: Cell::new(false),
             job: OnceCell::new(),
         }
@@ -78,7 +78,7 @@ pub(super) fn board_bytes(ranks: usize) -> usize {
 
 /// Starts the watch of this process. `shared` points at `board_bytes`, zeroed, at a page's start, mapped until `stop`;
 /// `None` where ranks of a node share no memory.
-pub(super) fn start(topology: Topology, shared: Option<*mut u8>, news: Option<News>) {
+pub(super) fn start(topology: Topology, shared: Option<*mut u8>, news: Option<StallGossip>) {
     let board = match shared {
         Some(address) => Board::Shared(address.cast_const().cast()),
         None => Board::Private((0..topology.size()).map(|_| Line::default()).collect()),
@@ -108,7 +108,7 @@ pub(super) fn limit(warn: f64, abort: f64) {
 /// Says what this rank is busy with from now on.
 pub fn enter(phase: Phase, number: u64) {
     WATCH.with(|watch| {
-        watch.place.set(Place { phase, number });
+        watch.place.set(Activity { phase, number });
         watch.say(None);
     });
 }
@@ -204,7 +204,7 @@ impl Watch {
     /// A wait goes on.
     fn waits(&self, wait: &mut Wait, now: u64, awaited: &dyn Fn() -> Awaited) -> Result<()> {
         if self.over.get() {
-            return Err(Error::new(Kind::Stalled, "the job ends"));
+            return Err(Error::new(ErrorKind::Stalled, "the job ends"));
         }
         let (Some(job), Limits { warn, abort }) = (self.job.get(), self.limits.get()) else { return Ok(()) };
         self.say(Some(wait.since));
@@ -219,11 +219,11 @@ impl Watch {
         let mine = || job.speaks(now, abort) && !job.ends();
         if abort > 0 && waited >= abort && (mine() || waited >= abort + GRACE) {
             let what = self.report(job, waited, now, awaited(), first);
-            self.place.set(Place { phase: Phase::Abort, number: 0 });
+            self.place.set(Activity { phase: Phase::Abort, number: 0 });
             self.say(None);
             self.over.set(true);
             wait.warned = None;
-            return Err(Error::new(Kind::Stalled, format!("{what}; --stall-abort ends the job")));
+            return Err(Error::new(ErrorKind::Stalled, format!("{what}; --stall-abort ends the job")));
         }
         if warn > 0 && waited >= warn.max(wait.warn_at) {
             wait.warn_at = 2 * waited;

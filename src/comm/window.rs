@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU64;
 
 use mpi::ffi;
 
-use super::call::check;
 use super::communicator::Communicator;
+use super::request::check;
 use super::world::World;
 use crate::error::Result;
 

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use mpi::ffi;
 
-use super::call::check;
 use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{Library, thread_level};
-use super::news::News;
+use super::request::check;
+use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use super::{region, signals, stall, window};
 use crate::config::most;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files::fnv1a;
 use crate::host;
 
@@ -244,7 +244,7 @@ impl World {
     ///
     /// # Errors
     /// `Mismatch`, the same on every rank, naming the first item that differs, both values, ranks and hosts.
-    pub fn same(&self, items: &[(String, String)]) -> Result<()> {
+    pub fn check_same(&self, items: &[(String, String)]) -> Result<()> {
         match unlike(&self.inner.control, items)? {
             None => Ok(()),
             Some(lists) => Err(self.agreed(difference(&lists, |rank| self.host_of(rank)))),
@@ -347,7 +347,8 @@ fn watch(control: &Communicator, node: &Communicator, topology: &Topology) -> Re
         _ => None,
     };
     let alone = window.is_some() && topology.nodes() == 1;
-    let news = if alone || topology.size() == 1 { None } else { Some(News::new(control.duplicate()?)) };
+    let news =
+        if alone || topology.size() == 1 { None } else { Some(StallGossip::new(control.duplicate()?)) };
     let board = window.map(|window| window::part(window, 0)).transpose()?;
     stall::start(topology.clone(), board, news);
     Ok(window)
@@ -389,7 +390,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The other ranks know nothing of the panic and would wait for ever.
-            abort(Kind::Internal as i32);
+            abort(ErrorKind::Internal as i32);
         }
         // MPI_Win_free and MPI_Finalize spin until all are there; let them come first. Nothing can be done
         // about a failure on the way out.
@@ -414,7 +415,7 @@ fn common_error<'a>(reports: &[String], host_of: impl Fn(usize) -> &'a str) -> E
     let first = reports.iter().position(|report| !report.is_empty()).unwrap_or(0);
     let report = &reports[first];
     let (code, message) = report.split_once(' ').unwrap_or(("1", report));
-    let kind = Kind::from_code(code.parse().unwrap_or(1));
+    let kind = ErrorKind::from_code(code.parse().unwrap_or(1));
     if reports.iter().all(|other| other == report) {
         return Error::new(kind, message);
     }
@@ -443,7 +444,7 @@ fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error
             }
         };
         return Error::new(
-            Kind::Mismatch,
+            ErrorKind::Mismatch,
             format!("{text}; start every rank with the same program, flags and data"),
         );
     }
@@ -470,7 +471,7 @@ mod tests {
     fn the_lowest_failing_rank_speaks_and_is_named_unless_all_failed_alike() {
         let reports = ["", "3 labels: truncated", "1 other"].map(String::from);
         let error = common_error(&reports, |rank| HOSTS[rank]);
-        assert_eq!(error, Error::new(Kind::Data, "labels: truncated (rank 1 on b)"));
+        assert_eq!(error, Error::new(ErrorKind::Data, "labels: truncated (rank 1 on b)"));
         let alike = ["2 --batch is 0", "2 --batch is 0"].map(String::from);
         assert_eq!(common_error(&alike, |rank| HOSTS[rank]), Error::usage("--batch is 0"));
     }
@@ -484,7 +485,7 @@ mod tests {
         ];
         let texts: Vec<String> = lists.iter().map(|list| serde_json::to_string(list).unwrap()).collect();
         let error = difference(&texts, |rank| HOSTS[rank]);
-        assert_eq!(error.kind, Kind::Mismatch);
+        assert_eq!(error.kind, ErrorKind::Mismatch);
         assert!(
             error.message.starts_with("ranks differ in batch: 32 (rank 0 on a), 64 (rank 2 on c)"),
             "{error}"

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, folder, idx, packed, shapes, shards};
+use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, folder, idx, packed, synthetic_shapes, tar};
 use crate::config::{Augment, Augmentation, DataFormat, most};
 use crate::error::{Error, Result};
 
@@ -66,7 +66,7 @@ fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
 /// As for `open`.
 pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
     if let Some(what) = path.to_str().and_then(|text| text.strip_prefix("synthetic:")) {
-        return shapes::open(what, wanted);
+        return synthetic_shapes::open(what, wanted);
     }
     let format = match wanted.input.format {
         Some(format) => format,
@@ -77,7 +77,7 @@ pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
         DataFormat::Idx => idx::open(path, wanted),
         DataFormat::Cifar => cifar::open(path, wanted),
         DataFormat::Folder => folder::open(path, jpeg),
-        DataFormat::Tar => shards::open(path, jpeg),
+        DataFormat::Tar => tar::open(path, jpeg),
         DataFormat::Packed => packed::open(path, jpeg),
     }
 }

@@ -20,10 +20,10 @@ mod picture;
 mod prefetch;
 mod randaugment;
 mod sample;
-mod shapes;
 mod shard;
-mod shards;
 mod synthetic;
+mod synthetic_shapes;
+mod tar;
 #[allow(unsafe_code)]
 mod turbojpeg;
 

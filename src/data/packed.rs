@@ -1,6 +1,6 @@
 //! What `dltrain pack` wrote: images in few large HDF5 files, shuffled once for good.
 //!
-//! A file is HDF5 for everybody else (data sets `bytes`, `offsets`, `shapes`, `labels`, `crc32`, `names`). In front of it,
+//! A file is HDF5 for everybody else (data sets `bytes`, `offsets`, `synthetic_shapes`, `labels`, `crc32`, `names`). In front of it,
 //! in the user block that HDF5 leaves to applications, stands a `Header` that says where in the file the data sets
 //! lie. Reading goes by the header alone: it takes no lock of the HDF5 library, so that any number of threads read at
 //! once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.

@@ -6,7 +6,7 @@
 //! both oneDNN (synchronous, blocked layouts) and cuDNN (a queue, events, device memory). May use: `graph`,
 //! `random`, `error`. Used by: `plan`, `train`. Devices: `reference` (the specification), `onednn` (CPU).
 
-mod code;
+mod codec;
 pub mod cuda;
 mod layout;
 mod loaded;
@@ -20,9 +20,9 @@ use std::any::Any;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::graph::{Joins, Op, Spec};
+use crate::graph::{Op, OpFusions, Spec};
 
-pub use code::{Code, Coded, Coder, Coding, Piece};
+pub use codec::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Piece};
 pub use layout::Layout;
 pub use memory::Memory;
 pub use update::{Rule, Span};
@@ -46,7 +46,7 @@ pub struct Scalars {
 }
 
 /// What the plan asks of a device: run `op` on such inputs.
-pub struct Request<'a> {
+pub struct KernelRequest<'a> {
     /// What is to be computed.
     pub op: &'a Op,
     /// Every input, and the layout it has so far (`None`: the device may choose; parameters).
@@ -93,7 +93,7 @@ pub trait Device {
     /// "reference", "cpu".
     fn name(&self) -> &'static str;
     /// Whether the host reads and writes this device's memory as it lies. Collectives then work in it; else gradients go
-    /// through memory of the host (`fetch`, `put`), and each rank has parameters of its own.
+    /// through memory of the host (`copy_to_host_async`, `copy_to_device_async`), and each rank has parameters of its own.
     fn is_host(&self) -> bool {
         true
     }
@@ -106,8 +106,8 @@ pub trait Device {
         None
     }
     /// What the plan is to join for it.
-    fn joins(&self) -> Joins {
-        Joins::default()
+    fn op_fusions(&self) -> OpFusions {
+        OpFusions::default()
     }
     /// One line for the record: library, version, instruction set, threads.
     fn describe(&self) -> String;
@@ -119,7 +119,7 @@ pub trait Device {
     ///
     /// # Errors
     /// What the device cannot compute, or a failing library call, with the op and its shapes.
-    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>>;
+    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these rows
@@ -171,24 +171,24 @@ pub trait Device {
         Ok(true)
     }
     /// Makes copies between this host memory and the device fast, if that can be.
-    fn lock(&self, _host: &Memory) {}
+    fn pin(&self, _host: &Memory) {}
     /// Enqueues a copy of device memory to the host, behind all that was enqueued before and beside what is enqueued after.
     /// The event says when it is there; until then nobody may touch `host`. For devices that are not `is_host`.
-    fn fetch(&self, _from: &Memory, _host: &Memory) -> Result<Event> {
+    fn copy_to_host_async(&self, _from: &Memory, _host: &Memory) -> Result<Event> {
         Err(Error::internal(format!("{} has nothing to fetch", self.name())))
     }
     /// Enqueues a copy of host memory to the device; what is enqueued from now on finds it there. Nobody may write to
-    /// `host` but a later `fetch`. For devices that are not `is_host`.
-    fn put(&self, _host: &Memory, _to: &Memory) -> Result<()> {
+    /// `host` but a later `copy_to_host_async`. For devices that are not `is_host`.
+    fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<()> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
     }
     /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says when it is
     /// there. Nobody may write to `host` before. For devices that are not `is_host`.
-    fn send(&self, _host: &Memory, _to: &Memory, _after: &Event) -> Result<Event> {
+    fn copy_to_device_after(&self, _host: &Memory, _to: &Memory, _after: &Event) -> Result<Event> {
         Err(Error::internal(format!("{} has nowhere to send", self.name())))
     }
     /// Lets what is enqueued from now on wait for an event.
-    fn follow(&self, _event: &Event) -> Result<()> {
+    fn wait_event(&self, _event: &Event) -> Result<()> {
         Ok(())
     }
     /// Enqueues a copy within the device's memory. Lengths must be equal.
@@ -204,23 +204,23 @@ pub trait Device {
         Ok(())
     }
     /// What encodes gradients that lie on this device. A device of the host has none: it is done there (`fusion::compress`).
-    fn coder(&self, _coding: &Coding) -> Result<Box<dyn Coder>> {
+    fn codec(&self, _coding: &CodecSetup) -> Result<Box<dyn DeviceCodec>> {
         Err(Error::internal(format!("{} encodes no gradients", self.name())))
     }
     /// What other processes of this machine need to reach this memory, which is all of an allocation.
-    fn offer(&self, _memory: &Memory) -> Result<Vec<u8>> {
+    fn export_handle(&self, _memory: &Memory) -> Result<Vec<u8>> {
         Err(Error::internal(format!("{} lets nobody reach its memory", self.name())))
     }
     /// Reaches what the ranks of a node offer, in their order; of these this rank's, number `own`, is `memory`, and as long as each.
-    fn reach(&self, _offers: &[Vec<u8>], _own: usize, _memory: &Memory) -> Result<Box<dyn Reach>> {
+    fn open_peers(&self, _offers: &[Vec<u8>], _own: usize, _memory: &Memory) -> Result<Box<dyn PeerMemory>> {
         Err(Error::internal(format!("{} reaches no others' memory", self.name())))
     }
     /// What one rank makes and all are given, so that their devices find each other (`join`).
-    fn invitation(&self) -> Result<Vec<u8>> {
+    fn unique_id(&self) -> Result<Vec<u8>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }
     /// Begins to join the devices of `ranks` ranks, of which this is number `rank`: see `Group::ready`.
-    fn join(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn Group>> {
+    fn join_group(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn Group>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }
 }
@@ -248,15 +248,15 @@ pub trait Group {
 /// Memory of several ranks' devices of one node, which this rank's device reads and writes: the same parts of each, told by bytes.
 /// What is enqueued here is done in order, beside what else the device does. That others have written what is read, and read what is
 /// written, is for the caller to know. To be dropped before those whose memory it is free it.
-pub trait Reach {
+pub trait PeerMemory {
     /// How many there are.
     fn ranks(&self) -> usize;
     /// Enqueues: adds up the `f32` of these ranks, in this order, and writes the sums to those.
     fn add_up(&mut self, bytes: &Range<usize>, of: &[usize], to: &[usize]) -> Result<()>;
     /// Enqueues a copy of this rank's part to memory of the host.
-    fn fetch(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
+    fn copy_to_host_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
     /// Enqueues the copy back.
-    fn put(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
+    fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
     /// Marks the point behind what is enqueued.
     fn record(&self) -> Result<Event>;
     /// Whether it is done, so that anybody may use it.

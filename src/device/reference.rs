@@ -12,7 +12,7 @@ use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatena
 
 use super::memory::{bytes_of, bytes_of_mut};
 use super::update::{average, clip_factor};
-use super::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span, Step};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
@@ -40,7 +40,7 @@ impl Device for Reference {
         Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, spec.dtype, None)
     }
 
-    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
         let inputs: Vec<Spec> = request.inputs.iter().map(|(spec, _)| spec.clone()).collect();
         Ok(Box::new(ReferenceKernel {
             op: *request.op,

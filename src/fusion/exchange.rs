@@ -63,7 +63,7 @@ impl Exchanges {
         drop(wait);
         self.gather.read(of_all);
         device.upload(bytes_of(of_all), all)?;
-        trace::record(trace::Kind::Exchange, traced, index, 0, 0);
+        trace::record(trace::EventKind::Exchange, traced, index, 0, 0);
         self.seconds += begun.elapsed().as_secs_f64();
         Ok(())
     }

@@ -49,7 +49,7 @@ pub struct Fusion {
     exchanges: Option<Exchanges>,
     overlap: bool,
     begun: Instant,
-    at: Place,
+    at: ReduceAt,
     /// Buckets whose step has run; of these the first `started` have been started.
     complete: usize,
     started: usize,
@@ -57,7 +57,7 @@ pub struct Fusion {
 }
 
 /// Where gradients are averaged.
-pub enum Place {
+pub enum ReduceAt {
     /// As they lie: in the host's memory, or in a device's that the MPI library reaches.
     InPlace,
     /// On the device, and copied to the host to be reduced.
@@ -107,7 +107,7 @@ impl Fusion {
             exchanges: None,
             overlap,
             begun: Instant::now(),
-            at: Place::InPlace,
+            at: ReduceAt::InPlace,
             complete: 0,
             started: 0,
             finished: 0,
@@ -120,7 +120,7 @@ impl Fusion {
     }
 
     /// For a device with memory of its own.
-    pub fn at(self, at: Place) -> Fusion {
+    pub fn at(self, at: ReduceAt) -> Fusion {
         Fusion { at, ..self }
     }
 
@@ -129,7 +129,7 @@ impl Fusion {
         self.allreduce.leave()
     }
 
-    /// What sums the buckets: "shm", or "shm and tree" where they differ.
+    /// What sums the buckets: "shm", or "shm and recursive-doubling" where they differ.
     pub fn algorithms(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
         for bucket in &self.buckets {
@@ -178,13 +178,13 @@ impl Fusion {
         while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
             let bucket = &mut self.buckets[self.complete];
             bucket.written = match &self.at {
-                Place::InPlace => Some(device.record()?),
-                Place::Staged(staging) => {
+                ReduceAt::InPlace => Some(device.record()?),
+                ReduceAt::Staged(staging) => {
                     let [own, host] = staging.parts(&bucket.bytes);
-                    Some(device.fetch(&own, &host)?)
+                    Some(device.copy_to_host_async(&own, &host)?)
                 }
                 // The sum is enqueued behind.
-                Place::Device => None,
+                ReduceAt::Device => None,
             };
             self.complete += 1;
         }
@@ -223,7 +223,13 @@ impl Fusion {
             let time = &mut self.times[self.finished];
             (time.finish, time.exposed) = (now, 0.0);
             let bucket = &self.buckets[self.finished];
-            trace::record(trace::Kind::Bucket, bucket.begun, self.finished, bucket.slot, bucket.bytes.len());
+            trace::record(
+                trace::EventKind::Bucket,
+                bucket.begun,
+                self.finished,
+                bucket.slot,
+                bucket.bytes.len(),
+            );
             self.finished += 1;
         }
         Ok(moved)
@@ -265,12 +271,12 @@ impl Fusion {
                     }
                 }
                 drop(wait);
-                trace::record(trace::Kind::Wait, begun, index, 0, 0);
+                trace::record(trace::EventKind::Wait, begun, index, 0, 0);
                 self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
             }
-            if let Place::Staged(staging) = &self.at {
+            if let ReduceAt::Staged(staging) = &self.at {
                 let [own, host] = staging.parts(&self.buckets[index].bytes);
-                device.put(&host, &own)?;
+                device.copy_to_device_async(&host, &own)?;
             }
             averaged(index)?;
         }

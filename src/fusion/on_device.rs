@@ -7,7 +7,7 @@ use crate::collective::{Collective, Slot};
 use crate::comm::{Awaited, Wait, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Group, Memory};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Sums of parts of a device's memory. A bucket's is enqueued behind the step that completes it, and the host only looks whether
 /// it is done.
@@ -20,14 +20,14 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Joins the devices of all ranks, and lets them add up numbers whose sum is known. Collective.
+    /// OpFusions the devices of all ranks, and lets them add up numbers whose sum is known. Collective.
     ///
     /// # Errors
     /// The same on every rank where the first call fails; else of the ranks that notice what failed.
     pub fn new(world: &World, name: &'static str, device: &dyn Device, memory: &Memory) -> Result<OnDevice> {
-        let own = if world.rank() == 0 { device.invitation() } else { Ok(Vec::new()) };
+        let own = if world.rank() == 0 { device.unique_id() } else { Ok(Vec::new()) };
         let invitation = from_text(&world.broadcast_text(&as_text(&world.agree(own)?))?)?;
-        let group = world.agree(device.join(&invitation, world.rank(), world.size()))?;
+        let group = world.agree(device.join_group(&invitation, world.rank(), world.size()))?;
         let mut sums = OnDevice { name, group, memory: memory.clone(), slots: Vec::new() };
         sums.settle("all ranks' GPUs to join")?;
         sums.prove(world, device)?;
@@ -65,7 +65,7 @@ impl OnDevice {
         })?;
         let wrong = || {
             let text = format!("--allreduce {name} adds up wrongly on these GPUs; use another --allreduce");
-            Err(Error::new(Kind::Foreign, text))
+            Err(Error::new(ErrorKind::Foreign, text))
         };
         world.agree(if right { Ok(()) } else { wrong() })
     }

@@ -7,13 +7,13 @@ use std::ops::Range;
 use super::{as_text, from_text};
 use crate::collective::{PIECE, Ticket, Within};
 use crate::comm::World;
-use crate::device::{Device, Event, Memory, Reach};
+use crate::device::{Device, Event, Memory, PeerMemory};
 use crate::error::{Error, Result};
 
 /// The gradients of a node's ranks on their devices.
 pub struct Peers {
     /// `None` when it has been let go.
-    reach: Option<Box<dyn Reach>>,
+    reach: Option<Box<dyn PeerMemory>>,
     own: usize,
     /// Where sums go to leave the node; `None` where there is no other.
     host: Option<Memory>,
@@ -29,10 +29,10 @@ impl Peers {
     /// # Errors
     /// The same on every rank.
     pub fn new(world: &World, device: &dyn Device, memory: &Memory, host: Option<Memory>) -> Result<Peers> {
-        let offer = world.agree(device.offer(memory))?;
+        let offer = world.agree(device.export_handle(memory))?;
         let texts = world.gather_text(&as_text(&offer))?;
         let reached = near(world, &texts)
-            .and_then(|offers| device.reach(&offers, world.local_rank(), memory))
+            .and_then(|offers| device.open_peers(&offers, world.local_rank(), memory))
             .map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host())));
         Ok(Peers {
             reach: Some(world.agree(reached)?),
@@ -43,7 +43,7 @@ impl Peers {
         })
     }
 
-    fn reach(&mut self) -> Result<&mut (dyn Reach + 'static)> {
+    fn reach(&mut self) -> Result<&mut (dyn PeerMemory + 'static)> {
         let gone = || Error::internal("memory of other ranks is asked for after it was let go");
         self.reach.as_deref_mut().ok_or_else(gone)
     }
@@ -94,7 +94,7 @@ impl Within for Peers {
             None => reach.add_up(&bytes, &all, &all)?,
             Some(host) => {
                 reach.add_up(&bytes, &all, &[own])?;
-                reach.fetch(&bytes, &host)?;
+                reach.copy_to_host_async(&bytes, &host)?;
             }
         }
         self.mark()
@@ -104,7 +104,7 @@ impl Within for Peers {
         let (bytes, own) = (bytes(range), self.own);
         let Some(host) = self.host(&bytes) else { return Ok(0) };
         let reach = self.reach()?;
-        reach.put(&bytes, &host)?;
+        reach.copy_to_device_async(&bytes, &host)?;
         let others: Vec<usize> = (0..reach.ranks()).filter(|&rank| rank != own).collect();
         reach.add_up(&bytes, &[own], &others)?;
         self.mark()

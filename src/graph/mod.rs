@@ -2,7 +2,7 @@
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
 //! result, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
-//! appends the backward graph, `recompute` makes it need less memory, `join` puts together what the device computes
+//! appends the backward graph, `recompute` makes it need less memory, `fuse` puts together what the device computes
 //! faster so. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
@@ -10,7 +10,7 @@ mod builder;
 mod cost;
 mod differentiate;
 mod freeze;
-mod join;
+mod fuse;
 mod ops;
 mod precision;
 mod recompute;
@@ -21,7 +21,7 @@ mod synchronise;
 pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
-pub use join::Joins;
+pub use fuse::OpFusions;
 pub use ops::{Activation, BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
 pub use shape::{Shape, dims};
 

@@ -10,7 +10,7 @@ mod mobilenet;
 mod resnet;
 mod vgg;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
 
 /// A model that `--model` can name.
@@ -97,7 +97,7 @@ impl Model {
             let works =
                 |size: &usize| self.try_build(batch, [image[0], *size, *size], classes, trains).is_ok();
             let largest = self.image[1].max(self.image[2]);
-            if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == Kind::Usage) {
+            if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == ErrorKind::Usage) {
                 error.message += &format!("; the smallest --image-size that works is {size}");
             }
             error

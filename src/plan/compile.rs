@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
-use super::{Parameter, Place, Plan, PlannedStep, Region, Statistic, bucket};
+use super::{Location, Parameter, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
-use crate::device::{Device, Kernel, Layout, Request};
+use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Init, NodeId, Role, Spec, TensorId};
 
@@ -20,7 +20,7 @@ pub struct Options<'a> {
 
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
 pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan> {
-    let graph = graph.join(device.joins());
+    let graph = graph.fuse(device.op_fusions());
     let kernels = compile(&graph, device)?;
     let masters = master_layouts(&graph, &kernels, device, options.training)?;
     let mut planner = Planner::new(&graph, device, masters);
@@ -56,7 +56,7 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
         let inputs: Vec<_> = node.inputs.iter().map(|id| (spec(id), layouts[id.0].clone())).collect();
         let outputs: Vec<Spec> = node.outputs.iter().map(spec).collect();
         let forward = node.forward.map(|id| kernels[id.0].as_ref());
-        let request = Request { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training };
+        let request = KernelRequest { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training };
         let kernel = device
             .compile(&request)
             .map_err(|e| e.context(format!("layer {} ({})", node.name, node.op.name())))?;
@@ -115,7 +115,7 @@ struct Value {
 #[derive(Clone, Copy)]
 enum Home {
     Block(usize),
-    Fixed(Place),
+    Fixed(Location),
 }
 
 /// A step whose operands are values, not yet places.
@@ -168,9 +168,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn fixed(&mut self, region: Region, bytes: usize) -> Place {
+    fn fixed(&mut self, region: Region, bytes: usize) -> Location {
         let used = self.used.entry(region).or_default();
-        let place = Place { region, offset: *used, bytes };
+        let place = Location { region, offset: *used, bytes };
         *used = (*used + bytes).next_multiple_of(ALIGNMENT);
         place
     }
@@ -316,12 +316,12 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn gradient_place(&mut self, gradient: TensorId, layout: &Layout) -> Result<Place> {
+    fn gradient_place(&mut self, gradient: TensorId, layout: &Layout) -> Result<Location> {
         let parameter = self.graph.tensor(gradient).gradient_of.and_then(|id| self.of_tensor[id.0].first());
         match parameter.map(|&value| self.values[value].home) {
             Some(Home::Fixed(place)) => {
                 self.ready.push((place.offset..place.offset + layout.bytes(), self.drafts.len()));
-                Ok(Place { region: Region::Gradients, ..place })
+                Ok(Location { region: Region::Gradients, ..place })
             }
             _ => Err(Error::internal(format!("{} has no parameter", self.graph.tensor(gradient).name))),
         }
@@ -359,7 +359,7 @@ impl<'a> Planner<'a> {
         let (offsets, arena) = arena::place(&self.blocks);
         let place_of = |value: &usize| match self.values[*value].home {
             Home::Fixed(place) => place,
-            Home::Block(block) => Place {
+            Home::Block(block) => Location {
                 region: Region::Arena,
                 offset: offsets[block],
                 bytes: self.values[*value].layout.bytes(),

@@ -292,7 +292,7 @@ impl Plan {
     fn describe_buckets(&self, out: &mut String, sums: &[(&str, f64)]) {
         let _ = writeln!(
             out,
-            "bucket      bytes     allreduce  predicted  starts after step (of {}); {} predicted in all",
+            "bucket      bytes           allreduce  predicted  starts after step (of {}); {} predicted in all",
             self.steps.len(),
             // A sum of nothing is -0 by itself.
             milliseconds(0.0 + sums.iter().map(|(_, seconds)| seconds).sum::<f64>()),
@@ -301,7 +301,7 @@ impl Plan {
             let step = &self.steps[bucket.after];
             let _ = writeln!(
                 out,
-                "{index:>6} {:>10}  {name:>12} {:>10}  {} {}",
+                "{index:>6} {:>10}  {name:>18} {:>10}  {} {}",
                 bytes(bucket.bytes.len()),
                 milliseconds(*seconds),
                 bucket.after + 1,

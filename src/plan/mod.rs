@@ -72,7 +72,7 @@ pub enum Region {
 
 /// Where a tensor lies: bytes from the start of its region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Location {
     /// The region.
     pub region: Region,
     /// First byte in the region.
@@ -90,9 +90,9 @@ pub struct PlannedStep {
     /// The compiled op.
     pub kernel: Box<dyn Kernel>,
     /// Where its inputs lie.
-    pub inputs: Vec<Place>,
+    pub inputs: Vec<Location>,
     /// Where its outputs lie.
-    pub outputs: Vec<Place>,
+    pub outputs: Vec<Location>,
 }
 
 /// A learned tensor: its layout is that of its gradient, its offset counts in both regions. Frozen ones lie behind all
@@ -130,7 +130,7 @@ pub struct Statistic {
     /// Shape and type.
     pub spec: Spec,
     /// Where it lies.
-    pub place: Place,
+    pub place: Location,
     /// How it starts.
     pub init: Init,
 }
@@ -161,15 +161,15 @@ pub struct Plan {
     /// Bytes of each region.
     pub sizes: Sizes,
     /// Where the host puts images and labels and finds losses and hits.
-    pub images: Place,
+    pub images: Location,
     /// The classes of the images.
-    pub labels: Place,
+    pub labels: Location,
     /// Other labels and shares, where samples are mixed.
-    pub mixed: Option<[Place; 2]>,
+    pub mixed: Option<[Location; 2]>,
     /// The loss of each image.
-    pub losses: Place,
+    pub losses: Location,
     /// 1 for each image classified right, else 0.
-    pub hits: Place,
+    pub hits: Location,
     /// What the activations would take if none shared memory with another.
     pub unshared_arena: usize,
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Place, Plan, Region, Sizes};
+use super::{Location, Plan, Region, Sizes};
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
@@ -45,7 +45,7 @@ impl Regions {
         })
     }
 
-    fn at(&self, place: &Place) -> Memory {
+    fn at(&self, place: &Location) -> Memory {
         let region = match place.region {
             Region::Arena => &self.arena,
             Region::Inputs => &self.inputs,

@@ -18,7 +18,7 @@ use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_whole};
 
 /// The schema's version. Raised when a reader of the older one would misread.
@@ -86,7 +86,7 @@ impl Contents {
     /// A number that every checkpoint has.
     pub fn number(&self, name: &str) -> Result<f64> {
         let found = self.numbers.get(name).copied();
-        found.ok_or_else(|| Error::new(Kind::Data, format!("the checkpoint has no {name}")))
+        found.ok_or_else(|| Error::new(ErrorKind::Data, format!("the checkpoint has no {name}")))
     }
 
     /// An attribute, or nothing where the file has none of that name.
@@ -119,7 +119,7 @@ fn numbers(bits: Bits) -> BTreeMap<String, f64> {
 /// Writes a checkpoint; whatever happens meanwhile, the file at `path` is whole.
 ///
 /// # Errors
-/// `Kind::Output`; nothing is left behind.
+/// `ErrorKind::Output`; nothing is left behind.
 pub(super) fn write(path: &Path, contents: &Contents) -> Result<()> {
     write_whole(path, "the checkpoint", |new| {
         build(new, contents)
@@ -206,7 +206,7 @@ fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
 /// Reads a checkpoint whole, having checked every byte of it.
 ///
 /// # Errors
-/// `Kind::Data` where the file is not what was once written, `Kind::Environment` where it cannot be read.
+/// `ErrorKind::Data` where the file is not what was once written, `ErrorKind::Environment` where it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Contents> {
     let stored = Stored::open(path)?;
     let mut contents = stored.head.clone();
@@ -361,7 +361,7 @@ mod tests {
         let refused = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
             let error = read(&path).map(|_| ()).expect_err("damage is not seen");
-            assert_eq!(error.kind, Kind::Data, "{error}");
+            assert_eq!(error.kind, ErrorKind::Data, "{error}");
         };
         let places = (0..60).chain((60..whole.len()).step_by(whole.len() / 150));
         for (place, bit) in places.zip((0..8).cycle()) {
@@ -374,6 +374,6 @@ mod tests {
         }
         refused(&[whole.as_slice(), b"x"].concat());
         fs::remove_file(&path).unwrap();
-        assert_eq!(read(&path).err().map(|error| error.kind), Some(Kind::Environment));
+        assert_eq!(read(&path).err().map(|error| error.kind), Some(ErrorKind::Environment));
     }
 }

@@ -6,9 +6,9 @@
 //! `files`, `host`, `error`. Used by: `train`, `bench`, `main`.
 
 mod checkpoint;
+mod checkpoint_dir;
 mod date;
 mod file;
-mod keeper;
 mod logging;
 mod path;
 mod progress;
@@ -27,9 +27,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
+pub use checkpoint_dir::{Checkpoints, find_checkpoint};
 pub use date::iso as date;
 use file::ResultsFile;
-pub use keeper::{Checkpoints, find_checkpoint};
 pub use logging::{Volume, start_logging};
 pub use path::{is_results_file, results_path, resumed_path};
 pub use progress::Progress;
@@ -44,7 +44,7 @@ pub use weights::{WeightsFile, check_new, write_weights};
 
 use crate::comm::World;
 use crate::device::Usage;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 pub use crate::trace::BucketTime;
 
 /// How long rows wait in memory at most (while steps come in), and so what a kill can take.
@@ -54,16 +54,16 @@ const STEPS_A_LINE: u64 = 10;
 
 /// Which rank of how many this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     /// This rank's number.
     pub rank: usize,
     /// How many ranks the job has.
     pub size: usize,
 }
 
-impl From<&World> for Place {
-    fn from(world: &World) -> Place {
-        Place { rank: world.rank(), size: world.size() }
+impl From<&World> for RankInfo {
+    fn from(world: &World) -> RankInfo {
+        RankInfo { rank: world.rank(), size: world.size() }
     }
 }
 
@@ -78,8 +78,8 @@ impl Recorder {
     /// keeps nothing), says what is run and starts the progress bar. On other ranks nothing.
     ///
     /// # Errors
-    /// `Kind::Output`: the file is there already or cannot be created. Rank 0 alone can fail here.
-    pub fn create(place: Place, path: Option<&Path>, about: &Description) -> Result<Recorder> {
+    /// `ErrorKind::Output`: the file is there already or cannot be created. Rank 0 alone can fail here.
+    pub fn create(place: RankInfo, path: Option<&Path>, about: &Description) -> Result<Recorder> {
         Recorder::open(place, path, about, None)
     }
 
@@ -87,13 +87,18 @@ impl Recorder {
     /// step on are replaced.
     ///
     /// # Errors
-    /// `Kind::Output`: the file is not that of this run, or cannot be written. Rank 0 alone can fail here.
-    pub fn resume(place: Place, path: Option<&Path>, about: &Description, at: &Reached) -> Result<Recorder> {
+    /// `ErrorKind::Output`: the file is not that of this run, or cannot be written. Rank 0 alone can fail here.
+    pub fn resume(
+        place: RankInfo,
+        path: Option<&Path>,
+        about: &Description,
+        at: &Reached,
+    ) -> Result<Recorder> {
         Recorder::open(place, path, about, Some(at))
     }
 
     fn open(
-        place: Place,
+        place: RankInfo,
         path: Option<&Path>,
         about: &Description,
         at: Option<&Reached>,
@@ -190,7 +195,7 @@ impl Recorder {
     /// `total images/sec: N`. A failed run passes its error.
     ///
     /// # Errors
-    /// `Kind::Output`: the results could not be written, now or earlier in the run (training went on).
+    /// `ErrorKind::Output`: the results could not be written, now or earlier in the run (training went on).
     pub fn finish(mut self, outcome: std::result::Result<(), &Error>) -> Result<()> {
         match self.writer.take() {
             Some(mut writer) => writer.finish(outcome),
@@ -201,7 +206,7 @@ impl Recorder {
 
 /// Rank 0's half of a `Recorder`.
 struct Writer {
-    place: Place,
+    place: RankInfo,
     about: Description,
     path: Option<PathBuf>,
     file: Option<ResultsFile>,
@@ -295,7 +300,7 @@ impl Writer {
         terminal::end_bar();
         let status = match outcome {
             Ok(()) => "finished".to_string(),
-            Err(why) if why.kind == Kind::Stopped => why.message.clone(),
+            Err(why) if why.kind == ErrorKind::Stopped => why.message.clone(),
             Err(why) => format!("failed: {}", why.message),
         };
         self.on_events(EventFile::flush);
@@ -323,14 +328,14 @@ impl Drop for Writer {
 }
 
 /// Text for the reader on standard output, said once for the whole job.
-pub fn say(place: impl Into<Place>, text: &str) {
+pub fn say(place: impl Into<RankInfo>, text: &str) {
     if place.into().rank == 0 {
         terminal::say(text);
     }
 }
 
 /// A message of the job, said by rank 0.
-pub fn log(place: impl Into<Place>, level: log::Level, text: &str) {
+pub fn log(place: impl Into<RankInfo>, level: log::Level, text: &str) {
     if place.into().rank == 0 {
         log::log!(level, "{text}");
     }
@@ -340,7 +345,7 @@ pub fn log(place: impl Into<Place>, level: log::Level, text: &str) {
 ///
 /// # Errors
 /// What rank 0 fails with, on rank 0.
-pub fn once<T: Default>(place: impl Into<Place>, what: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn once<T: Default>(place: impl Into<RankInfo>, what: impl FnOnce() -> Result<T>) -> Result<T> {
     if place.into().rank == 0 { what() } else { Ok(T::default()) }
 }
 

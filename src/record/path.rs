@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{Place, date};
+use super::{RankInfo, date};
 use crate::error::{Error, Result};
 use crate::files::directory_of;
 
@@ -23,8 +23,8 @@ pub fn is_results_file(given: &Path) -> bool {
 /// its parent: that is more likely a typing error.
 ///
 /// # Errors
-/// `Kind::Output`: the file is there already, the directory is missing or cannot be written.
-pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<Option<PathBuf>> {
+/// `ErrorKind::Output`: the file is there already, the directory is missing or cannot be written.
+pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Result<Option<PathBuf>> {
     if place.rank != 0 {
         return Ok(None);
     }
@@ -53,7 +53,7 @@ pub fn results_path(place: Place, given: Option<&Path>, model: &str) -> Result<O
 /// # Errors
 /// As for `results_path`, but that a file may be there.
 pub fn resumed_path(
-    place: Place,
+    place: RankInfo,
     given: Option<&Path>,
     model: &str,
     earlier: &Path,

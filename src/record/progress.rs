@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Place, terminal};
+use super::{RankInfo, terminal};
 
 /// Where a person is watching: the progress of rank 0, which stands for that of the others.
 pub struct Progress {
@@ -12,7 +12,7 @@ pub struct Progress {
 
 impl Progress {
     /// A bar of `len` parts, at its beginning.
-    pub fn start(place: Place, len: u64) -> Progress {
+    pub fn start(place: RankInfo, len: u64) -> Progress {
         let shown = place.rank == 0;
         if shown {
             terminal::start_bar(len);

@@ -136,7 +136,7 @@ impl Earlier {
     /// Opens it, whether its writer closed it or was killed.
     ///
     /// # Errors
-    /// `Kind::Output` where it is not a record of this run.
+    /// `ErrorKind::Output` where it is not a record of this run.
     pub fn open(path: &Path, about: &Description, at: &Reached) -> Result<Earlier> {
         let unreadable = |error: hdf5::Error| {
             Error::output(path, format!("cannot be read to go on in it: {error}; choose another --results"))

@@ -5,14 +5,14 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::table::{Speed, batch, duration, percent, plural, shown, thousands};
-use super::{Compression, Description, EpochRecord, Memory, Place, StepRecord};
+use super::{Compression, Description, EpochRecord, Memory, RankInfo, StepRecord};
 use crate::device::Metered;
 
 type Row = (&'static str, String);
 
 /// What was run and what came of it, as it may stand in a paper's appendix. The last line is parsed by test suites.
 pub(super) fn closing(
-    place: Place,
+    place: RankInfo,
     about: &Description,
     c: &Closing,
     speed: &Speed,
@@ -32,7 +32,7 @@ pub(super) fn closing(
     text
 }
 
-fn settings(place: Place, about: &Description) -> Vec<Row> {
+fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
     let bytes = about.buckets.iter().sum::<u64>() as f64 / 1e6;
     let buckets = plural(about.buckets.len(), "bucket");
     let allreduce = match about.buckets.is_empty() || place.size == 1 {
@@ -50,7 +50,7 @@ fn settings(place: Place, about: &Description) -> Vec<Row> {
     ]
 }
 
-fn outcome(place: Place, about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
+fn outcome(place: RankInfo, about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
     let mut rows = match about.epochs {
         0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],

@@ -1,6 +1,6 @@
 //! The texts of a run, from numbers: nothing here prints.
 use super::summary::Closing;
-use super::{Description, EpochRecord, Place, StepRecord};
+use super::{Description, EpochRecord, RankInfo, StepRecord};
 use crate::device::Usage;
 
 /// Above the lines of `epoch`.
@@ -18,7 +18,7 @@ pub(super) fn epoch_header(r: &EpochRecord) -> String {
 pub(super) const STEP_HEADER: &str = "  step             images/sec       loss";
 
 /// What is about to be run, in two lines.
-pub(super) fn introduction(place: Place, about: &Description) -> String {
+pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
     let work = match about.epochs {
         0 => format!("{}, {} of them warm-up", plural(about.steps as usize, "synthetic step"), about.warmup),
         n => format!("{}, {}", plural(n as usize, "epoch"), plural(about.steps as usize, "step")),
@@ -112,7 +112,7 @@ impl Speed {
     }
 }
 
-pub(super) fn batch(place: Place, about: &Description) -> String {
+pub(super) fn batch(place: RankInfo, about: &Description) -> String {
     let global = about.batch * place.size * about.accumulation;
     match about.accumulation {
         1 => format!("{} a rank, {global} in all", about.batch),

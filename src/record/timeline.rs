@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::Place;
+use super::RankInfo;
 use crate::comm::Offset;
 use crate::error::{Error, Result};
-use crate::trace::{Event, Kind};
+use crate::trace::{Event, EventKind};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.
 pub struct TimelineFile {
@@ -47,7 +47,7 @@ impl TimelineFile {
     ///
     /// # Errors
     /// `Output`: the file is there already or cannot be made. Rank 0 alone can fail here.
-    pub fn create(place: Place, path: &Path) -> Result<TimelineFile> {
+    pub fn create(place: RankInfo, path: &Path) -> Result<TimelineFile> {
         if place.rank != 0 {
             return Ok(TimelineFile { writer: None });
         }
@@ -157,7 +157,7 @@ impl Writer {
             }
             if let Some(id) = &message {
                 args["message"] = id.clone().into();
-                let end_of_arrow = if event.kind == Kind::Send { ("s", ts) } else { ("f", until) };
+                let end_of_arrow = if event.kind == EventKind::Send { ("s", ts) } else { ("f", until) };
                 self.event(&json!({
                     "ph": end_of_arrow.0, "bp": "e", "cat": "message", "name": "message", "id": id, "pid": pid,
                     "tid": tid, "ts": end_of_arrow.1,
@@ -172,19 +172,19 @@ impl Writer {
 
     fn title(&self, event: &Event) -> String {
         match event.kind {
-            Kind::Step => format!("step {}", event.step),
-            Kind::Forward => "forward".into(),
-            Kind::Backward => "backward".into(),
-            Kind::Evaluation => format!("evaluation after epoch {}", event.a),
-            Kind::Layer => self.labels.get(event.a as usize).cloned().unwrap_or_default(),
-            Kind::Update => format!("update {}", event.a),
-            Kind::Input => "input".into(),
-            Kind::Bucket => format!("bucket {}", event.a),
-            Kind::Wait => format!("wait for bucket {}", event.a),
-            Kind::Exchange => format!("exchange {}", event.a),
-            Kind::Reduce => "add".into(),
-            Kind::Send => format!("to rank {}", event.a),
-            Kind::Receive => format!("from rank {}", event.a),
+            EventKind::Step => format!("step {}", event.step),
+            EventKind::Forward => "forward".into(),
+            EventKind::Backward => "backward".into(),
+            EventKind::Evaluation => format!("evaluation after epoch {}", event.a),
+            EventKind::Layer => self.labels.get(event.a as usize).cloned().unwrap_or_default(),
+            EventKind::Update => format!("update {}", event.a),
+            EventKind::Input => "input".into(),
+            EventKind::Bucket => format!("bucket {}", event.a),
+            EventKind::Wait => format!("wait for bucket {}", event.a),
+            EventKind::Exchange => format!("exchange {}", event.a),
+            EventKind::Reduce => "add".into(),
+            EventKind::Send => format!("to rank {}", event.a),
+            EventKind::Receive => format!("from rank {}", event.a),
         }
     }
 }
@@ -200,16 +200,16 @@ fn common(time: u64, [start, end]: &[Offset; 2]) -> f64 {
 }
 
 /// The lane of a kind, and where its numbers start; below 10 events nest, from there on each has a lane to itself.
-fn category(kind: Kind) -> (&'static str, usize) {
+fn category(kind: EventKind) -> (&'static str, usize) {
     match kind {
-        Kind::Step | Kind::Forward | Kind::Backward | Kind::Evaluation => ("steps", 0),
-        Kind::Layer | Kind::Update => ("layers", 1),
-        Kind::Input => ("input", 2),
-        Kind::Wait | Kind::Exchange => ("waiting", 3),
-        Kind::Reduce => ("adding", 4),
-        Kind::Bucket => ("buckets", 1000),
-        Kind::Send => ("sends", 100_000),
-        Kind::Receive => ("receives", 200_000),
+        EventKind::Step | EventKind::Forward | EventKind::Backward | EventKind::Evaluation => ("steps", 0),
+        EventKind::Layer | EventKind::Update => ("layers", 1),
+        EventKind::Input => ("input", 2),
+        EventKind::Wait | EventKind::Exchange => ("waiting", 3),
+        EventKind::Reduce => ("adding", 4),
+        EventKind::Bucket => ("buckets", 1000),
+        EventKind::Send => ("sends", 100_000),
+        EventKind::Receive => ("receives", 200_000),
     }
 }
 
@@ -247,8 +247,8 @@ fn message(
     counts: &mut HashMap<(usize, usize, u32, u32), usize>,
 ) -> Option<String> {
     let (from, to) = match event.kind {
-        Kind::Send => (rank, event.a as usize),
-        Kind::Receive => (event.a as usize, rank),
+        EventKind::Send => (rank, event.a as usize),
+        EventKind::Receive => (event.a as usize, rank),
         _ => return None,
     };
     let count = counts.entry((from, to, event.b, event.step)).or_default();
@@ -260,7 +260,7 @@ fn message(
 mod tests {
     use super::*;
 
-    fn event(kind: Kind, begin: u64, end: u64) -> Event {
+    fn event(kind: EventKind, begin: u64, end: u64) -> Event {
         Event { begin, end, kind, step: 0, a: 1, b: 0, bytes: 0 }
     }
 
@@ -268,9 +268,9 @@ mod tests {
     fn what_overlaps_lies_in_lanes_of_its_own() {
         let mut lanes = Lanes::default();
         let mut place = |kind, begin, end| lanes.place(&event(kind, begin, end)).0;
-        assert_eq!([place(Kind::Step, 0, 9), place(Kind::Forward, 1, 4)], [0, 0]);
+        assert_eq!([place(EventKind::Step, 0, 9), place(EventKind::Forward, 1, 4)], [0, 0]);
         let buckets =
-            [(0, 5), (1, 3), (2, 9), (3, 4), (5, 6)].map(|(begin, end)| place(Kind::Bucket, begin, end));
+            [(0, 5), (1, 3), (2, 9), (3, 4), (5, 6)].map(|(begin, end)| place(EventKind::Bucket, begin, end));
         assert_eq!(buckets, [1000, 1001, 1002, 1001, 1000]);
     }
 
@@ -289,8 +289,8 @@ mod tests {
     fn both_ends_of_a_message_call_it_the_same() {
         let (mut here, mut there) = (HashMap::new(), HashMap::new());
         for _ in 0..3 {
-            let sent = message(0, &event(Kind::Send, 0, 1), &mut here);
-            let received = message(1, &Event { a: 0, ..event(Kind::Receive, 0, 1) }, &mut there);
+            let sent = message(0, &event(EventKind::Send, 0, 1), &mut here);
+            let received = message(1, &Event { a: 0, ..event(EventKind::Receive, 0, 1) }, &mut there);
             assert!(sent.is_some() && sent == received);
         }
         assert_eq!(here.len(), 1);

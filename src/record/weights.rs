@@ -14,7 +14,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
 use super::checkpoint::{Array, Stored};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_whole};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
@@ -279,7 +279,8 @@ type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
 /// # Errors
 /// `Output` when it is there already, or its directory is not or cannot be written.
 pub fn check_new(path: &Path) -> Result<()> {
-    super::path::check(path).map_err(|e| Error::new(Kind::Output, e.message.replace("--results", "name")))
+    super::path::check(path)
+        .map_err(|e| Error::new(ErrorKind::Output, e.message.replace("--results", "name")))
 }
 
 fn is_hdf5(path: &Path) -> bool {
@@ -444,7 +445,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             let error = WeightsFile::open(&path).err().unwrap();
             assert!(error.message.contains(said), "{error}");
-            assert_eq!(error.kind, Kind::Data);
+            assert_eq!(error.kind, ErrorKind::Data);
         }
         assert!(
             WeightsFile::open(&directory.path().join("none")).err().unwrap().message.contains("No such file")

@@ -16,7 +16,7 @@ use std::time::SystemTime;
 use self::figures::{Figure, MOST};
 use self::page::Section;
 use self::run::Run;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files;
 use crate::record;
 
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     match left_out.is_empty() {
         true => Ok(()),
-        false => Err(Error::new(Kind::Data, left_out.join("\n"))),
+        false => Err(Error::new(ErrorKind::Data, left_out.join("\n"))),
     }
 }
 
@@ -99,7 +99,7 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<String>)> {
     }
     runs.retain(|run| !run.step.is_empty());
     if runs.is_empty() {
-        return Err(Error::new(Kind::Data, left_out.join("\n")));
+        return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
     }
     Ok((runs, left_out))
 }

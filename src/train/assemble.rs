@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::ahead::Ahead;
 use super::averaging::Averaging;
-use super::direct;
+use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
+use super::gpu_direct;
 use super::memory::{Memories, as_memory};
 use super::plans::{Plans, codes_on_device};
 use super::step::{Accumulation, Scaling, Stretch, Trainer};
@@ -18,7 +18,7 @@ use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::Result;
 use crate::fusion::compress::{self, Account, At, Compressed};
-use crate::fusion::{Exchanges, Fusion, OnDevice, Place, Staging};
+use crate::fusion::{Exchanges, Fusion, OnDevice, ReduceAt, Staging};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Plan, Program, TAIL};
@@ -50,22 +50,26 @@ impl Assembly<'_> {
         let (reduce, compression) = self.reduction(memories)?;
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
         let at = match self.averaging.selection.kind() {
-            AllreduceKind::Nccl => Place::Device,
-            AllreduceKind::Ipc => Place::InPlace,
-            _ if self.averaging.on_device => Place::InPlace,
-            _ if codes_on_device(self.config, world, device) => Place::Device,
+            AllreduceKind::Nccl => ReduceAt::Device,
+            AllreduceKind::Ipc => ReduceAt::InPlace,
+            _ if self.averaging.on_device => ReduceAt::InPlace,
+            _ if codes_on_device(self.config, world, device) => ReduceAt::Device,
             // A rank alone has nobody to tell, but may still compress.
             _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
-                Place::Staged(Staging { device: memories.averaged.clone(), host: memories.on_host.clone() })
+                ReduceAt::Staged(Staging {
+                    device: memories.averaged.clone(),
+                    host: memories.on_host.clone(),
+                })
             }
-            _ => Place::InPlace,
+            _ => ReduceAt::InPlace,
         };
         let program = world.agree(plan.bind(&memories.regions))?;
         let fusion = fusion.at(at).with_exchanges(self.exchanges(&program)?);
         let trainer = world.agree(self.steps(program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
-        let ahead = (!device.is_host() && self.config.data.is_some())
-            .then(|| Ahead::new(device, &trainer.program, &memories.regions.inputs, self.empty_batch()));
+        let ahead = (!device.is_host() && self.config.data.is_some()).then(|| {
+            DevicePrefetch::new(device, &trainer.program, &memories.regions.inputs, self.empty_batch())
+        });
         let ahead = world.agree(ahead.transpose())?;
         Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
@@ -98,7 +102,7 @@ impl Assembly<'_> {
             return Ok((Box::new(sums), None));
         }
         if kind == AllreduceKind::Ipc {
-            let sums = direct::over_gpus(
+            let sums = gpu_direct::over_gpus(
                 world,
                 self.config.wire,
                 self.device,
@@ -108,7 +112,7 @@ impl Assembly<'_> {
             return Ok((Box::new(sums?), None));
         }
         if self.averaging.on_device {
-            let region = direct::region(&memories.averaged);
+            let region = gpu_direct::region(&memories.averaged);
             return Ok((world.agree(selection.build(world, &region))?, None));
         }
         let Some(scheme) = self.config.compress else {

@@ -1,6 +1,6 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
-use super::direct;
+use super::gpu_direct;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
@@ -40,10 +40,10 @@ impl Averaging {
     pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
         let tuning = Tuning::load(world, config.tuning.as_deref())?;
         let nodes = Nodes::of(world);
-        let given_to_mpi = direct::mpi_serves(world, config, device)?;
+        let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
-        if direct::gpus_serve(world, config, device)? {
+        if gpu_direct::gpus_serve(world, config, device)? {
             selection = of(AllreduceKind::Ipc)?;
         }
         let on_device = match selection.kind() {

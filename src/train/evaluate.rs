@@ -1,7 +1,7 @@
 //! The test set: every image exactly once over all ranks.
 
 use super::Test;
-use super::ahead::Inputs;
+use super::device_prefetch::Inputs;
 use crate::comm::World;
 use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::averaging::Averaging;
 use super::plans::{codes_on_device, shares_gradients};
 use super::weights::Start;
-use crate::comm::{Common, Region, World};
+use crate::comm::{NodeShared, Region, World};
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
@@ -65,7 +65,7 @@ impl Sharing {
 
     /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
     pub fn expected(world: &World, device: &dyn Device, bytes: usize) -> Sharing {
-        let fits = device.is_host() && some_share(world) && Common::fits(bytes);
+        let fits = device.is_host() && some_share(world) && NodeShared::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
     }
 
@@ -121,7 +121,7 @@ impl Memories {
         let on_host = as_memory(&gradients);
         let averaged = if device.is_host() { on_host.clone() } else { device.allocate(sizes.gradients)? };
         if staged && !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
-            device.lock(&on_host);
+            device.pin(&on_host);
         }
         // With accumulation a micro-step's own gradients are apart from their sum.
         let written = match config.accumulation {
@@ -291,8 +291,11 @@ fn like_parameters(
     copies: usize,
 ) -> Result<(Sharing, Vec<Memory>)> {
     let bytes = sizes.parameters;
-    let common =
-        if device.is_host() && some_share(world) { Common::allocate(world, copies * bytes)? } else { None };
+    let common = if device.is_host() && some_share(world) {
+        NodeShared::allocate(world, copies * bytes)?
+    } else {
+        None
+    };
     let Some(common) = common else {
         let memories = (0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?;
         return Ok((Sharing::ALONE, memories));
@@ -303,7 +306,7 @@ fn like_parameters(
 
 /// Memory of all ranks of a node as that of a host device.
 #[allow(unsafe_code)]
-fn common_memory(common: &Rc<Common>) -> Memory {
+fn common_memory(common: &Rc<NodeShared>) -> Memory {
     // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone, while
     // no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
     unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }

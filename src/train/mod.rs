@@ -2,19 +2,19 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where batches come from,
 //! `plans`), `step` is one training step,
-//! `ahead` the next batch on its way, `device` what a rank drives, `averaging` how gradients travel, `direct` whether MPI takes them from a GPU, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop`
-//! hears signals, `capacity` says how large a batch fits. There is no `if rank == 0`
+//! `device_prefetch` the next batch on its way, `device` what a rank drives, `averaging` how gradients travel, `gpu_direct` whether MPI takes them from a GPU, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop`
+//! hears signals, `max_batch` says how large a batch fits. There is no `if rank == 0`
 //! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
 
-mod ahead;
 mod assemble;
 mod averaging;
-mod capacity;
 mod checkpoint;
 mod device;
-mod direct;
+mod device_prefetch;
 mod evaluate;
+mod gpu_direct;
 mod length;
+mod max_batch;
 mod memory;
 mod network;
 mod plans;
@@ -32,7 +32,7 @@ use std::time::Instant;
 use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::device::{Metered, Usage};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::host;
 use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
@@ -50,7 +50,7 @@ use timeline::Timeline;
 /// Whatever stops the run; by then all ranks know of it, so one message suffices.
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
-    world.same(&config.shared_items())?;
+    world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
     let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
@@ -69,7 +69,7 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
         _ => fusion.leave(),
     };
     // An orderly end waits until the last checkpoint is on disk.
-    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == Kind::Stopped);
+    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
     let outcome = kept.and(outcome);
@@ -149,7 +149,7 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     comm::enter(Phase::Evaluation, epoch as u64);
     let test = evaluator.run(world, &*job.device, || saver.flags().stop)?;
     if test.is_some() {
-        trace::record(trace::Kind::Evaluation, begun, epoch, 0, 0);
+        trace::record(trace::EventKind::Evaluation, begun, epoch, 0, 0);
     }
     Ok(test)
 }
@@ -191,7 +191,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         // The same on every rank.
         if let Some(scaling) = job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
             return world.agree(Err(Error::new(
-                Kind::Diverged,
+                ErrorKind::Diverged,
                 format!(
                     "gradients are not finite at step {done}, and the loss scale is at its minimum of {}. Try a smaller \
                      --lr, or --precision bf16",
@@ -252,7 +252,7 @@ fn all_finite(world: &World, job: &Job) -> Result<()> {
     match job.trainer.broken_parameter(&*job.device)? {
         None => Ok(()),
         Some(name) => world.agree(Err(Error::new(
-            Kind::Diverged,
+            ErrorKind::Diverged,
             format!(
                 "parameter {name} is not finite after step {}. Try a smaller --lr, or --lr-warmup",
                 job.standing.at.done - 1
@@ -287,7 +287,7 @@ fn stopped(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> 
     };
     let (reason, done) = (stop::reason(signal[0] as usize), job.standing.at.done);
     world.agree(Err(Error::new(
-        Kind::Stopped,
+        ErrorKind::Stopped,
         format!("stopped by {reason} after {done} of {} steps; {remedy}", job.total_steps),
     )))
 }
@@ -303,7 +303,7 @@ fn diverged(world: &World, step: usize, result: &StepResult) -> Error {
         None => "only in the sum over ranks".into(),
     };
     Error::new(
-        Kind::Diverged,
+        ErrorKind::Diverged,
         format!(
             "the loss is not a finite number at step {step} (learning rate {}): {first}. \
              Try a smaller --lr, or --lr-warmup",

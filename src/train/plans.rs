@@ -72,8 +72,8 @@ impl Plans {
     pub fn compare(&self, world: &World, device: &dyn Device) -> Result<()> {
         let plan = ("plan".to_string(), format!("{:016x}", self.training.hash()));
         world
-            .same(std::slice::from_ref(&plan))
-            .or_else(|_| world.same(&[("what they compute with".into(), device.describe()), plan]))
+            .check_same(std::slice::from_ref(&plan))
+            .or_else(|_| world.check_same(&[("what they compute with".into(), device.describe()), plan]))
     }
 
     /// What must be the same in a run that goes on, by name.
@@ -170,7 +170,7 @@ fn extent(
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
         if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
-    // `Ahead`: on the device, page-locked, and as the loader gives it.
+    // `DevicePrefetch`: on the device, page-locked, and as the loader gives it.
     let sent_ahead = own_memory && config.data.is_some();
     let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
     let gradients = if config.accumulation > 1 { 2 } else { 1 };

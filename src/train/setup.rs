@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use super::assemble::Assembly;
 use super::averaging::Averaging;
-use super::capacity;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
 use super::length::Length;
+use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
 use super::plans::{Plans, computing};
@@ -74,7 +74,7 @@ pub fn prepare(
         let config = &decided(config, sets.as_ref(), threads);
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-        let answer = world.agree(capacity::answer(world, &network, config, &*device, &averaging, limit))?;
+        let answer = world.agree(max_batch::answer(world, &network, config, &*device, &averaging, limit))?;
         record::say(world, &answer);
         return world.agree(record::printed()).map(|()| None);
     }
@@ -117,7 +117,7 @@ pub fn prepare(
     if let Some(resumed) = &resumed {
         world.agree(resumed.check(world, config, &identity))?;
     }
-    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
     let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
     let length = Length::new(
         config,

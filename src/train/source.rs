@@ -103,7 +103,7 @@ pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Op
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
     let sets = world.agree(data::open(path, &wanted))?;
-    world.same(&[
+    world.check_same(&[
         ("training images".into(), sets.training.fingerprint()),
         ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
     ])?;

@@ -6,7 +6,7 @@ use super::memory::Memories;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::fusion::compress::Kept;
 use crate::plan::{Parameter, Plan};
 use crate::record::{Array, Contents};
@@ -163,7 +163,7 @@ impl State<'_> {
         }
         let list = lacking.join(", ");
         Err(Error::new(
-            Kind::Data,
+            ErrorKind::Data,
             format!("the checkpoint does not have, in the shape of this model: {list}"),
         ))
     }

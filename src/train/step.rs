@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::ahead::{Ahead, Inputs};
+use super::device_prefetch::{DevicePrefetch, Inputs};
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
@@ -113,7 +113,7 @@ pub struct Trainer {
     /// The host's copy of a batch.
     pub batch: Batch,
     /// The next one, on a device with memory of its own.
-    pub ahead: Option<Ahead>,
+    pub ahead: Option<DevicePrefetch>,
     pub metrics: Vec<f32>,
     /// Every parameter by name.
     pub parameters: Vec<(String, Memory)>,
@@ -194,7 +194,7 @@ impl Trainer {
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.usage = device.usage();
         result.seconds = begun.elapsed().as_secs_f64();
-        trace::record(trace::Kind::Step, traced, 0, 0, 0);
+        trace::record(trace::EventKind::Step, traced, 0, 0, 0);
         result.compute = result.seconds - result.communication - result.input;
         Ok(result)
     }
@@ -218,7 +218,7 @@ impl Trainer {
         if !taken? && source.fill(step, micro, batch)? {
             Inputs::of(&self.program).fill(batch, |bytes, part| device.upload(bytes, part))?;
         }
-        trace::record(trace::Kind::Input, traced, 0, 0, 0);
+        trace::record(trace::EventKind::Input, traced, 0, 0, 0);
         Ok(begun.elapsed().as_secs_f64())
     }
 
@@ -229,13 +229,13 @@ impl Trainer {
         match captured {
             Some(captured) => {
                 captured.run(scalars)?;
-                trace::record(trace::Kind::Layer, begun, steps.start, 0, 0);
+                trace::record(trace::EventKind::Layer, begun, steps.start, 0, 0);
             }
             None => {
                 for step in steps.clone() {
                     let begun = trace::now();
                     self.program.steps[step].run(scalars)?;
-                    trace::record(trace::Kind::Layer, begun, step, 0, 0);
+                    trace::record(trace::EventKind::Layer, begun, step, 0, 0);
                 }
             }
         }
@@ -258,7 +258,7 @@ impl Trainer {
         micro: usize,
         tail: &mut Tail,
         result: &mut StepResult,
-        mut send_next: impl FnMut(&mut Ahead) -> Result<()>,
+        mut send_next: impl FnMut(&mut DevicePrefetch) -> Result<()>,
     ) -> Result<()> {
         let mut begun = trace::now();
         let (forward, end) = (self.program.forward_steps, self.program.steps.len());
@@ -267,7 +267,7 @@ impl Trainer {
             let index = self.run_stretch(stretch, scalars)?;
             self.fusion.exchange(index, device)?;
             if index + 1 == forward {
-                trace::record(trace::Kind::Forward, begun, 0, 0, 0);
+                trace::record(trace::EventKind::Forward, begun, 0, 0, 0);
                 begun = trace::now();
             }
             if index + 1 == end {
@@ -282,7 +282,7 @@ impl Trainer {
                 self.fusion.after_step(index, device)?;
             }
         }
-        trace::record(trace::Kind::Backward, begun, 0, 0, 0);
+        trace::record(trace::EventKind::Backward, begun, 0, 0, 0);
         Ok(())
     }
 
@@ -348,7 +348,7 @@ impl Trainer {
             let begun = trace::now();
             updates[bucket].run(scalars)?;
             averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))?;
-            trace::record(trace::Kind::Update, begun, bucket, 0, 0);
+            trace::record(trace::EventKind::Update, begun, bucket, 0, 0);
             Ok(())
         };
         if let Some(barrier) = &mut self.barrier {

@@ -8,11 +8,11 @@ use super::setup::normalises;
 use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
 use super::weights::Start;
-use super::{Test, capacity, device, greatest};
+use super::{Test, device, greatest, max_batch};
 use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::record;
 
 /// Tests and prints the figures; with `--dry-run` the plan. Collective.
@@ -42,7 +42,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         record::say(world, &plans.describe(world, config, &*device, &averaging));
         return world.agree(record::printed());
     }
-    world.agree(capacity::check(world, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
     comm::enter(Phase::Memory, 0);
     let rule = &config.optimizer.rule;
     let assembly = Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule };
@@ -55,7 +55,10 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
             let mut signal = [watch.signal() as f64];
             world.max_f64(&mut signal)?;
             let reason = stop::reason(signal[0] as usize);
-            world.agree(Err(Error::new(Kind::Stopped, format!("stopped by {reason} before the test's end"))))
+            world.agree(Err(Error::new(
+                ErrorKind::Stopped,
+                format!("stopped by {reason} before the test's end"),
+            )))
         }
     }
 }
@@ -67,7 +70,7 @@ fn say(world: &World, test: &Test) -> Result<()> {
              nothing",
             test.loss
         );
-        return world.agree(Err(Error::new(Kind::Diverged, text)));
+        return world.agree(Err(Error::new(ErrorKind::Diverged, text)));
     }
     let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
     record::say(world, &text);

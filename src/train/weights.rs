@@ -36,7 +36,7 @@ impl Start {
         let start = world.agree(Self::open(config, network))?;
         if let Some(start) = &start {
             let checksum = world.agree(start.file.checksum())?;
-            world.same(&[("the weights of --init-from".into(), format!("CRC-32 {checksum:08x}"))])?;
+            world.check_same(&[("the weights of --init-from".into(), format!("CRC-32 {checksum:08x}"))])?;
         }
         Ok(start)
     }

@@ -71,7 +71,12 @@ fn a_collectives_table_is_kept_whole() {
     let directory = tempfile::tempdir().unwrap();
     // With 3 ranks parts are unequal.
     for (bench, ranks, factor, algorithms) in [
-        ("allreduce", 2, 1.0, &["MPI_Allreduce", "vendor", "ring", "halving", "tree", "torus"][..]),
+        (
+            "allreduce",
+            2,
+            1.0,
+            &["MPI_Allreduce", "mpi", "ring", "halving-doubling", "recursive-doubling", "torus"][..],
+        ),
         ("reducescatter", 3, 2.0 / 3.0, &["MPI_Reduce_scatter", "ring"]),
         ("allgather", 3, 2.0 / 3.0, &["MPI_Allgather", "ring"]),
         ("broadcast", 2, 1.0, &["MPI_Bcast", "chain", "tree"]),
@@ -181,7 +186,7 @@ fn what_autotune_writes_decides_a_run_and_its_record_and_a_bad_file_is_one_warni
     let file = directory.path().join("new").join("tuning.json");
     let tuning = file.to_str().unwrap();
     let table = run(2, &["bench", "autotune", "--sizes", "4K,1M", "--output", tuning]);
-    for algorithm in ["ring", "halving", "tree", "torus", "vendor"] {
+    for algorithm in ["ring", "halving-doubling", "recursive-doubling", "torus", "mpi"] {
         assert!(table.contains(algorithm), "{algorithm} in\n{table}");
     }
     assert_eq!(table.matches("written to").count(), 1, "{table}");
@@ -231,7 +236,7 @@ fn what_autotune_writes_decides_a_run_and_its_record_and_a_bad_file_is_one_warni
 
 #[test]
 fn every_cut_of_a_models_gradients_sums_them_right() {
-    for allreduce in ["auto", "tree"] {
+    for allreduce in ["auto", "recursive-doubling"] {
         let flags = ["bench", "fusion", "--model", "mnist_net", "--backward-ms", "1", "--iterations", "1"];
         let printed = run(2, &[&flags[..], &["--allreduce", allreduce]].concat());
         for cut in ["one a tensor", "4 MB", "16 MB", "64 MB", "adaptive"] {

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dltrain::error::Kind;
+use dltrain::error::ErrorKind;
 use job::{DLTRAIN, SECONDS, refused, run};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -65,7 +65,7 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--optimizer", "lbfgs"], "lbfgs"),
         (vec!["--precision", "f8"], "f8"),
         (vec!["--allreduce", "butterfly"], "butterfly"),
-        (vec!["--allreduce", "vendor", "--wire", "bf16"], "--wire bf16"),
+        (vec!["--allreduce", "mpi", "--wire", "bf16"], "--wire bf16"),
         (vec!["--optimizer", "lars", "--betas", "0.9", "0.99"], "--optimizer lars does not use it"),
         (vec!["--clip-norm", "0"], "--clip-norm 0"),
         (vec!["--sync-bn", "0"], "--sync-bn 0"),
@@ -98,7 +98,7 @@ fn ranks_given_different_flags_are_told_which() {
     assert!(message.contains("seed") && message.contains('1') && message.contains('2'), "{message}");
     let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "16"])]);
     assert!(message.contains("batch"), "{message}");
-    let message = refused(&[(1, &["--allreduce", "ring"]), (1, &["--allreduce", "tree"])]);
+    let message = refused(&[(1, &["--allreduce", "ring"]), (1, &["--allreduce", "recursive-doubling"])]);
     assert!(message.contains("ranks differ in allreduce: ring (rank 0 on "), "{message}");
     let message = refused(&[(1, &["--wire", "bf16"]), (1, &["--wire", "f16"])]);
     assert!(message.contains("ranks differ in wire: bf16 (rank 0 on "), "{message}");
@@ -181,7 +181,7 @@ fn what_is_printed_in_vain_is_an_error_unless_nobody_reads_on() {
     ] {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let (code, said) = printing_to(full, arguments);
-        assert_eq!(code, Some(Kind::Output as i32), "{arguments:?}: {said}");
+        assert_eq!(code, Some(ErrorKind::Output as i32), "{arguments:?}: {said}");
         assert!(said.lines().count() == 1 && said.contains("standard output"), "{arguments:?}: {said}");
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

@@ -21,7 +21,7 @@ use dltrain::collective::tuning::Tuning;
 use dltrain::collective::{Gather, Operation, Route, segment, select, wait};
 use dltrain::comm::{Family, Library, Region, World};
 use dltrain::config::{AllreduceKind, Wire};
-use dltrain::error::{Error, Kind};
+use dltrain::error::{Error, ErrorKind};
 
 const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
 
@@ -111,7 +111,8 @@ fn check(bench: &str, ranks: usize, wire: &str, lengths: &[&str], algorithms: &[
     }
 }
 
-const SUMS: [&str; 7] = ["vendor", "ring", "halving", "tree", "torus", "hierarchical", "shm"];
+const SUMS: [&str; 7] =
+    ["mpi", "ring", "halving-doubling", "recursive-doubling", "torus", "hierarchical", "shm"];
 const SIBLINGS: [(&str, &[&str]); 3] = [
     ("reducescatter", &["ring", "shm"]),
     ("allgather", &["ring", "shm"]),
@@ -326,8 +327,8 @@ fn agree(world: &World) {
     assert_eq!(error, Error::usage(format!("story 1 (rank 1 on {})", world.host_of(1))));
     assert!(world.is_agreed(&error));
     assert!(!world.is_agreed(&Error::usage("story 1")));
-    let alike: Result<(), _> = Err(Error::new(Kind::Data, "no such file"));
-    assert_eq!(world.agree(alike), Err(Error::new(Kind::Data, "no such file")));
+    let alike: Result<(), _> = Err(Error::new(ErrorKind::Data, "no such file"));
+    assert_eq!(world.agree(alike), Err(Error::new(ErrorKind::Data, "no such file")));
 }
 
 fn same(world: &World) {
@@ -336,10 +337,10 @@ fn same(world: &World) {
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .to_vec()
     };
-    world.same(&items("32")).unwrap();
-    let error = world.same(&items(if world.rank() == 2 { "64" } else { "32" })).unwrap_err();
+    world.check_same(&items("32")).unwrap();
+    let error = world.check_same(&items(if world.rank() == 2 { "64" } else { "32" })).unwrap_err();
     let host = world.host();
-    assert_eq!(error.kind, Kind::Mismatch);
+    assert_eq!(error.kind, ErrorKind::Mismatch);
     let expected = format!("ranks differ in batch: 32 (rank 0 on {host}), 64 (rank 2 on {host})");
     assert!(error.message.starts_with(&expected), "{error}");
     assert!(world.is_agreed(&error));
@@ -367,7 +368,7 @@ fn gathers(world: &World) {
             assert!(all.into_iter().eq(expected), "groups of {size}, round {round}");
         }
     }
-    assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, Kind::Internal);
+    assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, ErrorKind::Internal);
 }
 
 fn siblings(world: &World) {

@@ -104,13 +104,23 @@ impl Draw {
 
     /// How gradients are summed.
     fn sums(&mut self) -> String {
-        let kinds = ["auto", "auto", "ring", "halving", "tree", "torus", "hierarchical", "shm", "vendor"];
+        let kinds = [
+            "auto",
+            "auto",
+            "ring",
+            "halving-doubling",
+            "recursive-doubling",
+            "torus",
+            "hierarchical",
+            "shm",
+            "mpi",
+        ];
         let kind = self.of(&kinds);
         let mut flags = format!(" --allreduce {kind}");
         if self.one_in(3) {
             let schemes = ["topk", "topk:0.5", "1bit", "2bit", "powersgd", "powersgd:4"];
             flags += &format!(" --compress {}", self.of(&schemes));
-        } else if kind != "vendor" {
+        } else if kind != "mpi" {
             flags += &format!(" --wire {}", self.of(&["f32", "f32", "bf16", "f16"]));
         }
         if self.one_in(2) {

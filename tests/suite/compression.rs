@@ -64,7 +64,7 @@ fn compressed_runs_repeat_bit_for_bit_with_and_without_overlap() {
             assert_eq!(losses(&directory, 3, &format!("{flags} {more}")), first, "{scheme} {more}");
         }
         // Sums in another order are others by roundings only, which 1bit may turn into another sign.
-        let vendor = losses(&directory, 3, &format!("{flags} --allreduce vendor"));
+        let vendor = losses(&directory, 3, &format!("{flags} --allreduce mpi"));
         assert!((vendor[1] - first[1]).abs() < 1e-4 * first[1], "{scheme}: {vendor:?} and {first:?}");
     }
 }

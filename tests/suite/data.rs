@@ -17,7 +17,7 @@ use dltrain::data::{
     self, Batch, Colours, Dataset, Frame, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
     TrainingLoader, Wanted, epoch_order,
 };
-use dltrain::error::{Error, Kind};
+use dltrain::error::{Error, ErrorKind};
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -170,7 +170,7 @@ fn broken(file: &str, contents: Option<&[u8]>, words: &[&str]) {
 
 fn refused(directory: &Path) -> Error {
     let error = open(directory).err().expect("broken data must be refused");
-    assert_eq!(error.kind, Kind::Data);
+    assert_eq!(error.kind, ErrorKind::Data);
     assert!(!error.message.contains('\n'), "{}", error.message);
     error
 }
@@ -499,7 +499,7 @@ fn too_few_images_for_one_global_batch_say_what_would_work() {
         let error = TrainingLoader::new(sets.training.clone(), sharding, 1, Reading::inline())
             .err()
             .expect("refused");
-        assert_eq!(error.kind, Kind::Usage);
+        assert_eq!(error.kind, ErrorKind::Usage);
         error.message
     };
     let message = refused(4, 400, 1);

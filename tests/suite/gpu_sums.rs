@@ -136,7 +136,7 @@ fn an_mpi_that_is_cuda_aware_adds_up_in_the_gpus_memory() {
     let mut results = Results::new();
     let flags = format!(
         "--model mnist_net --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 \
-         --device cuda --allreduce vendor --verbose"
+         --device cuda --allreduce mpi --verbose"
     );
     let preload = fake_cuda::libraries().join("libaware.so");
     let mpi = |aware, readable| {
@@ -169,12 +169,9 @@ fn an_mpi_that_is_cuda_aware_adds_up_in_the_gpus_memory() {
             "{message}"
         );
     }
-    for flags in ["--device cuda", "--device cuda --allreduce ipc", "--device cpu --allreduce vendor"] {
+    for flags in ["--device cuda", "--device cuda --allreduce ipc", "--device cpu --allreduce mpi"] {
         let message = refused(2, &format!("--model mnist_small --steps 1 --cuda-aware on {flags}"), &[]);
-        assert!(
-            message.contains("--cuda-aware on is for --device cuda with --allreduce vendor"),
-            "{message}"
-        );
+        assert!(message.contains("--cuda-aware on is for --device cuda with --allreduce mpi"), "{message}");
     }
 }
 

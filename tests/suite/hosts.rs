@@ -79,7 +79,11 @@ impl Drop for Hosts {
 fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
     let Some(hosts) = Hosts::up(4) else { return };
     for (slots, nodes, algorithms) in [
-        ("h0:1,h1:1", 2, &["vendor", "ring", "halving", "tree", "torus", "hierarchical"][..]),
+        (
+            "h0:1,h1:1",
+            2,
+            &["mpi", "ring", "halving-doubling", "recursive-doubling", "torus", "hierarchical"][..],
+        ),
         ("h0:2,h1:2", 2, &["ring", "hierarchical"]),
         ("h0:1,h1:1,h2:1,h3:1", 4, &["ring", "hierarchical"]),
         ("h0:2,h1:2,h2:2,h3:2", 4, &["hierarchical"]),

@@ -17,7 +17,7 @@ use dltrain::data::{
     self, Batch, Jpeg, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
     TrainingLoader, Wanted,
 };
-use dltrain::error::{Error, Kind};
+use dltrain::error::{Error, ErrorKind};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -90,7 +90,7 @@ fn augmented(text: &str) -> Input {
 
 fn refused(path: &Path, words: &[&str]) {
     let error = open(path, &Input::default()).err().expect("refused");
-    assert_eq!(error.kind, Kind::Data, "{error}");
+    assert_eq!(error.kind, ErrorKind::Data, "{error}");
     for word in words {
         assert!(error.message.contains(word), "{word:?} is missing in: {error}");
     }
@@ -549,7 +549,10 @@ fn an_image_that_does_not_decode_counts_nowhere() {
                 TrainingLoader::new(sets.training.clone(), sharding, 3, Reading::new(threads, true).unwrap())
                     .unwrap();
             let error = loader.fill(0, 0, &mut batch).expect_err("strict");
-            assert!(error.kind == Kind::Data && error.message.contains("bee/nested/001.JPEG"), "{error}");
+            assert!(
+                error.kind == ErrorKind::Data && error.message.contains("bee/nested/001.JPEG"),
+                "{error}"
+            );
             let mut test =
                 TestLoader::new(sets.training.clone(), sharding, Reading::new(threads, false).unwrap());
             assert_eq!(test.fill(0, &mut batch).unwrap(), 11);
@@ -561,7 +564,7 @@ fn an_image_that_does_not_decode_counts_nowhere() {
 fn decoders() -> Vec<Jpeg> {
     let turbo = Jpeg::find(JpegDecoder::Turbo);
     if let Err(error) = &turbo {
-        assert!(error.kind == Kind::Environment && error.message.contains("libturbojpeg0"), "{error}");
+        assert!(error.kind == ErrorKind::Environment && error.message.contains("libturbojpeg0"), "{error}");
         eprintln!("libjpeg-turbo is not tested: {error}");
     }
     [Ok(Jpeg::Rust), turbo].into_iter().flatten().collect()

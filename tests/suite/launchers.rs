@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use dltrain::comm::{Family, Library};
-use dltrain::error::Kind;
+use dltrain::error::ErrorKind;
 
 use crate::support::job;
 
@@ -99,7 +99,7 @@ fn assert_refused(added: &[(&str, &str)], rank_variable: Option<&str>) {
     let outputs: Vec<Output> = tasks.into_iter().map(|task| task.wait_with_output().unwrap()).collect();
     let whole: String = outputs.iter().map(text).collect();
     for output in &outputs {
-        assert_eq!(output.status.code(), Some(Kind::Environment as i32), "{whole}");
+        assert_eq!(output.status.code(), Some(ErrorKind::Environment as i32), "{whole}");
     }
     assert_eq!(whole.lines().count(), 1, "{whole}");
     let linked = Library::linked();

@@ -15,7 +15,7 @@ use dltrain::device::cuda::Cuda;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Kernel, Layout, Memory, Request, Rule, Scalars, Span};
+use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
     Activation, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, windows,
 };
@@ -174,7 +174,7 @@ fn apply(
         .enumerate()
         .map(|(index, t)| (t.spec.clone(), (!is_parameter(index)).then(|| t.layout.clone())))
         .collect();
-    let request = Request { op, inputs: &described, outputs, forward, training: true };
+    let request = KernelRequest { op, inputs: &described, outputs, forward, training: true };
     let kernel = device.compile(&request).unwrap();
     let inputs: Vec<There> =
         inputs.iter().zip(kernel.inputs()).map(|(t, layout)| in_layout(device, t, layout)).collect();
@@ -1539,7 +1539,8 @@ fn a_label_that_is_no_class_is_an_error() {
     let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
     let outputs = [spec(&[2]), spec(&[2])];
     let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 };
-    let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+    let request =
+        KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
     let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
     let mut step = kernel.bind(&[logits.memory, labels.memory], &out, &cpu.allocate(0).unwrap()).unwrap();
@@ -1690,7 +1691,8 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     let fails = |op: Op, inputs: &[&[usize]], output: &[usize], words: &str| {
         let inputs: Vec<_> = inputs.iter().map(|e| (spec(e), Some(cpu.plain(&spec(e))))).collect();
         let outputs = [spec(output)];
-        let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+        let request =
+            KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
         let error = cpu.compile(&request).err().unwrap_or_else(|| panic!("{} was accepted", op.name()));
         assert!(error.message.contains(words), "{error}");
     };
@@ -1720,7 +1722,7 @@ fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
     let inputs = [(labels, None)];
     let op = Op::BatchNormMoments;
     let request =
-        Request { op: &op, inputs: &inputs, outputs: &[spec(&[2, 2])], forward: None, training: true };
+        KernelRequest { op: &op, inputs: &inputs, outputs: &[spec(&[2, 2])], forward: None, training: true };
     assert!(cpu.compile(&request).err().unwrap().message.contains("not f32 or bf16"));
     fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
     fails(
@@ -1737,7 +1739,7 @@ fn memory_too_small_for_a_tensor_is_refused() {
     let x = spec(&[2, 3, 4, 4]);
     let inputs = [(x.clone(), Some(device.plain(&x)))];
     let outputs = [x];
-    let request = Request {
+    let request = KernelRequest {
         op: &Op::Activation(Activation::RELU),
         inputs: &inputs,
         outputs: &outputs,

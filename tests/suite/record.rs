@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dltrain::error::{Error, Kind};
+use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, Place, Recorder, Spread, StepRecord, results_path, start_logging,
+    BucketTime, Description, EpochRecord, RankInfo, Recorder, Spread, StepRecord, results_path, start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, OpenMode};
 
-const ONE: Place = Place { rank: 0, size: 1 };
-const TWO: Place = Place { rank: 0, size: 2 };
+const ONE: RankInfo = RankInfo { rank: 0, size: 1 };
+const TWO: RankInfo = RankInfo { rank: 0, size: 2 };
 
 fn description(epochs: u64, steps: u64) -> Description {
     Description {
@@ -39,7 +39,7 @@ fn description(epochs: u64, steps: u64) -> Description {
         steps,
         warmup: 0,
         buckets: vec![1_605_632, 4_136],
-        choices: vec![("shm".into(), 0.0004), ("tree".into(), 2e-6)],
+        choices: vec![("shm".into(), 0.0004), ("recursive-doubling".into(), 2e-6)],
         memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
         compression: None,
         attributes: [
@@ -51,7 +51,7 @@ fn description(epochs: u64, steps: u64) -> Description {
             ("rate.base", "0.0010000000474974513"),
             ("rate.schedule", "constant"),
             ("seed", "7"),
-            ("allreduce_used", "shm and tree"),
+            ("allreduce_used", "shm and recursive-doubling"),
             ("mpi", "MPI 5"),
             ("command", "dltrain --seed 7"),
         ]
@@ -160,7 +160,7 @@ fn a_finished_run_is_all_in_its_file() {
     assert_eq!(text(&config, "hdf5_version"), dltrain::record::hdf5_version());
     assert_eq!(file.dataset("config/bucket_bytes").unwrap().read_raw::<u64>().unwrap(), [1_605_632, 4_136]);
     let names: Vec<VarLenUnicode> = file.dataset("config/bucket_allreduce").unwrap().read_raw().unwrap();
-    assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["shm", "tree"]);
+    assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["shm", "recursive-doubling"]);
     assert_eq!(reals(&file, "config/bucket_predicted"), [0.0004, 2e-6]);
 
     assert_eq!(file.dataset("steps/step").unwrap().read_raw::<u64>().unwrap(), [0, 1, 2, 3]);
@@ -236,7 +236,7 @@ fn a_file_that_cannot_be_made_leaves_nothing_behind() {
     let mut about = description(1, 1);
     about.attributes.push(("model".into(), "named twice".into()));
     let error = Recorder::create(ONE, Some(&path), &about).err().unwrap();
-    assert_eq!(error.kind, Kind::Output);
+    assert_eq!(error.kind, ErrorKind::Output);
     assert!(!path.exists());
 }
 
@@ -244,7 +244,7 @@ fn a_file_that_cannot_be_made_leaves_nothing_behind() {
 fn only_rank_0_writes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let other = Place { rank: 1, size: 2 };
+    let other = RankInfo { rank: 1, size: 2 };
     assert_eq!(results_path(other, Some(Path::new("/dev/null/x.h5")), "m").unwrap(), None);
     let mut recorder = Recorder::create(other, Some(&path), &description(1, 1)).unwrap();
     recorder.step(&step(0, 1));
@@ -451,7 +451,7 @@ fn a_file_that_is_there_is_refused_and_untouched() {
     let early = results_path(ONE, Some(&path), "m").unwrap_err();
     let late = Recorder::create(ONE, Some(&path), &description(1, 1)).err().unwrap();
     for error in [early, late] {
-        assert_eq!(error.kind, Kind::Output);
+        assert_eq!(error.kind, ErrorKind::Output);
         assert!(error.message.starts_with(path.to_str().unwrap()), "{error}");
         assert!(error.message.contains("is there already"), "{error}");
     }
@@ -477,7 +477,7 @@ fn a_place_that_cannot_be_written_is_refused_with_its_reason() {
         (PathBuf::from("/proc/runs"), "cannot make the directory"),
     ] {
         let error = results_path(ONE, Some(&place), "m").unwrap_err();
-        assert_eq!(error.kind, Kind::Output);
+        assert_eq!(error.kind, ErrorKind::Output);
         assert!(error.message.contains(reason), "{error}");
         assert!(error.message.contains(place.to_str().unwrap()), "{error}");
     }
@@ -511,7 +511,7 @@ fn child_full_disk() {
     recorder.epoch(&epoch(1, 0.9));
     recorder.epoch(&epoch(2, 0.9));
     let error = recorder.finish(Ok(())).unwrap_err();
-    assert_eq!(error.kind, Kind::Output);
+    assert_eq!(error.kind, ErrorKind::Output);
     eprintln!("finish: {error}");
 }
 
@@ -586,7 +586,7 @@ device           cpu: oneDNN 3.9.1, avx512_core
 ranks x threads  2 x 1 on n0 (2)
 batch            64 a rank, 128 in all
 optimizer        adam, learning rate 0.001 (constant), seed 7
-allreduce        shm and tree, 1.6 MB in 2 buckets
+allreduce        shm and recursive-doubling, 1.6 MB in 2 buckets
 epochs           2 (4 steps)
 test accuracy    - at the end, best 98.06% in epoch 1
 time             3 h 07 min, set-up 3 h 07 min, training steps 0.03 s

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dltrain::comm::{Family, Library};
-use dltrain::error::Kind;
+use dltrain::error::ErrorKind;
 use job::{DLTRAIN, series};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/slurm.sh");
@@ -156,7 +156,7 @@ fn srun_with_the_right_plugin_starts_one_job_and_with_another_says_which() {
             format!("srun --mpi={plugin} -N 2 --ntasks-per-node=2 {DLTRAIN} --steps 1 --results run.h5");
         let refused = slurm.output(directory.path(), &srun);
         let said = text(&refused);
-        assert_eq!(refused.status.code(), Some(Kind::Environment as i32), "{plugin}: {said}");
+        assert_eq!(refused.status.code(), Some(ErrorKind::Environment as i32), "{plugin}: {said}");
         assert_eq!(said.matches("dltrain: ").count(), 1, "{plugin}: {said}");
         assert!(said.contains(&format!("srun --mpi={right} -n 4 dltrain")), "{plugin}: {said}");
         assert!(!directory.path().join("run.h5").exists(), "{plugin}");

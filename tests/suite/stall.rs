@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dltrain::comm::{Family, Library};
-use dltrain::error::Kind;
+use dltrain::error::ErrorKind;
 use job::{Finished, series};
 
 /// A job under way.
@@ -147,7 +147,7 @@ fn a_stopped_rank_is_named_and_the_run_goes_on_when_it_does() {
 #[test]
 fn a_rank_that_stays_stopped_ends_the_job_when_asked_to() {
     let directory = tempfile::tempdir().unwrap();
-    for (allreduce, stopped, others) in [("shm", 0, 1), ("vendor", 1, 0)] {
+    for (allreduce, stopped, others) in [("shm", 0, 1), ("mpi", 1, 0)] {
         let results = directory.path().join(format!("{allreduce}.h5"));
         let flags =
             ["--steps", "100000", "--allreduce", allreduce, "--stall-warn", "0", "--stall-abort", "1"];
@@ -189,7 +189,7 @@ fn a_rank_that_still_reads_is_named_with_what_it_does() {
     assert!(message.contains("reading the data: waiting for 1."), "{message}");
     assert!(message.contains(" s for rank 1 on ") && message.contains(", in reading the data)"), "{message}");
     assert!(!results.exists());
-    assert_eq!(Kind::Stalled as i32, 9, "as docs/GUIDE.md has it");
+    assert_eq!(ErrorKind::Stalled as i32, 9, "as docs/GUIDE.md has it");
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn a_repeat_gives_the_same_bits_with_and_without_overlap() {
     let mut results = Results::new();
     // mnist_net has dropout; small buckets make several, so that overlap matters.
     let flags = "--model mnist_net --batch 32 --steps 40 --seed 7 --fusion-threshold-mb 0.01";
-    for allreduce in ["shm", "ring", "vendor"] {
+    for allreduce in ["shm", "ring", "mpi"] {
         let flags = format!("{flags} --allreduce {allreduce}");
         let first = results.losses(2, &flags);
         assert_eq!(first.len(), 40);

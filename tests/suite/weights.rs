@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::onednn::isa;
-use dltrain::error::Kind;
+use dltrain::error::ErrorKind;
 use dltrain::record::{WeightsFile, write_weights};
 use job::{SECONDS, finish, job, refused, run, series};
 
@@ -140,14 +140,17 @@ fn weights_that_no_network_can_have_are_refused() {
         assert!(refused.contains(&named), "{refused}");
         let flags = format!("--model resnet18 --image-size 32 --classes 10 --init-from @{file}");
         let (code, said) = place.test_alone(&flags);
-        assert!(code == Some(Kind::Data as i32) && said.contains(&named), "{code:?} {said}");
+        assert!(code == Some(ErrorKind::Data as i32) && said.contains(&named), "{code:?} {said}");
     }
     assert!(!place.path("b.h5").exists(), "nothing was started");
     // Finite, but too large for this network.
     place.change("w.safetensors", "large.safetensors", "fc.weight", &|_| 3e38);
     let (code, said) =
         place.test_alone("--model resnet18 --image-size 32 --classes 10 --init-from @large.safetensors");
-    assert!(code == Some(Kind::Diverged as i32) && said.contains("the test loss is "), "{code:?} {said}");
+    assert!(
+        code == Some(ErrorKind::Diverged as i32) && said.contains("the test loss is "),
+        "{code:?} {said}"
+    );
     assert!(!said.contains("accuracy"), "{said}");
 }
 
@@ -177,7 +180,7 @@ fn a_test_alone_takes_what_a_test_takes() {
     {
         let (code, said) = place.test_alone(&format!("{resnet} {flags}"));
         let flag = flags.split(' ').next().unwrap();
-        assert!(code == Some(Kind::Usage as i32) && said.contains(flag), "{code:?} {said}");
+        assert!(code == Some(ErrorKind::Usage as i32) && said.contains(flag), "{code:?} {said}");
         assert!(said.contains("would do nothing"), "{said}");
     }
     // A training's file may say what a training wants.

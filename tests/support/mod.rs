@@ -9,7 +9,7 @@ pub mod kernels;
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Request, Scalars};
+use dltrain::device::{Device, KernelRequest, Memory, Scalars};
 use dltrain::graph::{DType, Op, Shape, Spec};
 
 /// A tensor on the host; integers are held as f32 too.
@@ -42,7 +42,7 @@ fn download(spec: &Spec, memory: &Memory) -> Vec<f32> {
 /// The outputs of one op.
 pub fn run_with(scalars: &Scalars, op: Op, inputs: &[Operand], outputs: &[Spec]) -> Vec<Vec<f32>> {
     let specs: Vec<_> = inputs.iter().map(|(spec, _)| (spec.clone(), None)).collect();
-    let request = Request { op: &op, inputs: &specs, outputs, forward: None, training: true };
+    let request = KernelRequest { op: &op, inputs: &specs, outputs, forward: None, training: true };
     let kernel = Reference.compile(&request).unwrap();
     let sources: Vec<Memory> = inputs.iter().map(upload).collect();
     let layouts = kernel.outputs().iter();

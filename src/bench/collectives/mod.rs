@@ -24,10 +24,10 @@ use super::limits;
 use super::sizes::Sizes;
 use crate::comm::{Region, World};
 use crate::config::Wire;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Role;
 use crate::model;
-use crate::record::{self, Place};
+use crate::record::{self, RankInfo};
 
 pub use subject::Subject;
 
@@ -100,8 +100,8 @@ impl Args {
 /// an answer is wrong.
 pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let cases = world.agree(args.cases())?;
-    world.same(&args.shared_items(&cases))?;
-    let place = Place::from(world);
+    world.check_same(&args.shared_items(&cases))?;
+    let place = RankInfo::from(world);
     let path = match &args.results {
         Some(path) => world.agree(record::results_path(place, Some(path), &format!("bench-{subject}")))?,
         None => None,
@@ -123,7 +123,9 @@ pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     world.agree(written)?;
     match rows.iter().map(|row| row.wrong).sum::<usize>() {
         0 => Ok(()),
-        wrong => world.agree(Err(Error::new(Kind::Internal, format!("{subject}: {wrong} wrong elements")))),
+        wrong => {
+            world.agree(Err(Error::new(ErrorKind::Internal, format!("{subject}: {wrong} wrong elements"))))
+        }
     }
 }
 

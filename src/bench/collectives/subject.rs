@@ -138,7 +138,7 @@ impl Subject {
         }
         let contender = |collective: Box<dyn Collective>| {
             let name = collective.name();
-            let plain = ["vendor", "shm"].contains(&name)
+            let plain = ["mpi", "shm"].contains(&name)
                 || (name == "hierarchical" && world.nodes() == 1)
                 || name.starts_with("MPI_");
             let wire = if plain { Wire::F32 } else { args.wire };
@@ -150,20 +150,20 @@ impl Subject {
 
 /// The sums asked for, or all that can run here.
 fn sums(args: &Args, world: &World, region: &Rc<Region>) -> Result<Vec<Box<dyn Collective>>> {
-    use AllreduceKind::{Halving, Hierarchical, Ring, Shm, Torus, Tree, Vendor};
+    use AllreduceKind::{HalvingDoubling, Hierarchical, Mpi, RecursiveDoubling, Ring, Shm, Torus};
     let shared = region.is_shared();
     let all = [
-        (Vendor, true),
+        (Mpi, true),
         (Ring, true),
-        (Halving, true),
-        (Tree, true),
+        (HalvingDoubling, true),
+        (RecursiveDoubling, true),
         (Torus, true),
         (Hierarchical, shared && world.is_even()),
         (Shm, shared && world.nodes() == 1),
     ];
     let all = all.into_iter().filter_map(|(kind, can)| can.then_some(kind)).collect();
     let kinds = world.agree(asked(args, all, "allreduce"))?;
-    let wire = |kind| if kind == Vendor && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
+    let wire = |kind| if kind == Mpi && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
     // What a run would choose.
     let measured = kinds.contains(&AllreduceKind::Auto);
     let tuning = if measured { Tuning::load(world, None)? } else { Tuning::built_in() };

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::Subject;
-use crate::collective::{Collective, Slot, part};
+use crate::collective::{Collective, Slot, even_split};
 use crate::comm::{Channel, Region, World};
 use crate::error::Result;
 
@@ -36,7 +36,7 @@ impl Collective for Yardstick {
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
         let ranks = self.channel.size();
-        let counts = (0..ranks).map(|rank| part(range.len(), ranks, rank).len()).collect();
+        let counts = (0..ranks).map(|rank| even_split(range.len(), ranks, rank).len()).collect();
         self.ranges.push((range, counts));
         Ok(self.ranges.len() - 1)
     }

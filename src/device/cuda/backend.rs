@@ -9,7 +9,7 @@ use std::ptr;
 use std::rc::Rc;
 
 pub use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Name;
-pub use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as Kind;
+pub use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorKind;
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeType_t as Type, cudnnBackendBehaviorNote_t as Behaviour,
     cudnnBackendHeurMode_t as Mode, cudnnBackendNumericalNote_t as Numerical,
@@ -65,7 +65,7 @@ enumeration! {
 }
 
 impl Descriptor {
-    pub fn new(dnn: &'static Dnn, kind: Kind) -> sys::Outcome<Descriptor> {
+    pub fn new(dnn: &'static Dnn, kind: DescriptorKind) -> sys::Outcome<Descriptor> {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call.
         unsafe { dnn.cudnnBackendCreateDescriptor(kind as c_int, &mut raw) }?;
@@ -149,7 +149,7 @@ impl Descriptor {
     fn descriptors(
         self: &Rc<Descriptor>,
         name: Name,
-        kind: Kind,
+        kind: DescriptorKind,
         room: usize,
     ) -> sys::Outcome<Vec<Rc<Descriptor>>> {
         let mut made =
@@ -182,7 +182,7 @@ pub enum Target {
 impl Target {
     /// A GPU by its properties, in cuDNN's own words.
     pub fn described(dnn: &'static Dnn, json: &str) -> sys::Outcome<Target> {
-        let properties = Descriptor::new(dnn, Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?;
+        let properties = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?;
         // The zero at the end belongs to it.
         let text = [json.as_bytes(), &[0]].concat();
         Ok(Target::Described(
@@ -200,7 +200,7 @@ pub fn tensor(
     strides: [i64; 4],
     alignment: usize,
 ) -> sys::Outcome<Descriptor> {
-    Descriptor::new(dnn, Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+    Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
         .set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
         .choose(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, DATA_TYPE, data_type)?
         .set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &extents)?
@@ -214,7 +214,7 @@ pub fn graph(
     target: &Target,
     operations: &[&Rc<Descriptor>],
 ) -> sys::Outcome<Rc<Descriptor>> {
-    Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
+    Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
         .join(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)?
         .on(target, Some(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
         .finalize()
@@ -233,7 +233,7 @@ impl Configuration {
     fn new(descriptor: Rc<Descriptor>) -> sys::Outcome<Configuration> {
         let engines = descriptor.descriptors(
             Name::CUDNN_ATTR_ENGINECFG_ENGINE,
-            Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR,
+            DescriptorKind::CUDNN_BACKEND_ENGINE_DESCRIPTOR,
             1,
         )?;
         let engine = engines.first().unwrap_or(&descriptor);
@@ -270,8 +270,9 @@ impl Configuration {
     /// # Errors
     /// Also where cuDNN finds only now that the engine does not serve (`unsuitable`).
     pub fn plan(&self, target: &Target) -> sys::Outcome<Plan> {
-        let plan = Descriptor::new(self.descriptor.dnn, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
-            .join(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[&self.descriptor])?;
+        let plan =
+            Descriptor::new(self.descriptor.dnn, DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+                .join(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[&self.descriptor])?;
         Plan::finalized(plan, self.engine, target)
     }
 }
@@ -280,7 +281,7 @@ impl Configuration {
 pub fn configurations(graph: &Rc<Descriptor>, target: &Target) -> sys::Outcome<Vec<Configuration>> {
     let mut all = Vec::new();
     for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
-        let heuristics = Descriptor::new(graph.dnn, Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+        let heuristics = Descriptor::new(graph.dnn, DescriptorKind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
             .join(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?
             .choose(Name::CUDNN_ATTR_ENGINEHEUR_MODE, HEURISTICS_MODE, mode as c_int)?
             .on(target, None, Some(Name::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP))?;
@@ -291,7 +292,7 @@ pub fn configurations(graph: &Rc<Descriptor>, target: &Target) -> sys::Outcome<V
         };
         let found = heuristics.descriptors(
             Name::CUDNN_ATTR_ENGINEHEUR_RESULTS,
-            Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
+            DescriptorKind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
             ROOM,
         )?;
         for descriptor in found {
@@ -304,7 +305,7 @@ pub fn configurations(graph: &Rc<Descriptor>, target: &Target) -> sys::Outcome<V
 /// Whether a failure says only that this engine is not for this graph: CUDNN_STATUS_BAD_PARAM (2000 and above),
 /// NOT_SUPPORTED (3000 and above) or INTERNAL_ERROR (4000 and above), and not that something is broken or full.
 pub fn unsuitable(failed: &Failed) -> bool {
-    failed.library == sys::Kind::Dnn
+    failed.library == sys::CudaLibrary::Dnn
         && (2000..5000).contains(&failed.code)
         && failed.code != sys::CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
         && failed.code != sys::CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED
@@ -342,7 +343,7 @@ impl Plan {
     /// # Errors
     /// Also where the text is of another GPU or library, or none (`unsuitable`).
     pub fn restored(dnn: &'static Dnn, target: &Target, engine: i64, text: &str) -> sys::Outcome<Plan> {
-        let plan = Descriptor::new(dnn, Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+        let plan = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, text.as_bytes())?;
         Plan::finalized(plan, engine, target)
     }
@@ -374,11 +375,12 @@ impl Plan {
         addresses: &[*mut c_void],
         workspace: *mut c_void,
     ) -> Result<Bound> {
-        let pack = Descriptor::new(self.descriptor.dnn, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
-            .set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, numbers)?
-            .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, addresses)?
-            .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?
-            .finalize()?;
+        let pack =
+            Descriptor::new(self.descriptor.dnn, DescriptorKind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
+                .set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, numbers)?
+                .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, addresses)?
+                .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?
+                .finalize()?;
         Ok(Bound { plan: self.clone(), pack })
     }
 }

@@ -12,7 +12,7 @@ use super::layout::{
 use super::norm::{Shape, column_parts, column_sums};
 use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
-use crate::device::{Layout, Memory as Bytes, Request};
+use crate::device::{KernelRequest, Layout, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, Spec};
 
@@ -63,7 +63,7 @@ fn activation(conv: &Conv2d) -> Then {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, activation(conv), conv, real, [x, w, y])?;
@@ -89,7 +89,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<C
 }
 
 /// x, w → y, moments
-pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
@@ -138,7 +138,7 @@ pub fn after(operands: &mut Operands, real: Real, rows: usize, channels: usize, 
 }
 
 /// dy, w → dx, or with what a ReLU gave as a third input dx where that is above 0
-pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let then = if request.inputs.len() == 3 { Then::Mask } else { Then::Nothing };
@@ -165,7 +165,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied.
-pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
     let product = compiled(gpu, Direction::BackwardWeights, Then::Nothing, conv, real, [x, dw, dy])?;

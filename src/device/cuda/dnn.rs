@@ -325,7 +325,7 @@ impl Room<'_> {
         let mut tensors = Vec::new();
         for bytes in wanted {
             match allocate(&gpu.context, bytes) {
-                Err(e) if e.kind == error::Kind::Environment => return Ok(None),
+                Err(e) if e.kind == error::ErrorKind::Environment => return Ok(None),
                 memory => tensors.push(memory?),
             }
         }

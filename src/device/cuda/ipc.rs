@@ -7,14 +7,14 @@ use std::rc::Rc;
 use super::gpu::{Argument, Gpu, Launch};
 use super::handle::{Stream, open};
 use super::{is_reached, mark};
-use crate::device::{Event, Memory, Reach};
+use crate::device::{Event, Memory, PeerMemory};
 use crate::error::{Error, Result};
 
 /// `PARTS` of kernels/parts.cu: more ranks a node are not served.
 const PARTS: usize = 8;
 
 /// The same memory of every rank of a node.
-pub struct Reached {
+pub struct IpcMemory {
     gpu: Rc<Gpu>,
     /// Where sums run, beside what the GPU computes.
     stream: Rc<Stream>,
@@ -22,10 +22,10 @@ pub struct Reached {
     own: usize,
 }
 
-impl Reached {
+impl IpcMemory {
     /// # Errors
     /// `Foreign` where a GPU's memory cannot be reached, `Environment` where there are too many.
-    pub fn new(gpu: &Rc<Gpu>, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<Reached> {
+    pub fn new(gpu: &Rc<Gpu>, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<IpcMemory> {
         if offers.len() > PARTS {
             return Err(Error::environment(format!(
                 "{} ranks on a node, and a GPU reaches at most {PARTS} of them",
@@ -41,7 +41,7 @@ impl Reached {
             }
         };
         let parts = offers.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(Reached { gpu: gpu.clone(), stream: Stream::new(&gpu.context)?, parts, own })
+        Ok(IpcMemory { gpu: gpu.clone(), stream: Stream::new(&gpu.context)?, parts, own })
     }
 
     fn mask(ranks: &[usize]) -> Argument<'static> {
@@ -49,7 +49,7 @@ impl Reached {
     }
 }
 
-impl Reach for Reached {
+impl PeerMemory for IpcMemory {
     fn ranks(&self) -> usize {
         self.parts.len()
     }
@@ -60,20 +60,20 @@ impl Reach for Reached {
         let elements = bytes.len() / size_of::<f32>();
         let mut arguments: Vec<Argument> = parts.iter().map(Argument::Memory).collect();
         arguments.resize(PARTS, Argument::Null);
-        arguments.extend([Reached::mask(of), Reached::mask(to), Argument::Long(elements)]);
+        arguments.extend([IpcMemory::mask(of), IpcMemory::mask(to), Argument::Long(elements)]);
         // SAFETY: the arguments are the kernel's, and so many elements lie at each pointer that a mask names.
         let launch = unsafe { Launch::new(&self.gpu, "add_parts", self.gpu.blocks(elements), &arguments) }?;
         launch.run(&self.stream)
     }
 
-    fn fetch(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
+    fn copy_to_host_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
         let own = self.parts[self.own].slice(bytes.start, bytes.len());
         assert_eq!(host.bytes(), own.bytes(), "a copy of unequal lengths");
         // SAFETY: host memory of that length, which the caller leaves alone until the event behind this is reached.
         unsafe { self.stream.download(&own, host.address()) }
     }
 
-    fn put(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
+    fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
         let own = self.parts[self.own].slice(bytes.start, bytes.len());
         // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event behind this is reached.
         unsafe { self.stream.upload(host.as_slice(), &own) }

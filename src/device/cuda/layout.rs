@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::device::{Layout, Request};
+use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -107,7 +107,7 @@ pub fn saved(spec: &Spec, what: &str, bytes: usize) -> Layout {
 }
 
 /// The layout in which input `index` lies already, in its own type, or else channels last.
-pub fn given(request: &Request, index: usize) -> Result<Layout> {
+pub fn given(request: &KernelRequest, index: usize) -> Result<Layout> {
     let (spec, layout) = input(request, index)?;
     Ok(match layout {
         // Padding is for convolutions alone.
@@ -118,12 +118,12 @@ pub fn given(request: &Request, index: usize) -> Result<Layout> {
     })
 }
 
-pub fn input<'a>(request: &'a Request, index: usize) -> Result<&'a (Spec, Option<Layout>)> {
+pub fn input<'a>(request: &'a KernelRequest, index: usize) -> Result<&'a (Spec, Option<Layout>)> {
     let lacks = || Error::internal(format!("{} lacks input {index}", request.op.name()));
     request.inputs.get(index).ok_or_else(lacks)
 }
 
-pub fn output<'a>(request: &'a Request, index: usize) -> Result<&'a Spec> {
+pub fn output<'a>(request: &'a KernelRequest, index: usize) -> Result<&'a Spec> {
     let lacks = || Error::internal(format!("{} lacks output {index}", request.op.name()));
     request.outputs.get(index).ok_or_else(lacks)
 }

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 use libloading::os::unix::{self, RTLD_GLOBAL, RTLD_NOW};
 
-use super::sys::{self, Blas, Dnn, Driver, Kind, Probe};
+use super::sys::{self, Blas, CudaLibrary, Dnn, Driver, Probe};
 use crate::config::environment;
 use crate::device::loaded::file_of as file_of_function;
 use crate::error::{Error, Result};
@@ -84,14 +84,14 @@ pub fn libraries() -> Result<&'static Libraries> {
 }
 
 /// A library's words for a code.
-pub fn text(kind: Kind, code: c_int) -> String {
+pub fn text(kind: CudaLibrary, code: c_int) -> String {
     let unknown = || format!("code {code}, unknown to this library");
     // Not `libraries()`: a code may come while these are being opened.
     match kind {
-        Kind::Blas => sys::blas_text(code).into(),
-        Kind::Nccl => super::nccl::words(code).unwrap_or_else(unknown),
-        Kind::Dnn => libraries().map_or_else(|_| unknown(), |libraries| libraries.dnn_words(code)),
-        Kind::Driver => {
+        CudaLibrary::Blas => sys::blas_text(code).into(),
+        CudaLibrary::Nccl => super::nccl::words(code).unwrap_or_else(unknown),
+        CudaLibrary::Dnn => libraries().map_or_else(|_| unknown(), |libraries| libraries.dnn_words(code)),
+        CudaLibrary::Driver => {
             let Some(get) = cuda().ok().and_then(|cuda| cuda.text) else { return unknown() };
             let mut text = std::ptr::null();
             // SAFETY: the type is the reference's; the text is static and ends with a zero.

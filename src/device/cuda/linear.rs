@@ -9,7 +9,7 @@ use super::gpu::Gpu;
 use super::kernel::{CudaKernel, Operands};
 use super::layout::{Real, input, narrowest, output, plain, plain_in};
 use super::norm::{column_parts, column_sums};
-use crate::device::{Memory, Request};
+use crate::device::{KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -22,7 +22,7 @@ fn matrix(memory: &Memory, real: Real, [rows, columns]: [usize; 2], transposed: 
     Matrix { memory, real, rows, columns, transposed }
 }
 
-fn fits(request: &Request, x: &Spec, w: &Spec, y: &Spec) -> Result<()> {
+fn fits(request: &KernelRequest, x: &Spec, w: &Spec, y: &Spec) -> Result<()> {
     match (flat(x), &w.shape.0[..], flat(y)) {
         ([n, i], [o, inner], [m, k]) if n == m && *inner == i && *o == k => Ok(()),
         _ => {
@@ -32,7 +32,7 @@ fn fits(request: &Request, x: &Spec, w: &Spec, y: &Spec) -> Result<()> {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, relu: bool) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, x, w, y)?;
     let (real, result) = (narrowest(&[x, y])?, Real::of(y.dtype)?);
@@ -52,7 +52,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &Request, relu: bool) -> Result<Cuda
 }
 
 /// dy, w → dx
-pub fn backward_data(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, dx, w, dy)?;
     let (real, result) = (narrowest(&[dx, dy])?, Real::of(dx.dtype)?);
@@ -71,7 +71,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied.
-pub fn backward_weights(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, x, dw, dy)?;
     let real = narrowest(&[x, dy])?;

@@ -5,7 +5,7 @@
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which engines
 //!   were chosen, `gpu` is all of it for one GPU;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `coder` by kernels of
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `codec` by kernels of
 //!   our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
@@ -15,7 +15,7 @@
 
 mod backend;
 mod blas;
-mod coder;
+mod codec;
 mod conv;
 pub mod described;
 mod dnn;
@@ -43,12 +43,12 @@ use std::rc::Rc;
 use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{
-    Coder, Coding, Device, Event, Group, Kernel, Layout, Memory, Reach, Request, Rule, Scalars, Span, Step,
-    Usage,
+    CodecSetup, Device, DeviceCodec, Event, Group, Kernel, KernelRequest, Layout, Memory, PeerMemory, Rule,
+    Scalars, Span, Step, Usage,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Joins, Op, Spec};
+use crate::graph::{DType, Op, OpFusions, Spec};
 
 pub use library::{Found, has_driver};
 pub use nccl::found as nccl_found;
@@ -85,7 +85,7 @@ impl Cuda {
         Ok(Cuda { gpu, sharers, locked: RefCell::default(), meter })
     }
 
-    fn kernel(&self, request: &Request) -> Result<CudaKernel> {
+    fn kernel(&self, request: &KernelRequest) -> Result<CudaKernel> {
         let gpu = &self.gpu;
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
@@ -141,13 +141,13 @@ impl Device for Cuda {
     }
 
     /// What our kernels compute in one pass over memory, and what cuDNN may. Statistics in f32 proper it knows none for.
-    fn joins(&self) -> Joins {
+    fn op_fusions(&self) -> OpFusions {
         const HALVES: &[DType] = &[DType::F16, DType::BF16];
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
         let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
         match dnn::Fusion::wanted() {
-            dnn::Fusion::Never => Joins { addition: true, ..Joins::default() },
-            _ => Joins { addition: true, relu_backward: true, moments },
+            dnn::Fusion::Never => OpFusions { addition: true, ..OpFusions::default() },
+            _ => OpFusions { addition: true, relu_backward: true, moments },
         }
     }
 
@@ -182,7 +182,7 @@ impl Device for Cuda {
         layout::plain(spec)
     }
 
-    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
         let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
         let subject = || format!("{} of {}", request.op.name(), shapes.join(" and "));
         self.kernel(request).map(|kernel| Box::new(kernel) as _).map_err(|e| e.context(subject()))
@@ -263,14 +263,14 @@ impl Device for Cuda {
     }
 
     /// Without page-locking copies are slower, but the same.
-    fn lock(&self, host: &Memory) {
+    fn pin(&self, host: &Memory) {
         match Registered::new(&self.gpu.context, host) {
             Ok(registered) => self.locked.borrow_mut().push(registered),
             Err(e) => log::warn!("gradients cannot be page-locked, their copies will be slower: {e}"),
         }
     }
 
-    fn fetch(&self, from: &Memory, to: &Memory) -> Result<Event> {
+    fn copy_to_host_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
         let gpu::Gpu { stream, copies, .. } = &*self.gpu;
         copies.wait(&stream.record()?)?;
         // SAFETY: `to` is host memory that the collectives leave alone until they are started, after the event.
@@ -278,15 +278,15 @@ impl Device for Cuda {
         mark(copies)
     }
 
-    fn put(&self, from: &Memory, to: &Memory) -> Result<()> {
+    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<()> {
         let gpu::Gpu { stream, copies, .. } = &*self.gpu;
-        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next is a `fetch`, behind
+        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next is a `copy_to_host_async`, behind
         // this copy in the same queue.
         unsafe { copies.upload(from.as_slice(), to) }?;
         stream.wait(&copies.record()?)
     }
 
-    fn send(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
+    fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
         let inputs = &self.gpu.inputs;
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
         // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event.
@@ -294,7 +294,7 @@ impl Device for Cuda {
         mark(inputs)
     }
 
-    fn follow(&self, event: &Event) -> Result<()> {
+    fn wait_event(&self, event: &Event) -> Result<()> {
         event_of(event).map_or(Ok(()), |event| self.gpu.stream.wait(event))
     }
 
@@ -313,23 +313,23 @@ impl Device for Cuda {
         Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
     }
 
-    fn offer(&self, memory: &Memory) -> Result<Vec<u8>> {
+    fn export_handle(&self, memory: &Memory) -> Result<Vec<u8>> {
         Ok(handle::offer(&self.gpu.context, memory)?.to_vec())
     }
 
-    fn reach(&self, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<Box<dyn Reach>> {
-        Ok(Box::new(ipc::Reached::new(&self.gpu, offers, own, memory)?))
+    fn open_peers(&self, offers: &[Vec<u8>], own: usize, memory: &Memory) -> Result<Box<dyn PeerMemory>> {
+        Ok(Box::new(ipc::IpcMemory::new(&self.gpu, offers, own, memory)?))
     }
 
-    fn coder(&self, coding: &Coding) -> Result<Box<dyn Coder>> {
-        Ok(Box::new(coder::CudaCoder::new(&self.gpu, coding)?))
+    fn codec(&self, coding: &CodecSetup) -> Result<Box<dyn DeviceCodec>> {
+        Ok(Box::new(codec::CudaCodec::new(&self.gpu, coding)?))
     }
 
-    fn invitation(&self) -> Result<Vec<u8>> {
+    fn unique_id(&self) -> Result<Vec<u8>> {
         nccl::unique_id()
     }
 
-    fn join(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn Group>> {
+    fn join_group(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn Group>> {
         Ok(Box::new(nccl::Communicator::join(&self.gpu, invitation, rank, ranks)?))
     }
 }

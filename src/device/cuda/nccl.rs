@@ -17,7 +17,7 @@ use super::gpu::Gpu;
 use super::handle::{Stream, address};
 use super::library::{file_of, first, listed, places};
 use super::sys::{
-    self, DnnText, Failed, Kind, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId, Outcome,
+    self, CudaLibrary, DnnText, Failed, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId, Outcome,
 };
 use super::{is_reached, mark};
 use crate::device::{Event, Group, Memory};
@@ -210,7 +210,7 @@ impl Group for Communicator {
                 Ok(true)
             }
             IN_PROGRESS => Ok(false),
-            code => Err(self.broken(Failed { library: Kind::Nccl, call: self.call, code })),
+            code => Err(self.broken(Failed { library: CudaLibrary::Nccl, call: self.call, code })),
         }
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{Real, channels_last, image, input, output, plain_in, saved};
-use crate::device::{Layout, Memory as Bytes, Request};
+use crate::device::{KernelRequest, Layout, Memory as Bytes};
 use crate::error::Result;
 use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
 
@@ -115,7 +115,7 @@ impl Shape {
         operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(self.channels), &arguments)
     }
 
-    /// Joins the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
+    /// OpFusions the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
     fn statistics(
         &self,
         operands: &mut Operands,
@@ -252,7 +252,7 @@ impl<'a> Given<'a> {
 }
 
 /// The layouts of a request's inputs and outputs: images channels last, what is one number a channel plain.
-fn layouts(request: &Request) -> (Vec<Layout>, Vec<Layout>) {
+fn layouts(request: &KernelRequest) -> (Vec<Layout>, Vec<Layout>) {
     let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
         // The forward op's b.
         (DType::Saved, _) => saved(spec, "b", 4 * spec.shape.0.get(1).copied().unwrap_or(0)),
@@ -265,7 +265,7 @@ fn layouts(request: &Request) -> (Vec<Layout>, Vec<Layout>) {
 
 fn kernel(
     gpu: &Rc<Gpu>,
-    request: &Request,
+    request: &KernelRequest,
     workspace: usize,
     bind: impl Fn(&mut Operands, &[Bytes], &[Bytes]) -> Result<()> + 'static,
 ) -> CudaKernel {
@@ -278,7 +278,7 @@ fn kernel(
 }
 
 /// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running variance, saved?
-pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let given = request.inputs.last().filter(|_| norm.given);
     let ranks = given.map_or(1, |(spec, _)| spec.shape.elements() / (2 * shape.channels).max(1));
@@ -300,7 +300,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<Cud
 }
 
 /// x, w, b, mean, variance, z? → y, saved?
-pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, 0, move |operands, i, o| {
         shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &i[3], &i[4]], i.get(5), &o[0], o.get(1))
@@ -308,7 +308,7 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Re
 }
 
 /// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, y → dz, dw, db, dx.
-pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
@@ -327,13 +327,13 @@ pub fn backward(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<Cud
 }
 
 /// x → moments
-pub fn moments(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| shape.moments(operands, &i[0], &o[0])))
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db
-pub fn sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
         shape.sums(operands, &norm, &Given::with_b(i), &o[0], [&o[1], &o[2]], None)
@@ -341,7 +341,7 @@ pub fn sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKer
 }
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx
-pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &Request, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
     let kernel = kernel(gpu, request, 0, move |operands, i, o| {
         shape.backward(operands, &norm, &Given::with_b(i), &i[6], ranks, &o[0])
@@ -355,7 +355,7 @@ fn response(spec: &Spec) -> Layout {
 }
 
 /// x → y, saved
-pub fn local_response(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm) -> Result<CudaKernel> {
+pub fn local_response(gpu: &Rc<Gpu>, request: &KernelRequest, norm: LocalResponseNorm) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let shape = Shape::of(x)?;
     let outputs = vec![channels_last(y), response(y)];
@@ -381,7 +381,7 @@ pub fn local_response(gpu: &Rc<Gpu>, request: &Request, norm: LocalResponseNorm)
 /// dy, x, saved → dx
 pub fn local_response_backward(
     gpu: &Rc<Gpu>,
-    request: &Request,
+    request: &KernelRequest,
     norm: LocalResponseNorm,
 ) -> Result<CudaKernel> {
     let (dy, x, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands};
 use super::layout::{Real, channels_last, image, input, output, saved};
-use crate::device::{Layout, Request};
+use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool2d, Spec};
 
@@ -43,7 +43,7 @@ fn kernel(
 }
 
 /// x → y, saved
-pub fn max(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     if pool.kernel[0] * pool.kernel[1] > 256 {
         let [h, w] = pool.kernel;
@@ -56,14 +56,14 @@ pub fn max(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel
 }
 
 /// dy, saved → dx
-pub fn max_backward(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
     kernel(gpu, "max_pool_backward", layouts, dx, geometry(dx, dy, pool)?)
 }
 
 /// x → y
-pub fn average(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(x, y, pool)?;
     numbers.push(Bool(pool.count_include_pad));
@@ -71,7 +71,7 @@ pub fn average(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKe
 }
 
 /// dy → dx
-pub fn average_backward(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(dx, dy, pool)?;
     numbers.push(Bool(pool.count_include_pad));
@@ -79,13 +79,13 @@ pub fn average_backward(gpu: &Rc<Gpu>, request: &Request, pool: &Pool2d) -> Resu
 }
 
 /// x → y
-pub fn adaptive(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn adaptive(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     kernel(gpu, "adaptive_pool", (vec![channels_last(x)], vec![channels_last(y)]), y, extents(x, y)?)
 }
 
 /// dy → dx
-pub fn adaptive_backward(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn adaptive_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy)], vec![channels_last(dx)]);
     kernel(gpu, "adaptive_pool_backward", layouts, dx, extents(dx, dy)?)

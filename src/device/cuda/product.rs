@@ -7,7 +7,7 @@ use cudarc::cudnn::sys::{
     cudnnConvolutionMode_t, cudnnDataType_t, cudnnGenStatsMode_t, cudnnPointwiseMode_t as Mode,
 };
 
-use super::backend::{self, Configuration, DATA_TYPE, Descriptor, Kind, Name, Target};
+use super::backend::{self, Configuration, DATA_TYPE, Descriptor, DescriptorKind, Name, Target};
 use super::layout::Real;
 use super::sys::{self, Dnn};
 use crate::device::memory::ALIGNMENT;
@@ -190,7 +190,7 @@ impl Product {
         let pair = |values: [usize; 2]| values.map(|value| value as i64);
         let (mode, padding) =
             (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
-        let how = Descriptor::new(dnn, Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?
+        let how = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?
             // Sums are f32 in any type.
             .choose(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, DATA_TYPE, data_type(Real::F32))?
             .choose(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, backend::CONVOLUTION_MODE, mode)?
@@ -212,11 +212,11 @@ impl Product {
     }
 
     /// The operation, and its attributes: x, w, y, geometry, alpha, beta.
-    fn names(&self) -> (Kind, [Name; 6]) {
+    fn names(&self) -> (DescriptorKind, [Name; 6]) {
         use Name::*;
         match self.direction {
             Direction::Forward => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
                 [
                     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
                     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
@@ -227,7 +227,7 @@ impl Product {
                 ],
             ),
             Direction::BackwardData => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
                 [
                     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
                     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
@@ -238,7 +238,7 @@ impl Product {
                 ],
             ),
             Direction::BackwardWeights => (
-                Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
                 [
                     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
                     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
@@ -281,11 +281,11 @@ fn elementwise(
     mode: Mode,
     tensors: &[(Name, &Rc<Descriptor>)],
 ) -> sys::Outcome<Rc<Descriptor>> {
-    let how = Descriptor::new(dnn, Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+    let how = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
         .choose(Name::CUDNN_ATTR_POINTWISE_MODE, backend::POINTWISE_MODE, mode as c_int)?
         .choose(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
         .finalize()?;
-    let mut operation = Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+    let mut operation = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
         .join(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &[&how])?;
     for (name, tensor) in tensors {
         operation = operation.join(*name, &[tensor])?;
@@ -300,7 +300,7 @@ fn sums(
     [sum, squares]: [&Rc<Descriptor>; 2],
 ) -> sys::Outcome<Rc<Descriptor>> {
     let mode = cudnnGenStatsMode_t::CUDNN_GENSTATS_SUM_SQSUM as c_int;
-    Descriptor::new(dnn, Kind::CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)?
+    Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)?
         .choose(Name::CUDNN_ATTR_OPERATION_GENSTATS_MODE, backend::GENSTATS_MODE, mode)?
         .choose(Name::CUDNN_ATTR_OPERATION_GENSTATS_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
         .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_XDESC, &[y])?

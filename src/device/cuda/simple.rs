@@ -9,12 +9,12 @@ use super::layout::{
 };
 use super::update::put;
 use crate::device::memory::bytes_of;
-use crate::device::{Layout, Request};
+use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Activation, DType, Spec};
 
 /// The layout of one tensor, of another tensor of the same shape and type.
-fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
+fn alike(request: &KernelRequest, layout: &Layout, spec: &Spec) -> Result<Layout> {
     match layout.bytes() == spec.shape.elements() * spec.dtype.bytes() && layout.dtype() == spec.dtype {
         true => Ok(layout.clone()),
         false => {
@@ -24,7 +24,12 @@ fn alike(request: &Request, layout: &Layout, spec: &Spec) -> Result<Layout> {
 }
 
 /// pixels, labels → y
-pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32; 3]) -> Result<CudaKernel> {
+pub fn normalise(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    scale: [f32; 3],
+    shift: [f32; 3],
+) -> Result<CudaKernel> {
     let y = output(request, 0)?;
     let (real, [n, channels, h, w]) = (Real::of(y.dtype)?, image(y)?);
     if channels > scale.len() {
@@ -54,7 +59,7 @@ pub fn normalise(gpu: &Rc<Gpu>, request: &Request, scale: [f32; 3], shift: [f32;
 }
 
 /// x → y
-pub fn activation(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
+pub fn activation(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, n, (name, number)) = (Real::of(y.dtype)?, y.shape.elements(), (of.kind(), of.number()));
     let outputs = vec![alike(request, &layout, y)?];
@@ -67,7 +72,7 @@ pub fn activation(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<Cu
 }
 
 /// dy, y or x → dx, in the layout of the latter
-pub fn activation_backward(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> Result<CudaKernel> {
+pub fn activation_backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<CudaKernel> {
     let (layout, dx) = (given(request, 1)?, output(request, 0)?);
     let (real, n, (name, number)) = (Real::of(dx.dtype)?, dx.shape.elements(), (of.kind(), of.number()));
     let layouts = (vec![alike(request, &layout, &input(request, 0)?.0)?, layout.clone()], vec![layout]);
@@ -80,7 +85,7 @@ pub fn activation_backward(gpu: &Rc<Gpu>, request: &Request, of: Activation) -> 
 }
 
 /// a, b → y
-pub fn add(gpu: &Rc<Gpu>, request: &Request, relu: bool) -> Result<CudaKernel> {
+pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
     let inputs = vec![layout.clone(), alike(request, &layout, &input(request, 1)?.0)?];
@@ -93,7 +98,7 @@ pub fn add(gpu: &Rc<Gpu>, request: &Request, relu: bool) -> Result<CudaKernel> {
 }
 
 /// x → y, and dy → dx
-pub fn dropout(gpu: &Rc<Gpu>, request: &Request, p: f32, layer: u32) -> Result<CudaKernel> {
+pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
     // Elements are numbered as the host has them, wherever they lie.
@@ -121,7 +126,7 @@ pub fn dropout(gpu: &Rc<Gpu>, request: &Request, p: f32, layer: u32) -> Result<C
 }
 
 /// Any number of x → y: their channels one after the other.
-pub fn concat(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let y = output(request, 0)?;
     let (real, (count, width)) = (Real::of(y.dtype)?, rows(y)?);
     let inputs = request.inputs.iter().map(|(spec, _)| channels_last(spec)).collect();
@@ -145,7 +150,7 @@ pub fn concat(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
 }
 
 /// x → the channels of it from `from` on
-pub fn slice(gpu: &Rc<Gpu>, request: &Request, from: usize) -> Result<CudaKernel> {
+pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, from: usize) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let (real, width, (count, channels)) = (Real::of(y.dtype)?, rows(x)?.1, rows(y)?);
     let bind = move |operands: &mut Operands| {
@@ -156,15 +161,15 @@ pub fn slice(gpu: &Rc<Gpu>, request: &Request, from: usize) -> Result<CudaKernel
 }
 
 /// Rows of so many channels: from a place in rows of some width to another.
-type Place<'a> = (&'a crate::device::Memory, usize, usize);
+type ChannelSlice<'a> = (&'a crate::device::Memory, usize, usize);
 
 fn copy_channels(
     operands: &mut Operands,
     real: Real,
     rows: usize,
     channels: usize,
-    (x, x_width, x_from): Place,
-    (y, y_width, y_from): Place,
+    (x, x_width, x_from): ChannelSlice,
+    (y, y_width, y_from): ChannelSlice,
 ) -> Result<()> {
     let arguments = [
         Memory(x),
@@ -180,7 +185,7 @@ fn copy_channels(
 }
 
 /// x → the same numbers under another shape
-pub fn reshape(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
+pub fn reshape(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
     if x.bytes() != y.bytes() {
         return Err(Error::internal(format!("{x:?} cannot become {y:?}")));
@@ -194,7 +199,7 @@ pub fn reshape(gpu: &Rc<Gpu>, request: &Request) -> Result<CudaKernel> {
 }
 
 /// x → x of every rank, which are this rank's own
-pub fn exchange(gpu: &Rc<Gpu>, request: &Request, ranks: usize) -> Result<CudaKernel> {
+pub fn exchange(gpu: &Rc<Gpu>, request: &KernelRequest, ranks: usize) -> Result<CudaKernel> {
     let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
     let bytes = x.bytes();
     if bytes * ranks != y.bytes() {
@@ -210,7 +215,7 @@ pub fn exchange(gpu: &Rc<Gpu>, request: &Request, ranks: usize) -> Result<CudaKe
 }
 
 /// Of each sample a label; and where samples are mixed another label, and the share of the first.
-fn targets(request: &Request) -> Vec<Layout> {
+fn targets(request: &KernelRequest) -> Vec<Layout> {
     request.inputs[1..].iter().map(|(spec, _)| plain(spec)).collect()
 }
 
@@ -220,7 +225,7 @@ fn as_arguments(targets: &[crate::device::Memory]) -> [Argument<'_>; 3] {
 }
 
 /// logits, labels (, other labels, shares) → losses, hits
-pub fn loss(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
+pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<CudaKernel> {
     let logits = &input(request, 0)?.0;
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let outputs = request.outputs.iter().map(plain).collect();
@@ -248,7 +253,12 @@ pub fn loss(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Re
 }
 
 /// logits, labels (, other labels, shares) → dlogits
-pub fn loss_backward(gpu: &Rc<Gpu>, request: &Request, smoothing: f32, weight: f32) -> Result<CudaKernel> {
+pub fn loss_backward(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    smoothing: f32,
+    weight: f32,
+) -> Result<CudaKernel> {
     let (logits, dlogits) = (&input(request, 0)?.0, output(request, 0)?);
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();

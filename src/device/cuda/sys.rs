@@ -19,14 +19,14 @@ use crate::error::Error;
 /// A call that failed, and with which code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failed {
-    pub library: Kind,
+    pub library: CudaLibrary,
     pub call: &'static str,
     pub code: c_int,
 }
 
 /// Which library a code is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum CudaLibrary {
     Driver,
     Blas,
     Dnn,
@@ -79,21 +79,21 @@ macro_rules! table {
     };
 }
 
-fn check(library: Kind, call: &'static str, code: c_int) -> Outcome {
+fn check(library: CudaLibrary, call: &'static str, code: c_int) -> Outcome {
     if code == SUCCESS { Ok(()) } else { Err(Failed { library, call, code }) }
 }
 
 impl From<Failed> for Error {
     fn from(Failed { library, call, code }: Failed) -> Error {
         let name = match library {
-            Kind::Driver => "CUDA driver",
-            Kind::Blas => "cuBLAS",
-            Kind::Dnn => "cuDNN",
-            Kind::Nccl => "NCCL",
+            CudaLibrary::Driver => "CUDA driver",
+            CudaLibrary::Blas => "cuBLAS",
+            CudaLibrary::Dnn => "cuDNN",
+            CudaLibrary::Nccl => "NCCL",
         };
         let mut error = Error::foreign(name, call, code.into(), library::text(library, code));
-        if library == Kind::Driver && code == CUDA_ERROR_OUT_OF_MEMORY {
-            error.kind = crate::error::Kind::Environment;
+        if library == CudaLibrary::Driver && code == CUDA_ERROR_OUT_OF_MEMORY {
+            error.kind = crate::error::ErrorKind::Environment;
             error.message += "; use a smaller --batch, --recompute, or fewer ranks on this GPU";
         }
         error
@@ -102,7 +102,7 @@ impl From<Failed> for Error {
 
 table! {
     /// What can be asked before any GPU is used.
-    Probe of Kind::Driver;
+    Probe of CudaLibrary::Driver;
     cuInit(flags: c_uint);
     cuDeviceGetCount(count: *mut c_int);
     cuDeviceGet(device: *mut c_int, ordinal: c_int);
@@ -113,7 +113,7 @@ table! {
 
 table! {
     /// The driver. All of it has been there since CUDA 11.4.
-    Driver of Kind::Driver;
+    Driver of CudaLibrary::Driver;
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
     cuCtxSetCurrent(context: CUcontext);
@@ -163,7 +163,7 @@ table! {
 
 table! {
     /// cuBLAS 12 or 13.
-    Blas of Kind::Blas;
+    Blas of CudaLibrary::Blas;
     cublasCreate_v2(handle: *mut cublasHandle_t);
     cublasDestroy_v2(handle: cublasHandle_t);
     cublasSetStream_v2(handle: cublasHandle_t, stream: CUstream);
@@ -194,7 +194,7 @@ table! {
 
 table! {
     /// cuDNN 9: the backend interface.
-    Dnn of Kind::Dnn;
+    Dnn of CudaLibrary::Dnn;
     cudnnCreate(handle: *mut cudnnHandle_t);
     cudnnDestroy(handle: cudnnHandle_t);
     cudnnSetStream(handle: cudnnHandle_t, stream: CUstream);
@@ -242,7 +242,7 @@ pub struct NcclConfig {
 
 table! {
     /// NCCL 2.14 or newer.
-    Nccl of Kind::Nccl;
+    Nccl of CudaLibrary::Nccl;
     ncclGetVersion(version: *mut c_int);
     ncclGetUniqueId(id: *mut NcclUniqueId);
     ncclCommInitRankConfig(comm: *mut NcclComm, ranks: c_int, id: NcclUniqueId, rank: c_int, config: *mut NcclConfig);

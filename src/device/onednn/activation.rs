@@ -6,12 +6,12 @@ use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, prop_kind};
 use super::sys;
-use crate::device::{Layout, Request};
+use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::Activation;
 
 /// The layout given for an input, or plain.
-fn given(engine: &Engine, request: &Request, input: usize) -> Result<Layout> {
+fn given(engine: &Engine, request: &KernelRequest, input: usize) -> Result<Layout> {
     match request.inputs.get(input) {
         Some((_, Some(layout))) => Ok(layout.clone()),
         Some((spec, None)) => plain(engine, spec),
@@ -56,14 +56,14 @@ fn forward_desc(
 }
 
 /// x → y, over x if possible: where the backward op wants x the plan keeps it.
-pub fn forward_pass(engine: &Rc<Engine>, request: &Request, of: Activation) -> Result<PrimitiveKernel> {
+pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, of: Activation) -> Result<PrimitiveKernel> {
     let x = given(engine, request, 0)?;
     let desc = forward_desc(engine, desc(&x)?, prop_kind(request), of)?;
     Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.in_place(0))
 }
 
 /// dy, y or x → dx, in the layout of the latter. The forward op may have been part of a convolution, so the hint is made here.
-pub fn backward(engine: &Rc<Engine>, request: &Request, of: Activation) -> Result<PrimitiveKernel> {
+pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, of: Activation) -> Result<PrimitiveKernel> {
     let read = given(engine, request, 1)?;
     let read = desc(&read)?;
     let hint = forward_desc(engine, read, sys::FORWARD_TRAINING, of)?;

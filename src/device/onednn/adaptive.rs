@@ -9,7 +9,7 @@ use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::plain_f32;
 use super::primitive::{inputs, nchw, outputs};
-use crate::device::Request;
+use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 use crate::graph::{Spec, adaptive_window};
 
@@ -60,7 +60,7 @@ impl Planes {
 }
 
 /// x → y
-pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
+pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let (planes, workers) = (Planes::new(x, y)?, workers.clone());
     let (x, y) = (plain_f32(engine, x)?, plain_f32(engine, y)?);
@@ -81,7 +81,7 @@ pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &Request) -
 }
 
 /// dy → dx
-pub fn backward(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
     let ([dy], [dx]) = (inputs(request)?, outputs(request)?);
     let (planes, workers) = (Planes::new(dx, dy)?, workers.clone());
     let (dy, dx) = (plain_f32(engine, dy)?, plain_f32(engine, dx)?);

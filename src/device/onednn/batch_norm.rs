@@ -9,7 +9,7 @@ use super::host::Numbers;
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, nchw};
 use super::sys;
-use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::BatchNorm;
 
@@ -18,7 +18,7 @@ fn flags(norm: &BatchNorm) -> c_uint {
 }
 
 /// Checks that a request has this many tensors, the first output like the first input.
-fn check(request: &Request, inputs: usize, outputs: usize) -> Result<()> {
+fn check(request: &KernelRequest, inputs: usize, outputs: usize) -> Result<()> {
     if request.inputs.len() != inputs || request.outputs.len() != outputs {
         return Err(Error::internal(format!(
             "{} inputs and {} outputs where there should be {inputs} and {outputs}",
@@ -35,7 +35,7 @@ fn check(request: &Request, inputs: usize, outputs: usize) -> Result<()> {
 
 fn forward_desc(
     engine: &Rc<Engine>,
-    request: &Request,
+    request: &KernelRequest,
     prop_kind: sys::PropKind,
     norm: &BatchNorm,
     flags: c_uint,
@@ -61,7 +61,7 @@ fn forward_desc(
 }
 
 /// x, w, b, mean, variance → y, saved (where a backward op follows), over x if possible.
-pub fn inference(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+pub fn inference(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm) -> Result<PrimitiveKernel> {
     check(request, 5, request.outputs.len().clamp(1, 1 + usize::from(norm.relu)))?;
     let flags = flags(norm) | sys::USE_GLOBAL_STATS;
     let saves = request.outputs.len() > 1;
@@ -73,13 +73,17 @@ pub fn inference(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Re
 }
 
 /// dy, x, w, mean, variance, saved? → dx, dw, db. Gradients lie as the forward op's tensors did.
-pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm) -> Result<PrimitiveKernel> {
     check(request, 5 + usize::from(norm.relu), 3)?;
     backward_of(engine, &forward(request)?.desc, norm)
 }
 
 /// The same, for a request whose first input is x: its forward op may be no primitive.
-pub fn backward_without(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm) -> Result<PrimitiveKernel> {
+pub fn backward_without(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    norm: &BatchNorm,
+) -> Result<PrimitiveKernel> {
     let hint = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm))?;
     backward_of(engine, &hint, norm)
 }
@@ -126,7 +130,12 @@ pub struct Training {
 }
 
 /// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
-pub fn training(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm, subject: &str) -> Result<Training> {
+pub fn training(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    norm: &BatchNorm,
+    subject: &str,
+) -> Result<Training> {
     check(request, 5, 5 + usize::from(norm.relu))?;
     let desc = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm))?;
     let outputs = [sys::ARG_DST, sys::ARG_MEAN, sys::ARG_VARIANCE, sys::ARG_WORKSPACE];

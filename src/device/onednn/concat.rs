@@ -8,11 +8,11 @@ use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, nchw, outputs};
 use super::reorder::reorder_desc;
 use super::sys;
-use crate::device::{Kernel, Layout, Request};
+use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 
 /// x, x, … → y. Inputs are read as they lie; the library chooses the layout of y after theirs.
-pub fn concat(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
+pub fn concat(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveKernel> {
     let [y] = outputs(request)?;
     let [n, channels, h, w] = nchw(y)?;
     let mut sum = 0;
@@ -49,7 +49,7 @@ pub fn concat(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel>
 
 /// dy → the gradient of the input whose channels begin at `from`, in the layout of that input. Where these channels
 /// are no whole blocks of dy's layout, dy is wanted plain.
-pub fn slice(engine: &Rc<Engine>, request: &Request, from: usize) -> Result<PrimitiveKernel> {
+pub fn slice(engine: &Rc<Engine>, request: &KernelRequest, from: usize) -> Result<PrimitiveKernel> {
     let ([whole], [part]) = (inputs(request)?, outputs(request)?);
     let ([n, channels, h, w], extents) = (nchw(whole)?, nchw(part)?);
     if extents != [n, extents[1], h, w] || from + extents[1] > channels {

@@ -9,7 +9,7 @@ use super::layout::data_type;
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, nchw, outputs, prop_kind};
 use super::sys;
 use super::window::Window;
-use crate::device::Request;
+use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Spec};
 
@@ -57,7 +57,7 @@ impl Tensors {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
     let [y] = outputs(request)?;
     let [x, w] = match conv.bias {
         true => inputs(request).map(|[x, w, _]| [x, w])?,
@@ -93,7 +93,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Re
 /// dy, w → dx. Gradients lie as the forward op's tensors did, which spares reorders, unless there is only a reference
 /// implementation for that: left to itself the library takes channels-last for some strided ones, which is slower even
 /// without the reorders.
-pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
     let multiplied = multiplied([dx, dy]);
     let t = Tensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
@@ -128,7 +128,11 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> R
 }
 
 /// x, dy → dw, db?
-pub fn backward_weights(engine: &Rc<Engine>, request: &Request, conv: &Conv2d) -> Result<PrimitiveKernel> {
+pub fn backward_weights(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    conv: &Conv2d,
+) -> Result<PrimitiveKernel> {
     let [x, dy] = inputs(request)?;
     let dw = match conv.bias {
         true => outputs(request).map(|[dw, _]| dw)?,

@@ -6,7 +6,7 @@ use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
-use crate::device::{Request, Scalars};
+use crate::device::{KernelRequest, Scalars};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, key, philox_lanes, uniform};
 
@@ -14,7 +14,7 @@ use crate::random::{Purpose, key, philox_lanes, uniform};
 pub fn dropout(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     p: f32,
     layer: u32,
 ) -> Result<HostKernel> {

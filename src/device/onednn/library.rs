@@ -334,7 +334,7 @@ mod tests {
         let (missing, broken) = (directory.path().join("lib").join(SONAME), directory.path().join(SONAME));
         std::fs::write(&broken, b"not a library").unwrap();
         let error = search(&[missing.clone(), broken.clone()]).err().unwrap();
-        assert_eq!(error.kind, crate::error::Kind::Environment);
+        assert_eq!(error.kind, crate::error::ErrorKind::Environment);
         for word in
             [missing.to_str().unwrap(), broken.to_str().unwrap(), "no such file", "make deps", "DNNL_ROOT"]
         {

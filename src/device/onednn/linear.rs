@@ -8,7 +8,7 @@ use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::layout::{data_type, desc};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, outputs, prop_kind};
 use super::sys;
-use crate::device::Request;
+use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 use crate::graph::Spec;
 
@@ -66,7 +66,7 @@ fn best(
 /// x, w, b? → y
 pub fn forward_pass(
     engine: &Rc<Engine>,
-    request: &Request,
+    request: &KernelRequest,
     bias: bool,
     relu: bool,
 ) -> Result<PrimitiveKernel> {
@@ -101,7 +101,7 @@ pub fn forward_pass(
 }
 
 /// dy, w → dx
-pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<PrimitiveKernel> {
+pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
     let multiplied = multiplied([dx, dy]);
     let t = Tensors::new(engine, false, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
@@ -126,7 +126,7 @@ pub fn backward_data(engine: &Rc<Engine>, request: &Request) -> Result<Primitive
 }
 
 /// x, dy → dw, db?
-pub fn backward_weights(engine: &Rc<Engine>, request: &Request, bias: bool) -> Result<PrimitiveKernel> {
+pub fn backward_weights(engine: &Rc<Engine>, request: &KernelRequest, bias: bool) -> Result<PrimitiveKernel> {
     let [x, dy] = inputs(request)?;
     let dw = match bias {
         true => outputs(request).map(|[dw, _]| dw)?,

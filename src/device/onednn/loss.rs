@@ -4,14 +4,14 @@ use super::handle::Engine;
 use super::host::HostKernel;
 use super::layout::{plain, plain_f32};
 use super::primitive::{inputs, outputs};
-use crate::device::{Layout, Memory, Request, Scalars};
-use crate::error::{Error, Kind, Result};
+use crate::device::{KernelRequest, Layout, Memory, Scalars};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{DType, Spec};
 
 /// The plain layouts of a request, once its tensors are what a loss has, and the number of classes.
 fn layouts(
     engine: &Engine,
-    request: &Request,
+    request: &KernelRequest,
     results: &[&Spec],
 ) -> Result<(Vec<Layout>, Vec<Layout>, usize)> {
     // Two, or four where samples are mixed.
@@ -42,7 +42,12 @@ fn layouts(
 }
 
 /// logits, labels, others?, shares? → losses, hits
-pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
+pub fn forward_pass(
+    engine: &Engine,
+    request: &KernelRequest,
+    smoothing: f32,
+    weight: f32,
+) -> Result<HostKernel> {
     let [losses, hits] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[losses, hits])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, _| {
@@ -63,7 +68,7 @@ pub fn forward_pass(engine: &Engine, request: &Request, smoothing: f32, weight: 
 }
 
 /// logits, labels, others?, shares? → dlogits
-pub fn backward(engine: &Engine, request: &Request, smoothing: f32, weight: f32) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<HostKernel> {
     let [gradient] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[gradient])?;
     Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
@@ -137,7 +142,7 @@ fn class_of(label: i32, classes: usize) -> Result<Option<usize>> {
     match usize::try_from(label) {
         Ok(class) if class < classes => Ok(Some(class)),
         Ok(class) => Err(Error::new(
-            Kind::Data,
+            ErrorKind::Data,
             format!("label {class} in the data, but the model has {classes} classes"),
         )),
         Err(_) => Ok(None),

@@ -6,14 +6,14 @@ use super::handle::{Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, nchw, prop_kind};
 use super::sys;
-use crate::device::{Kernel, Request};
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::LocalResponseNorm;
 
 /// x → y, saved. Like PyTorch the library divides alpha by the size.
 pub fn forward_pass(
     engine: &Rc<Engine>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &LocalResponseNorm,
 ) -> Result<PrimitiveKernel> {
     let [x] = inputs(request)?;
@@ -48,7 +48,11 @@ pub fn forward_pass(
 }
 
 /// dy, x, saved → dx. Gradients lie as the forward op's tensors did.
-pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &LocalResponseNorm) -> Result<PrimitiveKernel> {
+pub fn backward(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    norm: &LocalResponseNorm,
+) -> Result<PrimitiveKernel> {
     let [_, _, _] = inputs(request)?;
     let hint = forward(request)?;
     let (x, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);

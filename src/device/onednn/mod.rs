@@ -5,7 +5,7 @@
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `activation`, `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `reorder`, `simple`
-//!   are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are loops of our own (`host`, `rows`).
+//!   are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are loops of our own (`host`, `channel_loops`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -14,6 +14,7 @@
 mod activation;
 mod adaptive;
 mod batch_norm;
+mod channel_loops;
 mod concat;
 mod conv;
 mod dropout;
@@ -29,7 +30,6 @@ mod pool;
 mod primitive;
 mod reorder;
 mod residual_norm;
-mod rows;
 mod simple;
 mod sync_norm;
 mod sys;
@@ -42,9 +42,9 @@ use std::rc::Rc;
 use self::handle::Engine;
 use self::host::{HostKernel, Workers};
 use self::primitive::PrimitiveKernel;
-use super::{Device, Kernel, Layout, Memory, Request, Rule, Span, Step};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Joins, Op, Spec};
+use crate::graph::{Op, OpFusions, Spec};
 
 pub use library::{Found, Isa, isa, limit_isa, probe};
 
@@ -80,7 +80,7 @@ impl Cpu {
         )))
     }
 
-    fn kernel(&self, request: &Request, subject: &str) -> Result<Box<dyn Kernel>> {
+    fn kernel(&self, request: &KernelRequest, subject: &str) -> Result<Box<dyn Kernel>> {
         let (engine, workers) = (&self.engine, &self.workers);
         let primitive = |kernel: Result<PrimitiveKernel>| Ok(Box::new(kernel?.of(subject)) as _);
         let host = |kernel: Result<HostKernel>| Ok(Box::new(kernel?) as _);
@@ -143,13 +143,13 @@ impl Cpu {
     }
 }
 
-/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::join`).
-fn joined(request: &Request) -> Error {
+/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`).
+fn joined(request: &KernelRequest) -> Error {
     Error::internal(format!("{} is for GPUs", request.op.name()))
 }
 
 /// "conv2d of 128×1×28×28 and 32×1×3×3": what failed.
-fn subject(request: &Request) -> String {
+fn subject(request: &KernelRequest) -> String {
     let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
     format!("{} of {}", request.op.name(), shapes.join(" and "))
 }
@@ -160,8 +160,8 @@ impl Device for Cpu {
     }
 
     /// An addition behind a normalisation, which our own loops do while its numbers are in cache.
-    fn joins(&self) -> Joins {
-        Joins { addition: true, ..Joins::default() }
+    fn op_fusions(&self) -> OpFusions {
+        OpFusions { addition: true, ..OpFusions::default() }
     }
 
     fn describe(&self) -> String {
@@ -181,7 +181,7 @@ impl Device for Cpu {
         layout::plain(&self.engine, spec).unwrap_or_else(nothing)
     }
 
-    fn compile(&self, request: &Request) -> Result<Box<dyn Kernel>> {
+    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
         let subject = subject(request);
         self.kernel(request, &subject).map_err(|e| e.context(subject))
     }

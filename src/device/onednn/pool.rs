@@ -7,12 +7,12 @@ use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, nchw, prop_kind};
 use super::sys;
 use super::window::Window;
-use crate::device::{Layout, Request};
+use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool2d, Spec};
 
 /// A request's first input and first output; a pooling has at least these.
-fn ends<'a>(request: &Request<'a>) -> Result<(&'a (Spec, Option<Layout>), &'a Spec)> {
+fn ends<'a>(request: &KernelRequest<'a>) -> Result<(&'a (Spec, Option<Layout>), &'a Spec)> {
     match (request.inputs, request.outputs) {
         ([x, ..], [y, ..]) => Ok((x, y)),
         _ => Err(Error::internal("a pooling needs an input and an output")),
@@ -27,21 +27,21 @@ fn algorithm(pool: &Pool2d) -> sys::AlgKind {
 }
 
 /// x → y, saved: which element won each window, in oneDNN's own form.
-pub fn max(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn max(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
     let desc = forward_desc(engine, request, pool, sys::POOLING_MAX)?;
     let outputs = [sys::ARG_DST, sys::ARG_WORKSPACE];
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &outputs[..request.outputs.len()])
 }
 
 /// x → y
-pub fn average(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn average(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
     let desc = forward_desc(engine, request, pool, algorithm(pool))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])
 }
 
 fn forward_desc(
     engine: &Rc<Engine>,
-    request: &Request,
+    request: &KernelRequest,
     pool: &Pool2d,
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
@@ -72,13 +72,17 @@ fn forward_desc(
 }
 
 /// dy, saved → dx
-pub fn max_backward(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn max_backward(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
     let desc = backward_desc(engine, request, pool, sys::POOLING_MAX)?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WORKSPACE], &[sys::ARG_DIFF_SRC])
 }
 
 /// dy → dx
-pub fn average_backward(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn average_backward(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    pool: &Pool2d,
+) -> Result<PrimitiveKernel> {
     let desc = backward_desc(engine, request, pool, algorithm(pool))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST], &[sys::ARG_DIFF_SRC])
 }
@@ -86,7 +90,7 @@ pub fn average_backward(engine: &Rc<Engine>, request: &Request, pool: &Pool2d) -
 /// Gradients lie as the forward op's tensors did: what that saved is only understood so.
 fn backward_desc(
     engine: &Rc<Engine>,
-    request: &Request,
+    request: &KernelRequest,
     pool: &Pool2d,
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::handle::{Attributes, Engine, MemoryObject, Primitive, PrimitiveDesc};
 use super::layout::{desc, layout};
 use super::sys;
-use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -171,12 +171,12 @@ pub fn attributes(engine: &Engine) -> Result<Attributes> {
 }
 
 /// The forward propagation kind of a request.
-pub fn prop_kind(request: &Request) -> sys::PropKind {
+pub fn prop_kind(request: &KernelRequest) -> sys::PropKind {
     if request.training { sys::FORWARD_TRAINING } else { sys::FORWARD_INFERENCE }
 }
 
 /// The kernel of the forward op, which a backward primitive needs as a hint.
-pub fn forward<'a>(request: &Request<'a>) -> Result<&'a PrimitiveKernel> {
+pub fn forward<'a>(request: &KernelRequest<'a>) -> Result<&'a PrimitiveKernel> {
     request
         .forward
         .and_then(|kernel| kernel.as_any().downcast_ref())
@@ -184,14 +184,14 @@ pub fn forward<'a>(request: &Request<'a>) -> Result<&'a PrimitiveKernel> {
 }
 
 /// The specs of a request's inputs, when there are exactly N.
-pub fn inputs<'a, const N: usize>(request: &Request<'a>) -> Result<[&'a Spec; N]> {
+pub fn inputs<'a, const N: usize>(request: &KernelRequest<'a>) -> Result<[&'a Spec; N]> {
     let specs: Vec<&Spec> = request.inputs.iter().map(|(spec, _)| spec).collect();
     let count = specs.len();
     specs.try_into().map_err(|_| Error::internal(format!("{count} inputs where there should be {N}")))
 }
 
 /// The specs of a request's outputs, when there are exactly N.
-pub fn outputs<'a, const N: usize>(request: &Request<'a>) -> Result<[&'a Spec; N]> {
+pub fn outputs<'a, const N: usize>(request: &KernelRequest<'a>) -> Result<[&'a Spec; N]> {
     let specs: Vec<&Spec> = request.outputs.iter().collect();
     let count = specs.len();
     specs.try_into().map_err(|_| Error::internal(format!("{count} outputs where there should be {N}")))

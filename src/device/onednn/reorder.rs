@@ -62,7 +62,7 @@ mod tests {
 
     use crate::device::memory::{bytes_of, bytes_of_mut};
     use crate::device::onednn::Cpu;
-    use crate::device::{Device, Kernel, Memory, Request, Scalars};
+    use crate::device::{Device, Kernel, KernelRequest, Memory, Scalars};
     use crate::graph::{DType, Op, Spec, dims};
 
     fn run(kernel: &dyn Kernel, from: &Memory, to: &Memory) {
@@ -80,7 +80,8 @@ mod tests {
         let x = f32s(dims([16, width]));
         let inputs = [(x.clone(), Some(cpu.plain(&x))), (spec.clone(), None), (f32s(dims([rows])), None)];
         let (op, outputs) = (Op::Linear { bias: true, relu: false }, [f32s(dims([16, rows]))]);
-        let request = Request { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+        let request =
+            KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
         let layout = cpu.compile(&request).unwrap().inputs()[1].clone();
         let plain = cpu.plain(&spec);
         assert_ne!(layout, plain, "nothing to reorder");

@@ -1,5 +1,5 @@
 //! Batch normalisation with a tensor that is added to it and the ReLU behind, as blocks of residual networks end. The library has
-//! that for GPUs only: it would normalise, and add in another pass. Forward these are loops of our own (`rows`), in the layout of x, which
+//! that for GPUs only: it would normalise, and add in another pass. Forward these are loops of our own (`channel_loops`), in the layout of x, which
 //! read x twice and everything else once, block by block of channels while that is in cache. Backward the library's two kernels in
 //! turn are faster.
 
@@ -8,13 +8,13 @@ use std::rc::Rc;
 
 use half::bf16;
 
+use super::channel_loops::{Element, Frame, Piece, Scratch, Terms, load, store};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::primitive::{PrimitiveKernel, check_memory, inputs, outputs};
-use super::rows::{Element, Frame, Piece, Scratch, Terms, load, store};
 use super::sync_norm::{self, coefficients, moments_of_piece, put_together, run_on, slices};
 use super::{activation, batch_norm};
-use crate::device::{Kernel, Layout, Memory, Request, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Activation, BatchNorm, DType, Spec};
 
@@ -107,7 +107,7 @@ fn check(x: &Spec, images: &[&Spec], vectors: &[&Spec]) -> Result<()> {
 pub fn training(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let ([x, vectors @ .., z], [y, more @ ..]) = (inputs::<6>(request)?, outputs::<5>(request)?);
@@ -126,7 +126,7 @@ pub fn training(
 pub fn inference(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let ([x, vectors @ .., z], [y]) = (inputs::<6>(request)?, outputs(request)?);
@@ -149,16 +149,22 @@ pub struct Backward {
     outputs: Vec<Layout>,
 }
 
-pub fn backward(engine: &Rc<Engine>, request: &Request, norm: &BatchNorm, subject: &str) -> Result<Backward> {
+pub fn backward(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    norm: &BatchNorm,
+    subject: &str,
+) -> Result<Backward> {
     let [dy, x, vectors @ .., y] = inputs::<6>(request)?;
     let [dz, dw, db, dx] = outputs(request)?;
     check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
     let plain = BatchNorm { relu: false, add: false, ..*norm };
-    let of_x = Request { inputs: &request.inputs[1..2], forward: None, ..*request };
+    let of_x = KernelRequest { inputs: &request.inputs[1..2], forward: None, ..*request };
     let norm = batch_norm::backward_without(engine, &of_x, &plain)?;
     let layout = Some(norm.inputs()[1].clone());
     let of_relu = [(dy.clone(), layout.clone()), (y.clone(), layout)];
-    let of_relu = Request { inputs: &of_relu, outputs: &request.outputs[..1], forward: None, ..*request };
+    let of_relu =
+        KernelRequest { inputs: &of_relu, outputs: &request.outputs[..1], forward: None, ..*request };
     let relu = activation::backward(engine, &of_relu, Activation::RELU)?;
     if relu.outputs()[0] != norm.inputs()[0] {
         return Err(Error::internal(
@@ -249,7 +255,7 @@ mod tests {
             let workers = Rc::new(Workers::new(threads).unwrap());
             let op = Op::BatchNorm(norm);
             let request =
-                Request { op: &op, inputs: &given, outputs: &outputs, forward: None, training: true };
+                KernelRequest { op: &op, inputs: &given, outputs: &outputs, forward: None, training: true };
             let kernel = training(&engine, &workers, &request, &norm).unwrap();
             let memory = |spec: &Spec, which: usize| {
                 let memory = Memory::host(4 * spec.shape.elements()).unwrap();

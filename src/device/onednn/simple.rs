@@ -7,11 +7,11 @@ use super::host::{HostKernel, copy};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, inputs, outputs};
 use super::sys;
-use crate::device::Request;
+use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 
 /// x → y: the same elements in logical order, so both plain; in the same place if possible.
-pub fn reshape(engine: &Engine, request: &Request) -> Result<HostKernel> {
+pub fn reshape(engine: &Engine, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x.shape.elements() != y.shape.elements() || x.dtype != y.dtype {
         return Err(Error::internal(format!("{} cannot be seen as {}", x.shape, y.shape)));
@@ -27,7 +27,7 @@ pub fn reshape(engine: &Engine, request: &Request) -> Result<HostKernel> {
 
 /// a, b → a + b, then ReLU, in the layout of a, over a if possible. What pads a layout is zero in both, and so in the
 /// sum.
-pub fn add(engine: &Rc<Engine>, request: &Request, relu: bool) -> Result<PrimitiveKernel> {
+pub fn add(engine: &Rc<Engine>, request: &KernelRequest, relu: bool) -> Result<PrimitiveKernel> {
     let ([a, b], [y]) = (inputs(request)?, outputs(request)?);
     if a != b || a != y {
         return Err(Error::internal(format!("{} + {} cannot give {}", a.shape, b.shape, y.shape)));

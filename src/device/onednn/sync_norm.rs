@@ -1,16 +1,16 @@
 //! Batch normalisation whose batch is spread over ranks. The library normalises and differentiates in one go, with no
-//! place in the middle where ranks could meet; so these are loops of our own (`rows`), in the layout of x.
+//! place in the middle where ranks could meet; so these are loops of our own (`channel_loops`), in the layout of x.
 
 use std::rc::Rc;
 
 use half::bf16;
 
+use super::channel_loops::{Element, Frame, Grid, MOST_SUMS, Piece, Scratch, Terms, add_up, load, store};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
 use super::layout::plain;
 use super::primitive::{inputs, nchw, outputs};
-use super::rows::{Element, Frame, Grid, MOST_SUMS, Piece, Scratch, Terms, add_up, load, store};
-use crate::device::{Memory, Request};
+use crate::device::{KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, Spec};
 
@@ -191,7 +191,7 @@ fn deviation(variance: f32, epsilon: f32) -> f64 {
 
 /// x → moments. Pieces are put together after Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for
 /// computing sample variances", 1979).
-pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &Request) -> Result<HostKernel> {
+pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [moments]) = (inputs(request)?, outputs(request)?);
     let [_, c, _, _] = nchw(x)?;
     if moments.shape.0 != [2, c] {
@@ -260,7 +260,7 @@ pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, s
 }
 
 /// x → x of every rank: on this device they are its own.
-pub fn exchange(engine: &Engine, request: &Request, ranks: usize) -> Result<HostKernel> {
+pub fn exchange(engine: &Engine, request: &KernelRequest, ranks: usize) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if y.shape.batch() != ranks || y.shape.0[1..] != x.shape.0 {
         return Err(Error::internal(format!("{} of {ranks} ranks cannot be {}", x.shape, y.shape)));
@@ -277,7 +277,7 @@ pub fn exchange(engine: &Engine, request: &Request, ranks: usize) -> Result<Host
 pub fn forward_pass(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let [x, vectors @ .., moments] = inputs::<6>(request)?;
@@ -306,7 +306,7 @@ pub fn forward_pass(
 pub fn again(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let ([x, vectors @ ..], [y]) = (inputs::<5>(request)?, outputs(request)?);
@@ -344,7 +344,7 @@ fn combine(moments: &[f32], mean: &mut [f32], variance: &mut [f32]) {
 pub fn sums(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let [dy, x, vectors @ ..] = inputs::<6>(request)?;
@@ -380,7 +380,7 @@ pub fn sums(
 pub fn backward(
     engine: &Engine,
     workers: &Rc<Workers>,
-    request: &Request,
+    request: &KernelRequest,
     norm: &BatchNorm,
 ) -> Result<HostKernel> {
     let [dy, x, vectors @ .., sums] = inputs::<7>(request)?;
@@ -453,7 +453,7 @@ mod tests {
 
     /// Output 0 of a kernel, which is to keep the layout given for images.
     fn run(
-        compile: impl Fn(&Request) -> Result<HostKernel>,
+        compile: impl Fn(&KernelRequest) -> Result<HostKernel>,
         given: &Layout,
         operands: &[(Spec, Vec<f32>)],
         outputs: &[Spec],
@@ -463,7 +463,7 @@ mod tests {
         let inputs: Vec<_> = operands.iter().map(|(spec, _)| (spec.clone(), layout(spec))).collect();
         // The op's own parameters are not looked at any more.
         let op = crate::graph::Op::BatchNormMoments;
-        let request = Request { op: &op, inputs: &inputs, outputs, forward: None, training: true };
+        let request = KernelRequest { op: &op, inputs: &inputs, outputs, forward: None, training: true };
         let kernel = compile(&request).unwrap();
         let x = inputs.iter().position(|(spec, _)| *spec == image).unwrap();
         assert_eq!(kernel.inputs()[x], *given, "the layout is not kept");

@@ -6,7 +6,7 @@ use super::one_bit::OneBit;
 use super::top_k::TopK;
 use super::two_bit::TwoBit;
 use crate::config::Compression;
-use crate::device::Code;
+use crate::device::CodecKind;
 
 /// Elements that are encoded at a time, at most: 256 KB stay in the second-level cache, and a place among them is 16 bits.
 pub const PIECE: usize = 1 << 16;
@@ -30,12 +30,12 @@ pub trait Codec {
 }
 
 /// How a rank of so many encodes by a scheme; `None` for one that sums factors in place of gathering messages.
-pub fn code(scheme: Compression, ranks: usize) -> Option<Code> {
+pub fn code(scheme: Compression, ranks: usize) -> Option<CodecKind> {
     match scheme {
-        Compression::TopK { share } => Some(Code::TopK { share }),
-        Compression::OneBit => Some(Code::OneBit),
+        Compression::TopK { share } => Some(CodecKind::TopK { share }),
+        Compression::OneBit => Some(CodecKind::OneBit),
         // A rank's part of a mean over ranks is its own mean divided by their number.
-        Compression::TwoBit { threshold } => Some(Code::TwoBit { threshold: threshold / ranks as f32 }),
+        Compression::TwoBit { threshold } => Some(CodecKind::TwoBit { threshold: threshold / ranks as f32 }),
         Compression::PowerSgd { .. } => None,
     }
 }
@@ -43,9 +43,9 @@ pub fn code(scheme: Compression, ranks: usize) -> Option<Code> {
 /// The codec of a scheme, where it has one.
 pub fn codec(scheme: Compression, ranks: usize) -> Option<Box<dyn Codec>> {
     Some(match code(scheme, ranks)? {
-        Code::TopK { share } => Box::new(TopK::new(share)),
-        Code::OneBit => Box::new(OneBit),
-        Code::TwoBit { threshold } => Box::new(TwoBit { threshold }),
+        CodecKind::TopK { share } => Box::new(TopK::new(share)),
+        CodecKind::OneBit => Box::new(OneBit),
+        CodecKind::TwoBit { threshold } => Box::new(TwoBit { threshold }),
     })
 }
 

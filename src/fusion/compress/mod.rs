@@ -31,7 +31,7 @@ use std::time::Instant;
 use crate::collective::{Collective, Operation, Route, Selection, Slot};
 use crate::comm::{Region, World};
 use crate::config::{Compression, Wire};
-use crate::device::{Code, Device, Memory};
+use crate::device::{CodecKind, Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -97,7 +97,7 @@ pub enum At<'a> {
     /// In the host's memory, whatever the device.
     Host(&'a Memory),
     /// In that of a device that encodes them so. The host's regions are given as memory.
-    Device(Code, &'a Memory, fn(&Rc<Region>) -> Memory),
+    Device(CodecKind, &'a Memory, fn(&Rc<Region>) -> Memory),
 }
 
 /// Bytes that a rank has for compression.

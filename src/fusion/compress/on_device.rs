@@ -7,11 +7,11 @@ use super::work::{Kept, Work, names};
 use crate::collective;
 use crate::config::Compression;
 use crate::config::environment;
-use crate::device::{Code, Coded, Coder, Coding, Device, Event, Memory, Piece};
+use crate::device::{CodecBucket, CodecKind, CodecSetup, Device, DeviceCodec, Event, Memory, Piece};
 use crate::error::{Error, Result};
 
 pub struct OnDevice {
-    coder: Box<dyn Coder>,
+    coder: Box<dyn DeviceCodec>,
     residuals: Memory,
     /// Of each bucket the point behind its last encoding.
     left: Vec<Option<Event>>,
@@ -20,7 +20,7 @@ pub struct OnDevice {
 
 /// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie there, of
 /// schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
-pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<Code> {
+pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<CodecKind> {
     let wanted = !environment::CUDA_CODING.is_off();
     codec::code(scheme, ranks).filter(|_| wanted && !device.is_host())
 }
@@ -33,7 +33,7 @@ pub fn bytes(split: &Split) -> usize {
 impl OnDevice {
     /// `regions` are what is summed and what is gathered, on the host.
     pub fn new(
-        code: Code,
+        code: CodecKind,
         split: &Split,
         regions: [&Memory; 2],
         [rank, ranks]: [usize; 2],
@@ -44,19 +44,19 @@ impl OnDevice {
             return Err(Error::internal("gradients with padding on a device that encodes them"));
         }
         let residuals = device.allocate(size_of::<f32>() * split.residual)?;
-        let buckets: Vec<Coded> = split.buckets.iter().map(|bucket| coded(bucket, ranks)).collect();
+        let buckets: Vec<CodecBucket> = split.buckets.iter().map(|bucket| coded(bucket, ranks)).collect();
         let [summed, messages] = regions;
-        regions.into_iter().filter(|memory| memory.bytes() > 0).for_each(|memory| device.lock(memory));
+        regions.into_iter().filter(|memory| memory.bytes() > 0).for_each(|memory| device.pin(memory));
         let coding =
-            Coding { code, buckets: &buckets, rank, gradients, residuals: &residuals, summed, messages };
-        let coder = device.coder(&coding)?;
+            CodecSetup { code, buckets: &buckets, rank, gradients, residuals: &residuals, summed, messages };
+        let coder = device.codec(&coding)?;
         let left = buckets.iter().map(|_| None).collect();
         Ok(OnDevice { coder, residuals, left, name: names(device)[0] })
     }
 }
 
 /// What the units of a bucket say, as the device has it.
-fn coded(bucket: &Bucket, ranks: usize) -> Coded {
+fn coded(bucket: &Bucket, ranks: usize) -> CodecBucket {
     let pieces = bucket.phases.iter().flatten().filter_map(|unit| match unit {
         Unit::Encode(tensor, range, word) => {
             let shape = &bucket.tensors[*tensor];
@@ -69,7 +69,7 @@ fn coded(bucket: &Bucket, ranks: usize) -> Coded {
         }
         _ => None,
     });
-    Coded {
+    CodecBucket {
         pieces: pieces.collect(),
         messages: (0..ranks).map(|rank| collective::segment(&bucket.second, ranks, rank)).collect(),
         exact: bucket.exact.clone(),

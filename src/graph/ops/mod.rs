@@ -35,11 +35,11 @@ pub enum Op {
     Conv2d(Conv2d),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
     Conv2dBackwardData(Conv2d),
-    /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::join`).
+    /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::fuse`).
     Conv2dBackwardDataRelu(Conv2d),
     /// x, dy → dw, db?
     Conv2dBackwardWeights(Conv2d),
-    /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::join`).
+    /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::fuse`).
     Conv2dMoments(Conv2d),
 
     /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.

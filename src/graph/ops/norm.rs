@@ -14,9 +14,9 @@ pub struct BatchNorm {
     pub momentum: f32,
     /// Whether a ReLU is applied to the output (put there by `simplify`).
     pub relu: bool,
-    /// Whether another tensor is added before that ReLU (put there by `join`, with `relu`).
+    /// Whether another tensor is added before that ReLU (put there by `fuse`, with `relu`).
     pub add: bool,
-    /// Whether the moments, and backward the sums, are an input: a convolution gave them (`join`), or ranks share them
+    /// Whether the moments, and backward the sums, are an input: a convolution gave them (`fuse`), or ranks share them
     /// (`synchronise`).
     pub given: bool,
 }

@@ -8,22 +8,22 @@ use crate::comm::{Channel, Region, Request, World};
 use crate::error::Result;
 
 /// The MPI library's own allreduce, `MPI_Iallreduce`.
-pub struct Vendor {
+pub struct MpiAllreduce {
     channel: Channel,
     region: Rc<Region>,
     slots: Vec<(Range<usize>, Option<Request>)>,
 }
 
-impl Vendor {
+impl MpiAllreduce {
     /// Collective.
-    pub fn new(world: &World, region: &Rc<Region>) -> Result<Vendor> {
-        Ok(Vendor { channel: Channel::new(world)?, region: region.clone(), slots: Vec::new() })
+    pub fn new(world: &World, region: &Rc<Region>) -> Result<MpiAllreduce> {
+        Ok(MpiAllreduce { channel: Channel::new(world)?, region: region.clone(), slots: Vec::new() })
     }
 }
 
-impl Collective for Vendor {
+impl Collective for MpiAllreduce {
     fn name(&self) -> &'static str {
-        "vendor"
+        "mpi"
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {

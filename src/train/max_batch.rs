@@ -6,7 +6,7 @@ use super::plans::Plans;
 use crate::comm::World;
 use crate::config::{Config, most};
 use crate::device::Device;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::host;
 use crate::plan::{Extent, describe_bytes as bytes};
 
@@ -125,7 +125,7 @@ fn planned(
 fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> {
     // A normalisation over a single pixel wants two images.
     let (least, fewest) = match total(1) {
-        Err(error) if error.kind == Kind::Usage => (2, total(2).map_err(|_| error)?),
+        Err(error) if error.kind == ErrorKind::Usage => (2, total(2).map_err(|_| error)?),
         one => (1, one?),
     };
     if fewest > limit {
@@ -133,7 +133,7 @@ fn largest(limit: usize, total: impl Fn(usize) -> Result<usize>) -> Result<Fit> 
     }
     // A batch that cannot be planned at all is one that does not fit; a defect stays one.
     let total = |batch| match total(batch) {
-        Err(error) if error.kind != Kind::Internal => Ok(usize::MAX),
+        Err(error) if error.kind != ErrorKind::Internal => Ok(usize::MAX),
         other => other,
     };
     let (mut low, mut high) = ((least, fewest), (most::BATCH + 1, usize::MAX));

@@ -48,7 +48,7 @@ impl Inputs {
     }
 }
 
-pub struct Ahead {
+pub struct DevicePrefetch {
     /// All inputs of the program, and as much memory on its device and, page-locked, on the host.
     inputs: Memory,
     arrived: Memory,
@@ -62,17 +62,22 @@ pub struct Ahead {
     taken: Event,
 }
 
-impl Ahead {
+impl DevicePrefetch {
     /// For a program whose inputs lie in `inputs`; `batch` has room for one.
     ///
     /// # Errors
     /// Memory lacks.
-    pub fn new(device: &dyn Device, program: &Program, inputs: &Memory, batch: Batch) -> Result<Ahead> {
+    pub fn new(
+        device: &dyn Device,
+        program: &Program,
+        inputs: &Memory,
+        batch: Batch,
+    ) -> Result<DevicePrefetch> {
         let (arrived, host) = (device.allocate(inputs.bytes())?, Memory::host(inputs.bytes())?);
-        device.lock(&host);
+        device.pin(&host);
         let parts = Inputs::of(program).moved(inputs, &host);
         let (left, taken) = (device.record()?, device.record()?);
-        Ok(Ahead { inputs: inputs.clone(), arrived, host, parts, batch, sent: None, left, taken })
+        Ok(DevicePrefetch { inputs: inputs.clone(), arrived, host, parts, batch, sent: None, left, taken })
     }
 
     /// Gives the program this batch, if it was sent, and exchanges the host's copy.
@@ -80,7 +85,7 @@ impl Ahead {
         match self.sent.take() {
             Some((sent, event)) if sent == which => {
                 std::mem::swap(batch, &mut self.batch);
-                device.follow(&event)?;
+                device.wait_event(&event)?;
                 device.copy(&self.arrived, &self.inputs)?;
                 (self.taken, self.left) = (device.record()?, event);
                 Ok(true)
@@ -109,7 +114,7 @@ impl Ahead {
             part.write(bytes);
             Ok(())
         })?;
-        let there = device.send(&self.host, &self.arrived, &self.taken)?;
+        let there = device.copy_to_device_after(&self.host, &self.arrived, &self.taken)?;
         self.sent = Some((which, there));
         Ok(())
     }

@@ -13,9 +13,9 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::checkpoint::{self, Contents};
-use super::{Place, path};
+use super::{RankInfo, path};
 use crate::config::Resume;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files::temporary;
 
 const BEST: &str = "best.h5";
@@ -50,10 +50,10 @@ impl Checkpoints {
     /// error). `resumed` is the step at which the run goes on.
     ///
     /// # Errors
-    /// `Kind::Output` where it cannot be written, and where it holds checkpoints of a later step: nothing is
+    /// `ErrorKind::Output` where it cannot be written, and where it holds checkpoints of a later step: nothing is
     /// overwritten. Rank 0 alone can fail here.
     pub fn open(
-        place: Place,
+        place: RankInfo,
         directory: Option<&Path>,
         keep: usize,
         resumed: Option<u64>,
@@ -177,9 +177,9 @@ impl Drop for Keeper {
 /// On the rank that reads: the checkpoint that a run is to go on at, if there is one.
 ///
 /// # Errors
-/// `Kind::Data` or `Kind::Environment`: it is missing or damaged, or cannot be read.
+/// `ErrorKind::Data` or `ErrorKind::Environment`: it is missing or damaged, or cannot be read.
 pub fn find_checkpoint(
-    place: Place,
+    place: RankInfo,
     resume: &Resume,
     directory: Option<&Path>,
 ) -> Result<Option<(PathBuf, Contents)>> {
@@ -207,14 +207,14 @@ fn newest(directory: &Path) -> Result<Option<(PathBuf, Contents)>> {
                 damaged.iter().for_each(|damaged| put_aside(damaged, &path));
                 return Ok(Some((path, contents)));
             }
-            Err(error) if error.kind == Kind::Data => damaged.push((path, error)),
+            Err(error) if error.kind == ErrorKind::Data => damaged.push((path, error)),
             Err(error) => return Err(error),
         }
     }
     match damaged.first() {
         None => Ok(None),
         Some((_, error)) => Err(Error::new(
-            Kind::Data,
+            ErrorKind::Data,
             format!("{error}; none of the {} checkpoints there is whole", damaged.len()),
         )),
     }
@@ -318,7 +318,7 @@ fn sweep(directory: &Path) {
 mod tests {
     use super::*;
 
-    const FIRST: Place = Place { rank: 0, size: 1 };
+    const FIRST: RankInfo = RankInfo { rank: 0, size: 1 };
 
     fn write(checkpoints: &mut Checkpoints, step: u64, best: Option<u64>) {
         let contents = Contents {
@@ -437,7 +437,10 @@ mod tests {
         );
         fs::write(path(1), b"").unwrap();
         let error = newest(there).map(|_| ()).unwrap_err();
-        assert!(error.kind == Kind::Data && error.message.contains("none of the 1 checkpoints"), "{error}");
+        assert!(
+            error.kind == ErrorKind::Data && error.message.contains("none of the 1 checkpoints"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -447,7 +450,7 @@ mod tests {
         write(&mut open(None).unwrap(), 7, None);
         for (resumed, said) in [(None, "--resume auto"), (Some(6), "newer than the step")] {
             let error = open(resumed).err().expect("refused");
-            assert!(error.message.contains(said) && error.kind == Kind::Output, "{error}");
+            assert!(error.message.contains(said) && error.kind == ErrorKind::Output, "{error}");
         }
         open(Some(7)).unwrap();
     }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::memory::as_memory;
-use crate::collective::{self, Collective, Hierarchical, Vendor};
+use crate::collective::{self, Collective, Hierarchical, MpiAllreduce};
 use crate::comm::{Region, World, is_cuda_aware};
 use crate::config::{AllreduceKind, Config, CudaAware, Wire};
 use crate::device::{Device, Memory};
@@ -19,12 +19,11 @@ use log::Level;
 /// The same on every rank: that it cannot be, where `--cuda-aware on` asks for it.
 pub fn mpi_serves(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
     let wanted = config.cuda_aware;
-    let concerned =
-        config.allreduce == AllreduceKind::Vendor && config.compress.is_none() && !device.is_host();
+    let concerned = config.allreduce == AllreduceKind::Mpi && config.compress.is_none() && !device.is_host();
     match wanted {
         CudaAware::On if !concerned => {
             return world.agree(Err(Error::usage(
-                "--cuda-aware on is for --device cuda with --allreduce vendor and without --compress: everything else is \
+                "--cuda-aware on is for --device cuda with --allreduce mpi and without --compress: everything else is \
                  added up in the host's memory; leave it out",
             )));
         }
@@ -73,7 +72,7 @@ fn refusal<'a>(wanted: CudaAware, answers: &[String], host_of: impl Fn(usize) ->
 /// Whether MPI adds up numbers in the device's memory. Collective.
 fn adds_up(world: &World, device: &dyn Device) -> Result<bool> {
     fusion::adds_up(world, device, |memory| {
-        let mut vendor = Vendor::new(world, &region(memory))?;
+        let mut vendor = MpiAllreduce::new(world, &region(memory))?;
         let slot = vendor.prepare(0..memory.bytes() / size_of::<f32>())?;
         vendor.start(slot)?;
         collective::wait(&mut vendor, slot)

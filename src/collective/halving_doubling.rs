@@ -2,12 +2,12 @@
 //! part, and the same backwards. As few bytes as the ring in 2 log₂ P steps instead of 2(P−1), but over longer distances.
 //!
 //! Rolf Rabenseifner: "Optimization of collective reduction operations", ICCS 2004. Where P is no power of two, pairs of
-//! the first ranks add up before (`tree::Fold`).
+//! the first ranks add up before (`recursive_doubling::Fold`).
 
 use std::ops::Range;
 
+use super::recursive_doubling::Fold;
 use super::schedule::{Apply, Group, Part, Round, segment};
-use super::tree::Fold;
 
 /// An allreduce.
 pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {

@@ -8,9 +8,9 @@ use std::ffi::c_int;
 
 use mpi::ffi;
 
-use super::board::{Line, Phase, Place, Process, Status};
-use super::call::{self, check};
+use super::board::{Activity, Line, Phase, Process, Status};
 use super::communicator::Communicator;
+use super::request::{self, check};
 use super::stall::looked;
 use super::topology::Topology;
 use crate::error::Result;
@@ -18,7 +18,7 @@ use crate::error::Result;
 /// Words that a rank's status takes in a message.
 const WORDS: usize = 6;
 
-pub(super) struct News {
+pub(super) struct StallGossip {
     communicator: Communicator,
     /// When it was last looked here: what came in long before is old.
     looked: u64,
@@ -28,10 +28,10 @@ pub(super) struct News {
     leaving: Vec<(ffi::MPI_Request, Box<[u64]>)>,
 }
 
-impl News {
+impl StallGossip {
     /// The communicator carries nothing else.
-    pub fn new(communicator: Communicator) -> News {
-        News { communicator, looked: 0, sent: 0, round: 0, leaving: Vec::new() }
+    pub fn new(communicator: Communicator) -> StallGossip {
+        StallGossip { communicator, looked: 0, sent: 0, round: 0, leaving: Vec::new() }
     }
 
     /// Takes what has come to the board, and every `beat` nanoseconds sends on what `own` ranks do.
@@ -65,7 +65,7 @@ impl News {
         let words: Vec<u64> = own.iter().flat_map(|&rank| encode(rank, &looked(&lines[rank]), now)).collect();
         let mut leaving = Vec::new();
         for (mut request, words) in std::mem::take(&mut self.leaving) {
-            if !call::test(&mut request)? {
+            if !request::test(&mut request)? {
                 leaving.push((request, words));
             }
         }
@@ -82,7 +82,7 @@ impl News {
             }
             let to = ranks[self.round % ranks.len()];
             let copy: Box<[u64]> = words.clone().into();
-            let count = call::count(copy.len())?;
+            let count = request::count(copy.len())?;
             // SAFETY: the words are kept until the request has ended, and for ever where that is not known.
             let raw = unsafe {
                 let mut raw = ffi::RSMPI_REQUEST_NULL;
@@ -118,7 +118,7 @@ impl News {
     }
 }
 
-impl Drop for News {
+impl Drop for StallGossip {
     fn drop(&mut self) {
         // MPI may still read them.
         std::mem::forget(std::mem::take(&mut self.leaving));
@@ -149,7 +149,7 @@ fn encode(rank: usize, status: &Status, now: u64) -> [u64; WORDS] {
 fn decode(words: &[u64], now: u64) -> Option<(usize, Status)> {
     let &[rank, phase, number, process, waited, silent] = words else { return None };
     let status = Status {
-        place: Place { phase: Phase::from_code(phase as u8), number },
+        place: Activity { phase: Phase::from_code(phase as u8), number },
         process: Process::from_code(process as u8),
         waiting: (waited > 0).then(|| now.saturating_sub(waited - 1)),
         said: now.saturating_sub(silent).max(1),

@@ -7,7 +7,7 @@ use super::handle::allocate;
 use super::kernel::{Operands, Work};
 use super::update::put;
 use super::{is_reached, mark};
-use crate::device::{Code, Coded, Coder, Coding, Event, Memory as Bytes, Piece};
+use crate::device::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Event, Memory as Bytes, Piece};
 use crate::error::{Error, Result};
 
 /// What is enqueued for one bucket, and the parts of memory on the GPU and on the host that are copied between them.
@@ -19,7 +19,7 @@ struct Bucket {
     summed: [Bytes; 2],
 }
 
-pub struct CudaCoder {
+pub struct CudaCodec {
     gpu: Rc<Gpu>,
     buckets: Vec<Bucket>,
 }
@@ -29,20 +29,25 @@ fn part(memory: &Bytes, first: usize, count: usize) -> Bytes {
     memory.slice(size_of::<f32>() * first, size_of::<f32>() * count)
 }
 
-impl CudaCoder {
+impl CudaCodec {
     /// # Errors
     /// `Internal` where buckets reach beyond their memory, `Environment` where the GPU's does not suffice.
-    pub fn new(gpu: &Rc<Gpu>, coding: &Coding) -> Result<CudaCoder> {
-        let Coding { summed, messages, .. } = coding;
+    pub fn new(gpu: &Rc<Gpu>, coding: &CodecSetup) -> Result<CudaCodec> {
+        let CodecSetup { summed, messages, .. } = coding;
         let there = [allocate(&gpu.context, summed.bytes())?, allocate(&gpu.context, messages.bytes())?];
-        let bucket = |coded: &Coded| bucket(gpu, coding, coded, &there);
+        let bucket = |coded: &CodecBucket| bucket(gpu, coding, coded, &there);
         let buckets = coding.buckets.iter().map(bucket).collect::<Result<_>>()?;
-        Ok(CudaCoder { gpu: gpu.clone(), buckets })
+        Ok(CudaCodec { gpu: gpu.clone(), buckets })
     }
 }
 
-fn bucket(gpu: &Rc<Gpu>, coding: &Coding, coded: &Coded, [summed, messages]: &[Bytes; 2]) -> Result<Bucket> {
-    let Coding { gradients, residuals, .. } = coding;
+fn bucket(
+    gpu: &Rc<Gpu>,
+    coding: &CodecSetup,
+    coded: &CodecBucket,
+    [summed, messages]: &[Bytes; 2],
+) -> Result<Bucket> {
+    let CodecSetup { gradients, residuals, .. } = coding;
     let ends = |end: fn(&Piece) -> usize, memory: &Bytes| {
         coded.pieces.iter().all(|piece| size_of::<f32>() * (end(piece) + piece.count) <= memory.bytes())
     };
@@ -114,7 +119,7 @@ fn runs(pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
 /// `kernels/compress.cuh`).
 fn code(
     operands: &mut Operands,
-    code: Code,
+    code: CodecKind,
     what: &str,
     rows: impl Iterator<Item = (usize, usize, usize)>,
     [from, to]: [&Bytes; 2],
@@ -131,16 +136,16 @@ fn code(
     }
     let table = put(operands.gpu, &table)?;
     let (name, number): (_, Option<Argument>) = match code {
-        Code::TopK { share } => ("top_k", Some(Float(share))),
-        Code::OneBit => ("one_bit", None),
-        Code::TwoBit { threshold } => ("two_bit", Some(Float(threshold))),
+        CodecKind::TopK { share } => ("top_k", Some(Float(share))),
+        CodecKind::OneBit => ("one_bit", None),
+        CodecKind::TwoBit { threshold } => ("two_bit", Some(Float(threshold))),
     };
     let arguments = [Memory(from), Memory(to), Memory(&table), Int(count)];
     let arguments: Vec<Argument> = arguments.into_iter().chain(number).collect();
     operands.launch(&format!("{name}_{what}"), [count.min(1 << 16) as u32, 1, 1], &arguments)
 }
 
-impl Coder for CudaCoder {
+impl DeviceCodec for CudaCodec {
     fn encode(&mut self, bucket: usize) -> Result<Event> {
         let Gpu { stream, copies, .. } = &*self.gpu;
         let Bucket { encode, own, summed, .. } = &mut self.buckets[bucket];

@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// What is sent of a piece: as `fusion::compress::codec` has it, to the bit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Code {
+pub enum CodecKind {
     /// This share of the numbers, the largest.
     TopK {
         /// The share, above 0 and at most 1.
@@ -37,7 +37,7 @@ pub struct Piece {
 
 /// What of a bucket is encoded, and what travels as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Coded {
+pub struct CodecBucket {
     /// In the order of their gradients.
     pub pieces: Vec<Piece>,
     /// The message of every rank, among all messages.
@@ -50,11 +50,11 @@ pub struct Coded {
 
 /// What a coder works on. On the device: gradients, what stays behind; on the host, where others get it: what is
 /// summed, and the messages of all ranks.
-pub struct Coding<'a> {
+pub struct CodecSetup<'a> {
     /// The codec.
-    pub code: Code,
+    pub code: CodecKind,
     /// The buckets and their pieces.
-    pub buckets: &'a [Coded],
+    pub buckets: &'a [CodecBucket],
     /// This rank's number.
     pub rank: usize,
     /// This rank's gradients, on the device.
@@ -68,7 +68,7 @@ pub struct Coding<'a> {
 }
 
 /// Encodes and decodes buckets, behind what the device computes.
-pub trait Coder {
+pub trait DeviceCodec {
     /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the host.
     /// Returns the point behind that.
     fn encode(&mut self, bucket: usize) -> Result<Event>;

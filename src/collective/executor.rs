@@ -9,7 +9,7 @@ use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::error::{Error, Result};
-use crate::trace::{self, Kind};
+use crate::trace::{self, EventKind};
 
 /// Elements in one message, at most: 60 KB of f32, which MPI libraries send at once, where of more they first ask whether it
 /// is wanted. Over TCP the answer waits behind what goes the other way, and a link that could do both at a time does one after
@@ -23,7 +23,7 @@ pub const WINDOW: usize = 16;
 pub type Algorithm = fn(&Group, &Range<usize>) -> Vec<Round>;
 
 /// A collective over all ranks by an algorithm.
-pub struct Scheduled<L: Link> {
+pub struct Executor<L: Link> {
     name: &'static str,
     algorithm: Algorithm,
     wire: Wire,
@@ -61,16 +61,16 @@ struct Progress<R> {
     sent: usize,
 }
 
-impl<L: Link> Scheduled<L> {
+impl<L: Link> Executor<L> {
     pub fn new(
         name: &'static str,
         algorithm: Algorithm,
         wire: Wire,
         link: L,
         region: &Rc<Region>,
-    ) -> Scheduled<L> {
+    ) -> Executor<L> {
         let (slots, flying) = (Vec::new(), Vec::new());
-        Scheduled {
+        Executor {
             name,
             algorithm,
             wire,
@@ -86,14 +86,14 @@ impl<L: Link> Scheduled<L> {
     }
 
     /// Among some of the ranks, in this order.
-    pub fn among(self, group: Group) -> Scheduled<L> {
-        Scheduled { group, ..self }
+    pub fn among(self, group: Group) -> Executor<L> {
+        Executor { group, ..self }
     }
 
     /// With messages of at most so many elements.
     #[cfg(test)]
-    pub fn chunk(self, chunk: usize) -> Scheduled<L> {
-        Scheduled { chunk, ..self }
+    pub fn chunk(self, chunk: usize) -> Executor<L> {
+        Executor { chunk, ..self }
     }
 
     /// Bytes that this rank has sent.
@@ -165,7 +165,7 @@ impl<L: Link> Scheduled<L> {
             if at.sent == at.sending || !ended(&self.link, &mut at.sends[at.sent % WINDOW])? {
                 break;
             }
-            self.traced(slot, Kind::Send, self.slots[slot].sent);
+            self.traced(slot, EventKind::Send, self.slots[slot].sent);
             self.slots[slot].sent += 1;
             moved = true;
         }
@@ -176,7 +176,7 @@ impl<L: Link> Scheduled<L> {
         }
         if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
-            self.traced(slot, Kind::Receive, received);
+            self.traced(slot, EventKind::Receive, received);
         }
         let at = &mut self.slots[slot];
         let message = &at.schedule.receives[received];
@@ -196,10 +196,10 @@ impl<L: Link> Scheduled<L> {
     }
 
     /// A message has ended.
-    fn traced(&self, slot: Slot, kind: Kind, index: usize) {
+    fn traced(&self, slot: Slot, kind: EventKind, index: usize) {
         let at = &self.slots[slot];
         let (messages, begun) = match kind {
-            Kind::Send => (&at.schedule.sends, at.sends_begun),
+            EventKind::Send => (&at.schedule.sends, at.sends_begun),
             _ => (&at.schedule.receives, at.receives_begun),
         };
         let bytes = self.wire.words(messages[index].range.len()) * size_of::<f32>();
@@ -239,7 +239,7 @@ pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -
     scratch(&Schedule::new(&rounds, CHUNK), longest, wire).iter().sum::<usize>() * size_of::<f32>()
 }
 
-impl<L: Link> Collective for Scheduled<L> {
+impl<L: Link> Collective for Executor<L> {
     fn name(&self) -> &'static str {
         self.name
     }

@@ -10,31 +10,31 @@ use crate::error::Result;
 
 /// Memory that is there once for all ranks of a node. Who writes what, and when others may read it, is up to its users
 /// (`Barrier`).
-pub struct Common {
+pub struct NodeShared {
     address: *mut u8,
     bytes: usize,
     /// Held for its Drop.
     _window: Window,
 }
 
-impl Common {
+impl NodeShared {
     /// Memory of the same size on every node; `None` with one warning where one of them has no room. Collective. Nobody
     /// has touched it: its pages will lie near the rank that writes to them first, and count for those that touch them.
     ///
     /// # Errors
     /// `Foreign` when MPI fails.
-    pub fn allocate(world: &World, bytes: usize) -> Result<Option<Rc<Common>>> {
+    pub fn allocate(world: &World, bytes: usize) -> Result<Option<Rc<NodeShared>>> {
         let what = "parameters and the optimizer's state";
         if accept(world, what, room(bytes))?.is_none() {
             return Ok(None);
         }
-        let attempt = Common::in_window(world, bytes);
+        let attempt = NodeShared::in_window(world, bytes);
         Ok(accept(world, what, attempt)?.map(Rc::new))
     }
 
-    fn in_window(world: &World, bytes: usize) -> Result<Common> {
+    fn in_window(world: &World, bytes: usize) -> Result<NodeShared> {
         let window = Window::allocate(world, if world.is_leader() { bytes } else { 0 }, false)?;
-        Ok(Common { address: window.part(0)?, bytes, _window: window })
+        Ok(NodeShared { address: window.part(0)?, bytes, _window: window })
     }
 
     /// Whether this rank's node has room for it.

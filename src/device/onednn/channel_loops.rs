@@ -15,7 +15,7 @@ use super::layout::{desc, plain};
 use super::primitive::nchw;
 use super::sys;
 use crate::device::memory::Number;
-use crate::device::{Layout, Memory, Request};
+use crate::device::{KernelRequest, Layout, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -24,7 +24,7 @@ const PIECE: usize = 1 << 14;
 
 // ---- how x lies in memory ----
 
-/// Images of a block of channels: `images` × `blocks` runs of `rows` × `lanes` numbers, one run after the other.
+/// Images of a block of channels: `images` × `blocks` runs of `channel_loops` × `lanes` numbers, one run after the other.
 #[derive(Clone, Copy)]
 pub struct Grid {
     images: usize,
@@ -445,7 +445,7 @@ pub struct Frame {
 
 impl Frame {
     /// `x` is the input whose layout is kept; every tensor of its shape gets it, all others are plain.
-    pub fn new(engine: &Engine, request: &Request, x: usize) -> Result<Frame> {
+    pub fn new(engine: &Engine, request: &KernelRequest, x: usize) -> Result<Frame> {
         let (spec, given) = &request.inputs[x];
         let extents = nchw(spec)?;
         let all = || request.inputs.iter().map(|(spec, _)| spec).chain(request.outputs);

@@ -9,16 +9,16 @@ use crate::error::Result;
 const SLOTS: usize = 64;
 
 /// The counters of a collective's slots. All start at zero, and nothing here sets them back.
-pub struct Boards {
+pub struct SlotCounters {
     world: World,
     /// Counters of a slot.
     count: usize,
     boards: Vec<Counters>,
 }
 
-impl Boards {
-    pub fn new(world: &World, count: usize) -> Boards {
-        Boards { world: world.clone(), count, boards: Vec::new() }
+impl SlotCounters {
+    pub fn new(world: &World, count: usize) -> SlotCounters {
+        SlotCounters { world: world.clone(), count, boards: Vec::new() }
     }
 
     /// Makes room for a slot; every slot in its order. Collective over the node.

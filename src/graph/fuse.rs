@@ -5,7 +5,7 @@ use super::{Activation, BatchNorm, DType, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Joins {
+pub struct OpFusions {
     /// A normalisation with an addition and ReLU behind it: `BatchNorm::add`.
     pub addition: bool,
     /// The gradient of a convolution's input with that of the ReLU before it: `Conv2dBackwardDataRelu`.
@@ -17,15 +17,15 @@ pub struct Joins {
 
 impl Graph {
     /// The same step with these ops joined. To be called last.
-    pub fn join(mut self, joins: Joins) -> Graph {
-        if joins.addition {
+    pub fn fuse(mut self, fusions: OpFusions) -> Graph {
+        if fusions.addition {
             self.join_additions();
         }
-        if joins.relu_backward {
+        if fusions.relu_backward {
             self.join_relu_backward();
         }
-        if !joins.moments.is_empty() {
-            self.join_moments(joins.moments);
+        if !fusions.moments.is_empty() {
+            self.join_moments(fusions.moments);
         }
         self
     }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
     use crate::graph::{Builder, Conv2d, Frozen, Role};
 
-    const ALL: Joins = Joins { addition: true, relu_backward: true, moments: &[DType::F16] };
+    const ALL: OpFusions = OpFusions { addition: true, relu_backward: true, moments: &[DType::F16] };
 
     /// Two convolutions with a ReLU between them, then two with normalisations, in f16.
     fn forward() -> Graph {
@@ -254,9 +254,9 @@ mod tests {
     #[test]
     fn what_a_device_does_not_want_stays_apart() {
         let graph = forward().differentiate();
-        assert_eq!(graph.clone().join(Joins::default()), graph);
-        let of_others = Joins { moments: &[DType::BF16], ..Joins::default() };
-        assert_eq!(graph.clone().join(of_others), graph);
+        assert_eq!(graph.clone().fuse(OpFusions::default()), graph);
+        let of_others = OpFusions { moments: &[DType::BF16], ..OpFusions::default() };
+        assert_eq!(graph.clone().fuse(of_others), graph);
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
         let graph = forward().differentiate();
         let before = (count(&graph, "relu backward"), count(&graph, "conv2d backward data"));
         assert_eq!(before, (1, 3), "{:?}", names(&graph));
-        let joined = graph.join(Joins { relu_backward: true, ..Joins::default() });
+        let joined = graph.fuse(OpFusions { relu_backward: true, ..OpFusions::default() });
         check(&joined);
         let after = ["relu backward", "conv2d backward data", "conv2d backward data+relu"];
         assert_eq!(after.map(|name| count(&joined, name)), [0, 2, 1]);
@@ -292,9 +292,9 @@ mod tests {
 
     #[test]
     fn an_addition_with_relu_becomes_part_of_the_later_normalisation() {
-        let joins = Joins { addition: true, ..Joins::default() };
+        let joins = OpFusions { addition: true, ..OpFusions::default() };
         for first in [true, false] {
-            let graph = block(first).simplify().differentiate().join(joins);
+            let graph = block(first).simplify().differentiate().fuse(joins);
             check(&graph);
             let expected =
                 ["conv2d", "batch norm", "conv2d", "batch norm+add+relu", "conv2d", "batch norm", "add"];
@@ -310,9 +310,9 @@ mod tests {
             // The other normalisation takes over what this one gives of the sum.
             let of_other = graph.nodes.iter().find(|node| node.forward == Some(NodeId(1))).unwrap();
             assert_eq!(of_other.inputs[0], backward.outputs[0]);
-            let evaluated = block(first).for_evaluation().simplify().join(joins);
+            let evaluated = block(first).for_evaluation().simplify().fuse(joins);
             assert_eq!(names(&evaluated)[..7], expected);
-            let apart = block(first).simplify().synchronise_batch_norms(2).differentiate().join(joins);
+            let apart = block(first).simplify().synchronise_batch_norms(2).differentiate().fuse(joins);
             check(&apart);
             let kept = ["add+relu", "add", "batch norm+add+relu"].map(|name| count(&apart, name));
             assert_eq!(kept, [1, 2, 0], "over ranks they stay apart, and a gradient is a sum");
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn mixed_samples_stay_where_the_loss_reads_them() {
         let graph = block(true).simplify().mix_labels().differentiate();
-        let joined = graph.join(Joins { addition: true, ..Joins::default() });
+        let joined = graph.fuse(OpFusions { addition: true, ..OpFusions::default() });
         let loss = joined.nodes.iter().find(|node| node.op.is_loss()).unwrap();
         assert_eq!(joined.mixed.unwrap(), loss.inputs[2..]);
     }
@@ -333,7 +333,7 @@ mod tests {
     fn an_addition_to_a_normalisation_without_gradient_gives_that_of_what_is_added() {
         let frozen = Frozen::Layers(vec!["conv".into(), "conv.bn".into()]);
         let graph = block(true).simplify().freeze(&frozen).unwrap().differentiate();
-        let joined = graph.join(Joins { addition: true, ..Joins::default() });
+        let joined = graph.fuse(OpFusions { addition: true, ..OpFusions::default() });
         check(&joined);
         let left = ["batch norm+add+relu", "relu backward", "batch norm+add+relu backward"];
         assert_eq!(left.map(|name| count(&joined, name)), [1, 1, 0]);
@@ -349,12 +349,12 @@ mod tests {
         let y = net.add("add", r, y).unwrap();
         let x = net.linear("fc", y, 2);
         let graph = net.finish(x).simplify().differentiate();
-        assert_eq!(graph.clone().join(ALL), graph);
+        assert_eq!(graph.clone().fuse(ALL), graph);
     }
 
     #[test]
     fn convolutions_give_the_moments_of_normalisations() {
-        let joined = forward().differentiate().join(ALL);
+        let joined = forward().differentiate().fuse(ALL);
         check(&joined);
         assert_eq!((count(&joined, "conv2d+moments"), count(&joined, "batch norm moments")), (2, 0));
         for node in joined.nodes.iter().filter(|node| matches!(node.op, Op::BatchNorm(norm) if norm.given)) {
@@ -363,7 +363,7 @@ mod tests {
         }
         let over_ranks = forward().synchronise_batch_norms(4).differentiate();
         assert_eq!(count(&over_ranks, "batch norm moments"), 2);
-        let joined = over_ranks.join(ALL);
+        let joined = over_ranks.fuse(ALL);
         check(&joined);
         assert_eq!((count(&joined, "conv2d+moments"), count(&joined, "batch norm moments")), (2, 0));
     }
@@ -377,7 +377,7 @@ mod tests {
                 let parameters = graph.with_role(Role::Parameter);
                 parameters.map(|(id, tensor)| (id, tensor.name.clone())).collect()
             };
-            let joined = graph.clone().join(ALL);
+            let joined = graph.clone().fuse(ALL);
             assert_ne!(joined, graph);
             assert_eq!(places(&joined), places(&graph));
         }
@@ -404,7 +404,7 @@ mod tests {
         };
         let [convs, additions] = ["conv2d", "add+relu"].map(|name| again(&graph, name));
         assert!(convs > 0 && additions > 0);
-        let joined = graph.join(ALL);
+        let joined = graph.fuse(ALL);
         check(&joined);
         assert_eq!((again(&joined, "conv2d"), again(&joined, "conv2d+moments")), (0, convs));
         assert_eq!((again(&joined, "add+relu"), again(&joined, "batch norm+add+relu")), (0, additions));

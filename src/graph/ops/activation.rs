@@ -8,7 +8,10 @@ use crate::graph::{Builder, Node, NodeId, Op, TensorId};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// min(max(x, 0), max). `max` is infinite for the plain one, 6 for ReLU6.
-    Relu { max: f32 },
+    Relu {
+        /// The largest value.
+        max: f32,
+    },
     /// 1/(1 + e^−x)
     Sigmoid,
     /// x/(1 + e^−x) (Elfwing, Uchibe and Doya 2018; also called swish)
@@ -73,11 +76,13 @@ impl Activation {
 }
 
 impl Builder {
+    /// This function of each element.
     pub fn activation(&mut self, name: &str, x: TensorId, of: Activation) -> TensorId {
         let shape = self.shape(x).clone();
         self.node(name, Op::Activation(of), vec![x], shape)
     }
 
+    /// The larger of each element and 0.
     pub fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
         self.activation(name, x, Activation::RELU)
     }

@@ -5,11 +5,12 @@ use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
-/// Output height = (H + 2·padding[0] − kernel[0]) / stride[0] + 1, rounded down; width likewise.
+/// Output height = `(H + 2·padding[0] − kernel[0]) / stride[0] + 1`, rounded down; width likewise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv2d {
     /// Height, width.
     pub kernel: [usize; 2],
+    /// Distance of two windows, for height and width.
     pub stride: [usize; 2],
     /// Zeros on both sides, for height and width.
     pub padding: [usize; 2],
@@ -27,10 +28,12 @@ impl Conv2d {
         Conv2d { kernel: [kernel; 2], stride: [1; 2], padding: [0; 2], groups: 1, bias: true, relu: false }
     }
 
+    /// The same with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Conv2d {
         Conv2d { stride: [stride; 2], ..self }
     }
 
+    /// The same with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv2d {
         Conv2d { padding: [padding; 2], ..self }
     }

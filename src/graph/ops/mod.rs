@@ -25,9 +25,10 @@ use super::differentiate::Backward;
 use super::{Node, NodeId, TensorId};
 
 /// An op of the graph. The comment shows inputs → outputs with their shapes.
+#[allow(missing_docs, reason = "the comment of an op explains its fields")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
-    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = pixels·scale[c] + shift[c], each operation rounded; 0 where the label is
+    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = `pixels·scale[c] + shift[c]`, each operation rounded; 0 where the label is
     /// below 0, which marks a place without an image. C is 3 at most.
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 

@@ -62,6 +62,7 @@ impl Builder {
 }
 
 impl BatchNorm {
+    /// The name shown in tables.
     pub fn name(&self) -> &'static str {
         match (self.add, self.relu) {
             (true, _) => "batch norm+add+relu",
@@ -70,6 +71,7 @@ impl BatchNorm {
         }
     }
 
+    /// That of its backward op.
     pub fn backward_name(&self) -> &'static str {
         if self.add { "batch norm+add+relu backward" } else { "batch norm backward" }
     }
@@ -102,7 +104,9 @@ pub struct LocalResponseNorm {
     pub size: usize,
     /// Divided by `size` before use.
     pub alpha: f32,
+    /// The exponent.
     pub beta: f32,
+    /// Added to the sum of squares.
     pub k: f32,
 }
 

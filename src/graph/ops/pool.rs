@@ -7,8 +7,11 @@ use crate::graph::{Builder, Op, Shape, TensorId, dims};
 /// A pooling's geometry; output size as for a convolution, but see `ceil`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool2d {
+    /// Height, width.
     pub kernel: [usize; 2],
+    /// Distance of two windows, for height and width.
     pub stride: [usize; 2],
+    /// Places on both sides that count as not there, for height and width.
     pub padding: [usize; 2],
     /// Average pooling only: whether the padding's zeros count in the divisor.
     pub count_include_pad: bool,
@@ -29,14 +32,17 @@ impl Pool2d {
         }
     }
 
+    /// The same, keeping a last window that reaches beyond the padding.
     pub fn ceil(self) -> Pool2d {
         Pool2d { ceil: true, ..self }
     }
 
+    /// The same with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Pool2d {
         Pool2d { stride: [stride; 2], ..self }
     }
 
+    /// The same with this padding on each side.
     pub fn padding(self, padding: usize) -> Pool2d {
         Pool2d { padding: [padding; 2], ..self }
     }
@@ -65,11 +71,19 @@ pub fn adaptive_window(index: usize, input: usize, output: usize) -> std::ops::R
 }
 
 impl Builder {
+    /// The largest element of each window.
+    ///
+    /// # Errors
+    /// `Usage` when the image is smaller than a window.
     pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
         Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
     }
 
+    /// The mean of each window.
+    ///
+    /// # Errors
+    /// `Usage` when the image is smaller than a window.
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         if pool.ceil {
             return Err(Error::internal(format!(

@@ -1,7 +1,7 @@
 //! MPI: the world of ranks, messages, and memory that ranks of one node share.
 //!
 //! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
-//! (`barrier`, `agree`, `same`, …). `Region` is host memory that holds gradients, if possible in a window
+//! (`barrier`, `agree`, `check_same`, …). `Region` is host memory that holds gradients, if possible in a window
 //! which the other ranks of the node map too, `NodeShared` memory that is there once for all of them. `Channel` moves
 //! parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far the others are. Nothing here
 //! blocks inside MPI: everything is polled, and the processor is yielded between two polls (MPICH 4 spins, and ranks

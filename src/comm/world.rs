@@ -44,7 +44,7 @@ struct Inner {
     /// Windows that are no longer used, with the number of their making: see `retire`.
     retired: RefCell<Vec<(u64, ffi::MPI_Win)>>,
     made: Cell<u64>,
-    /// The last error that every rank got from `agree` or `same`.
+    /// The last error that every rank got from `agree` or `check_same`.
     agreed: RefCell<Option<Error>>,
 }
 
@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// Whether every rank has returned this very error from `agree` or `same`. If so the job can end in order;
+    /// Whether every rank has returned this very error from `agree` or `check_same`. If so the job can end in order;
     /// if not, other ranks may be waiting for this one, and only `abort` ends them.
     pub fn is_agreed(&self, error: &Error) -> bool {
         self.inner.agreed.borrow().as_ref() == Some(error)

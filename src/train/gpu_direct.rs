@@ -144,7 +144,7 @@ pub fn over_gpus(
 #[allow(unsafe_code)]
 pub fn region(memory: &Memory) -> Rc<Region> {
     // SAFETY: the region holds the memory. That MPI reads and writes it is tried before gradients lie there, and nothing but
-    // `Vendor` is made for it.
+    // `MpiAllreduce` is made for it.
     unsafe { Region::foreign(memory.address(), memory.bytes(), Rc::new(memory.clone())) }
 }
 

@@ -75,10 +75,6 @@ fn dispatch(world: &World, asked: Asked, started: Instant) -> Result<()> {
     world.agree(record::printed())
 }
 
-fn place(world: &World) -> record::RankInfo {
-    record::RankInfo { rank: world.rank(), size: world.size() }
-}
-
 /// What needs no MPI.
 fn run_local(command: Option<&Command>) -> Result<()> {
     match command {

@@ -237,6 +237,10 @@ mod tests {
 
     /// Every backward node's forward node is of its layer, and every tensor is made before it is read.
     fn check(graph: &Graph) {
+        for (_, tensor) in graph.with_role(Role::Gradient) {
+            let parameter = graph.tensor(tensor.gradient_of.unwrap());
+            assert_eq!((parameter.role, &parameter.spec), (Role::Parameter, &tensor.spec), "{}", tensor.name);
+        }
         let mut made: Vec<bool> = graph
             .tensors
             .iter()

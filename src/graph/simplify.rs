@@ -218,6 +218,7 @@ impl Graph {
         for node in &mut self.nodes {
             node.inputs.iter_mut().chain(&mut node.outputs).for_each(new);
         }
+        self.tensors.iter_mut().filter_map(|tensor| tensor.gradient_of.as_mut()).for_each(new);
         self.own_tensors().for_each(new);
     }
 }

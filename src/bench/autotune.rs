@@ -43,7 +43,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
             machine.cpu,
             machine.mpi
         ));
-        record::print(&format!("{}", limits::comment(&limits)));
+        record::print(&limits::comment(&limits));
     }
     let measured = algorithms(world, &sizes)?;
     let parameters = parameters(world, &limits, &measured)?;

@@ -111,7 +111,9 @@ fn ranks_given_different_flags_are_told_which() {
 #[test]
 fn ranks_that_were_asked_for_unlike_things_are_told_so() {
     let digits = ["--data", DIGITS, "--steps", "1"];
-    let cases: [([(usize, &[&str]); 2], [&str; 2]); 5] = [
+    /// Flags of so many ranks each, and what is said.
+    type Case<'a> = ([(usize, &'a [&'a str]); 2], [&'a str; 2]);
+    let cases: [Case; 5] = [
         ([(1, &digits), (1, &["--bach", "3"])], ["--bach", "rank 1 on "]),
         ([(1, &["--batch", "many"]), (1, &digits)], ["many", "rank 0 on "]),
         ([(1, &digits), (1, &["info"])], ["a training (rank 0 on ", "dltrain info (rank 1 on "]),

@@ -294,7 +294,8 @@ fn normal(x: f64) -> f64 {
 /// PyTorch's documentation has these formulas. Gradients are differences of them: exact to some ten digits.
 #[test]
 fn activations_are_their_formulas() {
-    let formulas: [(Activation, fn(f64) -> f64); 5] = [
+    type Formula = fn(f64) -> f64;
+    let formulas: [(Activation, Formula); 5] = [
         (Activation::RELU, |x| x.max(0.0)),
         (Activation::RELU6, |x| x.clamp(0.0, 6.0)),
         (Activation::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),

@@ -127,7 +127,8 @@ fn what_was_saved_is_what_was_tested() {
 fn weights_that_no_network_can_have_are_refused() {
     let place = Place::new();
     place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
-    let lines: [(&str, &dyn Fn(f32) -> f32, &str); 3] = [
+    type Change<'a> = &'a dyn Fn(f32) -> f32;
+    let lines: [(&str, Change, &str); 3] = [
         ("layer1.0.conv1.weight", &|_| f32::NAN, "is not finite as f32: value 1 is NaN"),
         ("bn1.bias", &|_| f32::INFINITY, "is not finite as f32: value 1 is inf"),
         ("layer2.0.bn1.running_var", &|value| -value, "has a variance below zero: value 1 is -"),

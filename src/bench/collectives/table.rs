@@ -80,16 +80,16 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
         return;
     }
     if let Some(limits) = limits {
-        record::print(&format!("{}", limits::comment(limits)));
+        record::print(&limits::comment(limits));
     }
     record::print(&format!(
         "# algbw = size/median, busbw = {}, ratio = median of the MPI library's / median; times of the slowest rank",
         subject.bus_formula()
     ));
     if subject == Subject::Allreduce && nodes == 1 {
-        record::print(&format!(
-            "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes"
-        ));
+        record::print(
+            "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes",
+        );
     }
     record::print(&format!(
         "#{:>9} {:>11} {:>6} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",

@@ -20,7 +20,7 @@
 //! assert!(choice.seconds > 0.0);
 //!
 //! // The sum itself, on as many ranks as the launcher has started; without one that is a single rank.
-//! let world = World::start()?;
+//! let world = World::start("my program").map_err(|failed| failed.error)?;
 //! let region = Region::allocate(&world, 4 * 1000, true)?;
 //! let mut sum = select(kind, wire, &tuning, &world, &region)?;
 //! let slot = sum.prepare(0..1000)?;

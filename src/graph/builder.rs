@@ -208,6 +208,7 @@ impl Builder {
             decay: false,
             frozen: false,
             gradient_of: None,
+            number: 0,
         });
         TensorId(self.tensors.len() - 1)
     }

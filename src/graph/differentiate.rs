@@ -48,6 +48,7 @@ impl Graph {
             decay: false,
             frozen: false,
             gradient_of: None,
+            number: 0,
         });
         TensorId(self.tensors.len() - 1)
     }

@@ -33,7 +33,7 @@ impl Graph {
     /// An addition with ReLU to a normalisation that nothing else reads becomes part of it: of the two that a block of a residual
     /// network may add up, part of the later one. So do their backward ops. What is computed again is joined like its first time:
     /// both normalisations are read once, or none is.
-    fn join_additions(&mut self) {
+    pub(super) fn join_additions(&mut self) {
         let mut gone = Vec::new();
         for index in 0..self.nodes.len() {
             if self.nodes[index].op != (Op::Add { relu: true }) {

@@ -130,6 +130,8 @@ pub struct Tensor {
     pub frozen: bool,
     /// For gradients: the parameter it belongs to.
     pub gradient_of: Option<TensorId>,
+    /// What the first values of a parameter are drawn by, whatever a graph is rewritten into later (given by `simplify`).
+    pub number: u32,
 }
 
 /// One op applied to tensors.
@@ -267,6 +269,7 @@ impl Graph {
                 decay: false,
                 frozen: false,
                 gradient_of: None,
+                number: 0,
             });
             TensorId(self.tensors.len() - 1)
         });

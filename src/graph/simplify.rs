@@ -3,6 +3,8 @@
 //! Models are written as their papers have them; what is merely cheaper is decided here, once for all models
 //! and devices, before differentiation.
 
+use std::collections::HashMap;
+
 use super::{Activation, DType, Graph, Op, Pool2d, Role, Shape, TensorId, adaptive_window};
 
 impl Graph {
@@ -13,7 +15,20 @@ impl Graph {
         self.pool_before_relu();
         self.fuse_relu();
         self.drop_unused();
+        self.number();
         self
+    }
+
+    /// Numbers tensors by their places, as they are where additions are part of normalisations: first values shall be the same on
+    /// devices that join them and on others, over one rank's statistics and over those of several.
+    fn number(&mut self) {
+        let mut joined = self.clone();
+        joined.join_additions();
+        let numbers: HashMap<&str, u32> =
+            joined.tensors.iter().zip(0..).map(|(tensor, number)| (tensor.name.as_str(), number)).collect();
+        for tensor in &mut self.tensors {
+            tensor.number = numbers.get(tensor.name.as_str()).copied().unwrap_or(0);
+        }
     }
 
     /// A graph for evaluation: dropout does nothing there, batch normalisation uses the running statistics, and what

@@ -73,6 +73,7 @@ impl Graph {
             decay: false,
             frozen: false,
             gradient_of: None,
+            number: 0,
         });
         TensorId(self.tensors.len() - 1)
     }

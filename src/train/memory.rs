@@ -159,9 +159,9 @@ impl Memories {
         let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
         let Sharing { rank, ranks } = self.sharing;
         for parameter in plan.parameters.iter().skip(rank).step_by(ranks) {
-            let index = plan.graph.tensors.iter().position(|tensor| tensor.name == parameter.name);
-            let index = index.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
-            let key = key(seed, Purpose::Initialise, index as u32);
+            let tensor = plan.graph.tensors.iter().find(|tensor| tensor.name == parameter.name);
+            let tensor = tensor.ok_or_else(|| Error::internal(format!("no tensor {}", parameter.name)))?;
+            let key = key(seed, Purpose::Initialise, tensor.number);
             let values = given(&parameter.name)?;
             // No update will take a frozen one over into the average.
             let average = self.average.as_ref().filter(|_| parameter.frozen);

@@ -168,24 +168,46 @@ fn a_rank_that_stays_stopped_ends_the_job_when_asked_to() {
     }
 }
 
+/// A library that is loaded before all others: files below SLOW take for ever to open, as on a file system that hangs.
+const HANGS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    mode_t mode = va_arg(rest, mode_t);
+    va_end(rest);
+    const char *slow = getenv("SLOW");
+    while (slow && strncmp(path, slow, strlen(slow)) == 0) sleep(1);
+    return ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, "open64"))(path, flags, mode);
+}
+"#;
+
 #[test]
 fn a_rank_that_still_reads_is_named_with_what_it_does() {
     let directory = tempfile::tempdir().unwrap();
-    // A pipe into which nobody writes: opening it takes for ever.
-    for name in [
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ] {
-        assert!(Command::new("mkfifo").arg(directory.path().join(name)).status().unwrap().success());
-    }
-    let slow = directory.path().to_str().unwrap();
+    let [source, library] = ["hangs.c", "libhangs.so"].map(|name| directory.path().join(name));
+    fs::write(&source, HANGS).unwrap();
+    let made =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl").status();
+    assert!(made.unwrap().success(), "cc failed");
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+    let slow = directory.path().join("digits");
+    fs::create_dir(&slow).unwrap();
+    for file in fs::read_dir(digits).unwrap().map(|file| file.unwrap()) {
+        fs::copy(file.path(), slow.join(file.file_name())).unwrap();
+    }
+    let slow = slow.to_str().unwrap();
     let results = directory.path().join("run.h5");
     let flags = ["--stall-warn", "0", "--stall-abort", "1", "--results", results.to_str().unwrap(), "--data"];
-    let message =
-        job::refused(&[(1, &[&flags[..], &[digits]].concat()), (1, &[&flags[..], &[slow]].concat())]);
+    let mut job = job::job(&[(1, &[&flags[..], &[digits]].concat()), (1, &[&flags[..], &[slow]].concat())]);
+    job.env("LD_PRELOAD", &library).env("SLOW", slow);
+    let message = job::refused_by(job);
     assert!(message.contains("reading the data: waiting for 1."), "{message}");
     assert!(message.contains(" s for rank 1 on ") && message.contains(", in reading the data)"), "{message}");
     assert!(!results.exists());

@@ -76,7 +76,12 @@ pub fn run(ranks: usize, flags: &[&str]) -> String {
 
 /// Runs a job that must fail within seconds with one message; returns the message.
 pub fn refused(groups: &[(usize, &[&str])]) -> String {
-    let done = finish(job(groups));
+    refused_by(job(groups))
+}
+
+/// As `refused`, for a job that has more said about it than flags.
+pub fn refused_by(job: Command) -> String {
+    let done = finish(job);
     assert!(!done.success, "succeeded: {}", done.stdout);
     assert!(done.took < SECONDS, "took {:?}", done.took);
     let mut messages = done.stderr.lines().filter(|line| line.contains("error: "));

@@ -245,6 +245,8 @@ fn a_job_that_loses_a_node_goes_on_with_the_others() {
     slurm.run(directory.path(), &format!("{SCRIPT} crash n2"));
     // Slurm waits for the lost node before it calls the job completed.
     job.wait("ended", || job.log().contains("total images/sec"));
+    // The record is closed after the last line is said.
+    std::thread::sleep(Duration::from_secs(2));
     assert!(job.log().contains("3 ranks then, 2 now"), "{}", job.log());
     let last = *series(&run.with_extension("h5"), "steps/step").last().unwrap();
     assert!(last >= 299.0, "{last}");

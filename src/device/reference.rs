@@ -327,25 +327,33 @@ fn sum_over_all_but_channels(dy: &ArrayD<f32>) -> ArrayD<f32> {
     sums.collect::<Array1<f32>>().into_dyn()
 }
 
-/// Calls `f(n, group, o, i, j, c, y, x, ky, kx)` for every multiplication of a convolution: output element
-/// (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky, kx).
+/// Calls `f(output element, input element, weight)` for every multiplication of a convolution, each as its place in plain
+/// memory: output element (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky, kx).
 fn each_product(
     conv: &Conv2d,
     input: [usize; 4],
     output: [usize; 4],
-    mut f: impl FnMut([usize; 4], [usize; 4], [usize; 4]),
+    mut f: impl FnMut(usize, usize, usize),
 ) {
     let [batch, channels, height, width] = input;
     let [_, filters, oh, ow] = output;
-    let (per_group, filters_per_group) = (channels / conv.groups, filters / conv.groups);
+    let ([kh, kw], per_group) = (conv.kernel, channels / conv.groups);
     for (n, o) in ndarray::indices((batch, filters)) {
-        let first = o / filters_per_group * per_group;
-        for (i, j) in ndarray::indices((oh, ow)) {
-            for (c, ky, kx) in ndarray::indices((per_group, conv.kernel[0], conv.kernel[1])) {
-                let y = (i * conv.stride[0] + ky).wrapping_sub(conv.padding[0]);
-                let x = (j * conv.stride[1] + kx).wrapping_sub(conv.padding[1]);
-                if y < height && x < width {
-                    f([n, o, i, j], [n, first + c, y, x], [o, c, ky, kx]);
+        let first = n * channels + o / (filters / conv.groups) * per_group;
+        for (i, c, ky) in ndarray::indices((oh, per_group, kh)) {
+            let y = (i * conv.stride[0] + ky).wrapping_sub(conv.padding[0]);
+            if y >= height {
+                continue;
+            }
+            let out = ((n * filters + o) * oh + i) * ow;
+            let row = ((first + c) * height + y) * width;
+            let weight = ((o * per_group + c) * kh + ky) * kw;
+            for j in 0..ow {
+                for kx in 0..kw {
+                    let x = (j * conv.stride[1] + kx).wrapping_sub(conv.padding[1]);
+                    if x < width {
+                        f(out + j, row + x, weight + kx);
+                    }
                 }
             }
         }
@@ -356,36 +364,50 @@ fn extents(shape: &[usize]) -> [usize; 4] {
     [shape[0], shape[1], shape[2], shape[3]]
 }
 
+/// Its elements in plain order.
+fn plain(array: &ArrayD<f32>) -> Result<&[f32]> {
+    array.as_slice().ok_or_else(|| Error::internal("an array of the reference device is not in plain order"))
+}
+
+/// Sums in f64 as an array of f32.
+fn rounded(sums: Vec<f64>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let values = sums.into_iter().map(|v| v as f32).collect();
+    ArrayD::from_shape_vec(IxDyn(shape), values).map_err(|e| Error::internal(e.to_string()))
+}
+
 fn conv2d(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
-    let (x, w) = (image(&inputs[0])?, image(&inputs[1])?);
-    let mut y = Array4::<f64>::zeros(extents(shape));
+    let (x, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
+    let mut y = vec![0f64; shape.iter().product()];
     if conv.bias {
-        for (o, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
-            channel.fill(f64::from(inputs[2][[o]]));
+        for (channel, plane) in y.chunks_mut(shape[2] * shape[3]).enumerate() {
+            plane.fill(f64::from(inputs[2][[channel % shape[1]]]));
         }
     }
     each_product(conv, extents(inputs[0].shape()), extents(shape), |out, input, weight| {
         y[out] += f64::from(x[input]) * f64::from(w[weight]);
     });
-    Ok(y.mapv(|v| if conv.relu { v.max(0.0) as f32 } else { v as f32 }).into_dyn())
+    if conv.relu {
+        y.iter_mut().for_each(|v| *v = v.max(0.0));
+    }
+    rounded(y, shape)
 }
 
 fn conv2d_backward_data(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
-    let (dy, w) = (image(&inputs[0])?, image(&inputs[1])?);
-    let mut dx = Array4::<f64>::zeros(extents(shape));
+    let (dy, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
+    let mut dx = vec![0f64; shape.iter().product()];
     each_product(conv, extents(shape), extents(inputs[0].shape()), |out, input, weight| {
         dx[input] += f64::from(dy[out]) * f64::from(w[weight]);
     });
-    Ok(dx.mapv(|v| v as f32).into_dyn())
+    rounded(dx, shape)
 }
 
 fn conv2d_backward_weights(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
-    let (x, dy) = (image(&inputs[0])?, image(&inputs[1])?);
-    let mut dw = Array4::<f64>::zeros(extents(shape));
+    let (x, dy) = (plain(&inputs[0])?, plain(&inputs[1])?);
+    let mut dw = vec![0f64; shape.iter().product()];
     each_product(conv, extents(inputs[0].shape()), extents(inputs[1].shape()), |out, input, weight| {
         dw[weight] += f64::from(dy[out]) * f64::from(x[input]);
     });
-    Ok(dw.mapv(|v| v as f32).into_dyn())
+    rounded(dw, shape)
 }
 
 fn linear(inputs: &[ArrayD<f32>], relu: bool) -> Result<ArrayD<f32>> {

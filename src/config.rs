@@ -6,6 +6,7 @@
 mod compression;
 pub mod environment;
 mod input;
+mod mesh;
 mod optimizer;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
@@ -16,6 +17,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use compression::Compression;
+pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.

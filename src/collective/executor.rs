@@ -204,7 +204,7 @@ impl<L: Link> Executor<L> {
         };
         let bytes = self.wire.words(messages[index].range.len()) * size_of::<f32>();
         let channel = self.channel << 16 | slot;
-        trace::record(kind, begun[index % WINDOW], messages[index].peer, channel, bytes);
+        trace::record(kind, begun[index % WINDOW], self.link.job_rank(messages[index].peer), channel, bytes);
     }
 }
 
@@ -312,7 +312,8 @@ impl<L: Link> Collective for Executor<L> {
         let at = &self.slots[slot];
         let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
         let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
-        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(|message| message.peer).collect();
+        let of = |message: &Message| self.link.job_rank(message.peer);
+        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(of).collect();
         peers.dedup();
         peers
     }

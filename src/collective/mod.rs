@@ -108,8 +108,8 @@ pub trait Collective {
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
 
-    /// The ranks whose messages a slot in flight lacks now; none where the algorithm cannot tell. For reports, so it
-    /// may take a while.
+    /// The ranks whose messages a slot in flight lacks now, by their numbers in the job; none where the algorithm cannot
+    /// tell. For reports, so it may take a while.
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
         Vec::new()
     }

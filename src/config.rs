@@ -375,6 +375,9 @@ pub struct Config {
     /// For what it prints: the machine's FLOP/s and bytes/s.
     #[serde(skip)]
     pub roofline: Option<(f64, f64)>,
+    /// Whether it prints every action of a step.
+    #[serde(skip)]
+    pub script: bool,
     /// Only test the weights.
     pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.

@@ -68,6 +68,11 @@ impl Topology {
         self.node_of[self.rank]
     }
 
+    /// The number of a rank's node.
+    pub fn node_of(&self, rank: usize) -> usize {
+        self.node_of[rank]
+    }
+
     /// The ranks of a node, in order: a rank's place among them is its local rank.
     pub fn ranks_of(&self, node: usize) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()

@@ -6,6 +6,7 @@
 mod compression;
 pub mod environment;
 mod input;
+mod mesh;
 mod optimizer;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
@@ -16,6 +17,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use compression::Compression;
+pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
@@ -373,6 +375,9 @@ pub struct Config {
     /// For what it prints: the machine's FLOP/s and bytes/s.
     #[serde(skip)]
     pub roofline: Option<(f64, f64)>,
+    /// Whether it prints every action of a step.
+    #[serde(skip)]
+    pub script: bool,
     /// Only test the weights.
     pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.

@@ -35,6 +35,7 @@ pub mod bench;
 pub mod collective;
 pub mod comm;
 pub mod config;
+pub mod cuts;
 pub mod data;
 pub mod device;
 pub mod error;

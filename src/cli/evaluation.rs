@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 19] = [
+const OF_TRAINING: [&str; 20] = [
     "accumulation",
     "allreduce",
     "augment",
@@ -22,6 +22,7 @@ const OF_TRAINING: [&str; 19] = [
     "repeat-data",
     "reset-head",
     "roofline",
+    "script",
     "steps",
     "sync-bn",
     "warmup",

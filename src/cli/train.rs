@@ -91,6 +91,9 @@ pub struct Args {
     /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many GB/s.
     #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates, requires = "dry_run", help_heading = "Length of the run")]
     roofline: Option<(f64, f64)>,
+    /// With --dry-run: every action of a step of rank 0, in order.
+    #[arg(long, requires = "dry_run", help_heading = "Length of the run")]
+    script: bool,
     /// Test the weights of --init-from on the test images of --data, and stop.
     #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
     evaluate: bool,
@@ -298,6 +301,7 @@ impl Args {
             save_weights: self.save_weights,
             dry_run: self.dry_run,
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
+            script: self.script,
             evaluate: self.evaluate,
             max_batch: self.max_batch,
         };

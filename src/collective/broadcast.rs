@@ -3,19 +3,20 @@
 use std::ops::Range;
 
 use super::schedule::{Apply, Group, Part, Round};
+use crate::cuts::Cuts;
 
 /// A chain of ranks that pass on what comes, chunk by chunk: every link carries the range once, all at the same time.
 ///
 /// Jerrell Watts, Robert van de Geijn: "A pipelined broadcast for multidimensional meshes", Parallel Processing Letters 5
 /// (1995).
-pub fn chain(group: &Group, range: &Range<usize>) -> Vec<Round> {
-    (0..group.size() - 1).map(|step| hop(group, range, step..step + 1, 1)).collect()
+pub fn chain(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    (0..group.size() - 1).map(|step| hop(group, cuts.range(), step..step + 1, 1)).collect()
 }
 
 /// A binomial tree: in every round all who have it send it on, ⌈log₂ P⌉ rounds in all. For small messages.
-pub fn tree(group: &Group, range: &Range<usize>) -> Vec<Round> {
+pub fn tree(group: &Group, cuts: &Cuts) -> Vec<Round> {
     let distances = std::iter::successors(Some(1), |distance| Some(2 * distance));
-    distances.take_while(|&d| d < group.size()).map(|d| hop(group, range, 0..d, d)).collect()
+    distances.take_while(|&d| d < group.size()).map(|d| hop(group, cuts.range(), 0..d, d)).collect()
 }
 
 /// One round, in which each of the places `from` sends the range to the place so much further on, where there is one.

@@ -11,11 +11,12 @@
 //! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
 use super::executor::Algorithm;
-use super::schedule::{Apply, Group, Round, segment};
+use super::schedule::{Apply, Group, Round};
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
 use crate::comm::World;
 use crate::config::{AllreduceKind, Wire};
+use crate::cuts::{Cuts, segment};
 
 /// Which ranks share a node: the ranks of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,7 +219,8 @@ fn priced(steps: &[Step], wire: Wire, parameters: &Parameters) -> Line {
 /// The rounds of an algorithm among all ranks.
 fn walk(nodes: &Nodes, algorithm: Algorithm) -> Vec<Step> {
     let ranks = nodes.ranks();
-    add_up(nodes, |_, rank| algorithm(&Group::all(rank, ranks), &(0..WALKED)))
+    let cuts = Cuts::even(&(0..WALKED), ranks);
+    add_up(nodes, |_, rank| algorithm(&Group::all(rank, ranks), &cuts))
 }
 
 /// The rings of `hierarchical`: one for each local rank, of a segment each.
@@ -227,7 +229,8 @@ fn walk_alike(nodes: &Nodes) -> Vec<Step> {
     add_up(nodes, |node, rank| {
         let index = nodes.0[node].iter().position(|&other| other == rank).unwrap_or(0);
         let alike = nodes.0.iter().map(|ranks| ranks[index]).collect();
-        ring::allreduce(&Group { ranks: alike, place: node }, &segment(&(0..WALKED), local, index))
+        let cuts = Cuts::even(&segment(&(0..WALKED), local, index), nodes.0.len());
+        ring::allreduce(&Group { ranks: alike, place: node }, &cuts)
     })
 }
 
@@ -339,7 +342,7 @@ pub mod tests {
     fn bytes_are_those_of_the_schedules() {
         for kind in [Ring, Torus, HalvingDoubling, RecursiveDoubling] {
             for p in [2usize, 4, 8, 16] {
-                let rounds = schedule_of(kind).1(&Group::all(1, p), &(0..1 << 20));
+                let rounds = schedule_of(kind).1(&Group::all(1, p), &Cuts::even(&(0..1 << 20), p));
                 let sent: usize =
                     Schedule::new(&rounds, 1000).sends.iter().map(|message| message.range.len()).sum();
                 let predicted = line(kind, &nodes(1, p), Wire::F32, &counting()).unwrap().per_byte;

@@ -8,6 +8,7 @@ use super::schedule::{self, Apply, Group, Message, Round, Schedule};
 use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
+use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::trace::{self, EventKind};
 
@@ -19,8 +20,8 @@ pub const CHUNK: usize = 15 * 1024;
 /// Messages under way in each direction: one that is worked on, and more to keep the wire busy meanwhile.
 pub const WINDOW: usize = 16;
 
-/// How an algorithm goes about a range: the rounds of one rank.
-pub type Algorithm = fn(&Group, &Range<usize>) -> Vec<Round>;
+/// How an algorithm goes about a range, of which each place of the group owns a part: the rounds of one rank.
+pub type Algorithm = fn(&Group, &Cuts) -> Vec<Round>;
 
 /// A collective over all ranks by an algorithm.
 pub struct Executor<L: Link> {
@@ -204,7 +205,7 @@ impl<L: Link> Executor<L> {
         };
         let bytes = self.wire.words(messages[index].range.len()) * size_of::<f32>();
         let channel = self.channel << 16 | slot;
-        trace::record(kind, begun[index % WINDOW], messages[index].peer, channel, bytes);
+        trace::record(kind, begun[index % WINDOW], self.link.job_rank(messages[index].peer), channel, bytes);
     }
 }
 
@@ -234,7 +235,7 @@ fn scratch(schedule: &Schedule, longest: usize, wire: Wire) -> [usize; 2] {
 
 /// Bytes of memory that a slot of so many elements takes beside its range.
 pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
-    let rounds = algorithm(&Group::all(0, ranks), &(0..elements));
+    let rounds = algorithm(&Group::all(0, ranks), &Cuts::even(&(0..elements), ranks));
     let longest = wire.words(schedule::longest(&rounds, CHUNK));
     scratch(&Schedule::new(&rounds, CHUNK), longest, wire).iter().sum::<usize>() * size_of::<f32>()
 }
@@ -245,12 +246,16 @@ impl<L: Link> Collective for Executor<L> {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        self.prepare_cut(&Cuts::even(&range, self.group.size()))
+    }
+
+    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
         let slot = self.slots.len();
         // MPI promises tags up to this.
         if slot > 32_767 {
             return Err(Error::usage("more than 32768 fusion buckets; use a larger --fusion-threshold-mb"));
         }
-        let rounds = (self.algorithm)(&self.group, &range);
+        let rounds = (self.algorithm)(&self.group, cuts);
         let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
         let schedule = Schedule::new(&rounds, self.chunk);
         let words = scratch(&schedule, longest, self.wire);
@@ -312,7 +317,8 @@ impl<L: Link> Collective for Executor<L> {
         let at = &self.slots[slot];
         let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
         let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
-        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(|message| message.peer).collect();
+        let of = |message: &Message| self.link.job_rank(message.peer);
+        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(of).collect();
         peers.dedup();
         peers
     }

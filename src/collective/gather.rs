@@ -110,9 +110,9 @@ impl Gather {
         self.held == self.group.size
     }
 
-    /// The rank whose numbers are missing.
+    /// The rank whose numbers are missing, by its number in the job.
     pub fn waiting_for(&self) -> Vec<usize> {
-        self.receive.iter().map(|_| self.group.after(self.held)).collect()
+        self.receive.iter().map(|_| self.channel.job_rank(self.group.after(self.held))).collect()
     }
 
     /// The numbers of all ranks, in the order of ranks.

@@ -7,10 +7,12 @@
 use std::ops::Range;
 
 use super::recursive_doubling::Fold;
-use super::schedule::{Apply, Group, Part, Round, segment};
+use super::schedule::{Apply, Group, Part, Round};
+use crate::cuts::{Cuts, segment};
 
 /// An allreduce.
-pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
+pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    let range = cuts.range();
     let fold = Fold::new(group);
     let mut rounds = fold.before(range);
     let steps = fold.core.size().ilog2();

@@ -7,35 +7,42 @@
 //! "Designing multi-leader-based allgather algorithms for multi-core clusters" (CAC 2009) has the idea for few leaders;
 //! here all ranks lead.
 //!
+//! Its halves are the same with stages left out: a reduce-scatter writes nothing, and an allgather adds nothing. Where a
+//! table says who owns what, a rank's segment is what it and its like on the other nodes own; each of them ends a
+//! reduce-scatter with the sum of its own part.
+//!
 //! What a rank does on its node it does in the host's memory, or has its device do (`Within`), and looks whether it is done.
 //!
 //! A long range is worked through in pieces, one after the other: while one is between the nodes the next is added up and
 //! the one before written. Two counters a piece, which only ever grow. In round k (from 1) on a node of L ranks:
 //!   arrivals ≥ k·L   everybody's values are in place;
-//!   written  ≥ k·L   every segment is written to every rank, and nobody reads any more.
+//!   written  ≥ k·L   every segment is written to every rank (in a reduce-scatter: added up), and nobody reads any more.
 
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::executor::{self, Executor};
-use super::schedule::{Group, segment};
+use super::executor::{self, Algorithm, Executor};
+use super::schedule::Group;
 use super::slot_counters::SlotCounters;
 use super::within::{PIECE, Ticket, Within};
 use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
+use crate::cuts::{Cuts, segment};
 use crate::error::Result;
 use crate::trace::{self, EventKind};
 
 /// Pieces between the nodes at one time: enough for the link, and few, so that they end one after the other.
 const RINGS: usize = 3;
 
-/// An allreduce in two levels: shared memory within a node, a ring for each local rank between nodes.
+/// In two levels: shared memory within a node, a ring for each local rank between nodes.
 pub struct Hierarchical {
+    kind: Kind,
     world: World,
     within: Box<dyn Within>,
-    /// The rings of this rank and its like on the other nodes.
+    /// This rank and its like on the other nodes, and their rings.
+    alike: Vec<usize>,
     rings: Executor<Channel>,
     counters: SlotCounters,
     /// Which pieces are a slot's.
@@ -45,17 +52,35 @@ pub struct Hierarchical {
     flying: Vec<usize>,
 }
 
+/// Which collective it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Allreduce,
+    ReduceScatter,
+    Allgather,
+}
+
+impl Kind {
+    fn ring(self) -> Algorithm {
+        match self {
+            Kind::Allreduce => ring::allreduce,
+            Kind::ReduceScatter => ring::reduce_scatter,
+            Kind::Allgather => ring::allgather,
+        }
+    }
+}
+
 /// Where a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Idle,
-    /// Adding up this rank's segment, from this element on, once all have arrived.
+    /// Adding up this rank's segment, so many elements of which are done, once all have arrived.
     Adding(usize),
     /// The ring has it.
     Between,
-    /// Writing the sum to the other ranks, from this element on.
+    /// Writing the sum to the other ranks, so many elements of which are done.
     Writing(usize),
-    /// Others are writing theirs.
+    /// Others are writing theirs, or adding up.
     Waiting,
 }
 
@@ -63,13 +88,47 @@ struct Piece {
     /// Whose it is.
     slot: Slot,
     /// This rank's part of it.
-    segment: Range<usize>,
+    segment: Segment,
     /// The same in `rings`.
     ring: Slot,
     started: u64,
     stage: Stage,
     /// What was begun last in this stage.
     ticket: Ticket,
+}
+
+/// What a rank adds up and writes: ranges of which no two meet.
+struct Segment(Vec<Range<usize>>);
+
+impl Segment {
+    /// The parts of a table.
+    fn of(cuts: &Cuts) -> Segment {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for part in (0..cuts.ranks()).map(|rank| cuts.part(rank)).filter(|part| !part.is_empty()) {
+            match ranges.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => ranges.push(part.clone()),
+            }
+        }
+        Segment(ranges)
+    }
+
+    fn len(&self) -> usize {
+        self.0.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// What follows its first `done` elements, `most` elements at most, in one range.
+    fn next(&self, done: usize, most: usize) -> Range<usize> {
+        let mut skipped = done;
+        for range in &self.0 {
+            if skipped < range.len() {
+                let start = range.start + skipped;
+                return start..range.end.min(start.saturating_add(most));
+            }
+            skipped -= range.len();
+        }
+        0..0
+    }
 }
 
 /// A range in pieces.
@@ -86,25 +145,49 @@ pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize 
 }
 
 impl Hierarchical {
-    /// In the host's memory: `region` is shared on every node. Collective.
+    /// The sum, in the host's memory: `region` is shared on every node. Collective.
     pub fn new(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
         Hierarchical::by(world, wire, region, Box::new(region.clone()))
     }
 
-    /// With what adds up and writes on a node. The rings find and leave sums in `region`, if there are several nodes. Collective.
+    /// The sum of what a rank owns, in the host's memory. Collective.
+    pub fn reduce_scatter(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
+        Hierarchical::of(Kind::ReduceScatter, world, wire, region, Box::new(region.clone()))
+    }
+
+    /// What every rank owns on all of them, in the host's memory. Collective.
+    pub fn allgather(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
+        Hierarchical::of(Kind::Allgather, world, wire, region, Box::new(region.clone()))
+    }
+
+    /// The sum, with what adds up and writes on a node. The rings find and leave sums in `region`, if there are several nodes.
+    /// Collective.
     pub fn by(
         world: &World,
         wire: Wire,
         region: &Rc<Region>,
         within: Box<dyn Within>,
     ) -> Result<Hierarchical> {
-        let alike = (0..world.nodes()).map(|node| world.ranks_of(node)[world.local_rank()]);
-        let group = Group { ranks: alike.collect(), place: world.node() };
+        Hierarchical::of(Kind::Allreduce, world, wire, region, within)
+    }
+
+    fn of(
+        kind: Kind,
+        world: &World,
+        wire: Wire,
+        region: &Rc<Region>,
+        within: Box<dyn Within>,
+    ) -> Result<Hierarchical> {
+        let alike: Vec<usize> =
+            (0..world.nodes()).map(|node| world.ranks_of(node)[world.local_rank()]).collect();
+        let group = Group { ranks: alike.clone(), place: world.node() };
         let channel = Channel::new(world)?;
         Ok(Hierarchical {
+            kind,
             world: world.clone(),
             within,
-            rings: Executor::new("ring", ring::allreduce, wire, channel, region).among(group),
+            alike,
+            rings: Executor::new("ring", kind.ring(), wire, channel, region).among(group),
             counters: SlotCounters::new(world, 2),
             slots: Vec::new(),
             pieces: Vec::new(),
@@ -120,36 +203,51 @@ impl Hierarchical {
         self.counters.get(piece, 1)
     }
 
-    fn prepare_piece(&mut self, slot: Slot, range: Range<usize>) -> Result<()> {
+    /// A piece of the slot that is being prepared. Of its segment each of this rank and its like owns a part.
+    fn prepare_piece(&mut self, cuts: &Cuts) -> Result<()> {
         self.counters.prepare(self.pieces.len())?;
-        let segment = segment(&range, self.world.local_size(), self.world.local_rank());
-        let ring = self.rings.prepare(segment.clone())?;
+        let (slot, segment) = (self.slots.len(), Segment::of(cuts));
+        let ring = self.rings.prepare_cut(cuts)?;
         self.pieces.push(Piece { slot, segment, ring, started: 0, stage: Stage::Idle, ticket: 0 });
         Ok(())
+    }
+
+    /// The pieces from this one on are a slot.
+    fn slot_from(&mut self, first: usize) -> Slot {
+        self.slots.push(first..self.pieces.len());
+        self.flying.reserve(self.pieces.len());
+        self.slots.len() - 1
     }
 
     /// The next stage of a piece, if there is something to do for it now.
     fn advance(&mut self, index: usize) -> Result<Option<Stage>> {
         let Piece { ref segment, ring, started, stage, ticket, .. } = self.pieces[index];
-        let (start, end) = (segment.start, segment.end);
         let all = started * self.world.local_size() as u64;
-        let longest = self.within.chunk();
-        let chunk = |from: usize| from..end.min(from.saturating_add(longest));
+        let end = segment.len();
+        // Acquire: what the others wrote before they arrived is seen.
+        let arrived = self.arrivals(index).load(Ordering::Acquire) >= all;
         Ok(match stage {
             Stage::Idle => None,
-            // Acquire: what the others wrote before they arrived is seen.
-            Stage::Adding(_) if self.arrivals(index).load(Ordering::Acquire) < all => None,
-            Stage::Adding(from) if from < end => {
-                Some(Stage::Adding(self.work(index, chunk(from), |within, range| within.add(range))?))
+            // What an allgather sends is this rank's own.
+            Stage::Adding(_) if self.kind != Kind::Allgather && !arrived => None,
+            Stage::Adding(done) if done < end => {
+                Some(Stage::Adding(self.work(index, done, |within, range| within.add(range))?))
             }
             Stage::Adding(_) if self.between() == RINGS || !self.within.reached(ticket)? => None,
             Stage::Adding(_) => {
                 self.rings.start(ring)?;
+                if self.kind == Kind::ReduceScatter {
+                    // Release: the others' values are read by now.
+                    self.written(index).fetch_add(1, Ordering::Release);
+                }
                 Some(Stage::Between)
             }
-            Stage::Between => self.rings.is_done(ring).then_some(Stage::Writing(start)),
-            Stage::Writing(from) if from < end => {
-                Some(Stage::Writing(self.work(index, chunk(from), |within, range| within.share(range))?))
+            Stage::Between if !self.rings.is_done(ring) => None,
+            Stage::Between if self.kind == Kind::ReduceScatter => Some(Stage::Waiting),
+            Stage::Between => Some(Stage::Writing(0)),
+            Stage::Writing(_) if self.kind == Kind::Allgather && !arrived => None,
+            Stage::Writing(done) if done < end => {
+                Some(Stage::Writing(self.work(index, done, |within, range| within.share(range))?))
             }
             Stage::Writing(_) if !self.within.reached(ticket)? => None,
             Stage::Writing(_) => {
@@ -162,18 +260,23 @@ impl Hierarchical {
         })
     }
 
-    /// Has a chunk of a piece added up or written; its end.
+    /// Has a chunk of a piece added up or written, behind what is done; how much is done then.
     fn work(
         &mut self,
         index: usize,
-        chunk: Range<usize>,
+        mut done: usize,
         what: fn(&mut dyn Within, Range<usize>) -> Result<Ticket>,
     ) -> Result<usize> {
         let begun = trace::now();
-        let piece = &mut self.pieces[index];
-        piece.ticket = what(&mut *self.within, chunk.clone())?;
-        trace::record(EventKind::Reduce, begun, piece.slot, 0, chunk.len() * size_of::<f32>());
-        Ok(chunk.end)
+        let (piece, most) = (&mut self.pieces[index], self.within.chunk());
+        let (first, end) = (done, piece.segment.len().min(done.saturating_add(most)));
+        while done < end {
+            let range = piece.segment.next(done, end - done);
+            done += range.len();
+            piece.ticket = what(&mut *self.within, range)?;
+        }
+        trace::record(EventKind::Reduce, begun, piece.slot, 0, (done - first) * size_of::<f32>());
+        Ok(done)
     }
 
     fn between(&self) -> usize {
@@ -187,13 +290,24 @@ impl Collective for Hierarchical {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        if self.kind != Kind::Allreduce {
+            return self.prepare_cut(&Cuts::even(&range, self.world.size()));
+        }
         let first = self.pieces.len();
         for piece in pieces(&range, self.within.piece()) {
-            self.prepare_piece(self.slots.len(), piece)?;
+            let segment = segment(&piece, self.world.local_size(), self.world.local_rank());
+            self.prepare_piece(&Cuts::even(&segment, self.world.nodes()))?;
         }
-        self.slots.push(first..self.pieces.len());
-        self.flying.reserve(self.pieces.len());
-        Ok(self.slots.len() - 1)
+        Ok(self.slot_from(first))
+    }
+
+    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
+        let first = self.pieces.len();
+        let count = cuts.range().len().div_ceil(self.within.piece()).max(1);
+        for piece in 0..count {
+            self.prepare_piece(&cuts.among(&self.alike, [piece, count]))?;
+        }
+        Ok(self.slot_from(first))
     }
 
     fn start(&mut self, slot: Slot) -> Result<()> {
@@ -201,7 +315,10 @@ impl Collective for Hierarchical {
         for index in self.slots[slot].clone() {
             let piece = &mut self.pieces[index];
             piece.started += 1;
-            piece.stage = Stage::Adding(piece.segment.start);
+            // An allgather has nothing to add.
+            piece.stage = Stage::Adding(if self.kind == Kind::Allgather { piece.segment.len() } else { 0 });
+            // A ticket of the round before was for what is done.
+            piece.ticket = 0;
             self.flying.push(index);
             // Release: what this rank wrote is seen by those who see its arrival.
             self.arrivals(index).fetch_add(1, Ordering::Release);

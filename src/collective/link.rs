@@ -13,6 +13,10 @@ pub trait Link {
 
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
+    /// What people call a rank.
+    fn job_rank(&self, rank: usize) -> usize {
+        rank
+    }
 
     /// The range belongs to the message until it has ended.
     fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Self::Request>;
@@ -39,6 +43,10 @@ impl Link for Channel {
 
     fn size(&self) -> usize {
         Channel::size(self)
+    }
+
+    fn job_rank(&self, rank: usize) -> usize {
+        Channel::job_rank(self, rank)
     }
 
     fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {

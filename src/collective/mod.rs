@@ -5,7 +5,7 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `config`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `cuts`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::collective::{Selection, cost::Nodes, select, tuning::Tuning, wait};
@@ -35,7 +35,6 @@
 
 mod broadcast;
 pub mod cost;
-mod even_split;
 mod executor;
 mod gather;
 mod halving_doubling;
@@ -63,15 +62,15 @@ use self::executor::Algorithm;
 use self::tuning::Tuning;
 use crate::comm::{Awaited, Region, Wait, World};
 use crate::config::{AllreduceKind, Wire};
+use crate::cuts::Cuts;
 use crate::error::Result;
 
-pub use even_split::even_split;
+pub use crate::cuts::{even_split, segment};
 pub use executor::{CHUNK, WINDOW};
 pub use gather::Gather;
 pub use hierarchical::Hierarchical;
 pub use mpi_allreduce::MpiAllreduce;
 pub use operation::{Operation, Route};
-pub use schedule::segment;
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
 pub use within::{PIECE, Ticket, Within};
@@ -98,6 +97,13 @@ pub trait Collective {
     /// Prepares a range, in elements. Collective; not for use within a step.
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot>;
 
+    /// Prepares a range of which each rank owns the part that the table says: a reduce-scatter leaves it the sum of that,
+    /// and an allgather takes that from it. A sum is made in the order in which a reduce-scatter by this algorithm makes it.
+    /// What does not divide a range among ranks takes it whole. Collective.
+    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
+        self.prepare(cuts.range().clone())
+    }
+
     /// Starts a slot that is not in flight. Several slots may be.
     fn start(&mut self, slot: Slot) -> Result<()>;
 
@@ -108,8 +114,8 @@ pub trait Collective {
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
 
-    /// The ranks whose messages a slot in flight lacks now; none where the algorithm cannot tell. For reports, so it
-    /// may take a while.
+    /// The ranks whose messages a slot in flight lacks now, by their numbers in the job; none where the algorithm cannot
+    /// tell. For reports, so it may take a while.
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
         Vec::new()
     }

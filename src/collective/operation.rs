@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::executor::{Algorithm, Executor};
 use super::schedule::Group;
-use super::{Collective, Shm, broadcast, ring};
+use super::{Collective, Hierarchical, Shm, broadcast, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -13,10 +13,10 @@ use crate::error::{Error, Result};
 /// A collective other than the sum over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// The first half of an allreduce: rank r ends with the sum of `segment(range, ranks, r)` in its place. What then
-    /// stands in the rest of the range is not defined.
+    /// The first half of an allreduce: rank r ends with the sum of what it owns in its place, `segment(range, ranks, r)`
+    /// unless `prepare_cut` says otherwise. What then stands in the rest of the range is not defined.
     ReduceScatter,
-    /// The second half: what rank r has in `segment(range, ranks, r)` goes to the same place of every rank.
+    /// The second half: what rank r has in the part that it owns goes to the same place of every rank.
     Allgather,
     /// What one rank has goes to all.
     Broadcast {
@@ -28,7 +28,8 @@ pub enum Operation {
 /// The way to go about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Route {
-    /// Shm where all ranks are on one node and the region is shared, else ring or chain.
+    /// Shm where all ranks are on one node and the region is shared, hierarchical where there are as many ranks on each of
+    /// several nodes and it is shared, else ring or chain.
     Auto,
     /// Messages round a ring: reduce-scatter and allgather.
     Ring,
@@ -36,6 +37,8 @@ pub enum Route {
     Chain,
     /// A binomial tree of messages, for small ones: broadcast.
     Tree,
+    /// In memory that a node shares, and by a ring between nodes for each local rank: reduce-scatter and allgather.
+    Hierarchical,
     /// In memory that the ranks of one node share.
     Shm,
 }
@@ -63,8 +66,19 @@ impl Operation {
 
     /// The ways that there are with these ranks and this region.
     pub fn routes(self, world: &World, region: &Region) -> Vec<Route> {
-        let shm = (world.nodes() == 1 && region.is_shared()).then_some(Route::Shm);
-        self.messages().iter().map(|(route, ..)| *route).chain(shm).collect()
+        let near =
+            [Route::Hierarchical, Route::Shm].into_iter().filter(|&route| self.is_near(route, world, region));
+        self.messages().iter().map(|(route, ..)| *route).chain(near).collect()
+    }
+
+    /// Whether a way through memory that a node shares can be gone.
+    fn is_near(self, route: Route, world: &World, region: &Region) -> bool {
+        let here = match route {
+            Route::Shm => world.nodes() == 1,
+            Route::Hierarchical => world.is_even() && !matches!(self, Operation::Broadcast { .. }),
+            _ => false,
+        };
+        here && region.is_shared()
     }
 
     /// Makes it, ready for ranges of a region to be prepared. On the way between ranks numbers are of type `wire`; in
@@ -79,28 +93,36 @@ impl Operation {
         world: &World,
         region: &Rc<Region>,
     ) -> Result<Box<dyn Collective>> {
-        let shared = self.routes(world, region).contains(&Route::Shm);
-        if route == Route::Shm || (route == Route::Auto && shared) {
-            let refused = || {
-                let text = "works within one node that has room in /dev/shm; use auto";
-                Err(Error::usage(format!("{} by shm {text}", self.name())))
-            };
-            world.agree(if shared { Ok(()) } else { refused() })?;
-            return Ok(Box::new(match self {
-                Operation::ReduceScatter => Shm::reduce_scatter(world, region),
-                Operation::Allgather => Shm::allgather(world, region),
-                Operation::Broadcast { root } => Shm::broadcast(root, world, region),
-            }));
-        }
         let ways = self.messages();
-        let way = ways.iter().find(|way| way.0 == route || route == Route::Auto).ok_or_else(|| {
-            let names: Vec<&str> = ways.iter().map(|way| way.1).collect();
-            let route = format!("{route:?}").to_lowercase();
-            Error::usage(format!("{} by {route}: use {} or shm", self.name(), names.join(", ")))
-        });
-        let &(_, name, algorithm) = world.agree(way)?;
-        let collective = Executor::new(name, algorithm, wire, Channel::new(world)?, region);
-        Ok(Box::new(collective.among(self.group(world.rank(), world.size()))))
+        let usual =
+            || [Route::Shm, Route::Hierarchical].into_iter().find(|&near| self.is_near(near, world, region));
+        let route = if route == Route::Auto { usual().unwrap_or(ways[0].0) } else { route };
+        if let Some(way) = ways.iter().find(|way| way.0 == route) {
+            let &(_, name, algorithm) = way;
+            let collective = Executor::new(name, algorithm, wire, Channel::new(world)?, region);
+            return Ok(Box::new(collective.among(self.group(world.rank(), world.size()))));
+        }
+        let possible = self.is_near(route, world, region);
+        world.agree(if possible { Ok(()) } else { Err(self.refused(route)) })?;
+        Ok(match (self, route) {
+            (Operation::ReduceScatter, Route::Shm) => Box::new(Shm::reduce_scatter(world, region)),
+            (Operation::ReduceScatter, _) => Box::new(Hierarchical::reduce_scatter(world, wire, region)?),
+            (Operation::Allgather, Route::Shm) => Box::new(Shm::allgather(world, region)),
+            (Operation::Allgather, _) => Box::new(Hierarchical::allgather(world, wire, region)?),
+            (Operation::Broadcast { root }, _) => Box::new(Shm::broadcast(root, world, region)),
+        })
+    }
+
+    fn refused(self, route: Route) -> Error {
+        let why = match route {
+            Route::Shm => "works within one node that has room in /dev/shm",
+            Route::Hierarchical => {
+                "takes a reduce-scatter or allgather, as many ranks on every node, and room in /dev/shm"
+            }
+            _ => "is none of its ways",
+        };
+        let route = format!("{route:?}").to_lowercase();
+        Error::usage(format!("{} by {route}: that {why}; use auto", self.name()))
     }
 
     /// All ranks; for a broadcast those from the root on.

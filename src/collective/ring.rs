@@ -1,40 +1,34 @@
 //! Ring: every rank sends to the next one and receives from the one before, all at the same time.
 //!
 //! Pitch Patarasu and Xin Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! J. Parallel Distrib. Comput. 69 (2009). The range is divided into P segments. In step k of 2(P−1), rank r sends segment
+//! J. Parallel Distrib. Comput. 69 (2009). The range is divided into P segments, by default even ones. In step k of 2(P−1), rank r sends segment
 //! r−k−1 to its right and receives segment r−k−2 (mod P) from its left. In the first P−1 steps (the reduce-scatter) what
 //! comes is added to what is here, so that rank r ends with the whole sum of segment r; in the others (the allgather) it
 //! replaces what is here.
 
-use std::ops::Range;
-
-use super::schedule::{Apply, Group, Part, Round, segment};
+use super::schedule::{Apply, Group, Part, Round};
+use crate::cuts::Cuts;
 
 /// Reduce-scatter and allgather.
-pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
-    [reduce_scatter(group, range), allgather(group, range)].concat()
+pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    [reduce_scatter(group, cuts), allgather(group, cuts)].concat()
 }
 
-/// The segment that a rank has whole after the reduce-scatter: that of its own place.
-pub fn owned(group: &Group, range: &Range<usize>) -> Range<usize> {
-    segment(range, group.size(), group.place)
+/// P−1 rounds, after which every rank has the sum of the segment of its own place.
+pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    rounds(group, cuts, 0, Apply::Add)
 }
 
-/// P−1 rounds, after which every rank has the sum of the segment that it owns.
-pub fn reduce_scatter(group: &Group, range: &Range<usize>) -> Vec<Round> {
-    rounds(group, range, 0, Apply::Add)
+/// P−1 rounds in which the segments go round to all, each from the rank of its place.
+pub fn allgather(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    rounds(group, cuts, group.size() - 1, Apply::Replace)
 }
 
-/// P−1 rounds in which the owned segments go round to all.
-pub fn allgather(group: &Group, range: &Range<usize>) -> Vec<Round> {
-    rounds(group, range, group.size() - 1, Apply::Replace)
-}
-
-fn rounds(group: &Group, range: &Range<usize>, first: usize, apply: Apply) -> Vec<Round> {
+fn rounds(group: &Group, cuts: &Cuts, first: usize, apply: Apply) -> Vec<Round> {
     let (size, place) = (group.size(), group.place);
     let part = |peer: usize, index: usize| Part {
         peer: group.ranks[peer % size],
-        range: segment(range, size, index % size),
+        range: cuts.part(index % size).clone(),
     };
     (first..first + size - 1)
         .map(|step| Round {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::even_split;
+use crate::cuts::segment;
 
 /// What becomes of what comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +48,6 @@ impl Group {
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
-}
-
-/// Part `index` of a range cut into `parts`.
-pub fn segment(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
-    let part = even_split(range.len(), parts, index);
-    range.start + part.start..range.start + part.end
 }
 
 /// One message.

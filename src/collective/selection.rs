@@ -12,6 +12,7 @@ use super::tuning::Tuning;
 use super::{Collective, Hierarchical, MpiAllreduce, Shm, Slot, hierarchical, schedule_of};
 use crate::comm::{Channel, Region, World};
 use crate::config::{AllreduceKind, Wire};
+use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 
 /// The algorithm of a range and the seconds that it is expected to take.
@@ -176,6 +177,16 @@ impl PerRange {
         let (made, slots) = (Vec::new(), Vec::new());
         PerRange { selection, world: world.clone(), region: region.clone(), made, slots }
     }
+
+    /// The algorithm of a range, made if it is the first to need it.
+    fn of(&mut self, range: &Range<usize>) -> Result<usize> {
+        let kind = self.selection.choose(range.len() * size_of::<f32>(), self.region.is_shared()).kind;
+        if let Some(index) = self.made.iter().position(|(other, _)| *other == kind) {
+            return Ok(index);
+        }
+        self.made.push((kind, make(kind, self.selection.wire, &self.world, &self.region)?));
+        Ok(self.made.len() - 1)
+    }
 }
 
 impl Collective for PerRange {
@@ -191,15 +202,14 @@ impl Collective for PerRange {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
-        let kind = self.selection.choose(range.len() * size_of::<f32>(), self.region.is_shared()).kind;
-        let index = match self.made.iter().position(|(other, _)| *other == kind) {
-            Some(index) => index,
-            None => {
-                self.made.push((kind, make(kind, self.selection.wire, &self.world, &self.region)?));
-                self.made.len() - 1
-            }
-        };
+        let index = self.of(&range)?;
         self.slots.push((index, self.made[index].1.prepare(range)?));
+        Ok(self.slots.len() - 1)
+    }
+
+    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
+        let index = self.of(cuts.range())?;
+        self.slots.push((index, self.made[index].1.prepare_cut(cuts)?));
         Ok(self.slots.len() - 1)
     }
 

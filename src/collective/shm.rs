@@ -15,10 +15,10 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::schedule::segment;
 use super::slot_counters::SlotCounters;
 use super::{Collective, Slot};
 use crate::comm::{Region, World};
+use crate::cuts::{Cuts, segment};
 use crate::error::Result;
 use crate::trace;
 
@@ -71,12 +71,12 @@ impl Shm {
         Shm::of(Kind::Allreduce, world, region)
     }
 
-    /// The sum of a rank's own segment.
+    /// The sum of what a rank owns.
     pub fn reduce_scatter(world: &World, region: &Rc<Region>) -> Shm {
         Shm::of(Kind::ReduceScatter, world, region)
     }
 
-    /// Every rank's own segment on all of them.
+    /// What every rank owns, on all of them.
     pub fn allgather(world: &World, region: &Rc<Region>) -> Shm {
         Shm::of(Kind::Allgather, world, region)
     }
@@ -92,8 +92,8 @@ impl Shm {
     }
 
     /// A range as chunks: at least as many as ranks, unless it is small.
-    fn cut(&self, range: &Range<usize>) -> Vec<(Range<usize>, Work)> {
-        let ranks = self.world.size();
+    fn cut(&self, cuts: &Cuts) -> Vec<(Range<usize>, Work)> {
+        let (range, ranks) = (cuts.range(), self.world.size());
         // A rank alone has its result.
         if ranks == 1 {
             return Vec::new();
@@ -104,7 +104,7 @@ impl Shm {
             (0..count).map(move |index| (segment(&range, count, index), work))
         };
         let of_each = |work: fn(usize) -> Work| {
-            let of = |rank| chunks(segment(range, ranks, rank), work(rank));
+            let of = |rank| chunks(cuts.part(rank).clone(), work(rank));
             (0..ranks).flat_map(of).collect()
         };
         match self.kind {
@@ -155,9 +155,13 @@ impl Collective for Shm {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
+        self.prepare_cut(&Cuts::even(&range, self.world.size()))
+    }
+
+    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
         let slot = self.slots.len();
         self.counters.prepare(slot)?;
-        self.slots.push(Round { chunks: self.cut(&range), started: 0, flying: false });
+        self.slots.push(Round { chunks: self.cut(cuts), started: 0, flying: false });
         self.flying.reserve(self.slots.len());
         Ok(slot)
     }

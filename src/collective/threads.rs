@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use super::executor::{Algorithm, Executor};
 use super::link::Link;
-use super::{Collective, broadcast, even_split, halving_doubling, recursive_doubling, ring, torus, wait};
+use super::{Collective, broadcast, halving_doubling, recursive_doubling, ring, torus, wait};
 use crate::comm::Region;
 use crate::config::Wire;
+use crate::cuts::{Cuts, even_split, segment};
 use crate::error::Result;
 use crate::random::{Purpose, Stream, key};
 
@@ -114,7 +115,7 @@ fn run(
         let whole = GUARD..GUARD + length;
         let slots: Vec<_> = [whole.clone()]
             .into_iter()
-            .chain((0..3).map(|i| super::schedule::segment(&whole, 3, i)))
+            .chain((0..3).map(|i| segment(&whole, 3, i)))
             .map(|range| collective.prepare(range).unwrap())
             .collect();
         let fill = || {
@@ -288,5 +289,65 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
             assert_eq!(most(broadcast::chain), bytes, "chain of {p}");
             assert_eq!(most(broadcast::tree), pf.log2().ceil() * bytes, "broadcast tree of {p}");
         }
+    }
+}
+
+/// What every rank ends with after collectives by these algorithms, one after the other, of a range cut like this. What a
+/// rank does not own is lost after a reduce-scatter.
+fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<Vec<u32>> {
+    let mails: Vec<Mail> = algorithms.iter().map(|_| Mail::default()).collect();
+    let (length, ranks) = (cuts.range().end, cuts.ranks());
+    let rank = |rank: usize| {
+        let region = Rc::new(Region::private(4 * length.max(1)).unwrap());
+        region.write(0, &(0..length).map(|i| rough(rank, i)).collect::<Vec<_>>());
+        for (index, (&algorithm, mail)) in algorithms.iter().zip(&mails).enumerate() {
+            if index > 0 {
+                let (own, mut kept) = (cuts.part(rank), vec![f32::NAN; length]);
+                region.read(own.start, &mut kept[own.clone()]);
+                region.write(0, &kept);
+            }
+            let link = Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) };
+            let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
+            let slot = collective.prepare_cut(cuts).unwrap();
+            collective.start(slot).unwrap();
+            wait(&mut collective, slot).unwrap();
+        }
+        bits(&words(&region, cuts.range()))
+    };
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move || rank(r))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Parts that end at these places, dealt out to ranks beginning with `first`.
+fn dealt(start: usize, mut ends: Vec<usize>, first: usize) -> Cuts {
+    ends.sort_unstable();
+    let (ranks, mut next) = (ends.len(), start);
+    let mut parts = vec![0..0; ranks];
+    for (index, end) in ends.iter().enumerate() {
+        parts[(first + index) % ranks] = std::mem::replace(&mut next, start + end)..start + end;
+    }
+    Cuts::new(start..next, parts)
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(60))]
+
+    /// Sums to their owners, and from these to all, are plain sums with the same cuts: to the bit, whatever the cuts.
+    #[test]
+    fn a_reduce_scatter_and_an_allgather_are_an_allreduce_with_these_cuts(
+        ends in proptest::collection::vec(0usize..600, 1..9),
+        first in 0usize..8,
+        start in 0usize..9,
+        chunk in 1usize..200,
+        wire in proptest::sample::select(WIRES.to_vec()),
+    ) {
+        let cuts = dealt(start, ends, first);
+        let whole = cut(&[ring::allreduce], &cuts, wire, chunk);
+        let halves = cut(&[ring::reduce_scatter, ring::allgather], &cuts, wire, chunk);
+        proptest::prop_assert_eq!(&whole, &halves);
+        proptest::prop_assert!(whole.iter().all(|found| *found == whole[0]));
     }
 }

@@ -4,13 +4,12 @@
 //!
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).
 
-use std::ops::Range;
-
 use super::ring;
 use super::schedule::{Group, Round};
+use crate::cuts::Cuts;
 
 /// An allreduce. Rows are as long as the largest divisor of P up to √P is; for a prime it is the ring.
-pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
+pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     let size = group.size();
     let columns = columns(size);
     let (row, column) = (group.place / columns, group.place % columns);
@@ -20,9 +19,10 @@ pub fn allreduce(group: &Group, range: &Range<usize>) -> Vec<Round> {
     };
     let along_row = of((0..columns).map(|c| row * columns + c).collect(), column);
     let along_column = of((0..size / columns).map(|r| r * columns + column).collect(), row);
-    let mut rounds = ring::reduce_scatter(&along_row, range);
-    rounds.extend(ring::allreduce(&along_column, &ring::owned(&along_row, range)));
-    rounds.extend(ring::allgather(&along_row, range));
+    let by_row = Cuts::even(cuts.range(), columns);
+    let mut rounds = ring::reduce_scatter(&along_row, &by_row);
+    rounds.extend(ring::allreduce(&along_column, &Cuts::even(by_row.part(column), size / columns)));
+    rounds.extend(ring::allgather(&along_row, &by_row));
     rounds
 }
 

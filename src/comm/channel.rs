@@ -15,7 +15,7 @@ use crate::error::Result;
 /// A space of messages: what is sent on one channel is never received on another.
 pub struct Channel {
     /// MPI is not finalized while a channel is there.
-    _world: World,
+    world: World,
     communicator: Communicator,
 }
 
@@ -47,12 +47,17 @@ impl Drop for Request {
 impl Channel {
     /// Collective.
     pub fn new(world: &World) -> Result<Channel> {
-        Ok(Channel { _world: world.clone(), communicator: world.control().duplicate()? })
+        Ok(Channel { world: world.clone(), communicator: world.control().duplicate()? })
     }
 
     /// This rank's number in the communicator.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
+    }
+
+    /// The number in the job of a rank of the communicator.
+    pub fn job_rank(&self, rank: usize) -> usize {
+        self.world.job_rank(rank)
     }
 
     /// How many ranks the communicator has.

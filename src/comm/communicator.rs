@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 
 /// A communicator. It is never freed: freeing is collective, errors unwind ranks one by one, and MPI_Finalize
 /// takes the handful that a run makes.
+#[derive(Clone, Copy)]
 pub(super) struct Communicator {
     raw: ffi::MPI_Comm,
     rank: usize,
@@ -114,6 +115,21 @@ impl Communicator {
             let key = self.rank as c_int;
             let (kind, info) = (ffi::RSMPI_COMM_TYPE_SHARED, ffi::RSMPI_INFO_NULL);
             check("MPI_Comm_split_type", ffi::MPI_Comm_split_type(self.raw, kind, key, info, &mut raw))?;
+            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
+            raw
+        };
+        Communicator::from_raw(raw)
+    }
+
+    /// The ranks here that gave the same colour, in the order of their keys, and where these are equal of their ranks.
+    /// Collective.
+    pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
+        let (color, key) = (request::count(color)?, request::count(key)?);
+        self.barrier()?;
+        // SAFETY: a handle to write to; an error handler is inherited, in some libraries only by duplicates.
+        let raw = unsafe {
+            let mut raw = ffi::RSMPI_COMM_NULL;
+            check("MPI_Comm_split", ffi::MPI_Comm_split(self.raw, color, key, &mut raw))?;
             check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
             raw
         };

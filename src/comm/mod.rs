@@ -1,12 +1,12 @@
 //! MPI: the world of ranks, messages, and memory that ranks of one node share.
 //!
-//! `World` is the job: who is here, which ranks share a node, and the small collectives of the control path
-//! (`barrier`, `agree`, `check_same`, …). `Region` is host memory that holds gradients, if possible in a window
-//! which the other ranks of the node map too, `NodeShared` memory that is there once for all of them. `Channel` moves
-//! parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far the others are. Nothing here
-//! blocks inside MPI: everything is polled, and the processor is yielded between two polls (MPICH 4 spins, and ranks
-//! may outnumber cores). A loop that polls holds a `Wait`, which tells people when it takes too long, and for which
-//! ranks.
+//! `World` is the job, or a group of its ranks (`World::split`, `Mesh`): who is here, which ranks share a node, and the
+//! small collectives of the control path (`barrier`, `agree`, `check_same`, …). `Region` is host memory that holds
+//! gradients, if possible in a window which the other ranks of the node map too, `NodeShared` memory that is there once
+//! for all of them. `Channel` moves parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far
+//! the others are. Nothing here blocks inside MPI: everything is polled, and the processor is yielded between two polls
+//! (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a `Wait`, which tells people when it takes too
+//! long, and for which ranks.
 //!
 //! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
@@ -19,6 +19,7 @@ mod clock;
 mod communicator;
 mod launcher;
 mod library;
+mod mesh;
 mod node_shared;
 mod region;
 mod request;
@@ -35,6 +36,7 @@ pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
 pub use launcher::{launched, leave};
 pub use library::{Family, Library, is_cuda_aware, release_user_signal};
+pub use mesh::Mesh;
 pub use node_shared::{Barrier, NodeShared};
 pub use region::Region;
 pub use stall::{Awaited, Wait, enter};

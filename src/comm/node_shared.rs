@@ -79,11 +79,11 @@ impl Barrier {
         self.counters.get(self.world.local_rank()).store(self.arrivals, Ordering::Release);
     }
 
-    /// The ranks of the node that have not come as often as this one; none: all are here.
+    /// The ranks of the node that have not come as often as this one, by their numbers in the job; none: all are here.
     pub fn missing(&self) -> Vec<usize> {
         // Acquire: what the others wrote before they came is seen.
         let late = |local: &usize| self.counters.get(*local).load(Ordering::Acquire) < self.arrivals;
         let late = (0..self.world.local_size()).filter(late);
-        late.map(|local| self.world.ranks_of(self.world.node())[local]).collect()
+        late.map(|local| self.world.job_rank(self.world.ranks_of(self.world.node())[local])).collect()
     }
 }

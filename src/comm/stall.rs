@@ -118,7 +118,7 @@ pub fn enter(phase: Phase, number: u64) {
 pub struct Awaited {
     /// "bucket 1 of 2, shm allreduce"; empty for the small talk of the control path.
     pub what: String,
-    /// The ranks whose messages are missing here, where that is known.
+    /// The ranks whose messages are missing here, where that is known, by their numbers in the job.
     pub peers: Vec<usize>,
 }
 

@@ -1,6 +1,6 @@
 //! Which ranks share a node.
 
-/// The ranks of a job and the nodes they run on, as one rank sees them.
+/// The ranks of a job, or of a group of them, and the nodes they run on, as one rank sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     rank: usize,
@@ -8,16 +8,24 @@ pub struct Topology {
     node_of: Vec<usize>,
     host_of: Vec<String>,
     nodes: usize,
+    /// The number in the job of each rank.
+    job_ranks: Vec<usize>,
 }
 
 impl Topology {
-    /// `leaders[r]` is the lowest rank on the node of rank r, `host_of[r]` its host's name.
-    pub(super) fn new(rank: usize, leaders: &[usize], host_of: Vec<String>) -> Topology {
+    /// `leaders[r]` is the lowest rank on the node of rank r, `host_of[r]` its host's name, `job_ranks[r]` its number in the
+    /// job.
+    pub(super) fn new(
+        rank: usize,
+        leaders: &[usize],
+        host_of: Vec<String>,
+        job_ranks: Vec<usize>,
+    ) -> Topology {
         let mut distinct = leaders.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
         let node_of = leaders.iter().map(|leader| distinct.partition_point(|other| other < leader)).collect();
-        Topology { rank, node_of, host_of, nodes: distinct.len() }
+        Topology { rank, node_of, host_of, nodes: distinct.len(), job_ranks }
     }
 
     /// This rank's number, from 0.
@@ -25,7 +33,20 @@ impl Topology {
         self.rank
     }
 
-    /// How many ranks the job has.
+    /// The number that a rank of this group has in the job: the one to tell people. In the job itself it is the same.
+    ///
+    /// # Panics
+    /// When there is no such rank.
+    pub fn job_rank(&self, rank: usize) -> usize {
+        self.job_ranks[rank]
+    }
+
+    /// "rank 3 on node7": what to tell people of a rank.
+    pub fn place_of(&self, rank: usize) -> String {
+        format!("rank {} on {}", self.job_ranks[rank], self.host_of[rank])
+    }
+
+    /// How many ranks there are.
     pub fn size(&self) -> usize {
         self.node_of.len()
     }
@@ -47,6 +68,11 @@ impl Topology {
         self.node_of[self.rank]
     }
 
+    /// The number of a rank's node.
+    pub fn node_of(&self, rank: usize) -> usize {
+        self.node_of[rank]
+    }
+
     /// The ranks of a node, in order: a rank's place among them is its local rank.
     pub fn ranks_of(&self, node: usize) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()
@@ -62,7 +88,7 @@ impl Topology {
         (0..self.nodes).all(|node| self.ranks_of(node).len() == self.local_size())
     }
 
-    /// How many nodes the job has.
+    /// On how many nodes there are ranks of it.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
@@ -92,12 +118,13 @@ mod tests {
         // Ranks dealt out in turn over two nodes, and a third node with one rank.
         let leaders = [0, 1, 0, 1, 4];
         let hosts: Vec<String> = ["a", "b", "a", "b", "c"].map(String::from).to_vec();
-        let seen = |rank| Topology::new(rank, &leaders, hosts.clone());
+        let seen = |rank| Topology::new(rank, &leaders, hosts.clone(), vec![2, 5, 6, 7, 9]);
         let nodes: Vec<usize> = (0..5).map(|rank| seen(rank).node()).collect();
         assert_eq!(nodes, [0, 1, 0, 1, 2]);
         assert_eq!((seen(3).local_rank(), seen(3).local_size(), seen(3).nodes()), (1, 2, 3));
         assert_eq!((seen(0).ranks_of(1), seen(0).is_even()), (vec![1, 3], false));
         assert!(seen(4).is_leader() && !seen(2).is_leader());
         assert_eq!((seen(3).host(), seen(3).host_of(4)), ("b", "c"));
+        assert_eq!((seen(0).job_rank(0), seen(0).place_of(4)), (2, "rank 9 on c".to_string()));
     }
 }

@@ -25,9 +25,10 @@ use crate::host;
 /// How long a job that aborts leaves the launcher to pass on its message.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// All ranks of the job. A handle: clones mean the same job, and MPI is finalized when the last handle and the
-/// last thing made from it (regions, channels) are gone. Methods marked collective must be called by every
-/// rank, in the same order.
+/// All ranks of the job, or of a group of them (`split`), which number themselves from 0. A handle: clones mean the same
+/// ranks, and MPI is finalized when the last handle of the job, the last of its groups and the last thing made from any
+/// of them (regions, channels) are gone. Methods marked collective must be called by every rank of the world, in the same
+/// order. What is made from a world is made among its ranks.
 ///
 /// Derefs to `Topology`: `world.rank()`, `world.local_rank()`, …
 #[derive(Clone)]
@@ -36,16 +37,48 @@ pub struct World {
 }
 
 struct Inner {
+    members: Members,
+    /// The last error that every rank got from `agree` or `check_same`. Of a group of all ranks it is that of its parent.
+    agreed: Rc<RefCell<Option<Error>>>,
+    job: Rc<Job>,
+}
+
+/// Some ranks, and those of them that share this node.
+struct Members {
     control: Communicator,
     node: Communicator,
     topology: Topology,
+}
+
+/// What there is once in a process, whatever groups its ranks form. MPI ends with it.
+struct Job {
+    /// All ranks.
+    control: Communicator,
     library: Library,
     hint: Option<String>,
     /// Windows that are no longer used, with the number of their making: see `retire`.
     retired: RefCell<Vec<(u64, ffi::MPI_Win)>>,
     made: Cell<u64>,
-    /// The last error that every rank got from `agree` or `check_same`.
-    agreed: RefCell<Option<Error>>,
+}
+
+impl Members {
+    /// `job_rank` is this rank's number in the job; `None` where these are the job. Collective.
+    fn of(control: Communicator, job_rank: Option<usize>) -> Result<Members> {
+        let node = control.on_this_node()?;
+        let mut leader = [control.rank() as u64];
+        node.reduce(&mut leader, Reduction::Min)?;
+        let own = format!("{} {} {}", leader[0], job_rank.unwrap_or(control.rank()), host_name()?);
+        let (mut leaders, mut job_ranks, mut hosts) = (Vec::new(), Vec::new(), Vec::new());
+        for text in control.gather_text(&own)? {
+            let mut words = text.splitn(3, ' ');
+            let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+            leaders.push(number());
+            job_ranks.push(number());
+            hosts.push(words.next().unwrap_or_default().to_string());
+        }
+        let topology = Topology::new(control.rank(), &leaders, hosts, job_ranks);
+        Ok(Members { control, node, topology })
+    }
 }
 
 impl World {
@@ -74,32 +107,31 @@ impl World {
 
     fn of(world: &Communicator, launch: &Launch, library: Library) -> Result<World> {
         // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.
-        let control = world.duplicate()?;
-        let node = control.on_this_node()?;
-        let mut leader = [control.rank() as u64];
-        node.reduce(&mut leader, Reduction::Min)?;
-        let (leaders, hosts): (Vec<usize>, Vec<String>) = control
-            .gather_text(&format!("{} {}", leader[0], host_name()?))?
-            .iter()
-            .map(|text| {
-                let (leader, host) = text.split_once(' ').unwrap_or(("0", text));
-                (leader.parse::<usize>().unwrap_or(0), host.to_string())
-            })
-            .unzip();
-        let topology = Topology::new(control.rank(), &leaders, hosts);
-        let board = watch(&control, &node, &topology)?;
-        let inner = Inner {
-            hint: launch.hint(&library, control.size()),
-            control,
-            node,
-            topology,
+        let members = Members::of(world.duplicate()?, None)?;
+        let board = watch(&members)?;
+        let job = Job {
+            control: members.control,
+            hint: launch.hint(&library, world.size()),
             library,
             // Freed at the end, like all windows that nobody holds.
             retired: RefCell::new(board.into_iter().map(|window| (0, window)).collect()),
             made: Cell::new(1),
-            agreed: RefCell::default(),
         };
-        Ok(World { inner: Rc::new(inner) })
+        Ok(World { inner: Rc::new(Inner { members, agreed: Rc::default(), job: Rc::new(job) }) })
+    }
+
+    /// The group of ranks that give the same colour, numbered in the order of their keys, and where these are equal of
+    /// their ranks here. All that is made from a world works in a group, as if its ranks were alone, and groups work side by
+    /// side. What people are told goes on naming the job's ranks (`Topology::job_rank`). Collective.
+    ///
+    /// # Errors
+    /// `Foreign` when MPI fails, `Internal` for colours and keys beyond 2³¹.
+    pub fn split(&self, color: usize, key: usize) -> Result<World> {
+        let control = self.inner.members.control.split(color, key)?;
+        let members = Members::of(control, Some(self.job_rank(self.rank())))?;
+        let whole = control.size() == self.size();
+        let agreed = if whole { self.inner.agreed.clone() } else { Rc::default() };
+        Ok(World { inner: Rc::new(Inner { members, agreed, job: self.inner.job.clone() }) })
     }
 
     /// Sets after how many seconds without progress a wait for other ranks is reported, and after how many the job ends;
@@ -110,17 +142,17 @@ impl World {
 
     /// The MPI library that this process runs with.
     pub fn library(&self) -> &Library {
-        &self.inner.library
+        &self.inner.job.library
     }
 
     /// What to tell the user about how this job was started, if anything.
     pub fn hint(&self) -> Option<&str> {
-        self.inner.hint.as_deref()
+        self.inner.job.hint.as_deref()
     }
 
     /// Returns when every rank has called it. Collective.
     pub fn barrier(&self) -> Result<()> {
-        self.inner.control.barrier()
+        self.inner.members.control.barrier()
     }
 
     /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same
@@ -154,27 +186,27 @@ impl World {
 
     /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.
     pub fn sum_f64(&self, numbers: &mut [f64]) -> Result<()> {
-        self.inner.control.reduce(numbers, Reduction::Sum)
+        self.inner.members.control.reduce(numbers, Reduction::Sum)
     }
 
     /// Replaces each number by its least over all ranks. Collective.
     pub fn min_f64(&self, numbers: &mut [f64]) -> Result<()> {
-        self.inner.control.reduce(numbers, Reduction::Min)
+        self.inner.members.control.reduce(numbers, Reduction::Min)
     }
 
     /// Replaces each number by its greatest over all ranks. Collective.
     pub fn max_f64(&self, numbers: &mut [f64]) -> Result<()> {
-        self.inner.control.reduce(numbers, Reduction::Max)
+        self.inner.members.control.reduce(numbers, Reduction::Max)
     }
 
     /// Every rank's text, by rank, on every rank. Collective.
     pub fn gather_text(&self, text: &str) -> Result<Vec<String>> {
-        self.inner.control.gather_text(text)
+        self.inner.members.control.gather_text(text)
     }
 
     /// Hands every rank's words to rank 0, one rank after the other, so that it need not hold all of them. Collective.
     pub fn to_first(&self, words: &[u64], mut each: impl FnMut(usize, &[u64])) -> Result<()> {
-        let control = &self.inner.control;
+        let control = &self.inner.members.control;
         if self.rank() > 0 {
             control.send(&[words.len() as u64], 0)?;
             return control.send(words, 0);
@@ -192,7 +224,7 @@ impl World {
 
     /// How far every rank's clock (`now`) is from rank 0's; empty on other ranks. Collective.
     pub fn clock_offsets(&self) -> Result<Vec<Offset>> {
-        let control = &self.inner.control;
+        let control = &self.inner.members.control;
         if self.rank() > 0 {
             for _ in 0..clock::QUESTIONS {
                 control.receive(&mut [0u64], 0)?;
@@ -219,7 +251,7 @@ impl World {
 
     /// Rank 0's text on every rank; what the others pass is ignored. Collective.
     pub fn broadcast_text(&self, text: &str) -> Result<String> {
-        self.inner.control.broadcast_text(text)
+        self.inner.members.control.broadcast_text(text)
     }
 
     /// Makes one result of every rank's: if any rank failed, all return the error of the lowest rank that did,
@@ -227,7 +259,7 @@ impl World {
     /// on one rank only, so that no rank waits for one that has given up.
     pub fn agree<T>(&self, local: Result<T>) -> Result<T> {
         let mut healthy = [u64::from(local.is_ok())];
-        self.inner.control.reduce(&mut healthy, Reduction::Min)?;
+        self.inner.members.control.reduce(&mut healthy, Reduction::Min)?;
         if healthy[0] == 1 {
             return local;
         }
@@ -236,7 +268,7 @@ impl World {
             Err(error) => format!("{} {}", error.kind as u8, error.message),
         };
         let reports = self.gather_text(&report)?;
-        Err(self.agreed(common_error(&reports, |rank| self.host_of(rank))))
+        Err(self.agreed(common_error(&reports, |rank| self.place_of(rank))))
     }
 
     /// Compares named values that must be equal on every rank (flags, data, plan). Collective; a hash is
@@ -245,14 +277,15 @@ impl World {
     /// # Errors
     /// `Mismatch`, the same on every rank, naming the first item that differs, both values, ranks and hosts.
     pub fn check_same(&self, items: &[(String, String)]) -> Result<()> {
-        match unlike(&self.inner.control, items)? {
+        match unlike(&self.inner.members.control, items)? {
             None => Ok(()),
-            Some(lists) => Err(self.agreed(difference(&lists, |rank| self.host_of(rank)))),
+            Some(lists) => Err(self.agreed(difference(&lists, |rank| self.place_of(rank)))),
         }
     }
 
     /// Whether every rank has returned this very error from `agree` or `check_same`. If so the job can end in order;
-    /// if not, other ranks may be waiting for this one, and only `abort` ends them.
+    /// if not, other ranks may be waiting for this one, and only `abort` ends them. What a group has agreed on the other
+    /// ranks of the job know nothing of: ask the job.
     pub fn is_agreed(&self, error: &Error) -> bool {
         self.inner.agreed.borrow().as_ref() == Some(error)
     }
@@ -268,22 +301,23 @@ impl World {
     }
 
     pub(super) fn control(&self) -> &Communicator {
-        &self.inner.control
+        &self.inner.members.control
     }
 
     pub(super) fn node_communicator(&self) -> &Communicator {
-        &self.inner.node
+        &self.inner.members.node
     }
 
-    /// A number for each window, counted alike on every rank.
+    /// A number for each window in the order in which this rank makes them, in whatever group.
     pub(super) fn next_window(&self) -> u64 {
-        self.inner.made.replace(self.inner.made.get() + 1)
+        let made = &self.inner.job.made;
+        made.replace(made.get() + 1)
     }
 
     /// Takes over a window that is no longer used. It is freed at the end, where all ranks meet anyway:
     /// freeing is collective, and a rank that unwinds from an error must not wait for the others.
     pub(super) fn retire(&self, number: u64, window: ffi::MPI_Win) {
-        self.inner.retired.borrow_mut().push((number, window));
+        self.inner.job.retired.borrow_mut().push((number, window));
     }
 }
 
@@ -291,7 +325,7 @@ impl Deref for World {
     type Target = Topology;
 
     fn deref(&self) -> &Topology {
-        &self.inner.topology
+        &self.inner.members.topology
     }
 }
 
@@ -317,7 +351,7 @@ fn introduce(world: &Communicator, revision: &str) -> std::result::Result<(), No
         return Ok(());
     };
     let hosts = world.gather_text(&host_name()?)?;
-    let error = difference(&lists, |rank| &hosts[rank]);
+    let error = difference(&lists, |rank| format!("rank {rank} on {}", hosts[rank]));
     // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
     unsafe { ffi::MPI_Finalize() };
     Err(NotStarted { error, speaks: Some(world.rank() == 0) })
@@ -338,7 +372,7 @@ fn unlike(control: &Communicator, items: &[(String, String)]) -> Result<Option<V
 }
 
 /// Starts the watch over waits; returns the window of its board, where the nodes have room for one. Collective.
-fn watch(control: &Communicator, node: &Communicator, topology: &Topology) -> Result<Option<ffi::MPI_Win>> {
+fn watch(Members { control, node, topology }: &Members) -> Result<Option<ffi::MPI_Win>> {
     let bytes = stall::board_bytes(topology.size());
     let mut room = [u64::from(region::free_shared_memory() > bytes as u64 + (1 << 20))];
     control.reduce(&mut room, Reduction::Min)?;
@@ -386,7 +420,7 @@ fn abort(code: i32) -> ! {
     std::process::exit(code)
 }
 
-impl Drop for Inner {
+impl Drop for Job {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The other ranks know nothing of the panic and would wait for ever.
@@ -399,19 +433,20 @@ impl Drop for Inner {
         let windows = self.retired.get_mut();
         windows.sort_unstable_by_key(|(number, _)| *number);
         for (_, window) in windows {
-            // SAFETY: allocated by `Window::allocate`, in this order on every rank, and nothing uses it.
+            // SAFETY: allocated by `Window::allocate`, and nothing uses it. Two ranks that share windows made them in one
+            // order, and each frees its own in the order in which it made them: who could make them can free them.
             unsafe {
                 ffi::MPI_Win_unlock_all(*window);
                 ffi::MPI_Win_free(window);
             }
         }
-        // SAFETY: MPI is initialised, and everything made from it is gone: it held this `Inner`.
+        // SAFETY: MPI is initialised, and everything made from it is gone: it held this `Job`.
         unsafe { ffi::MPI_Finalize() };
     }
 }
 
 /// The error that stands for all: `reports[r]` is "code message", or empty where rank r is healthy.
-fn common_error<'a>(reports: &[String], host_of: impl Fn(usize) -> &'a str) -> Error {
+fn common_error(reports: &[String], place_of: impl Fn(usize) -> String) -> Error {
     let first = reports.iter().position(|report| !report.is_empty()).unwrap_or(0);
     let report = &reports[first];
     let (code, message) = report.split_once(' ').unwrap_or(("1", report));
@@ -419,11 +454,11 @@ fn common_error<'a>(reports: &[String], host_of: impl Fn(usize) -> &'a str) -> E
     if reports.iter().all(|other| other == report) {
         return Error::new(kind, message);
     }
-    Error::new(kind, format!("{message} (rank {first} on {})", host_of(first)))
+    Error::new(kind, format!("{message} ({})", place_of(first)))
 }
 
 /// The first item in which some rank differs from rank 0, as an error. `lists[r]` is rank r's items in JSON.
-fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error {
+fn difference(lists: &[String], place: impl Fn(usize) -> String) -> Error {
     let lists: Vec<Vec<(String, String)>> =
         lists.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect();
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
@@ -431,7 +466,6 @@ fn difference<'a>(lists: &[String], host_of: impl Fn(usize) -> &'a str) -> Error
         let here = lists[0].get(index);
         let Some(rank) = lists.iter().position(|list| list.get(index) != here) else { continue };
         let there = lists[rank].get(index);
-        let place = |rank| format!("rank {rank} on {}", host_of(rank));
         let text = match (here, there) {
             (Some((name, a)), Some((other, b))) if name == other => {
                 format!("ranks differ in {name}: {a} ({}), {b} ({})", place(0), place(rank))
@@ -461,7 +495,9 @@ fn hash_of(items: &[(String, String)]) -> u64 {
 mod tests {
     use super::*;
 
-    const HOSTS: [&str; 3] = ["a", "b", "c"];
+    fn place(rank: usize) -> String {
+        format!("rank {rank} on {}", ["a", "b", "c"][rank])
+    }
 
     fn item(name: &str, value: &str) -> (String, String) {
         (name.to_string(), value.to_string())
@@ -470,10 +506,10 @@ mod tests {
     #[test]
     fn the_lowest_failing_rank_speaks_and_is_named_unless_all_failed_alike() {
         let reports = ["", "3 labels: truncated", "1 other"].map(String::from);
-        let error = common_error(&reports, |rank| HOSTS[rank]);
+        let error = common_error(&reports, place);
         assert_eq!(error, Error::new(ErrorKind::Data, "labels: truncated (rank 1 on b)"));
         let alike = ["2 --batch is 0", "2 --batch is 0"].map(String::from);
-        assert_eq!(common_error(&alike, |rank| HOSTS[rank]), Error::usage("--batch is 0"));
+        assert_eq!(common_error(&alike, place), Error::usage("--batch is 0"));
     }
 
     #[test]
@@ -484,14 +520,14 @@ mod tests {
             vec![item("model", "m"), item("batch", "64"), item("seed", "1")],
         ];
         let texts: Vec<String> = lists.iter().map(|list| serde_json::to_string(list).unwrap()).collect();
-        let error = difference(&texts, |rank| HOSTS[rank]);
+        let error = difference(&texts, place);
         assert_eq!(error.kind, ErrorKind::Mismatch);
         assert!(
             error.message.starts_with("ranks differ in batch: 32 (rank 0 on a), 64 (rank 2 on c)"),
             "{error}"
         );
         let missing = [texts[0].clone(), serde_json::to_string(&lists[1][..2]).unwrap()];
-        let error = difference(&missing, |rank| HOSTS[rank]);
+        let error = difference(&missing, place);
         assert!(error.message.contains("seed = 1 (rank 0 on a), nothing (rank 1 on b)"), "{error}");
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A graph and a device become a list of steps, each a compiled kernel with a fixed place in memory for every
 //! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
-//! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. May use:
-//! `device`, `graph`, `model`, `error`. Used by: `fusion`, `train`, `bench`.
+//! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. The whole step of every
+//! rank is a list of actions (`script`), which can be rehearsed before the first one (`rehearse`). May use: `device`,
+//! `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::device::reference::Reference;
@@ -38,7 +39,10 @@ mod arena;
 mod bucket;
 mod compile;
 mod describe;
+mod owners;
 mod program;
+mod rehearse;
+mod script;
 
 use std::ops::Range;
 
@@ -51,7 +55,10 @@ use crate::graph::{Graph, Init, NodeId, Op, Spec};
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
+pub use owners::Owners;
 pub use program::{Exchange, Program, Regions, has_not_finite};
+pub use rehearse::{Prices, Rehearsal, rehearse};
+pub use script::{Manner, Script, Transfer};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

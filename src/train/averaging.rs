@@ -73,16 +73,33 @@ impl Averaging {
         }
     }
 
+    /// What each step of a plan is expected to take.
+    pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
+        adaptive::step_seconds(plan, &self.tuning.parameters, self.threads)
+    }
+
+    /// Seconds a byte that an update reads or writes.
+    pub fn per_byte(&self) -> f64 {
+        self.tuning.parameters.shared.per_byte() / 2.0
+    }
+
+    /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is known.
+    pub fn seconds(&self, bytes: usize, shared: bool) -> f64 {
+        let choice = self.selection.choose(bytes, shared);
+        // What cuts between GPUs are made by is nothing to be told.
+        let known =
+            self.compress.is_none() && !matches!(choice.kind, AllreduceKind::Nccl | AllreduceKind::Ipc);
+        if known { choice.seconds } else { f64::NAN }
+    }
+
     /// What each bucket's sum is expected to be.
     pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
         let of = |bytes: &usize| match self.compress {
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
-            None => {
-                let choice = self.selection.choose(*bytes, shared);
-                // What cuts between GPUs are made by is nothing to be told.
-                let known = !matches!(choice.kind, AllreduceKind::Nccl | AllreduceKind::Ipc);
-                Expected { name: choice.kind.name(), seconds: if known { choice.seconds } else { f64::NAN } }
-            }
+            None => Expected {
+                name: self.selection.choose(*bytes, shared).kind.name(),
+                seconds: self.seconds(*bytes, shared),
+            },
         };
         plan.bucket_bytes().iter().map(of).collect()
     }

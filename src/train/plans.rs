@@ -5,14 +5,15 @@ use super::checkpoint;
 use super::memory::Sharing;
 use super::network::Network;
 use crate::comm::World;
-use crate::config::{Config, Session, SyncBatchNorm};
+use crate::config::{Config, MeshShape, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
+use crate::files::fnv1a;
 use crate::fusion::compress;
 use crate::host;
 use crate::optim;
-use crate::plan::{self, Extent, Options, Plan};
+use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Script, Transfer};
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
@@ -69,11 +70,48 @@ impl Plans {
     ///
     /// # Errors
     /// `Mismatch`, with what ranks compute with where that differs.
-    pub fn compare(&self, world: &World, device: &dyn Device) -> Result<()> {
-        let plan = ("plan".to_string(), format!("{:016x}", self.training.hash()));
-        world
-            .check_same(std::slice::from_ref(&plan))
-            .or_else(|_| world.check_same(&[("what they compute with".into(), device.describe()), plan]))
+    pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
+        // How a node's ranks share the updates is agreed upon when there is memory for them.
+        let manner = manner(world, config, Owners::Everyone);
+        let script = fnv1a(self.scripts(&manner, config)[0].lines().bytes());
+        let items = [("plan", self.training.hash()), ("script", script)]
+            .map(|(name, hash)| (name.to_string(), format!("{hash:016x}")));
+        let of_device = ("what they compute with".to_string(), device.describe());
+        world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
+    }
+
+    fn scripts(&self, manner: &Manner, config: &Config) -> Vec<Script> {
+        self.training.scripts(manner, &config.optimizer.rule)
+    }
+
+    /// What all ranks do in a step, rehearsed: in a line, or rank 0's whole script.
+    ///
+    /// # Errors
+    /// `Internal` where scripts do not fit together.
+    fn rehearsed(&self, world: &World, config: &Config, averaging: &Averaging) -> Result<String> {
+        if config.evaluate {
+            return Ok(String::new());
+        }
+        let owners = if self.extent.sharers > 1 { Owners::Node } else { Owners::Everyone };
+        let scripts = self.scripts(&manner(world, config, owners), config);
+        // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
+        let passes = 3 + 2 * config.optimizer.rule.states();
+        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+        let seconds = |transfer: &Transfer| averaging.seconds(transfer.cuts.range().len(), shared);
+        let update = |bytes: usize| (passes * bytes) as f64 * averaging.per_byte();
+        let facts = self.training.facts(&averaging.step_seconds(&self.training));
+        let rehearsal = plan::rehearse(&scripts, &facts, &Prices { transfer: &seconds, update: &update })?;
+        let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
+        if config.script {
+            text += &scripts[0].lines();
+        }
+        text += &format!("rehearsed with {} ranks: none waits for ever", scripts.len());
+        if rehearsal.seconds.is_finite() {
+            let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
+            let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
+            text += &format!("; expected {step:.3} ms a step, of which a rank waits {waits:.3} ms");
+        }
+        Ok(text + "\n")
     }
 
     /// What must be the same in a run that goes on, by name.
@@ -108,18 +146,21 @@ impl Plans {
     }
 
     /// What `--dry-run` prints.
+    ///
+    /// # Errors
+    /// `Internal` where the ranks' scripts do not fit together.
     pub fn describe(
         &self,
         world: &World,
         config: &Config,
         device: &dyn Device,
         averaging: &Averaging,
-    ) -> String {
+    ) -> Result<String> {
         let ranks = world.size();
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let note = |choice: &Expected| (choice.name, choice.seconds);
         let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
-        format!(
+        let described = format!(
             "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
             if ranks == 1 { "" } else { "s" },
@@ -127,7 +168,8 @@ impl Plans {
             config.accumulation,
             ranks * config.batch * config.accumulation,
             self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
-        ) + &self.roofline(config)
+        );
+        Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
     }
 
     /// What the machine's rates allow, where they are given.
@@ -145,6 +187,20 @@ impl Plans {
             100.0 * products / step,
             config.batch as f64 / step,
         )
+    }
+}
+
+/// How a step of this run is done.
+fn manner(world: &World, config: &Config, owners: Owners) -> Manner {
+    Manner {
+        mesh: MeshShape::of_data(world.size()),
+        nodes: (0..world.size()).map(|rank| world.node_of(rank)).collect(),
+        owners,
+        micro_steps: config.accumulation,
+        clip: config.optimizer.clip_norm.is_some(),
+        unscale: config.precision == Precision::F16,
+        average: config.optimizer.ema.is_some(),
+        overlap: config.overlap,
     }
 }
 

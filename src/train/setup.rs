@@ -99,7 +99,7 @@ pub fn prepare(
     let rule = config.optimizer.rule;
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
-    plans.compare(world, &*device)?;
+    plans.compare(world, config, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
         plans.training.steps.len(),
@@ -110,7 +110,7 @@ pub fn prepare(
     let program = (plans.extent.program + source.kept()).saturating_sub(resumed_bytes);
     plans.extent.program = greatest(world, program)?;
     if config.dry_run {
-        record::say(world, &plans.describe(world, config, &*device, &averaging));
+        record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
         return world.agree(record::printed()).map(|()| None);
     }
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);

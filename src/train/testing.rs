@@ -36,10 +36,10 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, false))?;
-    plans.compare(world, &*device)?;
+    plans.compare(world, config, &*device)?;
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(world, &plans.describe(world, config, &*device, &averaging));
+        record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
         return world.agree(record::printed());
     }
     world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;

@@ -381,6 +381,7 @@ fn help_is_grouped_and_info_answers_everything() {
         "--no-overlap",
         "--dry-run",
         "--roofline",
+        "--script",
         "--classes",
         "--image-size",
         "--label-smoothing",

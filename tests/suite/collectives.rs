@@ -3,6 +3,9 @@
 //! - every algorithm of every collective gives what a serial program does, whatever the number of ranks and the length
 //! - reduce-scatter, allgather and broadcast (from any rank) are there for other programs
 //! - groups of ranks get each other's numbers, one gather after the other
+//! - a reduce-scatter and an allgather by any cuts have the bits of a plain sum with these cuts
+//! - a world can be split: every collective works in several groups at once, whatever their sizes, and people are told the
+//!   job's ranks
 //! - nobody waits for a rank that computes, once it has arrived (shm)
 //! - under a launcher of another MPI the job stops with one message that says what to type
 //! - errors, names and numbers cross ranks; ranks that must agree and do not are named
@@ -13,14 +16,16 @@
 //! are dltrain itself, or this test program started again for the test `scene`, which does what
 //! `DLTRAIN_SCENE` says.
 
+use std::collections::HashSet;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use dltrain::collective::tuning::Tuning;
-use dltrain::collective::{Gather, Operation, Route, segment, select, wait};
-use dltrain::comm::{Family, Library, Region, World};
-use dltrain::config::{AllreduceKind, Wire};
+use dltrain::collective::{Collective, Gather, Operation, Route, segment, select, wait};
+use dltrain::comm::{Barrier, Family, Library, Mesh, NodeShared, Region, World};
+use dltrain::config::{AllreduceKind, MeshShape, Wire};
+use dltrain::cuts::Cuts;
 use dltrain::error::{Error, ErrorKind};
 
 const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
@@ -114,8 +119,8 @@ fn check(bench: &str, ranks: usize, wire: &str, lengths: &[&str], algorithms: &[
 const SUMS: [&str; 7] =
     ["mpi", "ring", "halving-doubling", "recursive-doubling", "torus", "hierarchical", "shm"];
 const SIBLINGS: [(&str, &[&str]); 3] = [
-    ("reducescatter", &["ring", "shm"]),
-    ("allgather", &["ring", "shm"]),
+    ("reducescatter", &["ring", "hierarchical", "shm"]),
+    ("allgather", &["ring", "hierarchical", "shm"]),
     ("broadcast", &["chain", "tree", "shm"]),
 ];
 const LENGTHS: [&str; 7] = ["0", "1", "2", "7", "1009", "100003", "1000001"];
@@ -211,6 +216,39 @@ fn other_programs_can_use_the_siblings_of_the_sum() {
 }
 
 #[test]
+fn sums_to_owners_and_from_there_to_all_have_the_bits_of_a_plain_sum() {
+    for ranks in [1, 2, 3, 4, 7] {
+        assert_passes(&play("cuts", ranks));
+    }
+}
+
+#[test]
+fn every_collective_works_in_groups_side_by_side() {
+    for ranks in [1, 3, 5] {
+        assert_passes(&play("groups", ranks));
+    }
+}
+
+#[test]
+fn a_mesh_has_a_group_for_each_axis() {
+    assert_passes(&play("mesh", 8));
+}
+
+#[test]
+fn a_rank_of_a_group_that_fails_stops_or_dies_is_named_by_its_number_in_the_job() {
+    assert_passes(&play("group_agrees", 4));
+    let stopped = play("group_stops", 4);
+    assert_fails(&stopped);
+    let said = text(&stopped);
+    assert!(said.contains(" s for rank 3 on ") && !said.contains("for rank 1 on"), "{said}");
+    let died = play("group_dies", 4);
+    assert_fails(&died);
+    if Library::linked().family == Family::OpenMpi {
+        assert!(text(&died).contains("rank 3 with PID"), "{}", text(&died));
+    }
+}
+
+#[test]
 fn nobody_waits_for_a_rank_that_computes_once_it_has_arrived() {
     assert_passes(&play("busy", 3));
 }
@@ -282,6 +320,19 @@ fn scene() {
         Ok("same") => same(&world),
         Ok("gathers") => gathers(&world),
         Ok("siblings") => siblings(&world),
+        Ok("cuts") => cuts(&world),
+        Ok("groups") => groups(&world),
+        Ok("mesh") => mesh(&world),
+        Ok("group_agrees") => group_agrees(&world),
+        Ok("group_stops") => group_stops(&world),
+        Ok("group_dies") => {
+            let group = world.split(world.rank() / 2, 0).unwrap();
+            if world.rank() == 3 {
+                std::process::abort();
+            }
+            group.barrier().unwrap();
+            world.barrier().unwrap();
+        }
         Ok("busy") => busy(&world),
         Ok("leaves") => leaves(&world),
         Ok("panics") => {
@@ -369,6 +420,249 @@ fn gathers(world: &World) {
         }
     }
     assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, ErrorKind::Internal);
+}
+
+/// Random cuts, the same on every rank: parts may be empty, and lie in any order.
+fn cuts(world: &World) {
+    let (rank, ranks) = (world.rank(), world.size());
+    let mut seed = 1u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    // The last one is more than a piece of `hierarchical`.
+    for length in [0, 1, 5, 1009, 100_003, 100_003, 2_300_000] {
+        let start = random(9);
+        let mut ends: Vec<usize> = (1..ranks).map(|_| start + random(length + 1)).collect();
+        ends.push(start + length);
+        ends.sort_unstable();
+        let (first, mut next) = (random(ranks), start);
+        let mut parts = vec![0..0; ranks];
+        for (index, end) in ends.into_iter().enumerate() {
+            parts[(first + index) % ranks] = std::mem::replace(&mut next, end)..end;
+        }
+        let cuts = Cuts::new(start..next, parts);
+        let region = Region::allocate(world, 4 * (next + 5), true).unwrap();
+        let values: Vec<f32> =
+            (0..next + 5).map(|i| ((rank + 1) as f32).powi(i as i32 % 7 - 3) / 3.0).collect();
+        let run = |mut collective: Box<dyn Collective>| -> Vec<u32> {
+            let slot = collective.prepare_cut(&cuts).unwrap();
+            world.barrier().unwrap();
+            collective.start(slot).unwrap();
+            wait(&mut *collective, slot).unwrap();
+            let mut all = vec![0.0; next + 5];
+            region.read(0, &mut all);
+            world.barrier().unwrap();
+            all.into_iter().map(f32::to_bits).collect()
+        };
+        let near = [(Route::Shm, AllreduceKind::Shm), (Route::Hierarchical, AllreduceKind::Hierarchical)];
+        for (route, kind) in [(Route::Ring, AllreduceKind::Ring)].into_iter().chain(near) {
+            let [scatter, gather] = [Operation::ReduceScatter, Operation::Allgather];
+            if !scatter.routes(world, &region).contains(&route) {
+                continue;
+            }
+            // Twice: nothing of the first round is left behind.
+            for _ in 0..2 {
+                region.write(0, &values);
+                let whole = run(select(kind, Wire::F32, &Tuning::built_in(), world, &region).unwrap());
+                region.write(0, &values);
+                let scattered = run(scatter.make(route, Wire::F32, world, &region).unwrap());
+                let own = cuts.part(rank);
+                assert_eq!(scattered[own.clone()], whole[own.clone()], "{route:?}, {length}, {cuts:?}");
+                // What is not this rank's is lost.
+                region.write(start, &vec![f32::NAN; length]);
+                region.write(
+                    own.start,
+                    &scattered[own.clone()].iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>(),
+                );
+                let gathered = run(gather.make(route, Wire::F32, world, &region).unwrap());
+                assert!(gathered == whole, "{route:?}, {length}, {cuts:?}");
+                assert!(
+                    whole[next..].iter().zip(&values[next..]).all(|(a, b)| *a == b.to_bits()),
+                    "{route:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Two groups, three of unequal sizes, groups of one, and all ranks in reverse order: side by side, nested and again.
+fn groups(world: &World) {
+    let (rank, size) = (world.rank(), world.size());
+    let split = |color: usize, key: usize| world.split(color, key).unwrap();
+    for group in [split(rank % 2, rank), split(rank.min(2), 0), split(rank, 0), split(0, size - rank)] {
+        in_group(world, &group);
+    }
+    let reversed = split(0, size - rank);
+    assert_eq!((reversed.rank(), reversed.job_rank(0)), (size - 1 - rank, size - 1));
+    let nested = split(rank % 2, rank).split(rank / 4, rank).unwrap();
+    in_group(world, &nested);
+    world.barrier().unwrap();
+}
+
+/// What there is in a world is there in a group, with numbers of the group's ranks alone.
+fn in_group(world: &World, group: &World) {
+    let (rank, size) = (group.rank(), group.size());
+    assert_eq!(group.job_rank(rank), world.rank());
+    let nodes = (0..size).map(|rank| world.host_of(group.job_rank(rank))).collect::<HashSet<_>>().len();
+    assert_eq!(group.nodes(), nodes);
+    assert_eq!(group.ranks_of(group.node())[group.local_rank()], rank);
+    let length = 10_007;
+    let range = 3..3 + length;
+    let value = |rank: usize, index: usize| ((group.job_rank(rank) * 31 + index * 17) % 101) as f32;
+    let region = Region::allocate(group, 4 * (length + 6), true).unwrap();
+    assert!(region.is_shared());
+    let run = |mut collective: Box<dyn Collective>| -> Vec<f32> {
+        let slot = collective.prepare(range.clone()).unwrap();
+        region.write(3, &(0..length).map(|index| value(rank, index)).collect::<Vec<_>>());
+        group.barrier().unwrap();
+        collective.start(slot).unwrap();
+        wait(&mut *collective, slot).unwrap();
+        let mut all = vec![0.0; length];
+        region.read(3, &mut all);
+        group.barrier().unwrap();
+        all
+    };
+    let sum = |index: usize| (0..size).map(|rank| value(rank, index)).sum::<f32>();
+    use AllreduceKind::{Auto, HalvingDoubling, Hierarchical, Mpi, RecursiveDoubling, Ring, Shm, Torus};
+    for kind in [Auto, Ring, HalvingDoubling, RecursiveDoubling, Torus, Hierarchical, Shm, Mpi] {
+        if kind == Shm && nodes > 1 || kind == Hierarchical && !group.is_even() {
+            continue;
+        }
+        let sums = run(select(kind, Wire::F32, &Tuning::built_in(), group, &region).unwrap());
+        assert!(sums.into_iter().eq((0..length).map(sum)), "{kind:?} in a group of {size}");
+    }
+    let owner = |index: usize| (0..size).find(|&r| segment(&(0..length), size, r).contains(&index)).unwrap();
+    for operation in [Operation::ReduceScatter, Operation::Allgather, Operation::Broadcast { root: size - 1 }]
+    {
+        for route in operation.routes(group, &region) {
+            let found = run(operation.make(route, Wire::F32, group, &region).unwrap());
+            for (index, found) in found.into_iter().enumerate() {
+                let expected = match operation {
+                    Operation::ReduceScatter if owner(index) != rank => continue,
+                    Operation::ReduceScatter => sum(index),
+                    Operation::Allgather => value(owner(index), index),
+                    Operation::Broadcast { root } => value(root, index),
+                };
+                assert_eq!(
+                    found, expected,
+                    "{operation:?} by {route:?} in a group of {size}, element {index}"
+                );
+            }
+        }
+    }
+    small_talk(group);
+    waits_for(world, group, &region);
+}
+
+/// Gathers, memory that a node's ranks have in common, barriers, and what ranks agree on.
+fn small_talk(group: &World) {
+    let (rank, size) = (group.rank(), group.size());
+    let (local, here) = (group.local_rank(), group.ranks_of(group.node()));
+    let mut gather = Gather::new(group, size, 1).unwrap();
+    gather.start(&[group.job_rank(rank) as f32]).unwrap();
+    while !gather.is_done() {
+        gather.poll().unwrap();
+    }
+    let mut all = vec![0.0; size];
+    gather.read(&mut all);
+    assert!(all.into_iter().eq((0..size).map(|rank| group.job_rank(rank) as f32)));
+
+    let shared = NodeShared::allocate(group, 4096).unwrap().expect("room for a page");
+    let mut barrier = Barrier::new(group).unwrap();
+    // SAFETY: each rank writes a byte of its own, and reads those of others when all have written.
+    let written = unsafe {
+        shared.address().add(local).write_volatile(group.job_rank(rank) as u8 + 1);
+        barrier.arrive();
+        while !barrier.missing().is_empty() {
+            std::thread::yield_now();
+        }
+        (0..here.len()).map(|local| shared.address().add(local).read_volatile()).collect::<Vec<_>>()
+    };
+    assert!(written.into_iter().eq(here.iter().map(|&rank| group.job_rank(rank) as u8 + 1)));
+    let mut numbers = [group.job_rank(rank) as f64];
+    group.max_f64(&mut numbers).unwrap();
+    assert_eq!(numbers[0], (0..size).map(|rank| group.job_rank(rank)).max().unwrap() as f64);
+    group.check_same(&[("the size".to_string(), size.to_string())]).unwrap();
+}
+
+/// A message that has not come is missed of its sender by its number in the job.
+fn waits_for(world: &World, group: &World, region: &std::rc::Rc<Region>) {
+    let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), group, region).unwrap();
+    let slot = ring.prepare(0..100).unwrap();
+    let first = group.rank() == 0 && group.size() > 1;
+    if first {
+        ring.start(slot).unwrap();
+        assert_eq!(ring.waiting_for(slot)[0], group.job_rank(group.size() - 1));
+    }
+    world.barrier().unwrap();
+    if !first {
+        ring.start(slot).unwrap();
+    }
+    wait(&mut *ring, slot).unwrap();
+}
+
+fn mesh(world: &World) {
+    let shape = MeshShape { data: 2, pipeline: 2, tensor: 2 };
+    let groups = Mesh::new(world, shape).unwrap();
+    let members = |group: &World| (0..group.size()).map(|rank| group.job_rank(rank)).collect::<Vec<_>>();
+    let [d, p, t] = shape.coordinates(world.rank());
+    assert_eq!(world.rank(), (p * 2 + d) * 2 + t);
+    assert_eq!(members(&groups.data), [0, 1].map(|d| (p * 2 + d) * 2 + t));
+    assert_eq!(members(&groups.pipeline), [0, 1].map(|p| (p * 2 + d) * 2 + t));
+    assert_eq!(members(&groups.tensor), [0, 1].map(|t| (p * 2 + d) * 2 + t));
+    assert_eq!([groups.data.rank(), groups.pipeline.rank(), groups.tensor.rank()], [d, p, t]);
+    for group in [&groups.data, &groups.pipeline, &groups.tensor] {
+        in_group(world, group);
+    }
+    let alone = Mesh::new(world, MeshShape::of_data(8)).unwrap();
+    assert_eq!((alone.data.size(), alone.tensor.size(), alone.pipeline.rank()), (8, 1, 0));
+    let error = Mesh::new(world, MeshShape { data: 3, pipeline: 1, tensor: 2 }).err().unwrap();
+    assert!(error.kind == ErrorKind::Usage && error.message.contains("has 6 ranks"), "{error}");
+    assert!(world.is_agreed(&error));
+}
+
+/// The lowest rank of the group that failed is named as the job knows it; the other group knows nothing of it.
+fn group_agrees(world: &World) {
+    let group = world.split(world.rank() / 2, 0).unwrap();
+    let failed = if world.rank() == 3 { Err(Error::usage("story")) } else { Ok(()) };
+    let outcome = group.agree(failed);
+    if world.rank() < 2 {
+        assert_eq!(outcome, Ok(()));
+    } else {
+        let error = outcome.unwrap_err();
+        assert_eq!(error, Error::usage(format!("story (rank 3 on {})", world.host())));
+        assert!(group.is_agreed(&error) && !world.is_agreed(&error));
+        let differs = group.check_same(&[("number".to_string(), world.rank().to_string())]).unwrap_err();
+        assert!(
+            differs.message.contains("2 (rank 2 on ") && differs.message.contains("3 (rank 3 on "),
+            "{differs}"
+        );
+    }
+    // Of a group of all ranks the job knows what they have agreed on.
+    let all = world.split(0, world.size() - world.rank()).unwrap();
+    let error = all.agree::<()>(Err(Error::usage("alike"))).unwrap_err();
+    assert!(world.is_agreed(&error));
+}
+
+fn group_stops(world: &World) {
+    world.limit_stalls(0.0, 1.0);
+    let attempt = || -> Result<(), Error> {
+        let group = world.split(world.rank() / 2, 0)?;
+        let region = Region::allocate(&group, 4000, true)?;
+        let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), &group, &region)?;
+        let slot = ring.prepare(0..1000)?;
+        if world.rank() == 3 {
+            let pid = std::process::id().to_string();
+            Command::new("kill").args(["-STOP", &pid]).status().unwrap();
+        }
+        ring.start(slot)?;
+        wait(&mut *ring, slot)?;
+        world.barrier()
+    };
+    let error = attempt().unwrap_err();
+    eprintln!("{error}");
+    world.abort(error.exit_code());
 }
 
 fn siblings(world: &World) {

@@ -37,6 +37,11 @@ impl Hosts {
 
     /// A job on hosts given as "h0:2,h1:2", started from the first.
     fn job(&self, slots: &str, flags: &[&str], variables: &[(&str, &str)]) -> Output {
+        self.start(slots, &[&[DLTRAIN], flags].concat(), variables)
+    }
+
+    /// The same of any program.
+    fn start(&self, slots: &str, program: &[&str], variables: &[(&str, &str)]) -> Output {
         let ranks: usize = slots.split([',', ':']).filter_map(|part| part.parse::<usize>().ok()).sum();
         let agent = Command::new(SCRIPT).arg("agent").output().unwrap();
         let agent = String::from_utf8(agent.stdout).unwrap();
@@ -48,7 +53,7 @@ impl Hosts {
             command.args(["-x", name]);
         });
         command.envs(variables.iter().copied());
-        command.args(["-n", &ranks.to_string(), DLTRAIN]).args(flags).env("OMP_NUM_THREADS", "1");
+        command.args(["-n", &ranks.to_string()]).args(program).env("OMP_NUM_THREADS", "1");
         command.output().unwrap()
     }
 
@@ -103,8 +108,36 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.matches("error: ").count() == 1, "{message}");
     assert!(message.contains("as many ranks on every node"), "{message}");
+    halves_and_groups(&hosts);
     trains_alike(&hosts);
     gpus_train_alike(&hosts);
+}
+
+/// Reduce-scatter and allgather between nodes, and groups across them: the scenes of `collectives`.
+fn halves_and_groups(hosts: &Hosts) {
+    for bench in ["reducescatter", "allgather"] {
+        let flags = [
+            "bench",
+            bench,
+            "--check-only",
+            "--lengths",
+            "0,1,1009,100003",
+            "--algorithm",
+            "ring,hierarchical",
+        ];
+        let printed = hosts.run("h0:2,h1:2,h2:2", &flags);
+        let right =
+            printed.lines().filter(|line| line.contains("hierarchical") && line.trim_end().ends_with(" 0"));
+        assert_eq!(right.count(), 4, "{bench}: {printed}");
+    }
+    let this = std::env::current_exe().unwrap();
+    let scene = ["--ignored", "--exact", "collectives::scene", "--nocapture", "--test-threads=1"];
+    let program = [&[this.to_str().unwrap()], &scene[..]].concat();
+    for (slots, name) in [("h0:2,h1:2,h2:2", "cuts"), ("h0:1,h1:1,h2:1", "cuts"), ("h0:2,h1:2", "groups")] {
+        let done = hosts.start(slots, &program, &[("DLTRAIN_SCENE", name)]);
+        let text = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && text.contains("running 1 test"), "{slots} {name}: {text}");
+    }
 }
 
 /// The ring adds in the same order wherever the ranks are: the same bits. Two levels add in another order.

@@ -462,6 +462,20 @@ fn a_dry_run_prints_the_plan_and_leaves_nothing() {
         assert!(printed.contains(expected), "{expected} is missing in\n{printed}");
     }
     assert!(!path.exists());
+    // The whole step as data: what is done between two transfers, in order; and that no rank waits for ever.
+    let printed =
+        run(2, &["--model", "mnist_large", "--batch", "16", "--dry-run", "--script", "--clip-norm", "1"]);
+    let order = [
+        "(read the images",
+        "(run steps 0–",
+        "(start transfer 0, sum of sums 0..",
+        "(wait for transfer 0,",
+        "(clip",
+        "(update bytes 0..",
+    ];
+    let at: Vec<Option<usize>> = order.iter().map(|action| printed.find(action)).collect();
+    assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{at:?} in {printed}");
+    assert!(printed.contains("rehearsed with 2 ranks: none waits for ever; expected "), "{printed}");
     // Twice as fast a machine halves the least time of a step.
     let roofline = |rates| -> f64 {
         let printed = run(1, &["--model", "mnist_large", "--batch", "16", "--dry-run", "--roofline", rates]);

@@ -1,0 +1,786 @@
+//! The scripts of all ranks, run through before the first step: a discrete-event simulation of two steps.
+//!
+//! Every transfer must have all who take part in it, in one order on all of them; nobody may wait in a circle; and while a
+//! range is on its way nothing else may touch it. What is found is one message that names both actions. A script that
+//! passes cannot deadlock, since nothing of it is decided while it runs: ranks do the same in every step, and whatever the
+//! times are they can only wait for what was found to come. The second step also gives times: those of steps and transfers
+//! are given, and the transfers of some ranks take place one after the other.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::script::{Action, Area, Axis, Kind, Script, Transfer};
+use super::{Location, Plan, Region, TAIL};
+use crate::error::{Error, Result};
+
+/// Memory that an action reads or writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Touch {
+    /// Which memory.
+    pub area: Area,
+    /// Bytes of it.
+    pub bytes: Range<usize>,
+}
+
+/// What a rehearsal knows of a step of the plan.
+#[derive(Debug, Clone)]
+pub struct StepFacts {
+    /// Seconds that it is expected to take.
+    pub seconds: f64,
+    /// What it reads and writes.
+    pub touches: Vec<Touch>,
+}
+
+/// How long things take.
+pub struct Prices<'a> {
+    /// Seconds of a transfer, once all have started it.
+    pub transfer: &'a dyn Fn(&Transfer) -> f64,
+    /// Seconds of an update of so many bytes.
+    pub update: &'a dyn Fn(usize) -> f64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rehearsal {
+    /// Seconds of a step.
+    pub seconds: f64,
+    /// For each rank the seconds that it waits.
+    pub exposed: Vec<f64>,
+}
+
+impl Plan {
+    /// What a rehearsal knows of each step, which takes as long as this says.
+    pub fn facts(&self, seconds: &[f64]) -> Vec<StepFacts> {
+        let touch = |place: &Location| Touch {
+            area: Area::Of(place.region),
+            bytes: place.offset..place.offset + place.bytes,
+        };
+        let facts = |(step, &seconds): (&super::PlannedStep, &f64)| StepFacts {
+            seconds,
+            touches: step.inputs.iter().chain(&step.outputs).map(touch).collect(),
+        };
+        self.steps.iter().zip(seconds).map(facts).collect()
+    }
+}
+
+/// Runs all scripts, by rank, twice. All ranks that have a graph have the same steps.
+///
+/// # Errors
+/// `Internal`, naming both actions, where the scripts do not fit together.
+pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Result<Rehearsal> {
+    let mut stage =
+        Stage { steps, prices, ranks: scripts.iter().map(Player::new).collect(), meetings: HashMap::new() };
+    stage.play()?;
+    let begun: Vec<f64> = stage.ranks.iter().map(|rank| rank.clock).collect();
+    stage.ranks.iter_mut().for_each(|rank| (rank.at, rank.exposed, rank.first) = (0, 0.0, false));
+    stage.play()?;
+    stage.finish()?;
+    let took = stage.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
+    Ok(Rehearsal {
+        seconds: took.fold(0.0, f64::max),
+        exposed: stage.ranks.iter().map(|rank| rank.exposed).collect(),
+    })
+}
+
+/// Ranks that do transfers together, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Line {
+    /// Members of an axis, by their lowest rank.
+    Group(Axis, usize, Range<usize>),
+    /// From one rank to another.
+    Pair(Axis, usize, usize),
+}
+
+/// One transfer of a line.
+#[derive(Default)]
+struct Meeting {
+    /// Who started it, with which action and when.
+    started: Vec<(usize, usize, f64)>,
+    /// When it is over, once all have.
+    over: Option<f64>,
+}
+
+/// A transfer on its way, as one rank sees it.
+struct Flight {
+    id: usize,
+    action: usize,
+    line: Line,
+    number: usize,
+}
+
+/// A rank, and how far it is.
+struct Player<'a> {
+    script: &'a Script,
+    at: usize,
+    /// Whether this is its first step, into which nothing is carried over.
+    first: bool,
+    clock: f64,
+    exposed: f64,
+    flights: Vec<Flight>,
+    /// Transfers started on each line.
+    counts: HashMap<Line, usize>,
+    arrivals: Vec<f64>,
+}
+
+struct Stage<'a> {
+    steps: &'a [StepFacts],
+    prices: &'a Prices<'a>,
+    ranks: Vec<Player<'a>>,
+    meetings: HashMap<Line, Vec<Meeting>>,
+}
+
+impl<'a> Player<'a> {
+    fn new(script: &'a Script) -> Player<'a> {
+        Player {
+            script,
+            at: 0,
+            first: true,
+            clock: 0.0,
+            exposed: 0.0,
+            flights: Vec::new(),
+            counts: HashMap::new(),
+            arrivals: Vec::new(),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.at == self.script.actions.len()
+    }
+
+    fn line(&self, transfer: &Transfer) -> Line {
+        let (script, axis) = (self.script, transfer.axis);
+        match transfer.kind {
+            Kind::Send { to } => Line::Pair(axis, script.rank, script.peer(axis, to)),
+            Kind::Receive { from } => Line::Pair(axis, script.peer(axis, from), script.rank),
+            _ => Line::Group(axis, script.peer(axis, transfer.members.start), transfer.members.clone()),
+        }
+    }
+
+    /// "rank 3, action 12 (wait for …)".
+    fn says(&self, action: usize) -> String {
+        format!("rank {}, action {}", self.script.rank, self.script.describe(action))
+    }
+
+    /// Whether a script waits for a transfer of the step before.
+    fn carries(&self, id: usize) -> bool {
+        let find = |wanted: Action| self.script.actions.iter().position(|action| *action == wanted);
+        matches!((find(Action::Wait(id)), find(Action::Start(id))), (Some(wait), Some(start)) if wait < start)
+    }
+
+    /// What an action touches, but for steps.
+    fn touches(&self, action: &Action) -> Vec<Touch> {
+        let script = self.script;
+        let of = |area, bytes: &Range<usize>| Touch { area, bytes: bytes.clone() };
+        let gradients = 0..script.sums.saturating_sub(TAIL);
+        match action {
+            Action::Accumulate { .. } => {
+                vec![of(Area::Sums, &gradients), of(Area::Of(Region::Gradients), &gradients)]
+            }
+            Action::Metrics { .. } => vec![of(Area::Sums, &(gradients.end..script.sums))],
+            Action::Unscale | Action::Norm | Action::Clip if script.owners.are_apart() => {
+                script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
+            }
+            Action::Unscale | Action::Norm | Action::Clip => vec![of(Area::Sums, &gradients)],
+            Action::Update(part) | Action::Average(part) => {
+                let bytes = &script.parts[*part].bytes;
+                vec![of(Area::Sums, bytes), of(Area::Of(Region::Parameters), bytes)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The flight that memory is lent to.
+    fn lent(&self, Touch { area, bytes }: &Touch) -> Option<&Flight> {
+        // Without accumulation steps write where sums are made.
+        let area = match area {
+            Area::Of(Region::Gradients) if !self.script.accumulates => Area::Sums,
+            area => *area,
+        };
+        self.flights.iter().find(|flight| {
+            let transfer = &self.script.transfers[flight.id];
+            let range = transfer.cuts.range();
+            transfer.area == area && range.start < bytes.end && bytes.start < range.end
+        })
+    }
+
+    fn check(&self, touch: &Touch) -> Result<()> {
+        let Some(flight) = self.lent(touch) else { return Ok(()) };
+        Err(wrong(format!(
+            "{} touches what is on its way since action {}",
+            self.says(self.at),
+            self.script.describe(flight.action)
+        )))
+    }
+}
+
+fn wrong(what: String) -> Error {
+    Error::internal(format!("the ranks' scripts do not fit together: {what}"))
+}
+
+impl Stage<'_> {
+    /// Lets every rank go on as far as it can until all are through.
+    fn play(&mut self) -> Result<()> {
+        loop {
+            let mut moved = false;
+            for rank in 0..self.ranks.len() {
+                while !self.ranks[rank].is_done() && self.advance(rank)? {
+                    self.ranks[rank].at += 1;
+                    moved = true;
+                }
+            }
+            if self.ranks.iter().all(Player::is_done) {
+                return Ok(());
+            }
+            if !moved {
+                return Err(self.stuck());
+            }
+        }
+    }
+
+    /// Does the next action of a rank, if that need not wait for another.
+    fn advance(&mut self, rank: usize) -> Result<bool> {
+        let player = &self.ranks[rank];
+        let (script, now) = (player.script, player.clock);
+        let action = &script.actions[player.at];
+        player.touches(action).iter().try_for_each(|touch| player.check(touch))?;
+        let mut until = now;
+        match action {
+            Action::Run { steps, .. } => {
+                for facts in &self.steps[steps.clone()] {
+                    facts.touches.iter().try_for_each(|touch| player.check(touch))?;
+                    until += facts.seconds;
+                }
+            }
+            Action::Update(part) => until += (self.prices.update)(script.parts[*part].bytes.len()),
+            Action::Start(id) => self.start(rank, *id)?,
+            Action::Wait(id) => {
+                let Some(over) = self.awaited(rank, *id)? else { return Ok(false) };
+                until = now.max(over);
+                self.ranks[rank].flights.retain(|flight| flight.id != *id);
+                self.ranks[rank].exposed += until - now;
+            }
+            Action::Arrive => self.ranks[rank].arrivals.push(now),
+            Action::Await => {
+                if self.missing(rank).is_some() {
+                    return Ok(false);
+                }
+                let last = self.ranks[rank].arrivals.len() - 1;
+                until = self.beside(rank).map(|other| other.arrivals[last]).fold(now, f64::max);
+                self.ranks[rank].exposed += until - now;
+            }
+            _ => {}
+        }
+        self.ranks[rank].clock = until;
+        Ok(true)
+    }
+
+    fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
+        let node = self.ranks[rank].script.node;
+        self.ranks.iter().filter(move |other| other.script.node == node)
+    }
+
+    /// A rank of the node that has not come as often to the barrier.
+    fn missing(&self, rank: usize) -> Option<usize> {
+        let count = self.ranks[rank].arrivals.len();
+        self.beside(rank).find(|other| other.arrivals.len() < count).map(|other| other.script.rank)
+    }
+
+    fn start(&mut self, rank: usize, id: usize) -> Result<()> {
+        let player = &mut self.ranks[rank];
+        let transfer = &player.script.transfers[id];
+        player.check(&Touch { area: transfer.area, bytes: transfer.cuts.range().clone() })?;
+        let (line, action, clock) = (player.line(transfer), player.at, player.clock);
+        // Both ends of a pair count for themselves, though they may be one line.
+        let number = player.counts.entry(line.clone()).or_default();
+        let index = *number;
+        *number += 1;
+        player.flights.push(Flight { id, action, line: line.clone(), number: index });
+        let meetings = self.meetings.entry(line.clone()).or_default();
+        if meetings.len() <= index {
+            meetings.resize_with(index + 1, Meeting::default);
+        }
+        meetings[index].started.push((rank, action, clock));
+        self.agree(rank, transfer_of(&self.ranks, rank, action), &line, index)?;
+        self.hold(&line, index);
+        Ok(())
+    }
+
+    /// What two ranks do together they must do alike.
+    fn agree(&self, rank: usize, transfer: &Transfer, line: &Line, index: usize) -> Result<()> {
+        let (first, action, _) = self.meetings[line][index].started[0];
+        let other = transfer_of(&self.ranks, first, action);
+        let alike = match line {
+            Line::Group(..) => {
+                (other.kind, other.area, &other.cuts) == (transfer.kind, transfer.area, &transfer.cuts)
+            }
+            Line::Pair(..) => first == rank || other.cuts.range().len() == transfer.cuts.range().len(),
+        };
+        if alike {
+            return Ok(());
+        }
+        let [one, two] = [self.ranks[first].says(action), self.ranks[rank].says(self.ranks[rank].at)];
+        Err(wrong(format!("{one} meets {two}")))
+    }
+
+    /// Transfers of a line take place one after the other, each when all have started it.
+    fn hold(&mut self, line: &Line, index: usize) {
+        let wanted = match line {
+            Line::Group(_, _, members) => members.len(),
+            Line::Pair(..) => 2,
+        };
+        let meetings = &self.meetings[line];
+        if meetings[index].started.len() < wanted {
+            return;
+        }
+        let before = index.checked_sub(1).and_then(|before| meetings[before].over).unwrap_or(0.0);
+        let begun = meetings[index].started.iter().fold(before, |latest, (_, _, when)| latest.max(*when));
+        let (rank, action, _) = meetings[index].started[0];
+        let over = begun + (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
+        self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
+    }
+
+    /// When a transfer is over; `None` while some have yet to start it.
+    fn awaited(&self, rank: usize, id: usize) -> Result<Option<f64>> {
+        let player = &self.ranks[rank];
+        match player.flights.iter().find(|flight| flight.id == id) {
+            Some(flight) => Ok(self.meetings[&flight.line][flight.number].over),
+            None if player.first && player.carries(id) => Ok(Some(player.clock)),
+            None => Err(wrong(format!("{}, which nobody started", player.says(player.at)))),
+        }
+    }
+
+    /// What is wrong where no rank can go on: somebody will never come, or some wait for each other.
+    fn stuck(&self) -> Error {
+        let mut seen: Vec<usize> = Vec::new();
+        let Some(mut rank) = self.ranks.iter().position(|player| !player.is_done()) else {
+            return wrong("no rank can go on".into());
+        };
+        loop {
+            let player = &self.ranks[rank];
+            let Some(next) = self.lacks(rank) else {
+                return wrong(format!("{} never ends", player.says(player.at)));
+            };
+            let other = &self.ranks[next];
+            if !self.comes(rank, next) {
+                let where_it_is = match other.script.actions.len().checked_sub(1) {
+                    None => "does nothing".to_string(),
+                    Some(last) if other.is_done() => {
+                        format!("ends with action {}", other.script.describe(last))
+                    }
+                    Some(_) => format!("stands at action {}", other.script.describe(other.at)),
+                };
+                return wrong(format!(
+                    "{} waits for rank {next}, which never starts its part and {where_it_is}",
+                    player.says(player.at)
+                ));
+            }
+            seen.push(rank);
+            if let Some(first) = seen.iter().position(|&before| before == next) {
+                return wrong(format!(
+                    "{} waits for rank {next}, and {} waits in turn: a cycle of {} ranks",
+                    player.says(player.at),
+                    other.says(other.at),
+                    seen.len() - first
+                ));
+            }
+            rank = next;
+        }
+    }
+
+    /// A rank that a waiting one lacks.
+    fn lacks(&self, rank: usize) -> Option<usize> {
+        let player = &self.ranks[rank];
+        match &player.script.actions[player.at] {
+            Action::Await => self.missing(rank),
+            Action::Wait(id) => {
+                let flight = player.flights.iter().find(|flight| flight.id == *id)?;
+                let here = |wanted: usize| {
+                    self.meetings[&flight.line][flight.number]
+                        .started
+                        .iter()
+                        .any(|(other, ..)| *other == wanted)
+                };
+                match &flight.line {
+                    Line::Group(axis, _, members) => members
+                        .clone()
+                        .map(|place| player.script.peer(*axis, place))
+                        .find(|&rank| !here(rank)),
+                    Line::Pair(_, from, to) => [*from, *to].into_iter().find(|&rank| !here(rank)),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether what a waiting rank lacks of another is still to come.
+    fn comes(&self, rank: usize, other: usize) -> bool {
+        let (player, other) = (&self.ranks[rank], &self.ranks[other]);
+        let rest = other.script.actions[other.at..].iter();
+        let again = other.script.actions.iter().filter(|_| other.first);
+        let mut rest = rest.chain(again);
+        match &player.script.actions[player.at] {
+            Action::Wait(id) => {
+                let line = player.line(&player.script.transfers[*id]);
+                rest.any(|action| matches!(action, Action::Start(id) if other.line(&other.script.transfers[*id]) == line))
+            }
+            _ => rest.any(|action| *action == Action::Arrive),
+        }
+    }
+
+    /// Nothing may be left behind but what the next step waits for.
+    fn finish(&self) -> Result<()> {
+        for player in &self.ranks {
+            if let Some(flight) = player.flights.iter().find(|flight| !player.carries(flight.id)) {
+                return Err(wrong(format!("{}, and nobody waits for it", player.says(flight.action))));
+            }
+        }
+        for (line, meetings) in &self.meetings {
+            if let Some(meeting) = meetings.iter().find(|meeting| meeting.over.is_none()) {
+                let (rank, action, _) = meeting.started[0];
+                return Err(wrong(format!("{} has no other end ({line:?})", self.ranks[rank].says(action))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The transfer that an action of a rank starts.
+fn transfer_of<'a>(ranks: &[Player<'a>], rank: usize, action: usize) -> &'a Transfer {
+    let script = ranks[rank].script;
+    match script.actions[action] {
+        Action::Start(id) => &script.transfers[id],
+        ref other => unreachable!("{other:?} starts nothing"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use proptest::prelude::*;
+
+    use super::super::Bucket;
+    use super::super::owners::Owners;
+    use super::super::script::{Manner, Outline, Part, TransferId, scripts};
+    use super::*;
+    use crate::config::MeshShape;
+    use crate::cuts::{Cuts, segment};
+
+    const OWNERS: [Owners; 5] =
+        [Owners::Everyone, Owners::Node, Owners::Data, Owners::Servers(1), Owners::Root];
+
+    /// Buckets of so many bytes, each ready after a backward step of its own, and as many forward steps that read their
+    /// parameters, the last bucket's first. Steps and transfers take a second.
+    struct Example {
+        buckets: Vec<Bucket>,
+        steps: Vec<StepFacts>,
+    }
+
+    impl Example {
+        fn new(sizes: &[usize]) -> Example {
+            let count = sizes.len();
+            let mut end = 0;
+            let mut bucket = |(index, size): (usize, &usize)| {
+                let start = end;
+                end += 64 * size;
+                Bucket { bytes: start..end + if index + 1 == count { TAIL } else { 0 }, after: count + index }
+            };
+            let buckets: Vec<Bucket> = sizes.iter().enumerate().map(&mut bucket).collect();
+            let step = |region, bytes: Range<usize>| StepFacts {
+                seconds: 1.0,
+                touches: vec![Touch { area: Area::Of(region), bytes }],
+            };
+            let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
+            let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
+            let backward = (0..count).map(|index| step(Region::Gradients, of(index)));
+            Example { steps: forward.chain(backward).collect(), buckets }
+        }
+
+        fn scripts(&self, manner: &Manner) -> Vec<Script> {
+            let sums = self.buckets.last().map_or(0, |bucket| bucket.bytes.end);
+            let share = |bucket: usize, index: usize, count: usize| {
+                let bytes = &self.buckets[bucket].bytes;
+                let lines = segment(&(bytes.start / 64..bytes.end.min(sums - TAIL) / 64), count, index);
+                64 * lines.start..64 * lines.end
+            };
+            scripts(
+                manner,
+                &Outline {
+                    steps: self.steps.len(),
+                    buckets: &self.buckets,
+                    readers: (0..self.buckets.len()).rev().collect(),
+                    exchanges: vec![(0, 0..64)],
+                    sums,
+                    share: &share,
+                },
+            )
+        }
+
+        fn rehearse(&self, scripts: &[Script]) -> Result<Rehearsal> {
+            rehearse(scripts, &self.steps, &Prices { transfer: &|_| 1.0, update: &|_| 0.0 })
+        }
+    }
+
+    fn manner(ranks: usize, owners: Owners) -> Manner {
+        Manner {
+            mesh: MeshShape::of_data(ranks),
+            nodes: (0..ranks).map(|rank| rank / 2).collect(),
+            owners,
+            micro_steps: 1,
+            clip: false,
+            unscale: false,
+            average: false,
+            overlap: true,
+        }
+    }
+
+    /// What went wrong, in words.
+    fn fault(example: &Example, scripts: &[Script]) -> String {
+        example.rehearse(scripts).expect_err("a fault was planted").message
+    }
+
+    /// Takes an action away, or puts it elsewhere.
+    fn moved(script: &mut Script, wanted: impl Fn(&Action) -> bool, to: Option<usize>) {
+        let at = script.actions.iter().position(wanted).expect("the action");
+        let action = script.actions.remove(at);
+        to.into_iter().for_each(|to| script.actions.insert(to, action.clone()));
+    }
+
+    /// Transfers between random ranks of a mesh in one order that all ranks keep, each awaited some time later.
+    fn tangle(mesh: MeshShape, events: &[(u8, usize, usize, usize)]) -> Vec<Script> {
+        let mut transfers: Vec<Vec<Transfer>> = vec![Vec::new(); mesh.ranks()];
+        let mut actions: Vec<Vec<Action>> = vec![Vec::new(); mesh.ranks()];
+        let mut pending: Vec<Vec<(usize, TransferId)>> = vec![Vec::new(); mesh.ranks()];
+        for (number, &(what, whose, peer, delay)) in events.iter().enumerate() {
+            let axis = [Axis::Data, Axis::Pipeline, Axis::Tensor][what as usize % 3];
+            let at = mesh.coordinates(whose % mesh.ranks());
+            let length = [mesh.data, mesh.pipeline, mesh.tensor][axis as usize];
+            let (own, other) = (at[axis as usize], peer % length);
+            let kinds: Vec<(usize, Kind)> = match what / 3 {
+                0 | 1 if own != other => {
+                    vec![(own, Kind::Send { to: other }), (other, Kind::Receive { from: own })]
+                }
+                2 => (0..length).map(|place| (place, Kind::SumToOwners)).collect(),
+                _ => (0..length).map(|place| (place, Kind::Sum)).collect(),
+            };
+            for (place, kind) in kinds {
+                let mut coordinates = at;
+                coordinates[axis as usize] = place;
+                let rank = mesh.rank(coordinates);
+                let cuts = Cuts::even(&(64 * number..64 * number + 64), length);
+                transfers[rank].push(Transfer { axis, members: 0..length, kind, area: Area::Sums, cuts });
+                let id = transfers[rank].len() - 1;
+                actions[rank].push(Action::Start(id));
+                pending[rank].push((number + delay, id));
+            }
+            for (rank, waiting) in pending.iter_mut().enumerate() {
+                waiting.retain(|(due, id)| {
+                    if *due <= number {
+                        actions[rank].push(Action::Wait(*id));
+                    }
+                    *due > number
+                });
+            }
+        }
+        let each = transfers.into_iter().zip(actions).zip(pending).enumerate();
+        each.map(|(rank, ((transfers, mut actions), pending))| {
+            actions.extend(pending.into_iter().map(|(_, id)| Action::Wait(id)));
+            Script {
+                rank,
+                node: 0,
+                mesh,
+                owners: Owners::Everyone,
+                accumulates: false,
+                sums: 0,
+                transfers: Rc::new(transfers),
+                parts: Vec::new(),
+                actions,
+            }
+        })
+        .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// Whoever owns what: all ranks get through, and send what the table of docs/algorithms.md says.
+        #[test]
+        fn every_manner_of_data_parallelism_gets_through(
+            sizes in prop::collection::vec(1usize..40, 1..8),
+            ranks in 1usize..9,
+            owners in prop::sample::select(OWNERS.to_vec()),
+            micro_steps in 1usize..4,
+            flags in 0u8..16,
+        ) {
+            let owners = if ranks == 1 && owners == Owners::Servers(1) { Owners::Root } else { owners };
+            let [clip, unscale, average, overlap] = [1, 2, 4, 8].map(|bit| flags & bit > 0);
+            let manner = Manner { micro_steps, clip, unscale, average, overlap, ..manner(ranks, owners) };
+            let example = Example::new(&sizes);
+            let scripts = example.scripts(&manner);
+            let found = example.rehearse(&scripts);
+            prop_assert!(found.is_ok(), "{:?}", found);
+            let found = found.unwrap();
+            let computing = 2 * sizes.len() * micro_steps;
+            prop_assert!(found.seconds >= computing as f64 && found.exposed.iter().all(|&s| s <= found.seconds));
+            // Every byte of the parameters is updated by each of its owners once.
+            let updated: usize = scripts.iter().flat_map(|script| &script.parts).map(|part| part.bytes.len()).sum();
+            let owned = match owners {
+                Owners::Everyone => ranks,
+                Owners::Node => ranks.div_ceil(2),
+                _ => 1,
+            };
+            prop_assert_eq!(updated, owned * 64 * sizes.iter().sum::<usize>());
+        }
+
+        /// Sums and messages on all axes of a mesh, in one order: nobody waits for ever. Without any one receive somebody does.
+        #[test]
+        fn what_all_start_in_one_order_gets_through(
+            data in 1usize..4, pipeline in 1usize..4, tensor in 1usize..4,
+            events in prop::collection::vec((0u8..12, 0usize..64, 0usize..64, 0usize..6), 1..40),
+        ) {
+            let mesh = MeshShape { data, pipeline, tensor };
+            let mut scripts = tangle(mesh, &events);
+            let example = Example::new(&[1]);
+            let found = example.rehearse(&scripts);
+            prop_assert!(found.is_ok(), "{:?}", found);
+            let receives = |script: &Script| {
+                let of = |action: &&Action| match action {
+                    Action::Start(id) => matches!(script.transfers[*id].kind, Kind::Receive { .. }),
+                    _ => false,
+                };
+                script.actions.iter().find(of).cloned()
+            };
+            if let Some((rank, Action::Start(id))) = (0..scripts.len()).find_map(|r| Some((r, receives(&scripts[r])?))) {
+                let sender = match scripts[rank].transfers[id].kind {
+                    Kind::Receive { from } => scripts[rank].peer(scripts[rank].transfers[id].axis, from),
+                    _ => unreachable!(),
+                };
+                moved(&mut scripts[rank], |action| *action == Action::Start(id), None);
+                moved(&mut scripts[rank], |action| *action == Action::Wait(id), None);
+                let message = fault(&example, &scripts);
+                prop_assert!(message.contains(&format!("rank {sender}, action ")) || message.contains("meets"), "{}", message);
+            }
+        }
+    }
+
+    /// Steps and transfers of a second each. Two buckets leave after the third and the fourth step, one after the other.
+    #[test]
+    fn a_rehearsal_says_how_long_a_step_takes_and_how_long_ranks_wait() {
+        let example = Example::new(&[4, 4]);
+        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        // The exchange after the first step is waited for: a second. Sums: from 4 to 5 and from 5 to 6.
+        let found = example.rehearse(&scripts).unwrap();
+        assert_eq!((found.seconds, found.exposed), (6.0, vec![2.0, 2.0]));
+        scripts.iter_mut().for_each(|script| {
+            moved(script, |action| matches!(action, Action::Start(2)), None);
+            moved(script, |action| matches!(action, Action::Wait(2)), None);
+        });
+        assert_eq!(example.rehearse(&scripts).unwrap().seconds, 5.0);
+    }
+
+    #[test]
+    fn a_strategy_sends_what_its_table_says() {
+        let n = 64 * 60;
+        let example = Example::new(&[24, 36]);
+        let sent = |ranks, owners| -> Vec<usize> {
+            let scripts = example.scripts(&manner(ranks, owners));
+            // Without the tail and the statistics.
+            let small = |script: &Script| {
+                let of = |t: &Transfer| t.cuts.range().len() <= 64;
+                let each = script.actions.iter().filter_map(|action| match action {
+                    Action::Start(id) if of(&script.transfers[*id]) => Some(*id),
+                    _ => None,
+                });
+                let without = Script { actions: each.map(Action::Start).collect(), ..script.clone() };
+                without.bytes_sent()
+            };
+            scripts.iter().map(|script| script.bytes_sent() - small(script)).collect()
+        };
+        for d in [2, 3, 4, 6] {
+            // Plain: with the tail.
+            let plain = 2 * (n + TAIL) * (d - 1) / d;
+            assert!(
+                sent(d, Owners::Everyone).iter().all(|bytes| bytes.abs_diff(plain) <= 2 * d),
+                "{d} ranks"
+            );
+            assert_eq!(sent(d, Owners::Data), vec![2 * n * (d - 1) / d; d]);
+            let root = sent(d, Owners::Root);
+            assert_eq!((root[0], root.iter().sum()), ((d - 1) * n, 2 * (d - 1) * n));
+            let served = sent(d, Owners::Servers(1));
+            assert_eq!((served[0], served[d - 1]), (n, (d - 1) * n));
+        }
+    }
+
+    #[test]
+    fn a_receive_that_is_missing_is_found_by_name() {
+        let mesh = MeshShape { data: 1, pipeline: 2, tensor: 1 };
+        // Rank 0 sends to rank 1, and both sum.
+        let mut scripts = tangle(mesh, &[(1, 0, 1, 2), (10, 0, 0, 0)]);
+        assert!(Example::new(&[1]).rehearse(&scripts).is_ok());
+        moved(&mut scripts[1], |action| *action == Action::Start(0), None);
+        moved(&mut scripts[1], |action| *action == Action::Wait(0), None);
+        let message = fault(&Example::new(&[1]), &scripts);
+        assert!(
+            message.contains("rank 0, action 3 (wait for transfer 0, send to place 1 of sums 0..64"),
+            "{message}"
+        );
+        assert!(message.contains("rank 1, which never starts its part"), "{message}");
+        assert!(
+            message.contains("ends with action 1 (wait for transfer 1, sum of sums 64..128"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_cycle_is_found_by_name() {
+        let mesh = MeshShape { data: 1, pipeline: 2, tensor: 1 };
+        let mut scripts = tangle(mesh, &[(1, 0, 1, 0), (1, 1, 0, 0)]);
+        // Each waits for the other's message before it sends its own.
+        scripts[0].actions = [Action::Start(1), Action::Wait(1), Action::Start(0), Action::Wait(0)].to_vec();
+        let message = fault(&Example::new(&[1]), &scripts);
+        assert!(message.contains("rank 0, action 1 (wait for transfer 1, receive from place 1"), "{message}");
+        assert!(message.contains("rank 1, action 1 (wait for transfer 0, receive from place 0"), "{message}");
+        assert!(message.contains("a cycle of 2 ranks"), "{message}");
+    }
+
+    #[test]
+    fn a_range_touched_on_its_way_is_found_by_name() {
+        let example = Example::new(&[4, 4]);
+        // An update before its sum is there.
+        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        let at = scripts[1].actions.iter().position(|action| *action == Action::Wait(0)).unwrap();
+        moved(&mut scripts[1], |action| *action == Action::Update(0), Some(at));
+        let message = fault(&example, &scripts);
+        assert!(message.contains("(update bytes 0..256 of bucket 0) touches"), "{message}");
+        assert!(message.contains("(start transfer 0, sum of sums 0..256 over data)"), "{message}");
+        // A forward step that reads parameters which have yet to come from their owners.
+        let mut scripts = example.scripts(&manner(2, Owners::Data));
+        let at = scripts[0].actions.iter().position(|action| *action == Action::Wait(1)).unwrap();
+        moved(&mut scripts[0], |action| *action == Action::Wait(1), Some(at + 1));
+        let message = fault(&example, &scripts);
+        assert!(
+            message.contains("from owners of parameters 0..256") && message.contains("(run steps "),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn ranks_that_do_unlike_things_together_are_named() {
+        let example = Example::new(&[4, 4]);
+        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        let mut transfers = (*scripts[1].transfers).clone();
+        transfers[0].cuts = Cuts::whole(&(0..256), 2, 1);
+        scripts[1].transfers = Rc::new(transfers);
+        let message = fault(&example, &scripts);
+        assert!(
+            message.contains("rank 0, action ") && message.contains(" meets rank 1, action "),
+            "{message}"
+        );
+        // A barrier that one rank of the node passes by.
+        let mut scripts = example.scripts(&manner(2, Owners::Node));
+        moved(&mut scripts[1], |action| *action == Action::Arrive, None);
+        let message = fault(&example, &scripts);
+        assert!(message.contains("at the barrier"), "{message}");
+        assert_eq!(scripts[0].parts[0], Part { bucket: 0, bytes: 0..128 });
+    }
+}

@@ -1,0 +1,526 @@
+//! The script: everything that a rank does in a training step, in order, as data.
+//!
+//! The plan knows when a gradient is ready, and the table of owners who needs it. Both together give one static list of
+//! actions a rank. Nothing in it is decided while it runs, so all of it can be rehearsed before the first step (`rehearse`).
+//!
+//! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines; here
+//! it is the whole step.
+
+use std::fmt::{self, Write};
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::describe::bytes as show;
+use super::owners::{Owners, Share};
+use super::{Bucket, Location, Plan, PlannedStep, Region, TAIL};
+use crate::config::MeshShape;
+use crate::cuts::Cuts;
+use crate::device::Rule;
+
+/// The ranks among which something travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// Those that compute other images.
+    Data,
+    /// Those that compute other layers.
+    Pipeline,
+    /// Those that compute other parts of the layers.
+    Tensor,
+}
+
+/// What a transfer does with its range. Ranks are places on its axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Every rank gets the sum: allreduce.
+    Sum,
+    /// Every rank gets the sum of what it owns: reduce-scatter.
+    SumToOwners,
+    /// What every rank owns goes to all: allgather.
+    FromOwners,
+    /// Every rank gets what each has, in the order of ranks.
+    Gather,
+    /// A rank's part of the range goes to one.
+    Send {
+        /// Who gets it.
+        to: usize,
+    },
+    /// It comes from one.
+    Receive {
+        /// Who sends it.
+        from: usize,
+    },
+}
+
+/// Memory that actions touch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Area {
+    /// A region of the plan. Of gradients: those that steps write.
+    Of(Region),
+    /// Where gradients are added up: over micro-steps, and over ranks. The same as those of the steps without accumulation.
+    Sums,
+    /// The squares of the norms of what each rank owns.
+    Norms,
+}
+
+/// Bytes that go between ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Transfer {
+    /// Between which ranks.
+    pub axis: Axis,
+    /// Which places of the axis take part.
+    pub members: Range<usize>,
+    /// What becomes of them.
+    pub kind: Kind,
+    /// Where they lie.
+    pub area: Area,
+    /// Which of them each member owns.
+    pub cuts: Cuts,
+}
+
+/// Which of a script's transfers.
+pub type TransferId = usize;
+
+/// What a rank does, and then it does the next.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Reads the images of a micro-step.
+    Read {
+        /// Its number.
+        micro: usize,
+    },
+    /// Runs steps of the plan.
+    Run {
+        /// Which of them.
+        steps: Range<usize>,
+        /// For which images.
+        micro: usize,
+    },
+    /// A transfer begins. Until it is waited for its range belongs to it.
+    Start(TransferId),
+    /// The transfer has ended.
+    Wait(TransferId),
+    /// The gradients of a micro-step are added to those before.
+    Accumulate {
+        /// Its number.
+        micro: usize,
+    },
+    /// Losses, hits and flags are written to the tail of the sums.
+    Metrics {
+        /// Its number.
+        micro: usize,
+    },
+    /// The factor of the loss is taken out of the gradients; is one of them broken, there is no update.
+    Unscale,
+    /// The norm of what this rank owns.
+    Norm,
+    /// Gradients are scaled where their norm is too large.
+    Clip,
+    /// Parameters are updated: those of the part with this number.
+    Update(usize),
+    /// The new parameters join their moving average.
+    Average(usize),
+    /// This rank tells the others of its node that it has come so far.
+    Arrive,
+    /// All ranks of the node have.
+    Await,
+}
+
+/// Bytes of a bucket that this rank updates.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// Of which bucket.
+    pub bucket: usize,
+    /// Bytes of the parameters, and of the sums.
+    pub bytes: Range<usize>,
+}
+
+/// What one rank does in a step.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Script {
+    /// This rank.
+    pub rank: usize,
+    /// Its node: those of one node meet at barriers.
+    pub node: usize,
+    /// How many ranks there are on each axis.
+    pub mesh: MeshShape,
+    /// Who updates what.
+    pub owners: Owners,
+    /// Whether a micro-step's gradients lie elsewhere than their sums.
+    pub accumulates: bool,
+    /// The bytes of all gradients with their tail.
+    pub sums: usize,
+    /// What goes between ranks.
+    pub transfers: Rc<Vec<Transfer>>,
+    /// What is updated.
+    pub parts: Vec<Part>,
+    /// What is done, in order.
+    pub actions: Vec<Action>,
+}
+
+/// What a script needs to know of a plan.
+pub struct Outline<'a> {
+    /// How many steps it has.
+    pub steps: usize,
+    /// Its buckets.
+    pub buckets: &'a [Bucket],
+    /// For each bucket the first step that reads one of its parameters.
+    pub readers: Vec<usize>,
+    /// Statistics that are exchanged: after which step, and where they lie in the arena.
+    pub exchanges: Vec<(usize, Range<usize>)>,
+    /// The bytes of all gradients with their tail.
+    pub sums: usize,
+    /// How a bucket is divided among owners.
+    pub share: Share<'a>,
+}
+
+/// How a step is done.
+#[derive(Debug, Clone)]
+pub struct Manner {
+    /// How many ranks there are on each axis.
+    pub mesh: MeshShape,
+    /// On which node each rank is.
+    pub nodes: Vec<usize>,
+    /// Who updates what.
+    pub owners: Owners,
+    /// Micro-steps of an update.
+    pub micro_steps: usize,
+    /// Whether gradients are clipped by their norm.
+    pub clip: bool,
+    /// Whether the loss is scaled.
+    pub unscale: bool,
+    /// Whether parameters have a moving average.
+    pub average: bool,
+    /// Whether sums begin in the backward pass.
+    pub overlap: bool,
+}
+
+impl Plan {
+    /// The scripts of all ranks, by rank.
+    pub fn scripts(&self, manner: &Manner, rule: &Rule) -> Vec<Script> {
+        let share =
+            |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
+        let reads = |bytes: &Range<usize>| {
+            let meets = |place: &Location| {
+                let (start, end) = (place.offset, place.offset + place.bytes);
+                place.region == Region::Parameters && start < bytes.end && bytes.start < end
+            };
+            let reads = |step: &PlannedStep| step.inputs.iter().any(meets);
+            self.steps.iter().position(reads).unwrap_or(self.steps.len())
+        };
+        let exchanges = self.steps.iter().enumerate().filter(|(_, step)| self.exchanging(step).is_some());
+        let rows =
+            |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
+        scripts(
+            manner,
+            &Outline {
+                steps: self.steps.len(),
+                buckets: &self.buckets,
+                readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
+                exchanges: exchanges.map(|(index, step)| (index, rows(step))).collect(),
+                sums: self.sizes.gradients,
+                share: &share,
+            },
+        )
+    }
+}
+
+/// The scripts of all ranks, of data parallelism in any manner.
+pub fn scripts(manner: &Manner, outline: &Outline) -> Vec<Script> {
+    let (flow, transfers) = Flow::new(manner, outline);
+    let transfers = Rc::new(transfers);
+    let script = |rank: usize| {
+        let bytes = |index| manner.owners.owned(index, rank, &manner.nodes, outline.share);
+        let part = |bucket| Part { bucket, bytes: bytes(bucket) };
+        let mut script = Script {
+            rank,
+            node: manner.nodes[rank],
+            mesh: manner.mesh,
+            owners: manner.owners,
+            accumulates: manner.micro_steps > 1,
+            sums: outline.sums,
+            transfers: transfers.clone(),
+            parts: (0..outline.buckets.len()).map(part).collect(),
+            actions: Vec::new(),
+        };
+        match manner.owners.serves(rank, manner.mesh.data) {
+            true => script.serve(&flow),
+            false => script.compute(manner, outline, &flow),
+        }
+        script.update(manner, &flow);
+        script
+    };
+    (0..manner.mesh.data).map(script).collect()
+}
+
+/// The transfers of a data-parallel step.
+struct Flow {
+    /// Of each bucket: its sum, and where owners are apart its new parameters.
+    sums: Vec<TransferId>,
+    parameters: Vec<TransferId>,
+    /// Where owners are apart: of losses and hits, and of norms.
+    tail: Option<TransferId>,
+    norms: Option<TransferId>,
+    exchanges: Vec<TransferId>,
+}
+
+impl Flow {
+    /// All ranks have the same ones in the same order.
+    fn new(manner: &Manner, outline: &Outline) -> (Flow, Vec<Transfer>) {
+        let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
+        let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
+        let mut transfers = Vec::new();
+        let mut add = |kind, area, cuts: Cuts| {
+            let (axis, members) = (Axis::Data, 0..cuts.ranks());
+            transfers.push(Transfer { axis, members, kind, area, cuts });
+            transfers.len() - 1
+        };
+        let (mut sums, mut parameters) = (Vec::new(), Vec::new());
+        for (index, Bucket { bytes, .. }) in outline.buckets.iter().enumerate() {
+            // The tail is everybody's.
+            let bytes = bytes.start..if apart { bytes.end.min(gradients) } else { bytes.end };
+            let cuts = owners.cuts(index, &bytes, ranks, outline.share);
+            if apart {
+                sums.push(add(Kind::SumToOwners, Area::Sums, cuts.clone()));
+                parameters.push(add(Kind::FromOwners, Area::Of(Region::Parameters), cuts));
+            } else {
+                sums.push(add(Kind::Sum, Area::Sums, cuts));
+            }
+        }
+        let tail = apart.then(|| add(Kind::Sum, Area::Sums, Cuts::even(&(gradients..end), ranks)));
+        let normed = apart && (manner.clip || manner.unscale);
+        let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
+        // Servers have no statistics.
+        let computing = (0..ranks).filter(|&rank| !owners.serves(rank, ranks)).count();
+        let gather = |(_, rows): &(usize, Range<usize>)| {
+            add(Kind::Gather, Area::Of(Region::Arena), Cuts::even(rows, computing))
+        };
+        let exchanges = outline.exchanges.iter().map(gather).collect();
+        (Flow { sums, parameters, tail, norms, exchanges }, transfers)
+    }
+}
+
+impl Script {
+    /// Reads, forward and backward passes, and the sums that leave in them.
+    fn compute(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
+        let end = outline.steps;
+        for micro in 0..manner.micro_steps {
+            self.actions.push(Action::Read { micro });
+            let last = micro + 1 == manner.micro_steps;
+            // What happens after a step, in this order.
+            let mut after: Vec<(usize, Vec<Action>)> = Vec::new();
+            for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
+                after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
+            }
+            if manner.micro_steps > 1 {
+                after.push((end - 1, vec![Action::Accumulate { micro }]));
+            }
+            after.push((end - 1, vec![Action::Metrics { micro }]));
+            if last {
+                for (bucket, &id) in outline.buckets.iter().zip(&flow.sums) {
+                    let early = manner.micro_steps == 1 && manner.overlap;
+                    after.push((if early { bucket.after } else { end - 1 }, vec![Action::Start(id)]));
+                }
+                flow.tail.iter().for_each(|&id| after.push((end - 1, vec![Action::Start(id)])));
+            }
+            after.sort_by_key(|(step, _)| *step);
+            // New parameters are awaited before their first reader.
+            let mut before: Vec<(usize, TransferId)> = match micro {
+                0 => outline.readers.iter().copied().zip(flow.parameters.iter().copied()).collect(),
+                _ => Vec::new(),
+            };
+            before.sort_unstable();
+            self.run(micro, end, before, after);
+        }
+    }
+
+    /// All steps, with what comes before and after some of them.
+    fn run(
+        &mut self,
+        micro: usize,
+        end: usize,
+        before: Vec<(usize, TransferId)>,
+        after: Vec<(usize, Vec<Action>)>,
+    ) {
+        let (mut before, mut after) = (before.into_iter().peekable(), after.into_iter().peekable());
+        let mut start = 0;
+        let cut = |actions: &mut Vec<Action>, start: &mut usize, at: usize| {
+            if *start < at {
+                actions.push(Action::Run { steps: *start..at, micro });
+                *start = at;
+            }
+        };
+        for step in 0..end {
+            while let Some((_, id)) = before.next_if(|(reader, _)| *reader == step) {
+                cut(&mut self.actions, &mut start, step);
+                self.actions.push(Action::Wait(id));
+            }
+            while let Some((_, actions)) = after.next_if(|(behind, _)| *behind == step) {
+                cut(&mut self.actions, &mut start, step + 1);
+                self.actions.extend(actions);
+            }
+        }
+        cut(&mut self.actions, &mut start, end);
+        self.actions.extend(before.map(|(_, id)| Action::Wait(id)));
+    }
+
+    /// A rank without a graph: it waits for its parameters to have left, and for sums.
+    fn serve(&mut self, flow: &Flow) {
+        self.actions.extend(flow.parameters.iter().map(|&id| Action::Wait(id)));
+        self.actions.extend(flow.sums.iter().chain(&flow.tail).map(|&id| Action::Start(id)));
+    }
+
+    /// Sums come in, parts are updated, and where owners are apart new parameters leave.
+    fn update(&mut self, manner: &Manner, flow: &Flow) {
+        let shared = manner.owners == Owners::Node;
+        let late = manner.clip || manner.unscale;
+        if shared {
+            self.actions.push(Action::Arrive);
+        }
+        let mut read = shared;
+        for (index, &sum) in flow.sums.iter().enumerate() {
+            self.actions.push(Action::Wait(sum));
+            if !late {
+                // The others of the node still read what is written now.
+                self.actions.extend(std::mem::take(&mut read).then_some(Action::Await));
+                self.new_parameters(index, manner, flow);
+            }
+        }
+        if late {
+            if manner.unscale {
+                self.actions.push(Action::Unscale);
+            }
+            self.actions.push(Action::Norm);
+            if let Some(norms) = flow.norms {
+                self.actions.extend([Action::Start(norms), Action::Wait(norms)]);
+            }
+            if manner.clip {
+                self.actions.push(Action::Clip);
+            }
+            self.actions.extend(read.then_some(Action::Await));
+            (0..flow.sums.len()).for_each(|index| self.new_parameters(index, manner, flow));
+        }
+        self.actions.extend(flow.tail.map(Action::Wait));
+        if shared {
+            self.actions.extend([Action::Arrive, Action::Await]);
+        }
+    }
+
+    fn new_parameters(&mut self, index: usize, manner: &Manner, flow: &Flow) {
+        if !self.parts[index].bytes.is_empty() {
+            self.actions.push(Action::Update(index));
+            self.actions.extend(manner.average.then_some(Action::Average(index)));
+        }
+        self.actions.extend(flow.parameters.get(index).map(|&id| Action::Start(id)));
+    }
+
+    /// Bytes that this rank sends in a step at the least, whatever algorithms do: what others own of a sum, what it owns
+    /// itself to each that lacks it.
+    pub fn bytes_sent(&self) -> usize {
+        let sent = |action: &Action| match action {
+            Action::Start(id) => self.transfers[*id].bytes_sent(self.place(self.transfers[*id].axis)),
+            _ => 0,
+        };
+        self.actions.iter().map(sent).sum()
+    }
+
+    /// This rank's place on an axis.
+    pub fn place(&self, axis: Axis) -> usize {
+        self.mesh.coordinates(self.rank)[axis as usize]
+    }
+
+    /// The rank at a place on an axis, beside this one.
+    pub fn peer(&self, axis: Axis, place: usize) -> usize {
+        let mut coordinates = self.mesh.coordinates(self.rank);
+        coordinates[axis as usize] = place;
+        self.mesh.rank(coordinates)
+    }
+
+    /// Which actions there are and how many, in a line; and what they send.
+    pub fn summary(&self) -> String {
+        let count = |of: fn(&Action) -> bool| self.actions.iter().filter(|action| of(action)).count();
+        format!(
+            "{} actions: {} runs of steps, {} transfers, {} updates; {}; a rank sends {} or more",
+            self.actions.len(),
+            count(|action| matches!(action, Action::Run { .. })),
+            count(|action| matches!(action, Action::Start(_))),
+            count(|action| matches!(action, Action::Update(_))),
+            self.owners,
+            show(self.bytes_sent()),
+        )
+    }
+
+    /// An action in words, by its number.
+    pub fn describe(&self, action: usize) -> String {
+        let text = match &self.actions[action] {
+            Action::Read { micro } => format!("read the images of micro-step {micro}"),
+            Action::Run { steps, micro } => {
+                format!("run steps {}–{} of micro-step {micro}", steps.start, steps.end - 1)
+            }
+            Action::Start(id) => format!("start {}", self.named(*id)),
+            Action::Wait(id) => format!("wait for {}", self.named(*id)),
+            Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
+            Action::Metrics { micro } => format!("write the losses of micro-step {micro} to the tail"),
+            Action::Unscale => "unscale the gradients".into(),
+            Action::Norm => "compute the norm of the gradients".into(),
+            Action::Clip => "clip the gradients".into(),
+            Action::Update(part) => format!("update {}", self.parts[*part]),
+            Action::Average(part) => format!("average {}", self.parts[*part]),
+            Action::Arrive => "arrive at the barrier of the node".into(),
+            Action::Await => "wait for the node's ranks at the barrier".into(),
+        };
+        format!("{action} ({text})")
+    }
+
+    fn named(&self, id: TransferId) -> String {
+        format!("transfer {id}, {}", self.transfers[id])
+    }
+
+    /// All actions, one a line.
+    pub fn lines(&self) -> String {
+        (0..self.actions.len()).fold(String::new(), |mut text, action| {
+            let _ = writeln!(text, "  {}", self.describe(action));
+            text
+        })
+    }
+}
+
+impl Transfer {
+    /// By the member at a place of the axis.
+    fn bytes_sent(&self, place: usize) -> usize {
+        let (all, own, others) =
+            (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
+        match self.kind {
+            Kind::Sum => 2 * (all - all / (others + 1)),
+            Kind::SumToOwners => all - own,
+            Kind::FromOwners | Kind::Gather => others * own,
+            Kind::Send { .. } => all,
+            Kind::Receive { .. } => 0,
+        }
+    }
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Sum => "sum".to_string(),
+            Kind::SumToOwners => "sum to owners".to_string(),
+            Kind::FromOwners => "from owners".to_string(),
+            Kind::Gather => "gather".to_string(),
+            Kind::Send { to } => format!("send to place {to}"),
+            Kind::Receive { from } => format!("receive from place {from}"),
+        };
+        let axis = format!("{:?}", self.axis).to_lowercase();
+        let area = match self.area {
+            Area::Of(region) => format!("{region:?}").to_lowercase(),
+            area => format!("{area:?}").to_lowercase(),
+        };
+        let range = self.cuts.range();
+        write!(f, "{kind} of {area} {}..{} over {axis}", range.start, range.end)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bytes {}..{} of bucket {}", self.bytes.start, self.bytes.end, self.bucket)
+    }
+}

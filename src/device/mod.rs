@@ -93,7 +93,7 @@ pub trait Device {
     /// "reference", "cpu".
     fn name(&self) -> &'static str;
     /// Whether the host reads and writes this device's memory as it lies. Collectives then work in it; else gradients go
-    /// through memory of the host (`copy_to_host_async`, `copy_to_device_async`), and each rank has parameters of its own.
+    /// through memory of the host (`copy_to_host_after`, `copy_to_device_async`), and each rank has parameters of its own.
     fn is_host(&self) -> bool {
         true
     }
@@ -172,14 +172,23 @@ pub trait Device {
     }
     /// Makes copies between this host memory and the device fast, if that can be.
     fn pin(&self, _host: &Memory) {}
-    /// Enqueues a copy of device memory to the host, behind all that was enqueued before and beside what is enqueued after.
-    /// The event says when it is there; until then nobody may touch `host`. For devices that are not `is_host`.
-    fn copy_to_host_async(&self, _from: &Memory, _host: &Memory) -> Result<Event> {
+    /// Memory of the host of which copies to and from the device are fast.
+    fn page_locked(&self, bytes: usize) -> Result<Memory> {
+        Memory::host(bytes)
+    }
+    /// Enqueues a copy of device memory to the host, behind `after` and beside what else is enqueued. The event says when it is
+    /// there; until then nobody may touch `host`. For devices that are not `is_host`.
+    fn copy_to_host_after(&self, _from: &Memory, _host: &Memory, _after: &Event) -> Result<Event> {
         Err(Error::internal(format!("{} has nothing to fetch", self.name())))
     }
-    /// Enqueues a copy of host memory to the device; what is enqueued from now on finds it there. Nobody may write to
-    /// `host` but a later `copy_to_host_async`. For devices that are not `is_host`.
-    fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<()> {
+    /// Enqueues a copy of host memory to the device, beside what else is enqueued; the event says when it is there. Nobody may
+    /// write to `host` before, but a `copy_to_host_after` behind a `wait_event` for it. For devices that are not `is_host`.
+    fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<Event> {
+        Err(Error::internal(format!("{} has nowhere to put", self.name())))
+    }
+    /// Enqueues a copy of page-locked host memory to the device, behind all that was enqueued before: what is enqueued from now on
+    /// finds it there. Nobody may write to `host` before that is known to have happened. For devices that are not `is_host`.
+    fn upload_async(&self, _host: &Memory, _to: &Memory) -> Result<()> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
     }
     /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says when it is

@@ -1,8 +1,9 @@
 //! Buckets in flight: the only meeting of the plan's gradients and the collectives.
 //!
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
-//! under way, on the thread that runs the steps; `finish` waits for the rest. What is waited for there, no
-//! computation hid: that is the exposed communication. Between steps ranks also exchange the statistics of
+//! under way, on the thread that runs the steps; so does `reach` while a device with a queue computes; `finish` waits for the rest.
+//! What is waited for there when nothing computes any more, no computation hid: that is the exposed communication. The last bucket
+//! carries the step's own numbers (`tail`). Between steps ranks also exchange the statistics of
 //! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May use: `plan`,
 //! `collective`, `device`, `comm`. Used by: `train`.
 
@@ -11,6 +12,7 @@ pub mod compress;
 mod exchange;
 mod on_device;
 mod peers;
+mod tail;
 
 use std::ops::Range;
 use std::time::Instant;
@@ -25,6 +27,7 @@ use crate::trace::{self, BucketTime};
 pub use exchange::Exchanges;
 pub use on_device::{OnDevice, adds_up};
 pub use peers::Peers;
+pub use tail::{Tail, Values};
 
 /// Bytes that devices of several ranks find each other by, as ranks pass them on.
 fn as_text(bytes: &[u8]) -> String {
@@ -50,10 +53,14 @@ pub struct Fusion {
     overlap: bool,
     begun: Instant,
     at: ReduceAt,
+    tail: Option<Tail>,
     /// Buckets whose step has run; of these the first `started` have been started.
     complete: usize,
     started: usize,
     finished: usize,
+    /// The point behind the last step, where the buckets do not tell, and when the device was seen to have come to it.
+    computed: Option<Event>,
+    computed_at: Option<f64>,
 }
 
 /// Where gradients are averaged.
@@ -62,7 +69,7 @@ pub enum ReduceAt {
     InPlace,
     /// On the device, and copied to the host to be reduced.
     Staged(Staging),
-    /// On a device with memory of its own (`OnDevice`).
+    /// On a device with memory of its own: sums are enqueued behind the steps (`OnDevice`), or there is nothing to sum.
     Device,
 }
 
@@ -86,6 +93,8 @@ struct InFlight {
     slot: usize,
     /// When the bucket is where the collective finds it: a device may still be writing, or copying.
     written: Option<Event>,
+    /// When its sum is back on the device.
+    back: Option<Event>,
     bytes: Range<usize>,
     /// For the timeline.
     begun: u64,
@@ -98,7 +107,7 @@ impl Fusion {
         for bucket in buckets {
             let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
             let (after, bytes) = (bucket.after, bucket.bytes.clone());
-            flights.push(InFlight { after, slot, written: None, bytes, begun: 0 });
+            flights.push(InFlight { after, slot, written: None, back: None, bytes, begun: 0 });
         }
         Ok(Fusion {
             allreduce,
@@ -108,9 +117,12 @@ impl Fusion {
             overlap,
             begun: Instant::now(),
             at: ReduceAt::InPlace,
+            tail: None,
             complete: 0,
             started: 0,
             finished: 0,
+            computed: None,
+            computed_at: None,
         })
     }
 
@@ -122,6 +134,21 @@ impl Fusion {
     /// For a device with memory of its own.
     pub fn at(self, at: ReduceAt) -> Fusion {
         Fusion { at, ..self }
+    }
+
+    /// With numbers of the step at the end of the last bucket.
+    pub fn with_tail(self, tail: Tail) -> Fusion {
+        Fusion { tail: Some(tail), ..self }
+    }
+
+    /// Writes the tail: before the last bucket is complete.
+    pub fn write_tail(&self, device: &dyn Device, values: &Values) -> Result<()> {
+        self.tail.as_ref().map_or(Ok(()), |tail| tail.write(device, values))
+    }
+
+    /// The sum of all ranks' tails, when all buckets are finished.
+    pub fn read_tail(&mut self, device: &dyn Device) -> Result<Values> {
+        self.tail.as_mut().map_or(Ok(Values::default()), |tail| tail.read(device))
     }
 
     /// Ends what sums the buckets in order. Collective.
@@ -158,6 +185,17 @@ impl Fusion {
             exchanges.seconds = 0.0;
         }
         (self.complete, self.started, self.finished) = (0, 0, 0);
+        (self.computed, self.computed_at) = (None, None);
+    }
+
+    /// Waits until the device comes to a point; buckets go on meanwhile. This is no wait for other ranks.
+    pub fn reach(&mut self, device: &dyn Device, event: &Event) -> Result<()> {
+        while !device.reached(event)? {
+            if !(self.overlap && self.progress(device)?) {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
     }
 
     /// To be called after each step of the plan, forward and backward: what the step gives to other ranks is given, what
@@ -181,12 +219,16 @@ impl Fusion {
                 ReduceAt::InPlace => Some(device.record()?),
                 ReduceAt::Staged(staging) => {
                     let [own, host] = staging.parts(&bucket.bytes);
-                    Some(device.copy_to_host_async(&own, &host)?)
+                    Some(device.copy_to_host_after(&own, &host, &device.record()?)?)
                 }
                 // The sum is enqueued behind.
                 ReduceAt::Device => None,
             };
             self.complete += 1;
+            // Else the last bucket starts at that point.
+            if self.complete == self.buckets.len() && !matches!(self.at, ReduceAt::InPlace) {
+                self.computed = Some(device.record()?);
+            }
         }
         if self.overlap && self.complete > 0 {
             for _ in 0..POLLS {
@@ -231,8 +273,38 @@ impl Fusion {
                 bucket.bytes.len(),
             );
             self.finished += 1;
+            self.bring_back(device)?;
         }
         Ok(moved)
+    }
+
+    /// Has the sum of the bucket that was finished last copied to where the device and the host want it, beside what is computed.
+    fn bring_back(&mut self, device: &dyn Device) -> Result<()> {
+        let bucket = &mut self.buckets[self.finished - 1];
+        if let ReduceAt::Staged(staging) = &self.at {
+            let [own, host] = staging.parts(&bucket.bytes);
+            bucket.back = Some(device.copy_to_device_async(&host, &own)?);
+        }
+        match &mut self.tail {
+            Some(tail) if self.finished == self.buckets.len() => tail.summed(device, || match &self.at {
+                ReduceAt::Device => device.record(),
+                _ => Ok(Event(None)),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the device has yet to come to the end of the steps, all of which are enqueued.
+    fn computing(&mut self, device: &dyn Device) -> Result<bool> {
+        let computed = match &self.computed {
+            _ if self.computed_at.is_some() => true,
+            Some(event) => device.reached(event)?,
+            None => self.started == self.buckets.len(),
+        };
+        if computed && self.computed_at.is_none() {
+            self.computed_at = Some(self.begun.elapsed().as_secs_f64());
+        }
+        Ok(!computed)
     }
 
     /// What is waited for while a bucket is not done.
@@ -255,6 +327,9 @@ impl Fusion {
         readers: impl Fn() -> Vec<usize>,
         mut averaged: impl FnMut(usize) -> Result<()>,
     ) -> Result<()> {
+        if device.is_host() {
+            self.computed_at = Some(0.0);
+        }
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();
             if self.finished <= index || !readers().is_empty() {
@@ -263,6 +338,8 @@ impl Fusion {
                 while self.finished <= index || !readers().is_empty() {
                     match self.progress(device)? {
                         true => wait.moved(),
+                        // Others wait for this rank, if anybody waits.
+                        false if self.computing(device)? => std::thread::yield_now(),
                         false if self.finished <= index => wait.idle(|| self.awaited(index))?,
                         false => wait.idle(|| Awaited {
                             what: "the end of the backward pass".into(),
@@ -272,11 +349,11 @@ impl Fusion {
                 }
                 drop(wait);
                 trace::record(trace::EventKind::Wait, begun, index, 0, 0);
-                self.times[index].exposed = self.begun.elapsed().as_secs_f64() - waited_from;
+                let now = self.begun.elapsed().as_secs_f64();
+                self.times[index].exposed = now - self.computed_at.unwrap_or(now).max(waited_from);
             }
-            if let ReduceAt::Staged(staging) = &self.at {
-                let [own, host] = staging.parts(&self.buckets[index].bytes);
-                device.copy_to_device_async(&host, &own)?;
+            if let Some(back) = self.buckets[index].back.take() {
+                device.wait_event(&back)?;
             }
             averaged(index)?;
         }

@@ -7,6 +7,7 @@ use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
 use super::gpu_direct;
 use super::memory::{Memories, as_memory};
+use super::metrics::Metrics;
 use super::plans::{Plans, codes_on_device};
 use super::step::{Accumulation, Scaling, Stretch, Trainer};
 use super::stop::Flags;
@@ -18,7 +19,7 @@ use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::Result;
 use crate::fusion::compress::{self, Account, At, Compressed};
-use crate::fusion::{Exchanges, Fusion, OnDevice, ReduceAt, Staging};
+use crate::fusion::{Exchanges, Fusion, OnDevice, ReduceAt, Staging, Tail};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Plan, Program, TAIL};
@@ -61,10 +62,13 @@ impl Assembly<'_> {
                     host: memories.on_host.clone(),
                 })
             }
+            _ if !device.is_host() => ReduceAt::Device,
             _ => ReduceAt::InPlace,
         };
         let program = world.agree(plan.bind(&memories.regions))?;
-        let fusion = fusion.at(at).with_exchanges(self.exchanges(&program)?);
+        let staged = matches!(at, ReduceAt::Staged(_)).then(|| end(&memories.on_host));
+        let tail = world.agree(Tail::new(device, end(&memories.averaged), staged, world.size()))?;
+        let fusion = fusion.at(at).with_tail(tail).with_exchanges(self.exchanges(&program)?);
         let trainer = world.agree(self.steps(program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = (!device.is_host() && self.config.data.is_some()).then(|| {
@@ -133,7 +137,8 @@ impl Assembly<'_> {
         let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
         let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
         let gather = self.world.agree(Gather::new(self.world, ranks, longest))?;
-        Ok(Some(Exchanges::new(gather, program.exchanges.clone())))
+        let exchanges = Exchanges::new(self.device, gather, program.exchanges.clone());
+        Ok(Some(self.world.agree(exchanges)?))
     }
 
     /// Everything that is done in a step. Not collective.
@@ -152,6 +157,7 @@ impl Assembly<'_> {
         Ok(Trainer {
             stretches: Stretch::cut(&program, buckets, device),
             runs: 0,
+            metrics: Metrics::new(device, &program, &memories.regions.metrics)?,
             program,
             fusion,
             clip,
@@ -161,13 +167,11 @@ impl Assembly<'_> {
             averages: self.averages(memories)?,
             barrier: None,
             ahead: None,
-            tail: averaged.slice(averaged.bytes() - TAIL, TAIL),
             accumulate: self.accumulation(&gradients, memories)?,
             flags: Flags::default(),
             seed: config.seed,
             gradient_scale: 1.0 / global_batch as f32,
             batch: self.empty_batch(),
-            metrics: vec![0.0; config.batch],
             parameters: plan.parameters.iter().map(|p| (p.name.clone(), p.of(parameters))).collect(),
         })
     }
@@ -198,4 +202,9 @@ impl Assembly<'_> {
         let add = self.device.accumulate(&own, sum)?;
         Ok(Some(Accumulation { micro_steps: self.config.accumulation, add, sum: sum.clone() }))
     }
+}
+
+/// The tail of gradients.
+fn end(gradients: &Memory) -> Memory {
+    gradients.slice(gradients.bytes() - TAIL, TAIL)
 }

@@ -16,6 +16,7 @@ mod gpu_direct;
 mod length;
 mod max_batch;
 mod memory;
+mod metrics;
 mod network;
 mod plans;
 mod setup;

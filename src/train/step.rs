@@ -4,18 +4,19 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::device_prefetch::{DevicePrefetch, Inputs};
+use super::metrics::Metrics;
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Awaited, Barrier, Wait};
 use crate::data::Batch;
-use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::memory::bytes_of_mut;
 use crate::device::{Device, Memory, Scalars, Step, Usage};
 use crate::error::Result;
-use crate::fusion::Fusion;
 use crate::fusion::compress::{Account, Kept};
+use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Program, TAIL, has_not_finite};
+use crate::plan::{Program, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
@@ -101,8 +102,6 @@ pub struct Trainer {
     pub averages: Vec<Box<dyn Step>>,
     /// Where the ranks of a node share parameters: passed when all have read the old ones, and again when all are new.
     pub barrier: Option<Barrier>,
-    /// The end of the gradient region.
-    pub tail: Memory,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
     pub accumulate: Option<Accumulation>,
     /// What this rank tells the others with the next step.
@@ -114,7 +113,7 @@ pub struct Trainer {
     pub batch: Batch,
     /// The next one, on a device with memory of its own.
     pub ahead: Option<DevicePrefetch>,
-    pub metrics: Vec<f32>,
+    pub metrics: Metrics,
     /// Every parameter by name.
     pub parameters: Vec<(String, Memory)>,
 }
@@ -269,13 +268,14 @@ impl Trainer {
             if index + 1 == forward {
                 trace::record(trace::EventKind::Forward, begun, 0, 0, 0);
                 begun = trace::now();
+                self.metrics.fetch(device)?;
             }
             if index + 1 == end {
                 // The device has enough to do.
                 self.ahead.as_mut().map_or(Ok(()), &mut send_next)?;
                 // Not before: a device with a queue would run dry while the host waits for them.
                 self.read_metrics(device, scalars, tail, result)?;
-                self.end_micro_step(device, scalars, micro, tail)?;
+                self.end_micro_step(device, scalars, micro, last.then_some(&*tail))?;
             }
             // With accumulation no bucket is complete before the last micro-step has been added.
             if last && index >= forward && (self.accumulate.is_none() || index + 1 == end) {
@@ -293,12 +293,10 @@ impl Trainer {
         tail: &mut Tail,
         result: &mut StepResult,
     ) -> Result<()> {
-        let sum = |metrics: &[f32]| metrics.iter().map(|&v| f64::from(v)).sum::<f64>() as f32;
-        device.download(&self.program.losses, bytes_of_mut(&mut self.metrics))?;
-        let loss = sum(&self.metrics);
-        device.download(&self.program.hits, bytes_of_mut(&mut self.metrics))?;
+        let fusion = &mut self.fusion;
+        let [loss, hits] = self.metrics.sums(device, |event| fusion.reach(device, event))?;
         tail.loss += loss;
-        tail.hits += sum(&self.metrics);
+        tail.hits += hits;
         // An image that could not be read has no label, and counts nowhere.
         tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         if !loss.is_finite() && result.where_diverged.is_none() {
@@ -312,13 +310,13 @@ impl Trainer {
         Ok(())
     }
 
-    /// After the last step of a micro-step: gradients are added up, and the tail joins its bucket.
+    /// After the last step of a micro-step: gradients are added up, and after the last micro-step the tail joins its bucket.
     fn end_micro_step(
         &mut self,
         device: &dyn Device,
         scalars: &Scalars,
         micro: usize,
-        tail: &Tail,
+        tail: Option<&Tail>,
     ) -> Result<()> {
         if let Some(accumulation) = &mut self.accumulate {
             if micro == 0 {
@@ -326,12 +324,13 @@ impl Trainer {
             }
             accumulation.add.run(scalars)?;
         }
-        let mut values = [0f32; TAIL / 4];
+        let Some(tail) = tail else { return Ok(()) };
+        let mut values = Values::default();
         let flag = |set| if set { 1.0 } else { 0.0 };
         let flags = [flag(self.flags.stop), flag(self.flags.checkpoint)];
         values[..4].copy_from_slice(&[tail.loss, tail.hits, tail.images, tail.diverged]);
         values[4..6].copy_from_slice(&flags);
-        device.upload(bytes_of(&values), &self.tail)
+        self.fusion.write_tail(device, &values)
     }
 
     /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
@@ -366,7 +365,6 @@ impl Trainer {
                 }
             }
         }
-        device.synchronize()?;
         result.communication = self.fusion.exchange_seconds() + self.await_new_parameters()?;
         self.fusion.times().iter().for_each(|time| result.communication += time.exposed);
         Ok(())
@@ -386,8 +384,7 @@ impl Trainer {
     }
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {
-        let mut values = [0f32; TAIL / 4];
-        device.download(&self.tail, bytes_of_mut(&mut values))?;
+        let values = self.fusion.read_tail(device)?;
         result.images = values[2] as usize;
         result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
         result.hits = f64::from(values[1]);

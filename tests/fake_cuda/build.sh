@@ -22,8 +22,10 @@ build libplanted.so planted.cpp
 build libaware.so aware.cpp
 mkdir -p "$to/absent"
 for name in libcuda.so.1 libcublasLt.so.13 libcublasLt.so.12; do (to=$to/absent; build $name absent.cpp); done
-build libcuda.so.1 driver.cpp calls.cpp kernels.cpp
-driver=(-L"$to" -l:libcuda.so.1)
+build libclock.so clock.cpp -ldl
+clock=(-L"$to" -l:libclock.so)
+build libcuda.so.1 driver.cpp calls.cpp kernels.cpp "${clock[@]}"
+driver=(-L"$to" -l:libcuda.so.1 "${clock[@]}")
 build libcublas.so.13 -DFAKE_CUBLAS_VERSION=130000 cublas.cpp "${driver[@]}"
 build libcublas.so.12 -DFAKE_CUBLAS_VERSION=120900 cublas.cpp "${driver[@]}"
 build libcudnn.so.9 cudnn.cpp "${driver[@]}"

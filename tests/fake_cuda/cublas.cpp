@@ -126,7 +126,9 @@ int cublasGemmStridedBatchedEx(Handle *handle, int transpose_a, int transpose_b,
             if (!multiply(m, n, k, by, left, right, keep, result)) fake_fault("a cuBLAS product");
         }
     };
-    return fake_enqueue(handle->stream, "gemm", &work) ? EXECUTION_FAILED : SUCCESS;
+    const double numbers = double(m) * k + double(k) * n + double(m) * n, products = double(m) * n * k;
+    const double bytes = batch * numbers * numbers::bytes(left.type), operations = 2 * batch * products;
+    return fake_enqueue(handle->stream, "gemm", bytes, operations, &work) ? EXECUTION_FAILED : SUCCESS;
 }
 
 int cublasGemmEx(Handle *handle, int transpose_a, int transpose_b, int m, int n, int k, const float *alpha,

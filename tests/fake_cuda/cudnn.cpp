@@ -278,7 +278,11 @@ int execute(Handle *handle, const Descriptor &plan, const Descriptor &pack) {
     if (!fake_address((void *)pack.number(PACK_WORKSPACE), WORKSPACE)) return BAD_PARAM;
     if (configuration.engine == UNSTEADY) all.convolution.alpha = 1e9f;
     std::function<void()> work = [=] { compute(all, at); };
-    return fake_enqueue(handle->stream, "convolution", &work) ? EXECUTION_FAILED : SUCCESS;
+    const dnn::Operands &product = all.convolution;
+    double bytes = 0;
+    for (const Tensor &tensor : all.tensors()) bytes += double(tensor.count()) * numbers::bytes(tensor.type);
+    const double operations = 2.0 * product.y.count() * product.w.count() / product.w.n();
+    return fake_enqueue(handle->stream, "convolution", bytes, operations, &work) ? EXECUTION_FAILED : SUCCESS;
 }
 
 } // namespace

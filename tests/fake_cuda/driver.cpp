@@ -129,16 +129,36 @@ bool ranges(const void *address, size_t bytes) { return bytes == 0 || memory::ad
 
 bool pageable(const void *host, size_t bytes) { return memory::address(host, bytes) == nullptr; }
 
+// What a kernel moves, by a rule of thumb: a number of four bytes for each pointer and each element, of which it has as many as its
+// longest count says, or as there are threads.
+double kernel_bytes(const std::string &arguments, const std::vector<uint64_t> &values, double threads) {
+    double elements = threads, pointers = 0;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        if (arguments[i] == 'p' && values[i] != 0) ++pointers;
+        if (arguments[i] == 'l' && values[i] < (uint64_t(1) << 40)) elements = std::max(elements, double(values[i]));
+    }
+    return 4 * pointers * elements;
+}
+
+// A name that stays.
+const char *kernel_name_of(const std::string &name) {
+    static std::set<std::string> *names = new std::set<std::string>;
+    return names->insert(name).first->c_str();
+}
+
 // Copies in the order of the stream. What is pageable cannot be waited for: it is copied before the call returns.
 int copy(void *to, const void *from, size_t bytes, void *handle, const void *host) {
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
-    stream::put(in, [=] {
+    const int64_t takes = host ? clock_copy(bytes) : clock_kernel(2.0 * bytes, 0);
+    const char *what = !host ? "copy" : memory::is_device(to) ? "upload" : "download";
+    const stream::Work work([=] {
         void *target = memory::is_device(to) ? memory::address(to, bytes) : to;
         const void *source = memory::is_device(from) ? memory::address(from, bytes) : from;
         if (target == nullptr || source == nullptr) poisoned = ILLEGAL_ADDRESS;
         else memmove(target, source, bytes);
     });
+    stream::put(in, work.called(what, takes, bytes));
     if (host && !in->capture && pageable(host, bytes)) stream::drain(in);
     return poisoned;
 }
@@ -163,11 +183,11 @@ int copy(void *to, const void *from, size_t bytes, void *handle, const void *hos
 
 extern "C" {
 
-int fake_enqueue(void *handle, const char *, std::function<void()> *work) {
+int fake_enqueue(void *handle, const char *what, double bytes, double operations, std::function<void()> *work) {
     const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
-    stream::put(in, *work);
+    stream::put(in, stream::Work(*work).called(what, clock_kernel(bytes, operations), size_t(bytes)));
     return poisoned;
 }
 
@@ -183,6 +203,11 @@ int fake_enqueue_waiting(void *handle, std::function<bool()> *work) {
 void fake_fault(const char *what) {
     fprintf(stderr, "fake CUDA: %s reaches beyond device memory\n", what);
     poisoned = ILLEGAL_ADDRESS;
+}
+
+int64_t fake_time(void *handle, int64_t until) {
+    stream::Stream *in = stream::of(handle);
+    return in ? in->time = std::max(in->time, until) : 0;
 }
 
 bool fake_is_stream(void *handle) { return stream::of(handle) != nullptr; }
@@ -354,6 +379,7 @@ int cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
 
 int cuMemHostUnregister(void *host) {
     OUTSIDE_CAPTURE(cuMemHostUnregister);
+    clock_leave();
     stream::drain_all();
     return memory::space().pinned.erase((char *)host) ? SUCCESS : HOST_MEMORY_NOT_REGISTERED;
 }
@@ -397,10 +423,11 @@ static int set(void *to, size_t bytes, size_t width, unsigned value, void *handl
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
     if (!memory::is_device(to) || !ranges(to, bytes)) return INVALID_VALUE;
-    stream::put(in, [=] {
+    const stream::Work work([=] {
         char *at = (char *)memory::address(to, bytes);
         for (size_t i = 0; at && i < bytes; i += width) memcpy(at + i, &value, width);
     });
+    stream::put(in, work.called("set", clock_kernel(bytes, 0), bytes));
     return poisoned;
 }
 
@@ -470,7 +497,9 @@ int cuIpcCloseMemHandle(char *device) {
 
 int cuStreamCreate(void **handle, unsigned) {
     OUTSIDE_CAPTURE(cuStreamCreate);
+    static int streams = 0;
     stream::Stream *created = new stream::Stream;
+    created->number = ++streams;
     stream::all().insert(created);
     *handle = created;
     return SUCCESS;
@@ -482,6 +511,7 @@ int cuStreamDestroy_v2(void *handle) {
     OUTSIDE_CAPTURE(cuStreamDestroy_v2);
     stream::Stream *in = stream::of(handle);
     if (!in || handle == nullptr) return INVALID_HANDLE;
+    clock_leave();
     stream::drain(in);
     stream::all().erase(in);
     delete in;
@@ -501,7 +531,11 @@ int cuStreamQuery(void *handle) {
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
     stream::step(in);
-    return poisoned ? poisoned : in->waiting.empty() ? SUCCESS : NOT_READY;
+    if (poisoned) return poisoned;
+    if (in->waiting.empty() && in->time <= clock_now()) return SUCCESS;
+    clock_stops_at(in->time);
+    clock_asked();
+    return NOT_READY;
 }
 
 int cuEventCreate(void **event, unsigned) {
@@ -525,7 +559,11 @@ int cuEventRecord(void *event, void *handle) {
     point->of = in;
     point->captured = in->capture;
     ((stream::Event *)event)->point = point;
-    if (in->capture == nullptr) stream::put(in, [point] { point->reached = true; });
+    if (in->capture == nullptr) stream::put(in, [point, in] {
+        point->reached = true;
+        point->time = in->time;
+        clock_stops_at(point->time);
+    });
     return poisoned;
 }
 
@@ -541,7 +579,11 @@ int cuStreamWaitEvent(void *handle, void *event, unsigned) {
         return in->capture == point->captured ? SUCCESS : STREAM_CAPTURE_INVALIDATED;
     }
     if (in->capture) return in->broken = true, STREAM_CAPTURE_UNSUPPORTED;
-    stream::put(in, [point] { return stream::reach(point); });
+    stream::put(in, [point, in] {
+        const bool reached = stream::reach(point);
+        if (reached) in->time = std::max(in->time, point->time);
+        return reached;
+    });
     return poisoned;
 }
 
@@ -553,14 +595,22 @@ int cuEventQuery(void *event) {
     if (point->captured) return stream::spoiled(), STREAM_CAPTURE_UNSUPPORTED;
     // Who asks again and again gets there.
     if (!point->reached && stream::all().count(point->of)) stream::step(point->of);
-    return poisoned ? poisoned : point->reached ? SUCCESS : NOT_READY;
+    if (poisoned) return poisoned;
+    if (point->reached && point->time <= clock_now()) {
+        if (!point->seen) clock_changed();
+        return point->seen = true, SUCCESS;
+    }
+    clock_asked();
+    return NOT_READY;
 }
 
 int cuEventSynchronize(void *event) {
     OUTSIDE_CAPTURE(cuEventSynchronize);
     if (!is(event)) return INVALID_HANDLE;
-    if (const auto point = ((stream::Event *)event)->point)
+    if (const auto point = ((stream::Event *)event)->point) {
         while (!stream::reach(point)) usleep(100);
+        clock_wait(point->time);
+    }
     return poisoned;
 }
 
@@ -568,6 +618,11 @@ int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
     IN_CONTEXT(cuEventElapsedTime);
     if (!is(first) || !is(second)) return INVALID_HANDLE;
     *milliseconds = 1.0f;
+    if (!clock_is_on()) return SUCCESS;
+    const auto from = ((stream::Event *)first)->point, to = ((stream::Event *)second)->point;
+    if (!from || !to) return INVALID_HANDLE;
+    if (!from->reached || !to->reached || std::max(from->time, to->time) > clock_now()) return NOT_READY;
+    *milliseconds = float(double(to->time - from->time) / 1e6);
     return SUCCESS;
 }
 
@@ -625,7 +680,8 @@ int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid
         memcpy(&value, arguments[i], letter == 'p' || letter == 'l' ? 8 : 4);
         values.push_back(value);
     }
-    stream::put(in, [=] {
+    const double bytes = kernel_bytes(function.arguments, values, double(grid_x) * grid_y * grid_z * block_x * block_y);
+    const stream::Work work([=] {
         std::vector<uint64_t> own = values;
         std::vector<void *> pointers;
         for (size_t i = 0; i < own.size(); ++i) {
@@ -645,6 +701,7 @@ int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid
         const char *order = getenv("FAKE_CUDA_DESCENDING");
         if (!kernel_run(function.name.c_str(), grid, block, pointers.data(), order && *order == '1')) poisoned = 719;
     });
+    stream::put(in, work.called(kernel_name_of(function.name), clock_kernel(bytes, 0), size_t(bytes)));
     return poisoned;
 }
 
@@ -689,12 +746,15 @@ int cuGraphLaunch(void *executable, void *handle) {
     stream::Stream *in = stream::of(handle);
     if (!in || !is(executable)) return INVALID_HANDLE;
     if (in->capture) return STREAM_CAPTURE_UNSUPPORTED;
+    clock_join();
+    clock_trace(in->number, "launch", clock_now(), clock_now(), 0);
     for (const stream::Work &work : ((Executable *)executable)->work) stream::put(in, work);
     return poisoned;
 }
 
 int cuGraphExecDestroy(void *executable) {
     IN_CONTEXT(cuGraphExecDestroy);
+    clock_leave();
     if (!handles().erase(executable)) return INVALID_HANDLE;
     delete (Executable *)executable;
     return SUCCESS;

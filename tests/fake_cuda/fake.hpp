@@ -9,10 +9,12 @@ extern "C" int fake_call(const char *name);
 // The address at which the host may read and write what a device pointer points to, if so many bytes from it on belong to one
 // allocation; null if not. Pinned host memory is its own address.
 extern "C" void *fake_address(const void *device, size_t bytes);
-// Puts work into a stream; the driver's code.
-extern "C" int fake_enqueue(void *stream, const char *what, std::function<void()> *work);
+// Puts work into a stream that moves so many bytes and takes so many operations (for the clock); the driver's code.
+extern "C" int fake_enqueue(void *stream, const char *what, double bytes, double operations, std::function<void()> *work);
 // The same for work that other processes take part in: it is tried again until it answers true.
 extern "C" int fake_enqueue_waiting(void *stream, std::function<bool()> *work);
+// When what a stream has done so far is over; at the earliest `until`.
+extern "C" int64_t fake_time(void *stream, int64_t until);
 // Whether a stream is one.
 extern "C" bool fake_is_stream(void *stream);
 

@@ -1,6 +1,7 @@
 // libnccl.so.2, as far as dltrain calls it: communicators that do not block, and sums of f32 over processes of one machine.
 //
 // The rank that makes the id makes the memory too, in which the others find what each has to add.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "clock.hpp"
 #include "fake.hpp"
 
 extern "C" int cuCtxGetDevice(int *device);
@@ -39,8 +41,9 @@ struct Place {
     std::atomic<int> process;
     // Sums that this rank has brought its part of, and that it has taken the result of.
     std::atomic<long> brought, taken;
-    // Elements of the one brought last.
+    // Elements of the one brought last, and when it was.
     std::atomic<size_t> count;
+    std::atomic<int64_t> when;
     std::atomic<bool> finalized;
 };
 
@@ -116,7 +119,7 @@ void map(Comm *comm, const Id &id) {
 }
 
 // A sum in its stream: brings this rank's part as soon as nobody reads the one before, and takes the result when all have.
-bool add_up(Comm *comm, void *device, size_t count, long number) {
+bool add_up(Comm *comm, void *device, size_t count, long number, void *stream) {
     if (comm->aborted || comm->error) return true;
     if (lost(comm)) return comm->error = fails(REMOTE_ERROR, "a rank has gone"), true;
     Place &own = comm->place(comm->rank);
@@ -128,6 +131,7 @@ bool add_up(Comm *comm, void *device, size_t count, long number) {
         if (!every(comm, [=](Place &place) { return place.taken >= number - 1; })) return false;
         memcpy(comm->part(comm->rank), at, 4 * count);
         own.count = count;
+        own.when = fake_time(stream, 0);
         own.brought = number;
     }
     if (!every(comm, [=](Place &place) { return place.brought >= number; })) return false;
@@ -140,6 +144,9 @@ bool add_up(Comm *comm, void *device, size_t count, long number) {
         for (int rank = 1; rank < comm->ranks; ++rank) sum += ((float *)comm->part(rank))[i];
         at[i] = sum;
     }
+    int64_t last = 0;
+    for (int rank = 0; rank < comm->ranks; ++rank) last = std::max(last, comm->place(rank).when.load());
+    fake_time(stream, last + clock_message(8 * count * (comm->ranks - 1) / comm->ranks));
     own.taken = number;
     return true;
 }
@@ -228,7 +235,7 @@ int ncclAllReduce(void *from, void *to, size_t count, int type, int operation, C
     // What is enqueued before it is, is before it.
     return begin(comm, [=] {
         const long number = ++comm->sums;
-        std::function<bool()> work = [=] { return add_up(comm, to, count, number); };
+        std::function<bool()> work = [=] { return add_up(comm, to, count, number, stream); };
         if (fake_enqueue_waiting(stream, &work) != 0) comm->error = fails(UNHANDLED_CUDA_ERROR, "not enqueued");
         return true;
     });

@@ -3,6 +3,7 @@
 // Work is done when it is put into a stream, or, with FAKE_CUDA_DELAYED=1, not before somebody waits for it: then whoever
 // forgot to wait, on the host or between two streams, sees what was there before.
 #pragma once
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -13,6 +14,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include "clock.hpp"
+
 namespace stream {
 
 // Something to do; false: it cannot be done yet, because it waits for other processes.
@@ -20,6 +23,11 @@ class Work {
     std::function<bool()> go;
 
 public:
+    // For the clock: what it is, when it was put into its stream, what it takes.
+    const char *what = nullptr;
+    int64_t put = 0, takes = 0;
+    size_t bytes = 0;
+
     template <class F> Work(F does) {
         if constexpr (std::is_same<decltype(does()), bool>::value) go = does;
         else
@@ -27,6 +35,11 @@ public:
                 does();
                 return true;
             };
+    }
+    Work called(const char *name, int64_t time, size_t of = 0) const {
+        Work work = *this;
+        work.what = name, work.takes = time, work.bytes = of;
+        return work;
     }
     bool operator()() const { return go(); }
 };
@@ -41,7 +54,9 @@ struct Stream;
 // A point in a stream, shared by those who wait for it.
 struct Point {
     Stream *of = nullptr;
-    bool reached = false;
+    bool reached = false, seen = false;
+    // When it is reached.
+    int64_t time = 0;
     // Recorded while its stream was captured.
     Graph *captured = nullptr;
 };
@@ -57,6 +72,9 @@ struct Stream {
     bool origin = false;
     // What made the capture worthless.
     bool broken = false;
+    // In the order in which they were made; and when what was done last has ended.
+    int number = 0;
+    int64_t time = 0;
 };
 
 inline bool delayed() {
@@ -85,7 +103,15 @@ inline bool step(Stream *of) {
     if (of->waiting.empty()) return false;
     const Work work = std::move(of->waiting.front());
     of->waiting.pop_front();
-    if (work()) return true;
+    const int64_t before = of->time;
+    of->time = std::max(of->time, work.put);
+    if (work()) {
+        const int64_t from = of->time;
+        of->time += work.takes;
+        if (work.what) clock_trace(of->number, work.what, from, of->time, work.bytes);
+        return true;
+    }
+    of->time = before;
     of->waiting.push_front(work);
     return false;
 }
@@ -95,9 +121,15 @@ inline void advance(Stream *of) {
     while (step(of)) {}
 }
 
-// Does all of it, and waits for what other processes have to do.
-inline void drain(Stream *of) {
+// Does all of it, with what other processes have to do.
+inline void finish(Stream *of) {
     for (advance(of); !of->waiting.empty(); advance(of)) usleep(100);
+}
+
+// The host waits for all of it.
+inline void drain(Stream *of) {
+    finish(of);
+    clock_wait(of->time);
 }
 
 inline void drain_all() {
@@ -109,9 +141,15 @@ inline void put(Stream *into, Work work) {
         into->capture->work.push_back(std::move(work));
         return;
     }
+    work.put = clock_now();
+    clock_changed();
     into->waiting.push_back(std::move(work));
     // The default stream waits for all others, and they for it.
-    if (into == fallback()) drain_all();
+    if (into == fallback())
+        for (Stream *stream : all()) {
+            finish(stream);
+            into->time = std::max(into->time, stream->time);
+        }
     if (!delayed()) advance(into);
 }
 

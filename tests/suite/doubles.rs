@@ -166,7 +166,72 @@ fn memory_is_shared_between_processes() {
     plays("scene_lender", &[]);
 }
 
+/// Streams side by side, each in order; what waits for another begins when that one has ended; the host comes later by what it
+/// waits for, and by nothing else.
+#[test]
+fn what_the_doubles_do_takes_virtual_time() {
+    let rates = ("FAKE_CUDA_RATES", "4000,400,50,10");
+    for late in ["0", "1"] {
+        plays("scene_clock", &[("FAKE_CUDA_CLOCK", "1"), rates, ("FAKE_CUDA_DELAYED", late)]);
+    }
+}
+
 // ---- scenes ----
+
+#[test]
+#[ignore = "a scene"]
+fn scene_clock() {
+    const BYTES: usize = 1 << 20;
+    let cuda = Cuda::ready();
+    let (one, other, at) = (cuda.stream(), cuda.stream(), cuda.alloc(BYTES / 4));
+    let host = vec![0f32; BYTES / 4];
+    let pinned = call!(cuda, cuMemHostRegister_v2(host.as_ptr() => *const f32, BYTES => usize, 0 => u32));
+    assert_eq!(pinned, 0);
+    let events = [(); 4].map(|()| {
+        let mut event = null_mut();
+        assert_eq!(call!(cuda, cuEventCreate(&mut event => *mut Handle, 0 => u32)), 0);
+        event
+    });
+    let mark = |event: usize, stream: Handle| {
+        assert_eq!(call!(cuda, cuEventRecord(events[event] => Handle, stream => Handle)), 0);
+    };
+    let upload = |stream: Handle| {
+        let copied = call!(cuda, cuMemcpyHtoDAsync_v2(
+            at => Address, host.as_ptr() => *const f32, BYTES => usize, stream => Handle));
+        assert_eq!(copied, 0);
+    };
+    let between = |first: usize, second: usize| {
+        let mut milliseconds = 0f32;
+        let (first, second) = (events[first], events[second]);
+        let code = call!(cuda, cuEventElapsedTime(
+            &mut milliseconds => *mut f32, first => Handle, second => Handle));
+        if code == 0 { Ok((milliseconds * 1e6).round() as u32) } else { Err(code) }
+    };
+    let query = |event: usize| call!(cuda, cuEventQuery(events[event] => Handle));
+    // 2 microseconds and 50 GB/s; side by side and one after the other.
+    let copy = 2000 + (BYTES / 50) as u32;
+    mark(0, one);
+    upload(one);
+    upload(other);
+    upload(other);
+    mark(1, one);
+    mark(2, other);
+    assert_eq!(call!(cuda, cuStreamWaitEvent(one => Handle, events[2] => Handle, 0 => u32)), 0);
+    upload(one);
+    mark(3, one);
+    assert_eq!(between(0, 1), Err(NOT_READY));
+    // Who asks in vain finds it the next time, and no earlier event late.
+    let asked = (0..9).find(|_| query(1) == 0);
+    assert!(asked.is_some() && query(2) == NOT_READY, "{asked:?}");
+    assert_eq!(between(0, 1), Ok(copy));
+    assert_eq!(call!(cuda, cuEventSynchronize(events[3] => Handle)), 0);
+    assert_eq!([between(0, 2), between(0, 3), between(2, 3)], [Ok(2 * copy), Ok(3 * copy), Ok(copy)]);
+    // Enqueued only now, it begins now.
+    upload(other);
+    mark(1, other);
+    assert_eq!(call!(cuda, cuStreamSynchronize(other => Handle)), 0);
+    assert_eq!(between(0, 1), Ok(4 * copy));
+}
 
 #[test]
 #[ignore = "a scene"]

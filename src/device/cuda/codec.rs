@@ -147,15 +147,15 @@ fn code(
 
 impl DeviceCodec for CudaCodec {
     fn encode(&mut self, bucket: usize) -> Result<Event> {
-        let Gpu { stream, copies, .. } = &*self.gpu;
+        let Gpu { stream, leaving, .. } = &*self.gpu;
         let Bucket { encode, own, summed, .. } = &mut self.buckets[bucket];
         encode.iter().try_for_each(|work| work())?;
-        copies.wait(&stream.record()?)?;
+        leaving.wait(&stream.record()?)?;
         for [there, host] in [own, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
             // SAFETY: host memory that collectives leave alone until they are started, after the event.
-            unsafe { copies.download(there, host.address()) }?;
+            unsafe { leaving.download(there, host.address()) }?;
         }
-        mark(copies)
+        mark(leaving)
     }
 
     fn reached(&self, event: &Event) -> Result<bool> {
@@ -163,14 +163,14 @@ impl DeviceCodec for CudaCodec {
     }
 
     fn decode(&mut self, bucket: usize) -> Result<()> {
-        let Gpu { stream, copies, .. } = &*self.gpu;
+        let Gpu { stream, coming, .. } = &*self.gpu;
         let Bucket { decode, messages, summed, .. } = &mut self.buckets[bucket];
         for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
             // SAFETY: host memory, alive with `host`, that no reference exists to; who writes to it next is an `encode`, behind
-            // this copy in the same queue.
-            unsafe { copies.upload(host.as_slice(), there) }?;
+            // the stream that waits for this copy.
+            unsafe { coming.upload(host.as_slice(), there) }?;
         }
-        stream.wait(&copies.record()?)?;
+        stream.wait(&coming.record()?)?;
         decode.iter().try_for_each(|work| work())
     }
 }

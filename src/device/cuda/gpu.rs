@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
-use super::handle::{Context, Function, Module, Stream, address, allocate};
+use super::handle::{Context, Event, Function, Module, Registered, Stream, address, allocate, pages};
 use super::library::{Found, cuda};
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
@@ -39,8 +39,9 @@ pub struct Gpu {
     pub context: Rc<Context>,
     /// Where everything runs, one after the other.
     pub stream: Rc<Stream>,
-    /// Where gradients go to the host and come back, beside that.
-    pub copies: Rc<Stream>,
+    /// Where gradients go to the host, and where they come back, beside that.
+    pub leaving: Rc<Stream>,
+    pub coming: Rc<Stream>,
     /// Where the next batch comes, beside both.
     pub inputs: Rc<Stream>,
     pub blas: BlasHandle,
@@ -58,6 +59,7 @@ pub struct Gpu {
     functions: RefCell<HashMap<String, Function>>,
     /// On the GPU, and what was last put there.
     pub scalars: Memory,
+    slots: Slots,
     current: Cell<Option<Scalars>>,
     /// Adam's, for the corrections that kernels read with the scalars.
     betas: Cell<(f32, f32)>,
@@ -68,8 +70,8 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
         let context = Context::new(ordinal)?;
-        let (stream, copies, inputs) =
-            (Stream::new(&context)?, Stream::new(&context)?, Stream::new(&context)?);
+        let (stream, inputs) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (leaving, coming) = (Stream::new(&context)?, Stream::new(&context)?);
         let driver = super::probe().map_err(Error::environment)?;
         let gpu =
             driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
@@ -99,12 +101,14 @@ impl Gpu {
             module,
             functions: RefCell::default(),
             scalars: allocate(&context, SCALARS_BYTES)?,
+            slots: Slots::new(&context)?,
             current: Cell::new(None),
             betas: Cell::new((0.0, 0.0)),
             capturing: Cell::new(false),
             context,
             stream,
-            copies,
+            leaving,
+            coming,
             inputs,
         };
         Ok(Rc::new(gpu))
@@ -158,8 +162,10 @@ impl Gpu {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        // SAFETY: the bytes are pageable: the driver has copied them when this returns.
-        unsafe { self.stream.upload(&bytes, &self.scalars) }?;
+        let slot = self.slots.next(&self.stream)?;
+        slot.write(&bytes);
+        // SAFETY: host memory that no reference exists to; nobody writes to it before the stream has come by.
+        unsafe { self.stream.upload(slot.as_slice(), &self.scalars) }?;
         self.current.set(Some(*scalars));
         Ok(())
     }
@@ -170,6 +176,43 @@ impl Gpu {
         let graph = self.stream.capture(enqueue);
         self.capturing.set(false);
         graph
+    }
+}
+
+/// Page-locked memory for the numbers of some steps: they are on their way when the next ones come, and nobody waits for them.
+struct Slots {
+    memory: Memory,
+    _locked: Option<Registered>,
+    /// How many were given out, and a point behind each half.
+    given: Cell<usize>,
+    passed: RefCell<[Option<Event>; 2]>,
+}
+
+impl Slots {
+    /// In each half.
+    const HALF: usize = 32;
+
+    fn new(context: &Rc<Context>) -> Result<Slots> {
+        let memory = pages(2 * Slots::HALF * SCALARS_BYTES)?;
+        // Without, the driver copies them before it goes on.
+        let locked = Registered::new(context, &memory).ok();
+        Ok(Slots { memory, _locked: locked, given: Cell::new(0), passed: RefCell::default() })
+    }
+
+    /// One that the stream has passed.
+    fn next(&self, stream: &Stream) -> Result<Memory> {
+        let given = self.given.replace(self.given.get() + 1);
+        if given.is_multiple_of(Slots::HALF) {
+            let half = given / Slots::HALF % 2;
+            let mut passed = self.passed.borrow_mut();
+            passed[1 - half] = Some(stream.record()?);
+            while let Some(event) = &passed[half]
+                && !event.reached()?
+            {
+                std::thread::yield_now();
+            }
+        }
+        Ok(self.memory.slice(given % (2 * Slots::HALF) * SCALARS_BYTES, SCALARS_BYTES))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the driver gives, owned: each handle frees itself, keeps alive what it depends on, and turns failures into errors.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
@@ -39,6 +40,8 @@ pub struct Context {
     pub device: c_int,
     /// CUDA's number of the GPU.
     pub ordinal: usize,
+    /// Events that nobody uses: making one costs more than marking a point with it.
+    events: RefCell<Vec<CUevent>>,
 }
 
 impl Context {
@@ -55,7 +58,7 @@ impl Context {
             libraries.driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
         }
         // From here on dropping releases it.
-        let context = Rc::new(Context { libraries, device, ordinal });
+        let context = Rc::new(Context { libraries, device, ordinal, events: RefCell::default() });
         // SAFETY: the context was just retained.
         unsafe { libraries.driver.cuCtxSetCurrent(raw) }?;
         Ok(context)
@@ -72,6 +75,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        for event in self.events.take() {
+            // SAFETY: made by `Event::new`, destroyed once.
+            freed(unsafe { self.libraries.driver.cuEventDestroy_v2(event) });
+        }
         // SAFETY: retained once by `new`; everything made in it holds an `Rc` of it and is gone.
         freed(unsafe { self.libraries.driver.cuDevicePrimaryCtxRelease_v2(self.device) });
     }
@@ -230,10 +237,13 @@ pub struct Event {
 }
 
 impl Event {
+    /// One that is not in use, to be recorded: it stands for that point from then on.
     fn new(context: &Rc<Context>) -> Result<Event> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: the out-parameter is alive during the call; the context is current.
-        unsafe { context.libraries.driver.cuEventCreate(&mut raw, EVENT_DISABLE_TIMING) }?;
+        let mut raw = context.events.borrow_mut().pop().unwrap_or(ptr::null_mut());
+        if raw.is_null() {
+            // SAFETY: the out-parameter is alive during the call; the context is current.
+            unsafe { context.libraries.driver.cuEventCreate(&mut raw, EVENT_DISABLE_TIMING) }?;
+        }
         Ok(Event { context: context.clone(), raw })
     }
 
@@ -249,9 +259,9 @@ impl Event {
 }
 
 impl Drop for Event {
+    /// Streams that were told to wait for it wait for the point that it marked then, whatever it marks later.
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once; the driver waits for what still uses it.
-        freed(unsafe { self.context.libraries.driver.cuEventDestroy_v2(self.raw) });
+        self.context.events.borrow_mut().push(self.raw);
     }
 }
 
@@ -386,6 +396,14 @@ pub fn open(context: &Rc<Context>, offer: [u8; OFFER], bytes: usize) -> Result<M
 /// The address of a memory of the GPU.
 pub fn address(memory: &Memory) -> CUdeviceptr {
     memory.address() as CUdeviceptr
+}
+
+/// Host memory that shares no page with other memory, to be page-locked.
+pub fn pages(bytes: usize) -> Result<Memory> {
+    const PAGE: usize = 4096;
+    let room = bytes.next_multiple_of(PAGE);
+    let memory = Memory::host(room + PAGE)?;
+    Ok(memory.slice(memory.address().align_offset(PAGE), room).slice(0, bytes))
 }
 
 /// Host memory of somebody else's that is page-locked as long as this lives.

@@ -270,20 +270,30 @@ impl Device for Cuda {
         }
     }
 
-    fn copy_to_host_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
-        let gpu::Gpu { stream, copies, .. } = &*self.gpu;
-        copies.wait(&stream.record()?)?;
-        // SAFETY: `to` is host memory that the collectives leave alone until they are started, after the event.
-        unsafe { copies.download(from, to.address()) }?;
-        mark(copies)
+    fn page_locked(&self, bytes: usize) -> Result<Memory> {
+        let memory = handle::pages(bytes)?;
+        self.pin(&memory);
+        Ok(memory)
     }
 
-    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<()> {
-        let gpu::Gpu { stream, copies, .. } = &*self.gpu;
-        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next is a `copy_to_host_async`, behind
-        // this copy in the same queue.
-        unsafe { copies.upload(from.as_slice(), to) }?;
-        stream.wait(&copies.record()?)
+    fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &Event) -> Result<Event> {
+        let leaving = &self.gpu.leaving;
+        event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
+        // SAFETY: `to` is host memory that the caller leaves alone until the event.
+        unsafe { leaving.download(from, to.address()) }?;
+        mark(leaving)
+    }
+
+    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
+        let coming = &self.gpu.coming;
+        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next comes behind the event.
+        unsafe { coming.upload(from.as_slice(), to) }?;
+        mark(coming)
+    }
+
+    fn upload_async(&self, from: &Memory, to: &Memory) -> Result<()> {
+        // SAFETY: as above; the caller leaves it alone until it knows that the stream has come by.
+        unsafe { self.gpu.stream.upload(from.as_slice(), to) }
     }
 
     fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {

@@ -1,0 +1,61 @@
+//! Losses and hits of a batch on their way to the host. From a device with memory of its own they come behind the forward pass, while
+//! it computes the backward pass: nobody waits for its queue to run dry.
+
+use crate::device::memory::bytes_of_mut;
+use crate::device::{Device, Event, Memory};
+use crate::error::Result;
+use crate::plan::Program;
+
+/// Where losses and hits are found.
+pub struct Metrics {
+    /// On the device: all, and each.
+    region: Memory,
+    parts: [Memory; 2],
+    /// As much page-locked memory of the host, for a device with memory of its own.
+    host: Option<Memory>,
+    /// When they are there.
+    arrives: Option<Event>,
+    values: Vec<f32>,
+}
+
+impl Metrics {
+    /// Those of a program whose metrics lie in `region`.
+    ///
+    /// # Errors
+    /// Memory lacks.
+    pub fn new(device: &dyn Device, program: &Program, region: &Memory) -> Result<Metrics> {
+        let host = (!device.is_host()).then(|| device.page_locked(region.bytes())).transpose()?;
+        let parts = [program.losses.clone(), program.hits.clone()];
+        let values = vec![0.0; program.losses.bytes() / size_of::<f32>()];
+        Ok(Metrics { region: region.clone(), parts, host, arrives: None, values })
+    }
+
+    /// To be called when the forward pass has been enqueued.
+    pub fn fetch(&mut self, device: &dyn Device) -> Result<()> {
+        if let Some(host) = &self.host {
+            self.arrives = Some(device.copy_to_host_after(&self.region, host, &device.record()?)?);
+        }
+        Ok(())
+    }
+
+    /// Sums of losses and of hits. `reach` waits for an event.
+    pub fn sums(
+        &mut self,
+        device: &dyn Device,
+        reach: impl FnOnce(&Event) -> Result<()>,
+    ) -> Result<[f32; 2]> {
+        self.arrives.take().map_or(Ok(()), |event| reach(&event))?;
+        let mut sums = [0.0; 2];
+        for (sum, part) in sums.iter_mut().zip(&self.parts) {
+            match &self.host {
+                None => device.download(part, bytes_of_mut(&mut self.values))?,
+                Some(host) => {
+                    let start = part.address() as usize - self.region.address() as usize;
+                    host.slice(start, part.bytes()).read(bytes_of_mut(&mut self.values));
+                }
+            }
+            *sum = self.values.iter().map(|&value| f64::from(value)).sum::<f64>() as f32;
+        }
+        Ok(sums)
+    }
+}

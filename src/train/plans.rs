@@ -5,7 +5,7 @@ use super::checkpoint;
 use super::memory::Sharing;
 use super::network::Network;
 use crate::comm::World;
-use crate::config::{Config, Session, SyncBatchNorm};
+use crate::config::{Config, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -126,7 +126,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
+            self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         ) + &self.roofline(config)
     }
 
@@ -237,4 +237,15 @@ pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> 
 /// The device and what it computes with, in one line.
 pub fn computing(config: &Config, device: &dyn Device) -> String {
     format!("{}, {}", device.describe(), config.precision)
+}
+
+/// The same for the opening lines, with what tf32, which nobody need have asked for, is.
+pub fn opening(config: &Config, device: &dyn Device) -> String {
+    let rounded = match config.precision {
+        Precision::Tf32 => {
+            " (products rounded to 10 bits; --precision f32 rounds none and takes several times as long)"
+        }
+        _ => "",
+    };
+    computing(config, device) + rounded
 }

@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels gpu-bundle gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -81,8 +81,12 @@ kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers tak
 	@set -e; for gpu in 60 70 75 80 90 100 120; do \
 	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
 
-gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the two below (builds HDF5 along; 60 MB at most)
+gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; 56 MiB at most)
 	@.ci/gpu-bundle
+
+gpu-minutes: ## on a machine with a GPU: what ten minutes teach, the most important first (gpu-bundle/ten-minutes)
+	@[ -x gpu-bundle/ten-minutes ] || .ci/gpu-bundle
+	@gpu-bundle/ten-minutes $(ARGS)
 
 gpu-check: ## on a machine with a GPU: everything that only a GPU can show (where there is no cargo: gpu-bundle/check)
 	@[ -x gpu-bundle/check ] || .ci/gpu-bundle

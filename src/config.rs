@@ -86,6 +86,8 @@ impl From<DeviceKind> for String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// tf32 where every rank computes on a GPU that has it (sm_80 or newer), else f32.
+    Auto,
     /// IEEE 754's single precision.
     F32,
     /// f32 whose products are rounded to 10 bits: GPUs from Ampere on have units for them.
@@ -109,15 +111,30 @@ pub struct LossScale {
     pub minimum: f32,
 }
 
+impl Precision {
+    /// This one, or what is taken where none was asked for.
+    pub fn or(self, default: Precision) -> Precision {
+        if self == Precision::Auto { default } else { self }
+    }
+}
+
 impl std::fmt::Display for Precision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
+            Precision::Auto => "auto",
             Precision::F32 => "f32",
             Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
             Precision::F16 => "f16",
         })
     }
+}
+
+/// TFLOP/s and GB/s: "790,4300".
+pub fn rates(text: &str) -> std::result::Result<(f64, f64), String> {
+    let positive = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    let rates = text.split_once(',').and_then(|(flops, bytes)| Some((positive(flops)?, positive(bytes)?)));
+    rates.ok_or_else(|| "TFLOP/s and GB/s: 790,4300".into())
 }
 
 /// How gradients are added up over ranks.

@@ -30,6 +30,7 @@ pub fn print(world: &World, verbose: bool) -> Result<()> {
         ("HDF5", record::hdf5_version()),
         ("JPEG", jpeg()),
         ("GPUs", gpu_lines(&hosts, &gpus)),
+        ("CUDA in", cuda::looked_in()),
     ] {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{name:<10} {value}");
@@ -130,9 +131,9 @@ fn cuda_libraries() -> String {
             found.cudnn_path.display(),
             found.cublas,
             found.cublas_path.display(),
-            found.nvrtc_path.map_or_else(
+            found.nvrtc.map_or_else(
                 || "no NVRTC (with it cuDNN does more along with a convolution)".into(),
-                |path| format!("NVRTC {}", path.display())
+                |((major, minor), path)| format!("NVRTC {major}.{minor} {}", path.display())
             ),
             cuda::nccl_found().map_or_else(
                 |_| "no NCCL (for --allreduce nccl)".into(),

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What dltrain is measured against on a GPU: the same networks of torchvision on the same card.
 
-    peer.py train MODEL BATCH PRECISION MODE   one random batch; PRECISION tf32, bf16 or f16; MODE eager, channels_last or compile
+    peer.py train MODEL BATCH PRECISION MODE   one random batch; PRECISION tf32, bf16 or f16; MODE eager, channels_last,
+                                               compile (max-autotune) or reduce-overhead (compiled, chosen faster)
     peer.py limits                             TFLOP/s of a large product in each precision, and GB/s of a copy
 
 The first prints `FIGURES images/s, first loss, last loss`: over all steps after the warm-up, which nothing waits for in between
@@ -59,8 +60,8 @@ def train(args):
     if args.mode != "eager":
         net, images = net.to(memory_format=torch.channels_last), images.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, foreach=True)
-    if args.mode == "compile":
-        net = torch.compile(net, mode="max-autotune")
+    if args.mode in ("compile", "reduce-overhead"):
+        net = torch.compile(net, mode="max-autotune" if args.mode == "compile" else args.mode)
     scaler = torch.amp.GradScaler("cuda", enabled=args.precision == "f16")
     losses = []
 
@@ -105,7 +106,7 @@ def main():
     task.add_argument("model")
     task.add_argument("batch", type=int)
     task.add_argument("precision", choices=["tf32", "bf16", "f16"])
-    task.add_argument("mode", choices=["eager", "channels_last", "compile"])
+    task.add_argument("mode", choices=["eager", "channels_last", "compile", "reduce-overhead"])
     task.add_argument("--steps", type=int, default=60)
     task.add_argument("--warmup", type=int, default=15)
     task.set_defaults(run=train)

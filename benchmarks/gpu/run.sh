@@ -21,6 +21,10 @@ results=$(readlink -f "$results")
 cd "$here" || exit 1
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=$here/bin:$PATH
 export DLTRAIN_CUDNN_CACHE=$results/cudnn TORCHINDUCTOR_CACHE_DIR=$results/inductor
+# PyTorch's own libraries, wherever its Python has them.
+DLTRAIN_CUDA_PATH=${DLTRAIN_CUDA_PATH:-$(python3 -c 'import glob, sysconfig
+print(":".join(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/lib")))' 2>/dev/null)}
+export DLTRAIN_CUDA_PATH
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(mnist_small alexnet vgg16 resnet50 resnet101 resnet152 inception_v3 sharing)
 modes=${MODES:-eager channels_last compile}

@@ -1,22 +1,24 @@
-//! `dltrain bench layers`: a model's training step, layer by layer, against what the cores can do.
+//! `dltrain bench layers`: a model's training step, layer by layer, against what the cores can do, or a GPU.
 //!
 //! Each rank runs the steps of its plan as training does, without communication, and times every one; the yardstick is
-//! the device's own product of large matrices, measured just before on the same threads. Rank 0 prints its own table.
+//! the device's own product of large matrices, measured just before on the same threads, and for a GPU a copy besides.
+//! Rank 0 prints its own table.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use clap::builder::PossibleValuesParser;
 
+use super::steps;
 use crate::comm::World;
-use crate::config::Precision;
+use crate::config::{DeviceKind, Precision, rates};
+use crate::device::cuda::{self, Cuda};
 use crate::device::memory::bytes_of;
 use crate::device::onednn::Cpu;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Init, Node, NodeId, Op};
+use crate::graph::{DType, Graph, Init, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Options, Plan, Program, Regions};
 use crate::random::{Purpose, Stream, key};
@@ -36,9 +38,15 @@ pub struct Args {
     /// Classes the model tells apart [default: those it was made for]
     #[arg(long)]
     classes: Option<usize>,
+    /// What computes: cpu, cuda[:N]
+    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    device: DeviceKind,
     /// What the layers compute with
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
+    /// A GPU's rates, if they are not to be measured: of products in TFLOP/s, of its memory in GB/s
+    #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates)]
+    roofline: Option<(f64, f64)>,
     /// Threads a rank [default: cores of the node divided by its ranks]
     #[arg(long)]
     threads: Option<usize>,
@@ -51,27 +59,101 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let threads = world.threads(args.threads)?;
-    let mut subject = world.agree(Subject::new(args, threads))?;
-    world.barrier()?;
-    let peak = world.agree(subject.device.sgemm_rate(5))?;
-    world.barrier()?;
-    let times = world.agree(subject.time(args.steps))?;
-    let table = Table::new(&subject.plan, &times);
-    record::say(world, &table.text(&subject.heading(args, world, peak), subject.plan.graph.batch(), peak));
-    let csv = args.csv.as_ref().filter(|_| world.rank() == 0);
-    world.agree(csv.map_or(Ok(()), |path| {
-        std::fs::write(path, table.csv())
+    let (text, csv) = match args.device {
+        DeviceKind::Cuda(number) => on_gpu(args, world, number)?,
+        DeviceKind::Cpu => on_cpu(args, world)?,
+        other => {
+            let text = format!("--device {other}: this measures cpu, or cuda[:N]");
+            return world.agree(Err(Error::usage(text)));
+        }
+    };
+    record::say(world, &text);
+    let path = args.csv.as_ref().filter(|_| world.rank() == 0);
+    world.agree(path.map_or(Ok(()), |path| {
+        std::fs::write(path, csv)
             .map_err(|error| Error::new(ErrorKind::Output, format!("--csv {}: {error}", path.display())))
     }))
 }
 
+/// The table, and as comma-separated values.
+fn on_cpu(args: &Args, world: &World) -> Result<(String, String)> {
+    if args.roofline.is_some() {
+        return world.agree(Err(Error::usage("--roofline is for --device cuda")));
+    }
+    let threads = world.threads(args.threads)?;
+    let device = world.agree(Cpu::new(threads))?;
+    let graph = world.agree(graph(args).and_then(|graph| match args.precision {
+        Precision::Auto | Precision::F32 => Ok(graph),
+        Precision::Bf16 => device.has_bf16().map(|()| graph.in_bf16()),
+        precision => Err(Error::usage(format!("--precision {precision} is for GPUs; this measures the CPU"))),
+    }))?;
+    let mut subject = world.agree(Subject::new(&device, graph))?;
+    world.barrier()?;
+    let peak = world.agree(device.sgemm_rate(5))?;
+    world.barrier()?;
+    let times = world.agree(subject.time(args.steps))?;
+    let table = Table::new(&subject.plan, &times);
+    let peak_line = format!("sgemm peak of a rank: {:.1} GFLOP/s", peak / 1e9);
+    let heading = subject.heading(args, Precision::F32, world, &peak_line);
+    Ok((table.text(&heading, subject.plan.graph.batch(), peak), table.csv()))
+}
+
+fn on_gpu(args: &Args, world: &World, number: Option<usize>) -> Result<(String, String)> {
+    let gpus =
+        world.agree(cuda::probe().map_err(|why| Error::environment(format!("--device cuda: {why}"))))?.gpus;
+    let ordinal = number.unwrap_or(world.local_rank() % gpus.len());
+    let gpu = gpus.get(ordinal).ok_or_else(|| {
+        Error::usage(format!(
+            "--device cuda:{ordinal}: there is none; GPUs count from 0 to {}",
+            gpus.len() - 1
+        ))
+    });
+    let tensor_cores = world.agree(gpu)?.compute_capability.0 >= 8;
+    let precision = args.precision.or(if tensor_cores { Precision::Tf32 } else { Precision::F32 });
+    let device = world.agree(Cuda::new(ordinal, precision == Precision::Tf32, world.local_size()))?;
+    let (graph, dtype) = match (world.agree(graph(args))?, precision) {
+        (graph, Precision::Bf16) => (graph.in_bf16(), DType::BF16),
+        (graph, Precision::F16) => (graph.narrowed_to(DType::F16), DType::F16),
+        (graph, _) => (graph, DType::F32),
+    };
+    let mut subject = world.agree(Subject::new(&device, graph))?;
+    world.barrier()?;
+    let given = args.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9));
+    let (rates, whence) = match given {
+        Some(rates) => (rates, "as given"),
+        None => (world.agree(device.rates(dtype))?, "measured"),
+    };
+    world.barrier()?;
+    let times = world.agree(subject.time(args.steps))?;
+    let roofline =
+        format!("roofline of {:.1} TFLOP/s and {:.0} GB/s, {whence}", rates.0 / 1e12, rates.1 / 1e9);
+    let heading = subject.heading(args, precision, world, &roofline);
+    let table =
+        steps::Table::new(&subject.plan, &times.steps, times.updates, update_bytes(&subject.plan), rates);
+    Ok((table.text(&heading, subject.plan.graph.batch(), times.whole), table.csv()))
+}
+
+/// The forward pass in f32.
+fn graph(args: &Args) -> Result<Graph> {
+    for (flag, value) in
+        [("batch", args.batch), ("steps", args.steps), ("classes", args.classes.unwrap_or(1))]
+    {
+        if value == 0 {
+            return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
+        }
+    }
+    let model = model::find(&args.model)?;
+    let [channels, height, width] = model.image;
+    let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
+    Ok(model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify())
+}
+
 /// A model's training step in memory of its own.
-struct Subject {
-    device: Cpu,
+struct Subject<'a> {
+    device: &'a dyn Device,
     plan: Plan,
-    program: Program,
-    updates: Vec<Box<dyn Step>>,
+    /// The steps of the plan, and behind them the updates.
+    steps: Vec<Box<dyn Step>>,
 }
 
 /// Seconds, medians over steps.
@@ -83,31 +165,10 @@ struct Times {
     whole: f64,
 }
 
-impl Subject {
-    fn new(args: &Args, threads: usize) -> Result<Subject> {
-        for (flag, value) in
-            [("batch", args.batch), ("steps", args.steps), ("classes", args.classes.unwrap_or(1))]
-        {
-            if value == 0 {
-                return Err(Error::usage(format!("--{flag} 0: must be at least 1")));
-            }
-        }
-        let model = model::find(&args.model)?;
-        let [channels, height, width] = model.image;
-        let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
-        let forward = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify();
-        let device = Cpu::new(threads)?;
-        let graph = match args.precision {
-            Precision::F32 => forward,
-            precision @ (Precision::Tf32 | Precision::F16) => {
-                return Err(Error::usage(format!(
-                    "--precision {precision} is for GPUs; this measures the CPU"
-                )));
-            }
-            Precision::Bf16 => device.has_bf16().map(|()| forward.in_bf16())?,
-        };
+impl Subject<'_> {
+    fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
         let options = Options { fusion_threshold: 1 << 20, training: None };
-        let plan = plan::plan(graph.differentiate(), &device, &options)?;
+        let plan = plan::plan(forward.differentiate(), device, &options)?;
         let allocate = |bytes| device.allocate(bytes);
         let regions = Regions::new(
             &plan.sizes,
@@ -115,57 +176,39 @@ impl Subject {
             allocate(plan.sizes.gradients)?,
             allocate,
         )?;
-        fill(&plan, &regions);
-        let program = plan.bind(&regions)?;
-        program.images.write(bytes_of(&numbers(program.images.bytes() / 4, 0, 1.0)));
-        let updates = updates(&device, &plan, &regions)?;
-        Ok(Subject { device, plan, program, updates })
+        fill(device, &plan, &regions)?;
+        let Program { mut steps, images, .. } = plan.bind(&regions)?;
+        device.upload(bytes_of(&numbers(images.bytes() / 4, 0, 1.0)), &images)?;
+        steps.extend(updates(device, &plan, &regions)?);
+        Ok(Subject { device, plan, steps })
     }
 
     /// Runs the whole step once to warm up, then as often as asked.
     fn time(&mut self, repeats: usize) -> Result<Times> {
         // The learning rate is zero: the numbers stay what they are.
         let scalars = Scalars { gradient_scale: 1.0 / self.plan.graph.batch() as f32, ..Scalars::default() };
-        let count = self.program.steps.len();
-        let mut samples = vec![Vec::with_capacity(repeats); count + 2];
-        for round in 0..=repeats {
-            let begun = Instant::now();
-            let mut last = begun;
-            let mut lap = |samples: &mut Vec<f64>| {
-                let now = Instant::now();
-                if round > 0 {
-                    samples.push((now - last).as_secs_f64());
-                }
-                last = now;
-            };
-            for (step, samples) in self.program.steps.iter_mut().zip(&mut samples) {
-                step.run(&scalars)?;
-                lap(samples);
-            }
-            for update in &mut self.updates {
-                update.run(&scalars)?;
-            }
-            lap(&mut samples[count]);
-            if round > 0 {
-                samples[count + 1].push(begun.elapsed().as_secs_f64());
-            }
+        let samples = self.device.time(&mut self.steps, &scalars, repeats)?;
+        let mut whole: Vec<f64> =
+            (0..repeats).map(|run| samples.iter().map(|of_step| of_step[run]).sum()).collect();
+        // As training runs it, where that is not one step after the other.
+        if let Some(graph) = self.device.capture(&mut self.steps, &scalars)? {
+            whole = self.device.time(&mut [graph], &scalars, repeats)?.remove(0);
         }
-        let mut medians: Vec<f64> = samples.into_iter().map(median).collect();
-        let (whole, updates) = (medians.pop().unwrap_or(0.0), medians.pop().unwrap_or(0.0));
-        Ok(Times { steps: medians, updates, whole })
+        let mut steps: Vec<f64> = samples.into_iter().map(median).collect();
+        let updates = steps.split_off(self.plan.steps.len()).iter().sum();
+        Ok(Times { steps, updates, whole: median(whole) })
     }
 
-    fn heading(&self, args: &Args, world: &World, peak: f64) -> String {
+    fn heading(&self, args: &Args, precision: Precision, world: &World, yardstick: &str) -> String {
         let graph = &self.plan.graph;
         format!(
-            "{} {}, images {}, {} rank{} at once, {}\nsgemm peak of a rank: {:.1} GFLOP/s; times in ms, medians of {} steps",
+            "{} {}, images {}, {} rank{} at once, {}\n{yardstick}; times in ms, medians of {} steps",
             args.model,
-            args.precision,
+            args.precision.or(precision),
             graph.tensor(graph.images).spec.shape,
             world.size(),
             if world.size() == 1 { "" } else { "s" },
             self.device.describe(),
-            peak / 1e9,
             args.steps
         )
     }
@@ -183,7 +226,7 @@ fn numbers(count: usize, which: u32, size: f32) -> Vec<f32> {
 
 /// Numbers with which activations keep their size, so that none is denormal or infinite. They are written without
 /// regard to layouts: what a filter sees is noise anyway.
-fn fill(plan: &Plan, regions: &Regions) {
+fn fill(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<()> {
     for (which, parameter) in plan.parameters.iter().enumerate() {
         let to = regions.parameters.slice(parameter.offset, parameter.layout.bytes());
         let count = to.bytes() / 4;
@@ -193,17 +236,24 @@ fn fill(plan: &Plan, regions: &Regions) {
             Init::Zero => vec![0.0; count],
             _ => numbers(count, 1 + which as u32, bound),
         };
-        to.write(bytes_of(&values));
+        device.upload(bytes_of(&values), &to)?;
     }
+    Ok(())
 }
 
+const RULE: Rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+
 /// SGD with momentum, as a run would do it.
-fn updates(device: &Cpu, plan: &Plan, regions: &Regions) -> Result<Vec<Box<dyn Step>>> {
-    let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+fn updates(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<Vec<Box<dyn Step>>> {
     let state: Vec<Memory> =
-        (0..rule.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
-    let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, &rule));
-    spans.map(|spans| device.update(&rule, &spans, &regions.parameters, &regions.gradients, &state)).collect()
+        (0..RULE.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
+    let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, &RULE));
+    spans.map(|spans| device.update(&RULE, &spans, &regions.parameters, &regions.gradients, &state)).collect()
+}
+
+/// Updates read parameters and gradients and write parameters, and read and write each state.
+fn update_bytes(plan: &Plan) -> usize {
+    (3 + 2 * RULE.states()) * plan.sizes.parameters
 }
 
 /// Time and arithmetic of some steps.

@@ -11,6 +11,7 @@ mod gemm;
 mod layers;
 mod limits;
 mod sizes;
+mod steps;
 
 use self::collectives::Subject;
 use crate::comm::World;

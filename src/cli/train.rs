@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire, most,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
 use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
-use super::values::{at_least_one, in_range, rates, size, steps, sync_batch_norm, within};
+use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within};
 use super::{data, evaluation, file, loss_scale, optimizer, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -111,7 +111,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceKind::Auto, help_heading = "Machine")]
     device: DeviceKind,
     /// What layers compute with. Weights, their updates and sums are f32 in any.
-    #[arg(long, value_enum, default_value_t = Precision::F32, help_heading = "Machine")]
+    #[arg(long, value_enum, default_value_t = Precision::Auto, help_heading = "Machine")]
     precision: Precision,
     #[command(flatten)]
     loss_scale: loss_scale::Args,

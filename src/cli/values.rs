@@ -42,13 +42,6 @@ pub fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
     }
 }
 
-/// TFLOP/s and GB/s: "790,4300".
-pub fn rates(text: &str) -> std::result::Result<(f64, f64), String> {
-    let positive = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    let rates = text.split_once(',').and_then(|(flops, bytes)| Some((positive(flops)?, positive(bytes)?)));
-    rates.ok_or_else(|| "TFLOP/s and GB/s: 790,4300".into())
-}
-
 /// Bytes from "16GiB" (powers of 1024), "500MB" (powers of 1000) or "4096".
 pub fn size(text: &str) -> std::result::Result<usize, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

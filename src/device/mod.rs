@@ -18,6 +18,7 @@ mod usage;
 
 use std::any::Any;
 use std::ops::Range;
+use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::graph::{Op, OpFusions, Spec};
@@ -113,6 +114,10 @@ pub trait Device {
     fn describe(&self) -> String;
     /// Zeroed memory.
     fn allocate(&self, bytes: usize) -> Result<Memory>;
+    /// Memory that is offered to other processes (`export_handle`): nothing else lies where it lies.
+    fn allocate_offered(&self, bytes: usize) -> Result<Memory> {
+        self.allocate(bytes)
+    }
     /// The layout in which the host reads and writes: dense, last dimension fastest.
     fn plain(&self, spec: &Spec) -> Layout;
     /// Makes the kernel of an op for these shapes and layouts.
@@ -207,6 +212,20 @@ pub trait Device {
     /// One step that does what these do, with less work for the host, where the device can; they are not run.
     fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
         Ok(None)
+    }
+    /// Runs these one after the other, once to warm up and then so many times; says how many seconds each run of each took.
+    fn time(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars, runs: usize) -> Result<Vec<Vec<f64>>> {
+        let mut seconds = vec![Vec::with_capacity(runs); steps.len()];
+        for run in 0..=runs {
+            for (step, seconds) in steps.iter_mut().zip(&mut seconds) {
+                let begun = Instant::now();
+                step.run(scalars)?;
+                if run > 0 {
+                    seconds.push(begun.elapsed().as_secs_f64());
+                }
+            }
+        }
+        Ok(seconds)
     }
     /// Waits until everything enqueued has finished.
     fn synchronize(&self) -> Result<()> {

@@ -87,7 +87,7 @@ pub fn adds_up(world: &World, device: &dyn Device, sum: impl FnOnce(&Memory) -> 
         (0..COUNT).map(|index| (of_rank * (index % 7) + constant * index) as f32).collect()
     };
     let mut values = numbers(rank, 1);
-    let memory = device.allocate(COUNT * size_of::<f32>())?;
+    let memory = device.allocate_offered(COUNT * size_of::<f32>())?;
     device.upload(bytes_of(&values), &memory)?;
     // Freeing would wait for a sum that others may never come to.
     sum(&memory).inspect_err(|_| std::mem::forget(memory.clone()))?;

@@ -167,12 +167,18 @@ impl Plan {
     pub fn roofline(&self, update_bytes: usize, (flops, bytes): (f64, f64)) -> (f64, f64) {
         let mut seconds = (update_bytes as f64 / bytes, 0.0);
         for step in &self.steps {
-            let moved: usize = step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum();
-            let products = step.node.map_or(0, |id| self.graph.products(id)) as f64 / flops;
+            let (products, moved) = self.work(step);
+            let products = products as f64 / flops;
             seconds.0 += products.max(moved as f64 / bytes);
             seconds.1 += if products >= moved as f64 / bytes { products } else { 0.0 };
         }
         seconds
+    }
+
+    /// FLOP of a step's products, and bytes of its operands.
+    pub fn work(&self, step: &PlannedStep) -> (u64, usize) {
+        let moved = step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum();
+        (step.node.map_or(0, |id| self.graph.products(id)), moved)
     }
 
     fn describe_recomputation(&self, out: &mut String, kept: usize) {

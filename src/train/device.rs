@@ -9,12 +9,13 @@ use crate::device::reference::Reference;
 use crate::error::{Error, Result};
 use crate::record;
 
-/// The device of this rank. Collective.
+/// The device of this rank, and the configuration with the precision that it computes in. Collective.
 ///
 /// # Errors
 /// The same on every rank: what the machine lacks, or a precision that the device has not.
-pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
-    let device = open_any(world, config, threads)?;
+pub fn open(world: &World, config: &Config, threads: usize) -> Result<(Box<dyn Device>, Config)> {
+    let mut config = config.clone();
+    let device = open_any(world, &mut config, threads)?;
     let sums = match config.allreduce {
         kind @ (AllreduceKind::Nccl | AllreduceKind::Ipc) if device.is_host() => Err(Error::usage(format!(
             "--allreduce {} sums between GPUs, and this run computes on {}; use --device cuda, or another --allreduce",
@@ -24,12 +25,13 @@ pub fn open(world: &World, config: &Config, threads: usize) -> Result<Box<dyn De
         _ => Ok(()),
     };
     world.agree(sums)?;
-    Ok(device)
+    Ok((device, config))
 }
 
-fn open_any(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+fn open_any(world: &World, config: &mut Config, threads: usize) -> Result<Box<dyn Device>> {
     match config.device {
         DeviceKind::Reference => {
+            config.precision = config.precision.or(Precision::F32);
             let served = [Precision::F32, Precision::Bf16, Precision::F16];
             world.agree(serves(config.precision, &served, "--device reference"))?;
             Ok(Box::new(Reference))
@@ -50,7 +52,8 @@ fn serves(precision: Precision, served: &[Precision], device: &str) -> Result<()
     }
 }
 
-fn open_cpu(world: &World, config: &Config, threads: usize) -> Result<Box<dyn Device>> {
+fn open_cpu(world: &World, config: &mut Config, threads: usize) -> Result<Box<dyn Device>> {
+    config.precision = config.precision.or(Precision::F32);
     let cpu = "this job on its CPUs";
     world.agree(serves(config.precision, &[Precision::F32, Precision::Bf16], cpu))?;
     // Layouts depend on the instruction set: ranks on unlike CPUs use what all of them have.
@@ -94,7 +97,7 @@ fn every_rank_has_gpu(world: &World) -> Result<bool> {
     Ok(true)
 }
 
-fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box<dyn Device>> {
+fn open_gpu(world: &World, config: &mut Config, number: Option<usize>) -> Result<Box<dyn Device>> {
     let driver = world.agree(cuda::probe().map_err(|why| {
         Error::environment(format!("--device cuda on {}: {why}; --device cpu runs without", world.host()))
     }))?;
@@ -104,6 +107,11 @@ fn open_gpu(world: &World, config: &Config, number: Option<usize>) -> Result<Box
     let ordinal =
         world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
     let gpu = &driver.gpus[ordinal];
+    // Ranks compute alike: in f32 where one of them cannot do otherwise.
+    let mut oldest = [f64::from(gpu.compute_capability.0)];
+    world.min_f64(&mut oldest)?;
+    let default = if oldest[0] < f64::from(TENSOR_CORES) { Precision::F32 } else { Precision::Tf32 };
+    config.precision = config.precision.or(default);
     world.agree(
         precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
     )?;
@@ -133,11 +141,14 @@ fn ordinal(number: Option<usize>, local_rank: usize, count: usize) -> Result<usi
     }
 }
 
+/// The least compute capability that multiplies tf32 and bf16.
+const TENSOR_CORES: i32 = 8;
+
 fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
     let (major, minor) = gpu.compute_capability;
     let needed = match precision {
-        Precision::Tf32 | Precision::Bf16 => 8,
-        Precision::F32 | Precision::F16 => 6,
+        Precision::Tf32 | Precision::Bf16 => TENSOR_CORES,
+        Precision::Auto | Precision::F32 | Precision::F16 => 6,
     };
     match major >= needed {
         true => Ok(()),

@@ -84,7 +84,7 @@ impl Network {
 
     fn compact(&self, graph: Graph) -> Graph {
         match self.precision {
-            Precision::F32 | Precision::Tf32 => graph.simplify(),
+            Precision::Auto | Precision::F32 | Precision::Tf32 => graph.simplify(),
             Precision::Bf16 => graph.simplify().in_bf16(),
             Precision::F16 => graph.simplify().narrowed_to(DType::F16),
         }

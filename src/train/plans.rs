@@ -167,7 +167,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             ranks * config.batch * config.accumulation,
-            self.training.describe(&computing(config, device), &self.sizes, self.extent, self.kept, &choices)
+            self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
         Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
     }
@@ -293,4 +293,15 @@ pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> 
 /// The device and what it computes with, in one line.
 pub fn computing(config: &Config, device: &dyn Device) -> String {
     format!("{}, {}", device.describe(), config.precision)
+}
+
+/// The same for the opening lines, with what tf32, which nobody need have asked for, is.
+pub fn opening(config: &Config, device: &dyn Device) -> String {
+    let rounded = match config.precision {
+        Precision::Tf32 => {
+            " (products rounded to 10 bits; --precision f32 rounds none and takes several times as long)"
+        }
+        _ => "",
+    };
+    computing(config, device) + rounded
 }

@@ -15,7 +15,7 @@ use super::length::Length;
 use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
-use super::plans::{Plans, computing};
+use super::plans::{Plans, computing, opening};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
@@ -67,7 +67,8 @@ pub fn prepare(
     let network = world.agree(Network::new(config, world.size()))?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
-        let device = device::open(world, config, threads)?;
+        let (device, config) = device::open(world, config, threads)?;
+        let config = &config;
         let averaging = Averaging::new(world, config, &*device, threads)?;
         // Its images count, as they do in a run.
         let sets = open_sets(world, config, &network)?;
@@ -94,7 +95,8 @@ pub fn prepare(
     let (source, test) = open_data(world, config, &network, sets)?;
     tell("data sets open");
     comm::enter(Phase::Plan, 0);
-    let device = device::open(world, config, threads)?;
+    let (device, config) = device::open(world, config, threads)?;
+    let config = &config;
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
     let rule = config.optimizer.rule;
     let averaging = Averaging::new(world, config, &*device, threads)?;
@@ -297,8 +299,8 @@ fn describe(
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
         device: match config.input.jpeg_decoder {
-            JpegDecoder::Auto => computing(config, device),
-            decoder => format!("{}; JPEG by {decoder}", computing(config, device)),
+            JpegDecoder::Auto => opening(config, device),
+            decoder => format!("{}; JPEG by {decoder}", opening(config, device)),
         },
         threads,
         batch: config.batch,

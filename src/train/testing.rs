@@ -32,7 +32,8 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
     let loader = TestLoader::new(samples, sharding(world, config), world.agree(reading)?);
     comm::enter(Phase::Plan, 0);
-    let device = device::open(world, config, threads)?;
+    let (device, config) = device::open(world, config, threads)?;
+    let config = &config;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, false))?;

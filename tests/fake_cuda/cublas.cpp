@@ -95,9 +95,10 @@ int cublasSetWorkspace_v2(Handle *, void *workspace, size_t bytes) {
     return bytes == 0 || fake_address(workspace, bytes) ? SUCCESS : INVALID_VALUE;
 }
 
-int cublasSetMathMode(Handle *, int) {
+// CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: this double sums in f32 alone.
+int cublasSetMathMode(Handle *, int mode) {
     CALL("cublasSetMathMode", EXECUTION_FAILED);
-    return SUCCESS;
+    return mode & 16 ? SUCCESS : NOT_SUPPORTED;
 }
 
 const char *cublasGetStatusString(int code) {

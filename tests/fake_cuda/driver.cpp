@@ -455,6 +455,8 @@ int cuIpcGetMemHandle(IpcHandle *handle, char *device) {
     OUTSIDE_CAPTURE(cuIpcGetMemHandle);
     const auto found = memory::space().live.find(device);
     if (found == memory::space().live.end() || found->second.opened) return INVALID_VALUE;
+    // The driver would let others reach what lies beside it.
+    if (found->second.bytes % (2 << 20) != 0) return INVALID_VALUE;
     *handle = IpcHandle();
     handle->process = getpid();
     handle->file = memory::space().file;
@@ -628,12 +630,18 @@ int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
 
 // ---- modules ----
 
-int cuModuleLoadData(void **module, const char *image) {
-    OUTSIDE_CAPTURE(cuModuleLoadData);
+int cuModuleLoadDataEx(void **module, const char *image, unsigned count, const int *options, void **values) {
+    OUTSIDE_CAPTURE(cuModuleLoadDataEx);
     const unsigned FATBIN = 0xba55ed50;
     if (memcmp(image, &FATBIN, 4) == 0) return NO_BINARY_FOR_GPU;
     const char *version = strstr(image, ".version "), *target = strstr(image, ".target sm_");
-    if (!version || !target) return INVALID_IMAGE;
+    if (!version || !target) {
+        // CU_JIT_ERROR_LOG_BUFFER and its length.
+        if (count == 2 && options[0] == 5 && options[1] == 6) {
+            snprintf(static_cast<char *>(values[0]), size_t(values[1]), "ptxas fatal: no .version and .target\n");
+        }
+        return INVALID_IMAGE;
+    }
     // PTX 7.0 came with CUDA 11.0, 8.0 with 12.0, 9.0 with 13.0.
     const int major = atoi(version + strlen(".version "));
     if (major + 4 > driver_version() / 1000) return UNSUPPORTED_PTX_VERSION;

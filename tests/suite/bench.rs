@@ -1,6 +1,7 @@
 //! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.) `bench autotune`:
 //! its file, and what a run does with a good or a bad one; `bench fusion`: right sums in every cut.
 
+use crate::support::gpu_job::with_cuda;
 use crate::support::job;
 
 use std::fs;
@@ -46,6 +47,44 @@ fn every_layer_has_its_line_and_the_csv_holds_the_same_arithmetic() {
     }
     // Nobody needs the gradient of the images.
     assert_eq!(conv1[column("backward_data_ms")].parse::<f64>(), Ok(0.0));
+}
+
+/// On doubles, whose clock lets every kernel take 2 µs and its products at 400 TFLOP/s or its bytes at 4000 GB/s, whichever is longer.
+#[test]
+fn every_step_on_a_gpu_has_its_time_and_its_share_of_the_roofline() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("steps.csv");
+    let flags = format!(
+        "bench layers --model resnet18 --image-size 32 --classes 10 --batch 2 --steps 2 --device cuda --precision bf16 \
+         --roofline 400,4000 --csv {}",
+        path.display()
+    );
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let done = finish(with_cuda(job::job(&[(1, &flags)]), &[("FAKE_CUDA_CLOCK", "1")], directory.path()));
+    assert!(done.success, "{}", done.stderr);
+    for row in ["layer1.0.conv1 ", "conv2d+moments ", "update (SGD, momentum) ", "all, one after the other "]
+    {
+        assert!(done.stdout.lines().any(|line| line.starts_with(row)), "{row} in\n{}", done.stdout);
+    }
+    assert!(done.stdout.contains("roofline of 400.0 TFLOP/s and 4000 GB/s, as given"), "{}", done.stdout);
+    assert!(number_after(&done.stdout, "images/s of a rank:") > 0.0);
+    let csv = fs::read_to_string(&path).unwrap();
+    let (mut sums, mut products) = ([0.0; 2], 0);
+    for row in csv.lines().skip(1) {
+        let numbers: Vec<f64> = row.rsplit(',').take(4).map(|text| text.parse().unwrap()).collect();
+        let [least, flops, bytes, ms] = numbers[..] else { panic!("{row}") };
+        // As --roofline has it: products at 400 TFLOP/s, operands at 4000 GB/s, whichever takes longer.
+        assert!((least - (flops / 400e9).max(bytes / 4000e6)).abs() < 1e-6, "{row}");
+        assert!(ms > 0.0 && bytes > 0.0, "{row}");
+        if row.contains(",\"conv2d backward data\",") {
+            assert!((ms - least - 0.002).abs() < 1e-4, "{row}");
+            products += 1;
+        }
+        sums = [sums[0] + ms, sums[1] + least];
+    }
+    assert_eq!(products, 19, "{csv}");
+    let line = done.stdout.lines().find(|line| line.starts_with("all, one after the other")).unwrap();
+    assert!((number_after(line, &format!("{} ", csv.lines().count() - 1)) - sums[0]).abs() < 1e-3, "{line}");
 }
 
 /// Some of a row of the results file; HDF5 finds fields by their names.
@@ -148,6 +187,8 @@ fn what_cannot_be_measured_is_refused() {
     for (flags, named) in [
         (["bench", "layers", "--steps", "0"], "--steps 0"),
         (["bench", "layers", "--batch", "0"], "--batch 0"),
+        (["bench", "layers", "--device", "auto"], "cpu, or cuda"),
+        (["bench", "layers", "--roofline", "790,4300"], "--device cuda"),
         (["bench", "layers", "--model", "resnet51"], "resnet51"),
         (["bench", "gemm", "--repeats", "0"], "--repeats 0"),
         (["bench", "fusion", "--batch", "0"], "--batch"),

@@ -299,6 +299,45 @@ fn a_run_goes_on_where_it_stopped_also_on_another_device() {
     }
 }
 
+/// Without a flag a GPU computes in tf32 where it can, and says so; the CPU, an older GPU and --precision f32 do not. The record has
+/// what was used, and a run that goes on elsewhere says what has changed.
+#[test]
+fn without_a_flag_a_gpu_rounds_products_and_says_so() {
+    let mut results = Results::new();
+    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --optimizer sgd --lr 0.01");
+    let rounded = "tf32 (products rounded to 10 bits; --precision f32 rounds none";
+    for (more, variables, used) in [
+        ("--device cuda", &[][..], "tf32"),
+        ("--device cuda --precision f32", &[], "f32"),
+        ("--device cuda", &[("FAKE_CUDA_CAPABILITY", "70")], "f32"),
+        ("--device cpu", &[], "f32"),
+        ("--device reference", &[], "f32"),
+    ] {
+        let (_, done) = results.train_with(1, &format!("{flags} --steps 1 {more}"), variables);
+        assert_eq!(done.stdout.contains(rounded), used == "tf32", "{more}: {}", done.stdout);
+        let record = results.directory.path().join(format!("run{}.h5", results.runs));
+        let record = hdf5::File::open(record).and_then(|file| file.group("config")).unwrap();
+        let text = |name: &str| {
+            let text: hdf5::types::VarLenUnicode = record.attr(name).unwrap().read_scalar().unwrap();
+            text.to_string()
+        };
+        assert!(text("config").contains(&format!("\"precision\":\"{used}\"")), "{more}: {}", text("config"));
+        assert!(text("device").ends_with(&format!(", {used}")), "{more}: {}", text("device"));
+        // Who repeats the run lets the device decide again, if this one did.
+        let asked = if more.contains("--precision") { "f32" } else { "auto" };
+        assert!(text("run_file").contains(&format!("precision = \"{asked}\"")), "{}", text("run_file"));
+    }
+    let plan: Vec<&str> = ["--model", "mnist_small", "--device", "cuda", "--dry-run"].into();
+    let plan = finish(with_cuda(job::job(&[(1, &plan)]), &[], results.directory.path())).stdout;
+    assert!(plan.contains(rounded), "{plan}");
+
+    let kept = results.path().with_extension("checkpoints");
+    let flags = format!("{flags} --checkpoint {} --resume auto", kept.display());
+    results.train_with(1, &format!("{flags} --device cpu --steps 1"), &[]);
+    let (_, done) = results.train_with(1, &format!("{flags} --device cuda --steps 2"), &[]);
+    assert!(done.stdout.contains("changed: precision f32 then, tf32 now"), "{}", done.stdout);
+}
+
 #[test]
 fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
     let cuda = "--model mnist_small --steps 1 --device cuda";

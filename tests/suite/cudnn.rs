@@ -5,8 +5,9 @@
 //! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and with tf32;
 //! - a plan that was kept as text is restored.
 //!
-//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's; `.ci/deps cudnn` (or torch) has them,
-//! and where they are missing this says so and proves nothing.
+//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's, of several releases: the one that
+//! PyTorch 2.11 brings (9.19) and a newer one. `.ci/deps cudnn` (or torch) has them, and where they are missing this says so
+//! and proves nothing.
 
 use crate::support::fake_cuda;
 
@@ -18,15 +19,20 @@ use dltrain::graph::{Conv2d, DType, Op, Spec};
 use dltrain::model::MODELS;
 use serde_json::{Value, json};
 
-/// cuDNN and NVRTC of wheels, for whichever CUDA.
-fn libraries() -> Option<[PathBuf; 2]> {
+/// Where wheels' cuDNN and NVRTC are, of each release that is here.
+fn releases() -> Vec<Vec<PathBuf>> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".deps");
     let pythons = std::fs::read_dir(root.join("torch/lib")).into_iter().flatten().flatten();
-    let torch = pythons.flat_map(|python| {
+    let torch = pythons.map(|python| {
         let nvidia = python.path().join("site-packages/nvidia");
-        ["cudnn/lib", "cu13/lib", "cuda_nvrtc/lib"].map(|place| nvidia.join(place))
+        ["cudnn/lib", "cu13/lib", "cuda_nvrtc/lib"].map(|place| nvidia.join(place)).to_vec()
     });
-    let places: Vec<PathBuf> = std::iter::once(root.join("cudnn")).chain(torch).collect();
+    let own = ["cudnn", "cudnn-9.19"].map(|name| vec![root.join(name)]);
+    own.into_iter().chain(torch).filter(|places| libraries(places).is_some()).collect()
+}
+
+/// cuDNN and NVRTC, for whichever CUDA.
+fn libraries(places: &[PathBuf]) -> Option<[PathBuf; 2]> {
     let first = |names: &[&str]| {
         let files = places.iter().flat_map(|place| names.iter().map(|name| place.join(name)));
         files.into_iter().find(|path| path.exists())
@@ -34,12 +40,37 @@ fn libraries() -> Option<[PathBuf; 2]> {
     Some([first(&["libcudnn.so.9"])?, first(&["libnvrtc.so.13", "libnvrtc.so.12"])?])
 }
 
+/// Which release a process is to ask.
+const PLACES: &str = "DLTRAIN_TEST_CUDNN";
+
+/// Runs a test of this file once for each release, in a process of its own: one has room for one cuDNN, which looks once for what
+/// it compiles with.
+fn with_each_release(name: &str, test: impl Fn()) {
+    if std::env::var_os(PLACES).is_some() {
+        return test();
+    }
+    let releases = releases();
+    if releases.is_empty() {
+        eprintln!("skipped: no cuDNN in .deps; .ci/deps cudnn fetches it (1 GB)");
+    }
+    for places in releases {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", &format!("cudnn::{name}"), "--nocapture"]);
+        let output = again.env(PLACES, std::env::join_paths(&places).unwrap()).output().unwrap();
+        let [printed, said] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(
+            output.status.success() && printed.contains("1 passed"),
+            "{places:?}: {}: {printed}{said}",
+            output.status
+        );
+        println!("{}\n{printed}", places[0].display());
+    }
+}
+
 /// A GPU with the engines that need not be compiled when they are wanted, or with all of them.
-fn described(gpu: &Value, compiles: bool) -> Option<Described> {
-    let Some([cudnn, nvrtc]) = libraries() else {
-        eprintln!("skipped: no cuDNN in .deps/cudnn or .deps/torch; .ci/deps cudnn fetches it (580 MB)");
-        return None;
-    };
+fn described(gpu: &Value, compiles: bool) -> Described {
+    let places = std::env::split_paths(&std::env::var_os(PLACES).unwrap()).collect::<Vec<_>>();
+    let [cudnn, nvrtc] = libraries(&places).unwrap();
     let stub = |name: &str| fake_cuda::libraries().join("absent").join(name);
     // cuBLAS is always there, and cuDNN ends the process where it is not.
     let mut before = ["libcublasLt.so.13", "libcublasLt.so.12"].map(stub).to_vec();
@@ -47,7 +78,7 @@ fn described(gpu: &Value, compiles: bool) -> Option<Described> {
         before.extend([stub("libcuda.so.1"), nvrtc]);
     }
     let before: Vec<&Path> = before.iter().map(PathBuf::as_path).collect();
-    Some(Described::new(&cudnn, &before, &gpu.to_string()).unwrap())
+    Described::new(&cudnn, &before, &gpu.to_string()).unwrap()
 }
 
 /// A GPU as `cudaGetDeviceProperties` has it, in the names of CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION.
@@ -61,7 +92,9 @@ fn gpu(name: &str, capability: u32, multiprocessors: u32, shared_bytes: u32, l2:
         "maxSharedMemoryPerBlock": 49_152, "maxSharedMemoryPerBlockOptin": shared_bytes,
         "oversizedSharedMemoryPerBlock": 0, "reservedSharedMemoryPerBlock": 1024,
         "isTccDriver": 0, "supportCoopLaunch": 1,
-        "totalGlobalMem": memory, "l2CacheSize": l2, "smClockRateKHz": 1_410_000, "memClockRateKHz": 1_215_000
+        "totalGlobalMem": memory, "l2CacheSize": l2, "smClockRateKHz": 1_410_000, "memClockRateKHz": 1_215_000,
+        // Since 9.28 it is wanted, and before not minded.
+        "memoryBusWidth": 5120
     })
 }
 
@@ -94,10 +127,14 @@ fn cards() -> [Value; 2] {
 
 #[test]
 fn every_convolution_of_the_zoo_has_an_engine() {
+    with_each_release("every_convolution_of_the_zoo_has_an_engine", every_convolution);
+}
+
+fn every_convolution() {
     let all = convolutions(32);
     assert!(all.len() > 200, "{}", all.len());
     for gpu in cards() {
-        let Some(described) = described(&gpu, false) else { return };
+        let described = described(&gpu, false);
         for (dtype, tf32) in PRECISIONS {
             for (conv, [x, w, y]) in &all {
                 let what = || format!("{}: {dtype:?}, tf32 {tf32}: {conv:?} of {x:?}", gpu["deviceName"]);
@@ -113,25 +150,15 @@ fn every_convolution_of_the_zoo_has_an_engine() {
     }
 }
 
-/// In a process of its own: cuDNN looks for what it compiles with once.
 #[test]
 fn what_is_done_along_with_a_convolution_has_engines() {
-    if std::env::var_os("DLTRAIN_TEST_COMPILES").is_none() {
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "cudnn::what_is_done_along_with_a_convolution_has_engines", "--nocapture"]);
-        let output = again.env("DLTRAIN_TEST_COMPILES", "1").output().unwrap();
-        let [printed, said] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        assert!(
-            output.status.success() && printed.contains("1 passed"),
-            "{}: {printed}{said}",
-            output.status
-        );
-        println!("{printed}");
-        return;
-    }
+    with_each_release("what_is_done_along_with_a_convolution_has_engines", along_with_a_convolution);
+}
+
+fn along_with_a_convolution() {
     let spec = |extents: [usize; 4]| Spec { shape: dltrain::graph::Shape(extents.into()), dtype: DType::F32 };
     for gpu in cards() {
-        let Some(described) = described(&gpu, true) else { return };
+        let described = described(&gpu, true);
         for (dtype, tf32) in PRECISIONS {
             // vgg16's, resnet50's.
             for (kernel, channels, filters, size) in [(3, 64, 128, 56), (3, 512, 512, 14), (1, 256, 64, 56)] {
@@ -157,10 +184,11 @@ fn what_is_done_along_with_a_convolution_has_engines() {
 /// The proofs above would be none if a GPU that is described were not heeded: one from before bf16 has no engine for it.
 #[test]
 fn a_gpu_without_bf16_has_no_engine_for_it() {
-    let Some(described) = described(&gpu("Tesla P100-SXM2-16GB", 600, 56, 49_152, 4 << 20, 16 << 30), false)
-    else {
-        return;
-    };
+    with_each_release("a_gpu_without_bf16_has_no_engine_for_it", without_bf16);
+}
+
+fn without_bf16() {
+    let described = described(&gpu("Tesla P100-SXM2-16GB", 600, 56, 49_152, 4 << 20, 16 << 30), false);
     let all = convolutions(2);
     let (conv, [x, w, y]) = all.iter().next().unwrap();
     let question = Question { conv, tensors: [x, w, y], dtype: DType::BF16, tf32: false };

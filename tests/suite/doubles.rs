@@ -4,9 +4,9 @@
 
 use crate::support::fake_cuda;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::process::{Command, Output};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use libloading::Library;
 
@@ -72,7 +72,7 @@ impl Cuda {
     fn fill(&self, at: Address, floats: i64, value: f32, stream: Handle) -> c_int {
         let image = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
         let (mut module, mut function) = (null_mut(), null_mut());
-        let loaded = call!(self, cuModuleLoadData(&mut module => *mut Handle, image.as_ptr() => *const u8));
+        let loaded = call!(self, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, null() => *const c_int, null_mut() => *mut Handle));
         // While a stream is captured nothing can be loaded: `captured` loads before.
         assert_eq!(loaded, 0);
         let name = c"fill_f32".as_ptr();
@@ -316,7 +316,10 @@ fn scene_refusals() {
     );
     let (mut module, mut function) = (null_mut(), null_mut());
     let image = ".version 7.0\n.target sm_60\n.entry other(\0";
-    assert_eq!(call!(cuda, cuModuleLoadData(&mut module => *mut Handle, image.as_ptr() => *const u8)), 0);
+    assert_eq!(
+        call!(cuda, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, null() => *const c_int, null_mut() => *mut Handle)),
+        0
+    );
     let name = c"fill_f32".as_ptr();
     let got = call!(cuda, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
     assert_eq!(got, NOT_FOUND, "the module does not have it, though there is such a kernel");
@@ -386,7 +389,9 @@ fn scene_failing() {
 #[ignore = "a scene"]
 fn scene_lender() {
     let cuda = Cuda::ready();
-    let (at, mut handle) = (cuda.alloc(4), IpcHandle([0; 64]));
+    // What shares a block of 2 MiB with others would be offered with them.
+    let (small, at, mut handle) = (cuda.alloc(4), cuda.alloc(1 << 19), IpcHandle([0; 64]));
+    assert_ne!(call!(cuda, cuIpcGetMemHandle(&mut handle => *mut IpcHandle, small => Address)), 0);
     assert_eq!(cuda.fill(at, 4, 7.5, null_mut()), 0);
     assert_eq!(call!(cuda, cuIpcGetMemHandle(&mut handle => *mut IpcHandle, at => Address)), 0);
     let text: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -26,6 +26,7 @@ mod images;
 mod kernels;
 mod launchers;
 mod memory;
+mod minutes;
 mod models;
 mod ops;
 mod plan;

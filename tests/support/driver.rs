@@ -51,7 +51,7 @@ impl Driver {
         call!(driver, cuDevicePrimaryCtxRetain(&mut context => *mut Handle, device => c_int))?;
         call!(driver, cuCtxSetCurrent(context => Handle))?;
         let image = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
-        call!(driver, cuModuleLoadData(&mut module => *mut Handle, image.as_ptr() => *const u8))?;
+        call!(driver, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, std::ptr::null() => *const c_int, std::ptr::null_mut() => *mut Handle))?;
         (driver.context, driver.module) = (context as usize, module as usize);
         Ok(driver)
     }

@@ -18,6 +18,10 @@ use crate::error::{Error, Result};
 /// when it likes, and might not repeat its bits.
 const WORKSPACE: usize = 32 << 20;
 
+/// A product that is cut along its inner dimension adds the parts up in f32, also where its result is halves.
+const MATH: c_int = cublasMath_t::CUBLAS_DEFAULT_MATH as c_int
+    | cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION as c_int;
+
 pub struct BlasHandle {
     context: Rc<Context>,
     raw: cublasHandle_t,
@@ -54,7 +58,7 @@ impl BlasHandle {
         unsafe {
             blas.cublasSetStream_v2(raw, stream.raw())?;
             blas.cublasSetWorkspace_v2(raw, workspace.address().cast(), workspace.bytes())?;
-            blas.cublasSetMathMode(raw, cublasMath_t::CUBLAS_DEFAULT_MATH as c_int)?;
+            blas.cublasSetMathMode(raw, MATH)?;
         }
         Ok(handle)
     }

@@ -7,14 +7,16 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::backend::{self, Bound, Configuration, Plan, Target};
+use super::blas::Matrix;
 use super::gpu::Gpu;
 use super::handle::{Context, Stream, allocate};
+use super::layout::Real;
 use super::product::{Operand, Product, Then};
 use super::sys::{self, cudnnHandle_t};
 use super::tune::Choice;
 use crate::config::environment;
 use crate::device::Memory;
-use crate::device::memory::ALIGNMENT;
+use crate::device::memory::{ALIGNMENT, bytes_of};
 use crate::error::{self, Error, Result};
 
 /// No engine may take more scratch memory than this: beyond it speed is bought with batch size.
@@ -321,7 +323,8 @@ impl Room<'_> {
             .chain([alone])
             .max()
             .unwrap_or_default();
-        let wanted = product.operands().into_iter().map(|operand| operand.bytes()).chain([scratch]);
+        let operands = product.operands();
+        let wanted = operands.iter().map(Operand::bytes).chain([scratch]);
         let mut tensors = Vec::new();
         for bytes in wanted {
             match allocate(&gpu.context, bytes) {
@@ -330,7 +333,9 @@ impl Room<'_> {
             }
         }
         let scratch = tensors.pop().ok_or_else(|| Error::internal("no scratch memory"))?;
-        tensors.iter().try_for_each(|memory| gpu.stream.zero(memory))?;
+        for (operand, memory) in operands.iter().zip(&tensors) {
+            fill(gpu, memory, &operand.noise())?;
+        }
         Ok(Some(Room { gpu, tensors, scratch }))
     }
 
@@ -374,6 +379,49 @@ impl Room<'_> {
         let pass = time(self.gpu, None, || stream.copy(&from, &to, from.bytes()))?;
         Ok(self.time(&alone, &plan, None)? + pass.mul_f64(product.passes_apart()))
     }
+}
+
+/// What a product of matrices of 8192 by 8192 reaches in FLOP/s, and a copy of 1 GiB in bytes/s, read and written: the best of some.
+pub fn rates(gpu: &Rc<Gpu>, real: Real) -> Result<(f64, f64)> {
+    const SIDE: usize = 8192;
+    const COPIED: usize = 1 << 30;
+    let words = Operand::noise_of(real, 0, 1 << 16);
+    let random = |bytes| {
+        let memory = allocate(&gpu.context, bytes)?;
+        fill(gpu, &memory, &words).map(|()| memory)
+    };
+    let memories = [(); 3].map(|()| random(SIDE * SIDE * real.bytes()));
+    let [a, b, c] = memories;
+    let (a, b, c) = (a?, b?, c?);
+    let matrix = |memory| Matrix { memory, real, rows: SIDE, columns: SIDE, transposed: false };
+    let (from, to) = (random(COPIED)?, random(COPIED)?);
+    let best = |run: &dyn Fn() -> Result<()>| -> Result<f64> {
+        let mut least = f64::INFINITY;
+        for _ in 0..4 {
+            let begun = gpu.stream.record_time()?;
+            (0..REPEATS).try_for_each(|_| run())?;
+            let done = gpu.stream.record_time()?;
+            gpu.stream.synchronize()?;
+            least = least.min(done.seconds_since(&begun)? / f64::from(REPEATS));
+        }
+        Ok(least)
+    };
+    let product = best(&|| gpu.blas.multiply(&matrix(&a), &matrix(&b), &matrix(&c)))?;
+    let copy = best(&|| gpu.stream.copy(&from, &to, COPIED))?;
+    Ok((2.0 * (SIDE as f64).powi(3) / product, 2.0 * COPIED as f64 / copy))
+}
+
+/// Repeats these words all over the memory.
+fn fill(gpu: &Gpu, memory: &Memory, words: &[u32]) -> Result<()> {
+    let mut filled = (4 * words.len()).min(memory.bytes());
+    // SAFETY: the words are pageable: the driver has copied them when this returns.
+    unsafe { gpu.stream.upload(&bytes_of(words)[..filled], &memory.slice(0, filled)) }?;
+    while filled < memory.bytes() {
+        let more = filled.min(memory.bytes() - filled);
+        gpu.stream.copy(&memory.slice(0, more), &memory.slice(filled, more), more)?;
+        filled += more;
+    }
+    Ok(())
 }
 
 /// How long one run takes; once is enough where that is more than `limit`.

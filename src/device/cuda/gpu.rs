@@ -88,7 +88,7 @@ impl Gpu {
             .map_or_else(|| Module::load(&context, PTX.as_bytes()), Ok)
             .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
         let found = &context.libraries.found;
-        let tuned = Tuned::of(&format!("{}, cuDNN {}, CUDA {}", gpu.name, found.cudnn, found.cublas));
+        let tuned = Tuned::of(&format!("{}, {}", gpu.name, found.versions()));
         let gpu = Gpu {
             blas: BlasHandle::new(&context, &stream, tf32)?,
             dnn: DnnHandle::new(&context, &stream)?,

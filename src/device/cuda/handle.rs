@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
 
@@ -24,6 +24,10 @@ const PORTABLE: c_uint = 1;
 const LAZY_PEER_ACCESS: c_uint = 1;
 /// CU_IPC_HANDLE_SIZE: bytes by which a process tells others of an allocation.
 pub const OFFER: usize = 64;
+/// The driver gives small allocations room in blocks of so many bytes, and a process that opens one reaches its block.
+pub const OFFERED: usize = 2 << 20;
+/// CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
+const JIT_ERROR_LOG: [c_int; 2] = [5, 6];
 /// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 const CAPTURE_THREAD_LOCAL: c_int = 1;
 
@@ -114,7 +118,16 @@ impl Stream {
 
     /// Marks this point of the queue.
     pub fn record(&self) -> Result<Event> {
-        let event = Event::new(&self.context)?;
+        self.record_with(EVENT_DISABLE_TIMING)
+    }
+
+    /// The same with the time at which it is reached.
+    pub fn record_time(&self) -> Result<Event> {
+        self.record_with(0)
+    }
+
+    fn record_with(&self, flags: c_uint) -> Result<Event> {
+        let event = Event::new(&self.context, flags)?;
         // SAFETY: event and stream are alive and of one context.
         unsafe { self.driver().cuEventRecord(event.raw, self.raw) }?;
         Ok(event)
@@ -234,17 +247,29 @@ impl Drop for Stream {
 pub struct Event {
     context: Rc<Context>,
     raw: CUevent,
+    timed: bool,
 }
 
 impl Event {
-    /// One that is not in use, to be recorded: it stands for that point from then on.
-    fn new(context: &Rc<Context>) -> Result<Event> {
-        let mut raw = context.events.borrow_mut().pop().unwrap_or(ptr::null_mut());
+    /// To be recorded: it stands for that point from then on. One without a time may be one that is not in use any more.
+    fn new(context: &Rc<Context>, flags: c_uint) -> Result<Event> {
+        let spare = || context.events.borrow_mut().pop();
+        let mut raw = (flags == EVENT_DISABLE_TIMING).then(spare).flatten().unwrap_or(ptr::null_mut());
         if raw.is_null() {
             // SAFETY: the out-parameter is alive during the call; the context is current.
-            unsafe { context.libraries.driver.cuEventCreate(&mut raw, EVENT_DISABLE_TIMING) }?;
+            unsafe { context.libraries.driver.cuEventCreate(&mut raw, flags) }?;
         }
-        Ok(Event { context: context.clone(), raw })
+        Ok(Event { context: context.clone(), raw, timed: flags != EVENT_DISABLE_TIMING })
+    }
+
+    /// Seconds since another; both have been reached, and recorded with their times.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are alive, the out-parameter during the call.
+        unsafe {
+            self.context.libraries.driver.cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw)
+        }?;
+        Ok(1e-3 * f64::from(milliseconds))
     }
 
     /// Whether everything before it has finished.
@@ -261,7 +286,11 @@ impl Event {
 impl Drop for Event {
     /// Streams that were told to wait for it wait for the point that it marked then, whatever it marks later.
     fn drop(&mut self) {
-        self.context.events.borrow_mut().push(self.raw);
+        match self.timed {
+            // SAFETY: made by `new`, destroyed once.
+            true => freed(unsafe { self.context.libraries.driver.cuEventDestroy_v2(self.raw) }),
+            false => self.context.events.borrow_mut().push(self.raw),
+        }
     }
 }
 
@@ -293,10 +322,34 @@ pub struct Module {
 
 impl Module {
     /// Loads PTX, which ends with a zero, or a cubin.
+    ///
+    /// # Errors
+    /// `Foreign`, with what the driver's compiler says.
     pub fn load(context: &Rc<Context>, image: &[u8]) -> Result<Rc<Module>> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the image is PTX that ends with a zero or a whole cubin; the driver copies it.
-        unsafe { context.libraries.driver.cuModuleLoadData(&mut raw, image.as_ptr().cast()) }?;
+        let mut log = [0u8; 4096];
+        // The length is passed in the pointer's place. The last byte stays zero.
+        let mut values: [*mut c_void; 2] =
+            [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len() - 1)];
+        // SAFETY: the image is PTX that ends with a zero or a whole cubin; the driver copies it. The two options are a buffer,
+        // alive during the call, and its length.
+        let outcome = unsafe {
+            context.libraries.driver.cuModuleLoadDataEx(
+                &mut raw,
+                image.as_ptr().cast(),
+                JIT_ERROR_LOG.len() as c_uint,
+                JIT_ERROR_LOG.as_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        outcome.map_err(|failed| {
+            let said = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
+            let mut error = Error::from(failed);
+            if !said.trim().is_empty() {
+                error.message += &format!("; the driver's compiler says: {}", said.trim());
+            }
+            error
+        })?;
         Ok(Rc::new(Module { context: context.clone(), raw }))
     }
 

@@ -4,8 +4,9 @@
 //! wheels or beside the executable, and are opened by their absolute paths where they are: nobody has to set
 //! LD_LIBRARY_PATH. cuDNN says for which CUDA it was built, and cuBLAS is taken of the same.
 
+use std::collections::HashSet;
 use std::env;
-use std::ffi::{c_int, c_void};
+use std::ffi::{OsStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -19,6 +20,9 @@ use crate::error::{Error, Result};
 
 const DRIVER: &str = "libcuda.so.1";
 const CUDNN: &str = "libcudnn.so.9";
+/// Where the driver's libraries lie on some machines that the loader knows nothing of: WSL's, Red Hat's, and where containers
+/// have the host's.
+const BESIDE_DRIVER: [&str; 3] = ["/usr/lib/wsl/lib", "/usr/lib64/nvidia", "/usr/local/nvidia/lib64"];
 const REMEDY: &str = "Load your site's CUDA and cuDNN modules, or `pip install nvidia-cudnn-cu12 nvidia-cublas-cu12` in \
                       a virtual environment, or set DLTRAIN_CUDA_PATH to the directories that hold them \
                       (DIR:DIR…). --device cpu runs without.";
@@ -59,8 +63,8 @@ pub struct Found {
     pub cublas: c_int,
     /// The file that cuBLAS was loaded from.
     pub cublas_path: PathBuf,
-    /// What cuDNN compiles engines with that do more than a product.
-    pub nvrtc_path: Option<PathBuf>,
+    /// What cuDNN compiles engines with that do more than a product: its version and its file.
+    pub nvrtc: Option<((c_int, c_int), PathBuf)>,
 }
 
 /// The process's driver, loaded by the first call; the reason where there is none.
@@ -127,7 +131,7 @@ fn open_at(path: &Path) -> std::result::Result<Library, String> {
 /// A library that comes with the driver, and its file.
 pub fn beside_driver(name: &str) -> Option<(Library, PathBuf)> {
     let given = given().into_iter().map(|directory| directory.join(name)).filter(|path| path.exists());
-    let known = ["/usr/lib/wsl/lib", "/usr/lib64/nvidia"].map(|directory| Path::new(directory).join(name));
+    let known = BESIDE_DRIVER.map(|directory| Path::new(directory).join(name));
     let places = given.chain([PathBuf::from(name)]).chain(known.into_iter().filter(|path| path.exists()));
     places.into_iter().find_map(|place| Some((open_at(&place).ok()?, place)))
 }
@@ -177,8 +181,9 @@ fn open() -> Result<Libraries> {
     // cuDNN calls them by itself, and finds what is open already.
     let [lt, nvrtc] =
         ["libcublasLt", "libnvrtc"].map(|name| first(&places, &format!("{name}.so.{built_for}")));
-    let nvrtc_path =
-        nvrtc.as_ref().map(|(library, path)| file_of(library, b"nvrtcVersion\0").unwrap_or(path.clone()));
+    let compiler = nvrtc.as_ref().map(|(library, path)| {
+        (nvrtc_version(library), file_of(library, b"nvrtcVersion\0").unwrap_or(path.clone()))
+    });
     let mut kept: Vec<Library> = lt.into_iter().chain(nvrtc).map(|(library, _)| library).collect();
     let name = format!("libcublas.so.{built_for}");
     let looked = || format!("no {name}, which cuDNN {cudnn} goes with, in {}", listed(&places));
@@ -196,8 +201,28 @@ fn open() -> Result<Libraries> {
     let dnn_text = *unsafe { dnn_library.get::<sys::DnnText>(b"cudnnGetErrorString\0") }
         .map_err(|_| incomplete(&cudnn_path, "cudnnGetErrorString"))?;
     kept.extend([blas_library, dnn_library]);
-    let found = Found { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path, nvrtc_path };
+    let found =
+        Found { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path, nvrtc: compiler };
     Ok(Libraries { driver, blas, dnn, found, dnn_text, _libraries: kept })
+}
+
+/// (major, minor); (0, 0) where it does not say.
+fn nvrtc_version(library: &Library) -> (c_int, c_int) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the type is that of NVRTC's reference; two out-parameters, alive during the call.
+    let code =
+        unsafe { library.get::<sys::NvrtcVersion>(b"nvrtcVersion\0").map(|get| get(&mut major, &mut minor)) };
+    if matches!(code, Ok(0)) { (major, minor) } else { (0, 0) }
+}
+
+impl Found {
+    /// What a choice among cuDNN's engines holds for: with another of these another may be faster, or there at all.
+    pub fn versions(&self) -> String {
+        let (major, minor) = self.driver;
+        let nvrtc = self.nvrtc.as_ref().map(|((major, minor), _)| format!("NVRTC {major}.{minor}"));
+        let nvrtc = nvrtc.unwrap_or_else(|| "no NVRTC".into());
+        format!("cuDNN {}, CUDA {}, driver {major}.{minor}, {nvrtc}", self.cudnn, self.cublas)
+    }
 }
 
 /// Opens a library for good, for others that look for it.
@@ -248,6 +273,11 @@ fn no_cudnn(places: &[PathBuf]) -> String {
     }
 }
 
+/// Where libraries are looked for, in words.
+pub fn looked_in() -> String {
+    listed(&places())
+}
+
 pub fn listed(places: &[PathBuf]) -> String {
     let mut names: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     names.push("the loader's own places".into());
@@ -276,12 +306,22 @@ pub fn places() -> Vec<PathBuf> {
         places.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|part| root.join(part)));
     }
     let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].map(env::var_os).into_iter().flatten().map(PathBuf::from);
-    for prefix in prefixes.chain(["/usr/local", "/usr"].map(PathBuf::from)) {
+    let path = env::var_os("PATH").unwrap_or_default();
+    for prefix in prefixes.chain(python(&path)).chain(["/usr/local", "/usr"].map(PathBuf::from)) {
         places.extend(wheels(&prefix.join("lib")));
     }
     places.push("/usr/local/cuda/lib64".into());
-    places.retain(|place| place.is_dir());
+    places.extend(BESIDE_DRIVER.map(PathBuf::from));
+    let mut seen = HashSet::new();
+    places.retain(|place| place.is_dir() && seen.insert(place.clone()));
     places
+}
+
+/// The prefix of the `python3` that a shell would run: that of a virtual environment where its bin/ is on PATH, whether it is
+/// activated or not. There python3 is a link to the system's, so no link is followed.
+fn python(path: &OsStr) -> Option<PathBuf> {
+    let directory = env::split_paths(path).find(|directory| directory.join("python3").is_file())?;
+    directory.parent().map(Path::to_path_buf)
 }
 
 /// Where PyPI's wheels put them: lib/python3.*/site-packages/nvidia/*/lib.
@@ -306,4 +346,34 @@ pub fn file_of(library: &Library, name: &[u8]) -> Option<PathBuf> {
     // SAFETY: only the address is looked at.
     let address = *unsafe { library.get::<*const c_void>(name) }.ok()?;
     file_of_function(address.cast())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A virtual environment that is on PATH and not activated: its python3 is a link to the system's.
+    #[test]
+    fn wheels_are_found_beside_the_python_on_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let [system, environment] = ["system", "environment"].map(|name| folder.path().join(name));
+        let libraries = ["cudnn", "cu13"].map(|name| {
+            let library = environment.join("lib/python3.12/site-packages/nvidia").join(name).join("lib");
+            std::fs::create_dir_all(&library).unwrap();
+            library
+        });
+        for prefix in [&system, &environment] {
+            std::fs::create_dir_all(prefix.join("bin")).unwrap();
+        }
+        std::fs::write(system.join("bin/python3"), "").unwrap();
+        std::os::unix::fs::symlink(system.join("bin/python3"), environment.join("bin/python3")).unwrap();
+        let path = |places: &[&Path]| env::join_paths(places).unwrap();
+        let (empty, bins) = (folder.path(), [&environment, &system].map(|prefix| prefix.join("bin")));
+        let found = python(&path(&[empty, &bins[0], &bins[1]])).unwrap();
+        assert_eq!(found, environment);
+        let [cudnn, others] = libraries;
+        assert_eq!(wheels(&found.join("lib")), [others, cudnn]);
+        assert_eq!(python(&path(&[&bins[1], &bins[0]])), Some(system));
+        assert_eq!(python(&path(&[empty])), None);
+    }
 }

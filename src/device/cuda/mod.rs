@@ -50,7 +50,7 @@ use crate::config::environment;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Op, OpFusions, Spec};
 
-pub use library::{Found, has_driver};
+pub use library::{Found, has_driver, looked_in};
 pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
 pub use probe::{Driver, Gpu, probe};
@@ -133,6 +133,14 @@ impl Cuda {
     pub fn gpu_name(&self) -> &str {
         &self.gpu.name
     }
+
+    /// What a large product and a large copy reach: FLOP/s and bytes/s, read and written.
+    ///
+    /// # Errors
+    /// `Environment` where the GPU's memory does not suffice; `Foreign`.
+    pub fn rates(&self, dtype: DType) -> Result<(f64, f64)> {
+        dnn::rates(&self.gpu, layout::Real::of(dtype)?)
+    }
 }
 
 impl Device for Cuda {
@@ -168,6 +176,12 @@ impl Device for Cuda {
         let memory = handle::allocate(&self.gpu.context, bytes)?;
         self.gpu.stream.zero(&memory)?;
         Ok(memory)
+    }
+
+    fn allocate_offered(&self, bytes: usize) -> Result<Memory> {
+        let whole = handle::allocate(&self.gpu.context, bytes.next_multiple_of(handle::OFFERED))?;
+        self.gpu.stream.zero(&whole)?;
+        Ok(whole.slice(0, bytes))
     }
 
     fn free_bytes(&self) -> Result<Option<usize>> {
@@ -313,6 +327,26 @@ impl Device for Cuda {
             return Err(Error::internal(format!("{} bytes for {}", from.bytes(), to.bytes())));
         }
         self.gpu.stream.copy(from, to, from.bytes())
+    }
+
+    /// By events of the GPU. The run before is still under way when one is enqueued, so that the GPU waits for nobody.
+    fn time(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars, runs: usize) -> Result<Vec<Vec<f64>>> {
+        let stream = &self.gpu.stream;
+        steps.iter_mut().try_for_each(|step| step.run(scalars))?;
+        self.synchronize()?;
+        let mut marks = Vec::new();
+        for _ in 0..=runs {
+            marks.push(stream.record_time()?);
+            for step in steps.iter_mut() {
+                step.run(scalars)?;
+                marks.push(stream.record_time()?);
+            }
+        }
+        self.synchronize()?;
+        // The first one follows no other.
+        let marks: Vec<_> = marks.chunks(steps.len() + 1).skip(1).collect();
+        let of = |step: usize| marks.iter().map(move |run| run[step + 1].seconds_since(&run[step]));
+        (0..steps.len()).map(|step| of(step).collect()).collect()
     }
 
     fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {

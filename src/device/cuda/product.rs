@@ -12,6 +12,7 @@ use super::layout::Real;
 use super::sys::{self, Dnn};
 use crate::device::memory::ALIGNMENT;
 use crate::graph::Conv2d;
+use crate::random::{Purpose, Stream, key};
 
 /// Which of a convolution's three products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,24 @@ pub struct Operand {
 impl Operand {
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.real.bytes()
+    }
+
+    /// Numbers to try an engine on: all tensors' together have nothing in common.
+    pub fn noise(&self) -> Vec<u32> {
+        const WORDS: usize = 1 << 16;
+        Operand::noise_of(self.real, self.number as u32, WORDS.min(self.bytes().div_ceil(4)))
+    }
+
+    /// Words of numbers of either sign, from a half to one, whose digits are random: a GPU takes less power for zeros, and runs
+    /// faster with them than it will in training.
+    pub fn noise_of(real: Real, which: u32, words: usize) -> Vec<u32> {
+        let (random, exponent) = match real {
+            Real::F32 => (0x807f_ffff, 0x3f00_0000),
+            Real::BF16 => (0x807f_807f, 0x3f00_3f00),
+            Real::F16 => (0x83ff_83ff, 0x3800_3800),
+        };
+        let mut stream = Stream::new(key(1, Purpose::Synthetic, which));
+        (0..words).map(|_| stream.word() & random | exponent).collect()
     }
 
     fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::Outcome<Rc<Descriptor>> {
@@ -307,4 +326,33 @@ fn sums(
         .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_SUMDESC, &[sum])?
         .join(Name::CUDNN_ATTR_OPERATION_GENSTATS_SQSUMDESC, &[squares])?
         .finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    #[test]
+    fn engines_are_tried_on_numbers_of_which_none_is_zero_or_large() {
+        for real in [Real::F32, Real::BF16, Real::F16] {
+            let words = Operand::noise_of(real, 0, 1000);
+            let numbers: Vec<f32> = match real {
+                Real::F32 => words.iter().map(|&word| f32::from_bits(word)).collect(),
+                _ => words
+                    .iter()
+                    .flat_map(|&word| [word as u16, (word >> 16) as u16])
+                    .map(|half| match real {
+                        Real::BF16 => bf16::from_bits(half).to_f32(),
+                        _ => f16::from_bits(half).to_f32(),
+                    })
+                    .collect(),
+            };
+            assert!(numbers.iter().all(|number| (0.5..1.0).contains(&number.abs())), "{real:?}");
+            let mean = numbers.iter().sum::<f32>() / numbers.len() as f32;
+            assert!(mean.abs() < 0.1, "{real:?}: {mean}");
+            assert_ne!(words, Operand::noise_of(real, 1, 1000), "{real:?}");
+        }
+    }
 }

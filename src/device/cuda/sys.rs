@@ -137,7 +137,14 @@ table! {
     cuEventDestroy_v2(event: CUevent);
     cuEventRecord(event: CUevent, stream: CUstream);
     cuEventQuery(event: CUevent);
-    cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    cuEventElapsedTime(milliseconds: *mut f32, from: CUevent, to: CUevent);
+    cuModuleLoadDataEx(
+        module: *mut CUmodule,
+        image: *const c_void,
+        count: c_uint,
+        options: *const c_int,
+        values: *mut *mut c_void
+    );
     cuModuleUnload(module: CUmodule);
     cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     cuLaunchKernel(
@@ -265,6 +272,8 @@ table! {
 pub type NcclLastError = unsafe extern "C" fn(NcclComm) -> *const c_char;
 pub type ErrorText = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 pub type DriverVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+/// nvrtcVersion
+pub type NvrtcVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 pub type DnnVersion = unsafe extern "C" fn() -> usize;
 pub type DnnText = unsafe extern "C" fn(c_int) -> *const c_char;
 

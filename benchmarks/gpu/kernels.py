@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Sums what Nsight Compute measured by kernel: kernels.py NCU.csv, as `ncu --csv --log-file` writes it."""
+
+import collections
+import csv
+import sys
+
+UNITS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3, "second": 1, "s": 1,
+         "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "inst": 1}
+
+
+def sums(lines):
+    """By kernel: launches, seconds, bytes of memory, warps' instructions."""
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        raise SystemExit("kernels: no table of ncu's in there:\n" + "".join(lines[-5:]))
+    kernels = collections.defaultdict(lambda: [set(), 0.0, 0.0, 0.0])
+    for row in csv.DictReader(lines[begin:]):
+        kernel = kernels[row["Kernel Name"]]
+        column = {"gpu__time_duration.sum": 1, "dram__bytes.sum": 2, "smsp__inst_executed.sum": 3}.get(row["Metric Name"])
+        if column:
+            kernel[0].add(row["ID"])
+            kernel[column] += float(row["Metric Value"].replace(",", "")) * UNITS.get(row["Metric Unit"], 1)
+    return kernels
+
+
+def main():
+    with open(sys.argv[1], errors="replace") as file:
+        kernels = sums(file.readlines())
+    whole = sum(kernel[1] for kernel in kernels.values())
+    launches = sum(len(kernel[0]) for kernel in kernels.values())
+    print(f"{launches} launches of {len(kernels)} kernels, {1e3 * whole:.3f} ms")
+    print(f"{'ms':>9} {'share':>6} {'launches':>8} {'GB/s':>7} {'Ginst/s':>8}  kernel")
+    for name, (ids, seconds, moved, instructions) in sorted(kernels.items(), key=lambda item: -item[1][1]):
+        rates = f"{moved / seconds / 1e9:7.0f} {instructions / seconds / 1e9:8.1f}" if seconds else ""
+        print(f"{1e3 * seconds:9.3f} {100 * seconds / whole:5.1f}% {len(ids):8} {rates}  {name[:90]}")
+
+
+if __name__ == "__main__":
+    main()

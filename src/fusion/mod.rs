@@ -213,7 +213,9 @@ impl Fusion {
     /// To be called after each step of the plan has been enqueued: starts the buckets that it completes and makes
     /// progress on those under way.
     pub fn after_step(&mut self, step: usize, device: &dyn Device) -> Result<()> {
-        while self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
+        let last = self.buckets.last().is_some_and(|bucket| bucket.after <= step);
+        let due = self.overlap || last;
+        while due && self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
             let bucket = &mut self.buckets[self.complete];
             bucket.written = match &self.at {
                 ReduceAt::InPlace => Some(device.record()?),
@@ -225,7 +227,7 @@ impl Fusion {
                 ReduceAt::Device => None,
             };
             self.complete += 1;
-            // Else the last bucket starts at that point.
+            // Else the last bucket is written at that point.
             if self.complete == self.buckets.len() && !matches!(self.at, ReduceAt::InPlace) {
                 self.computed = Some(device.record()?);
             }
@@ -296,10 +298,10 @@ impl Fusion {
 
     /// Whether the device has yet to come to the end of the steps, all of which are enqueued.
     fn computing(&mut self, device: &dyn Device) -> Result<bool> {
-        let computed = match &self.computed {
-            _ if self.computed_at.is_some() => true,
-            Some(event) => device.reached(event)?,
-            None => self.started == self.buckets.len(),
+        let end = self.computed.as_ref().or_else(|| self.buckets.last()?.written.as_ref());
+        let computed = match end {
+            Some(end) if self.computed_at.is_none() => device.reached(end)?,
+            _ => true,
         };
         if computed && self.computed_at.is_none() {
             self.computed_at = Some(self.begun.elapsed().as_secs_f64());
@@ -329,6 +331,9 @@ impl Fusion {
     ) -> Result<()> {
         if device.is_host() {
             self.computed_at = Some(0.0);
+        }
+        while !self.overlap && self.computing(device)? {
+            std::thread::yield_now();
         }
         for index in 0..self.buckets.len() {
             let waited_from = self.begun.elapsed().as_secs_f64();

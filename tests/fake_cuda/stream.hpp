@@ -82,15 +82,15 @@ inline bool delayed() {
     return is;
 }
 
-inline std::set<Stream *> &all() {
-    static std::set<Stream *> *it = new std::set<Stream *>{new Stream};
-    return *it;
+// The default stream, which is there before any other.
+inline Stream *fallback() {
+    static Stream *it = new Stream;
+    return it;
 }
 
-// The default stream, which is there before any other.
-inline Stream *&fallback() {
-    static Stream *it = *all().begin();
-    return it;
+inline std::set<Stream *> &all() {
+    static std::set<Stream *> *it = new std::set<Stream *>{fallback()};
+    return *it;
 }
 
 inline Stream *of(void *handle) {

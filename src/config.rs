@@ -3,6 +3,7 @@
 //!
 //! May use: `error`. Used by: everything.
 
+mod allreduce;
 mod compression;
 pub mod environment;
 mod input;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
+pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
@@ -137,37 +139,6 @@ pub fn rates(text: &str) -> std::result::Result<(f64, f64), String> {
     rates.ok_or_else(|| "TFLOP/s and GB/s: 790,4300".into())
 }
 
-/// How gradients are added up over ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AllreduceKind {
-    /// For each bucket the one that is expected to be fastest, by what --tuning says of the machine.
-    Auto,
-    /// Chunked, pipelined ring over MPI messages.
-    Ring,
-    /// Recursive halving and doubling: as few bytes as the ring in fewer steps.
-    #[value(name = "halving-doubling", alias = "halving")]
-    #[serde(rename = "halving-doubling")]
-    HalvingDoubling,
-    /// Recursive doubling: fewest steps, for small messages.
-    #[value(name = "recursive-doubling", alias = "tree")]
-    #[serde(rename = "recursive-doubling")]
-    RecursiveDoubling,
-    /// Rings along the rows and columns of a rectangle of ranks.
-    Torus,
-    /// Added up in shared memory within a node, by rings between nodes, one for each local rank.
-    Hierarchical,
-    /// In place in memory that the ranks of one node share.
-    Shm,
-    /// The MPI library's own MPI_Iallreduce.
-    #[value(alias = "vendor")]
-    Mpi,
-    /// By the GPUs of a node in each other's memory (CUDA IPC), by rings between nodes; auto takes it where it works.
-    Ipc,
-    /// Between GPUs, past the host, by NVIDIA's NCCL: with --device cuda and a GPU for each rank.
-    Nccl,
-}
-
 /// Whether MPI is given a GPU's memory as it lies, with --allreduce mpi.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -178,24 +149,6 @@ pub enum CudaAware {
     On,
     /// Gradients go through the host's memory.
     Off,
-}
-
-impl AllreduceKind {
-    /// As the flag has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            AllreduceKind::Auto => "auto",
-            AllreduceKind::Ring => "ring",
-            AllreduceKind::HalvingDoubling => "halving-doubling",
-            AllreduceKind::RecursiveDoubling => "recursive-doubling",
-            AllreduceKind::Torus => "torus",
-            AllreduceKind::Hierarchical => "hierarchical",
-            AllreduceKind::Shm => "shm",
-            AllreduceKind::Mpi => "mpi",
-            AllreduceKind::Ipc => "ipc",
-            AllreduceKind::Nccl => "nccl",
-        }
-    }
 }
 
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8 bits
@@ -413,7 +366,7 @@ impl Config {
             accumulation: 1,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
-            allreduce: AllreduceKind::Ring,
+            allreduce: AllreduceKind::RING,
             wire: Wire::F32,
             compress: None,
             recompute: false,

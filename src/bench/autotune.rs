@@ -74,7 +74,7 @@ fn algorithms(world: &World, sizes: &[usize]) -> Result<Vec<Times>> {
     let region = Region::allocate(world, longest, true)?;
     let kinds = CANDIDATES.into_iter().filter(|kind| match kind {
         AllreduceKind::Shm => region.is_shared() && world.nodes() == 1,
-        AllreduceKind::Hierarchical => region.is_shared() && world.is_even() && world.local_size() > 1,
+        AllreduceKind::Hierarchical(_) => region.is_shared() && world.is_even() && world.local_size() > 1,
         _ => true,
     });
     kinds.map(|kind| times(world, kind, &region, sizes)).collect()

@@ -237,12 +237,10 @@ impl Args {
                 self.wire
             )));
         }
-        if let (Some(scheme), kind @ (AllreduceKind::Nccl | AllreduceKind::Ipc)) =
-            (self.compress, self.allreduce)
-        {
+        if let (Some(scheme), true) = (self.compress, self.allreduce.is_between_gpus()) {
             return Err(Error::usage(format!(
                 "--compress {scheme} and --allreduce {}: what is compressed travels from host to host, and these gradients from GPU to GPU; leave one out",
-                kind.name()
+                self.allreduce.name()
             )));
         }
         let loss_scale = self.loss_scale.validate(self.precision)?;

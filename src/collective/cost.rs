@@ -15,7 +15,7 @@ use super::schedule::{Apply, Group, Round};
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
 use crate::comm::World;
-use crate::config::{AllreduceKind, Wire};
+use crate::config::{AllreduceKind, NodeMemory, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
 
 /// Which ranks share a node: the ranks of each.
@@ -124,15 +124,15 @@ impl Cost {
     pub fn best(&self, bytes: usize, shared: bool) -> (AllreduceKind, f64) {
         let usable = |kind| match kind {
             AllreduceKind::Shm => shared,
-            AllreduceKind::Hierarchical => shared && self.nodes > 1,
+            AllreduceKind::HIERARCHICAL => shared && self.nodes > 1,
             // The library is free to add in another order next time.
-            other => other != AllreduceKind::Mpi,
+            other => other != AllreduceKind::MPI,
         };
         let each = self.lines.iter().filter(|(kind, ..)| usable(*kind));
         let timed = each.filter_map(|&(kind, ..)| Some((kind, self.seconds(kind, bytes)?)));
         timed
             .reduce(|best, next| if next.1 < CLEARLY * best.1 { next } else { best })
-            .unwrap_or((AllreduceKind::Ring, 0.0))
+            .unwrap_or((AllreduceKind::RING, 0.0))
     }
 }
 
@@ -147,12 +147,12 @@ fn beyond(line: Line, bytes: usize, measured_at: usize) -> f64 {
 /// In the order in which ties are broken.
 pub const CANDIDATES: [AllreduceKind; 7] = [
     AllreduceKind::Shm,
-    AllreduceKind::Ring,
-    AllreduceKind::Hierarchical,
-    AllreduceKind::HalvingDoubling,
-    AllreduceKind::Torus,
-    AllreduceKind::RecursiveDoubling,
-    AllreduceKind::Mpi,
+    AllreduceKind::RING,
+    AllreduceKind::HIERARCHICAL,
+    AllreduceKind::HALVING_DOUBLING,
+    AllreduceKind::TORUS,
+    AllreduceKind::RECURSIVE_DOUBLING,
+    AllreduceKind::MPI,
 ];
 
 /// The line of an algorithm; `None` where it cannot run.
@@ -160,11 +160,13 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
     let local = nodes.0[0].len();
     match kind {
         // GPUs do without the host.
-        AllreduceKind::Auto | AllreduceKind::Ipc | AllreduceKind::Nccl => None,
+        AllreduceKind::Auto
+        | AllreduceKind::Hierarchical(NodeMemory::Gpus)
+        | AllreduceKind::Vendor(Vendor::Nccl) => None,
         AllreduceKind::Shm if nodes.0.len() > 1 => None,
-        AllreduceKind::Hierarchical if !nodes.is_even() => None,
+        AllreduceKind::HIERARCHICAL if !nodes.is_even() => None,
         AllreduceKind::Shm => Some(in_memory(local, 1.0, parameters)),
-        AllreduceKind::Hierarchical => {
+        AllreduceKind::Hierarchical(NodeMemory::Host) => {
             let between = priced(&walk_alike(nodes), wire, parameters);
             // Each element is read on its way to its sum, and the rank's own share of the sums once more.
             let within = in_memory(local, 1.0 + 0.5 / local as f64, parameters);
@@ -174,13 +176,15 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
             })
         }
         // Libraries double recursively for short ranges and halve for long ones (Thakur et al.).
-        AllreduceKind::Mpi => {
+        AllreduceKind::Vendor(Vendor::Mpi) => {
             let line = |kind| line(kind, nodes, Wire::F32, parameters);
             let (tree, halving) =
-                (line(AllreduceKind::RecursiveDoubling)?, line(AllreduceKind::HalvingDoubling)?);
+                (line(AllreduceKind::RECURSIVE_DOUBLING)?, line(AllreduceKind::HALVING_DOUBLING)?);
             Some(Line { fixed: tree.fixed, per_byte: halving.per_byte })
         }
-        kind => Some(priced(&walk(nodes, schedule_of(kind).1), wire, parameters)),
+        AllreduceKind::Messages(pattern) => {
+            Some(priced(&walk(nodes, schedule_of(pattern)), wire, parameters))
+        }
     }
 }
 
@@ -283,7 +287,8 @@ pub mod tests {
     use super::super::schedule::Schedule;
     use super::super::tuning::{Level, Times};
     use super::*;
-    use AllreduceKind::*;
+    use crate::config::Pattern;
+    use AllreduceKind::Shm;
 
     /// Ranks in their order on so many nodes.
     pub fn nodes(count: usize, ranks: usize) -> Nodes {
@@ -315,10 +320,10 @@ pub mod tests {
             let columns = super::super::torus::columns(p);
             let around = 2.0 * (pf - 1.0) / pf;
             for (kind, steps, bytes) in [
-                (Ring, 2.0 * (pf - 1.0), around),
-                (Torus, 2.0 * (columns + p / columns - 2) as f64, around),
-                (HalvingDoubling, 2.0 * log + pairs, 2.0 * (qf - 1.0) / qf + pairs),
-                (RecursiveDoubling, log + pairs, log + pairs),
+                (AllreduceKind::RING, 2.0 * (pf - 1.0), around),
+                (AllreduceKind::TORUS, 2.0 * (columns + p / columns - 2) as f64, around),
+                (AllreduceKind::HALVING_DOUBLING, 2.0 * log + pairs, 2.0 * (qf - 1.0) / qf + pairs),
+                (AllreduceKind::RECURSIVE_DOUBLING, log + pairs, log + pairs),
             ] {
                 for nodes in [nodes(p, 1), nodes(1, p)] {
                     let line = line(kind, &nodes, Wire::F32, &counting()).unwrap();
@@ -340,13 +345,15 @@ pub mod tests {
     /// The same from the messages that are really sent. Ranks of which none idles send all the way.
     #[test]
     fn bytes_are_those_of_the_schedules() {
-        for kind in [Ring, Torus, HalvingDoubling, RecursiveDoubling] {
+        for pattern in [Pattern::Ring, Pattern::Torus, Pattern::HalvingDoubling, Pattern::RecursiveDoubling] {
             for p in [2usize, 4, 8, 16] {
-                let rounds = schedule_of(kind).1(&Group::all(1, p), &Cuts::even(&(0..1 << 20), p));
+                let rounds = schedule_of(pattern)(&Group::all(1, p), &Cuts::even(&(0..1 << 20), p));
                 let sent: usize =
                     Schedule::new(&rounds, 1000).sends.iter().map(|message| message.range.len()).sum();
-                let predicted = line(kind, &nodes(1, p), Wire::F32, &counting()).unwrap().per_byte;
-                assert!((sent as f64 / f64::from(1 << 20) - predicted).abs() < 1e-4, "{kind:?} of {p}");
+                let predicted = line(AllreduceKind::Messages(pattern), &nodes(1, p), Wire::F32, &counting())
+                    .unwrap()
+                    .per_byte;
+                assert!((sent as f64 / f64::from(1 << 20) - predicted).abs() < 1e-4, "{pattern:?} of {p}");
             }
         }
     }
@@ -369,11 +376,11 @@ pub mod tests {
             line(kind, nodes, Wire::F32, &parameters).unwrap().per_byte
         };
         // One ring passes between nodes once; each of L rings of hierarchical has an L-th: 2(M−1)/M in all.
-        assert!((between(Ring, &nodes(2, 4)) - 2.0 * 7.0 / 8.0).abs() < 1e-6);
-        assert!((between(Hierarchical, &nodes(2, 4)) - 1.0).abs() < 1e-6);
-        assert!((between(Hierarchical, &nodes(4, 2)) - 1.5).abs() < 1e-6);
+        assert!((between(AllreduceKind::RING, &nodes(2, 4)) - 2.0 * 7.0 / 8.0).abs() < 1e-6);
+        assert!((between(AllreduceKind::HIERARCHICAL, &nodes(2, 4)) - 1.0).abs() < 1e-6);
+        assert!((between(AllreduceKind::HIERARCHICAL, &nodes(4, 2)) - 1.5).abs() < 1e-6);
         // HalvingDoubling first goes furthest, with half of the range from each rank: all four at once through one link.
-        assert!((between(HalvingDoubling, &nodes(2, 4)) - 4.0).abs() < 1e-6);
+        assert!((between(AllreduceKind::HALVING_DOUBLING, &nodes(2, 4)) - 4.0).abs() < 1e-6);
     }
 
     #[test]
@@ -400,11 +407,13 @@ pub mod tests {
     fn a_measured_time_counts_where_there_is_one() {
         let times = Times { algorithm: "ring".into(), bytes: vec![1000, 100_000], us: vec![10.0, 1000.0] };
         let tuning = Tuning { measured: vec![times], ..Tuning::built_in() };
-        let seconds = |wire, bytes| Cost::new(&nodes(2, 1), wire, &tuning).seconds(Ring, bytes).unwrap();
+        let seconds =
+            |wire, bytes| Cost::new(&nodes(2, 1), wire, &tuning).seconds(AllreduceKind::RING, bytes).unwrap();
         assert!((seconds(Wire::F32, 10_000) - 100e-6).abs() < 1e-9);
         // Beyond, as much more as the model says.
         let built_in = Cost::new(&nodes(2, 1), Wire::F32, &Tuning::built_in());
-        let ratio = built_in.seconds(Ring, 1 << 30).unwrap() / built_in.seconds(Ring, 100_000).unwrap();
+        let ratio = built_in.seconds(AllreduceKind::RING, 1 << 30).unwrap()
+            / built_in.seconds(AllreduceKind::RING, 100_000).unwrap();
         assert!((seconds(Wire::F32, 1 << 30) / 1000e-6 / ratio - 1.0).abs() < 1e-9);
         // Halves were not measured.
         let between = |parameters| Tuning { parameters, ..tuning.clone() };
@@ -412,7 +421,9 @@ pub mod tests {
             between: Level { latency_us: 1.0, gb_per_s: 0.01 },
             ..Tuning::built_in().parameters
         };
-        let halves = Cost::new(&nodes(2, 1), Wire::Bf16, &between(slow)).seconds(Ring, 100_000).unwrap();
+        let halves = Cost::new(&nodes(2, 1), Wire::Bf16, &between(slow))
+            .seconds(AllreduceKind::RING, 100_000)
+            .unwrap();
         assert!((halves / 500e-6 - 1.0).abs() < 0.1, "{halves}");
     }
 
@@ -425,21 +436,33 @@ pub mod tests {
             assert_eq!(best(&nodes(1, 1), bytes, true), Shm);
             assert_eq!(best(&nodes(1, 4), bytes, true), Shm);
             for nodes in [nodes(1, 8), nodes(16, 1), nodes(4, 4), nodes(3, 3)] {
-                assert!(![Shm, Hierarchical, Mpi].contains(&best(&nodes, bytes, false)));
+                assert!(
+                    ![Shm, AllreduceKind::HIERARCHICAL, AllreduceKind::MPI]
+                        .contains(&best(&nodes, bytes, false))
+                );
             }
         }
-        assert_eq!(best(&nodes(4, 4), 64 << 20, true), Hierarchical);
-        assert_eq!(best(&nodes(16, 1), 64, true), RecursiveDoubling);
-        assert!([Ring, HalvingDoubling, Torus].contains(&best(&nodes(16, 1), 64 << 20, true)));
-        assert_eq!(best(&nodes(2, 1), 64 << 20, true), Ring);
+        assert_eq!(best(&nodes(4, 4), 64 << 20, true), AllreduceKind::HIERARCHICAL);
+        assert_eq!(best(&nodes(16, 1), 64, true), AllreduceKind::RECURSIVE_DOUBLING);
+        assert!(
+            [AllreduceKind::RING, AllreduceKind::HALVING_DOUBLING, AllreduceKind::TORUS].contains(&best(
+                &nodes(16, 1),
+                64 << 20,
+                true
+            ))
+        );
+        assert_eq!(best(&nodes(2, 1), 64 << 20, true), AllreduceKind::RING);
         let uneven = Nodes(vec![vec![0, 1], vec![2]]);
-        assert!(![Shm, Hierarchical].contains(&best(&uneven, 64 << 20, true)));
+        assert!(![Shm, AllreduceKind::HIERARCHICAL].contains(&best(&uneven, 64 << 20, true)));
     }
 
     #[test]
     fn many_ranks_are_no_hindrance() {
         let cost = Cost::new(&nodes(512, 8), Wire::F32, &Tuning::built_in());
         // A ring of 4096 ranks has 8190 steps.
-        assert!(cost.seconds(Ring, 4).unwrap() > 1e-3 && cost.best(64 << 20, true).0 != Ring);
+        assert!(
+            cost.seconds(AllreduceKind::RING, 4).unwrap() > 1e-3
+                && cost.best(64 << 20, true).0 != AllreduceKind::RING
+        );
     }
 }

@@ -61,7 +61,7 @@ use self::cost::Nodes;
 use self::executor::Algorithm;
 use self::tuning::Tuning;
 use crate::comm::{Awaited, Region, Wait, World};
-use crate::config::{AllreduceKind, Wire};
+use crate::config::{AllreduceKind, Pattern, Wire};
 use crate::cuts::Cuts;
 use crate::error::Result;
 
@@ -142,13 +142,13 @@ pub fn select(
     world.agree(selection)?.build(world, region)
 }
 
-/// The algorithms that are schedules of messages.
-fn schedule_of(kind: AllreduceKind) -> (&'static str, Algorithm) {
-    match kind {
-        AllreduceKind::HalvingDoubling => ("halving-doubling", halving_doubling::allreduce),
-        AllreduceKind::RecursiveDoubling => ("recursive-doubling", recursive_doubling::allreduce),
-        AllreduceKind::Torus => ("torus", torus::allreduce),
-        _ => ("ring", ring::allreduce),
+/// The algorithm that sends messages in a pattern.
+fn schedule_of(pattern: Pattern) -> Algorithm {
+    match pattern {
+        Pattern::Ring => ring::allreduce,
+        Pattern::HalvingDoubling => halving_doubling::allreduce,
+        Pattern::RecursiveDoubling => recursive_doubling::allreduce,
+        Pattern::Torus => torus::allreduce,
     }
 }
 

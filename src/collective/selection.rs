@@ -43,22 +43,20 @@ impl Selection {
     /// `Usage`, the same on every rank, when what is asked for cannot run on these ranks and nodes.
     pub fn new(kind: AllreduceKind, wire: Wire, nodes: &Nodes, tuning: &Tuning) -> Result<Selection> {
         match kind {
-            AllreduceKind::Mpi if wire != Wire::F32 => Err(Error::usage(format!(
+            AllreduceKind::MPI if wire != Wire::F32 => Err(Error::usage(format!(
                 "--wire {wire}: the MPI library adds what it sends, and knows no {wire}; use another --allreduce"
             ))),
-            AllreduceKind::Nccl if wire != Wire::F32 => Err(Error::usage(format!(
+            AllreduceKind::NCCL if wire != Wire::F32 => Err(Error::usage(format!(
                 "--wire {wire}: NCCL sends gradients as they lie on the GPU, in f32; leave --wire out, or use another --allreduce"
             ))),
             AllreduceKind::Shm if nodes.0.len() > 1 => Err(Error::usage(format!(
                 "--allreduce shm works within one node, and the ranks are on {}; use auto or ring",
                 nodes.0.len()
             ))),
-            AllreduceKind::Hierarchical | AllreduceKind::Ipc if !nodes.is_even() => {
-                Err(Error::usage(format!(
-                    "--allreduce {} needs as many ranks on every node; use auto or ring, or another number of ranks",
-                    kind.name()
-                )))
-            }
+            AllreduceKind::Hierarchical(_) if !nodes.is_even() => Err(Error::usage(format!(
+                "--allreduce {} needs as many ranks on every node; use auto or ring, or another number of ranks",
+                kind.name()
+            ))),
             _ => {
                 let cost = Cost::new(nodes, wire, tuning);
                 Ok(Selection { kind, wire, apart: nodes.0.len() > 1, cost })
@@ -75,11 +73,11 @@ impl Selection {
     pub fn choose(&self, bytes: usize, shared: bool) -> Choice {
         let (kind, seconds) = match self.kind {
             AllreduceKind::Auto => self.cost.best(bytes, shared),
-            AllreduceKind::Ipc if self.apart => {
-                let rings = self.cost.seconds(AllreduceKind::Hierarchical, bytes);
-                (AllreduceKind::Ipc, rings.unwrap_or(f64::NAN))
+            AllreduceKind::IPC if self.apart => {
+                let rings = self.cost.seconds(AllreduceKind::HIERARCHICAL, bytes);
+                (AllreduceKind::IPC, rings.unwrap_or(f64::NAN))
             }
-            kind @ (AllreduceKind::Ipc | AllreduceKind::Nccl) => {
+            kind @ (AllreduceKind::IPC | AllreduceKind::NCCL) => {
                 (kind, BETWEEN_GPUS.0 + bytes as f64 * BETWEEN_GPUS.1)
             }
             kind => (kind, self.cost.seconds(kind, bytes).unwrap_or(f64::NAN)),
@@ -90,7 +88,7 @@ impl Selection {
     /// Whether gradients are to lie in memory that the ranks of a node share, with buckets of so many bytes.
     pub fn wants_shared(&self, buckets: &[usize]) -> bool {
         let in_memory = |bytes: &usize| {
-            matches!(self.choose(*bytes, true).kind, AllreduceKind::Shm | AllreduceKind::Hierarchical)
+            matches!(self.choose(*bytes, true).kind, AllreduceKind::Shm | AllreduceKind::HIERARCHICAL)
         };
         buckets.iter().any(in_memory)
     }
@@ -108,12 +106,14 @@ impl Selection {
         let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
-            AllreduceKind::Shm | AllreduceKind::Mpi | AllreduceKind::Nccl => 0,
-            AllreduceKind::Ipc if world.nodes() == 1 => 0,
-            AllreduceKind::Hierarchical | AllreduceKind::Ipc => {
+            AllreduceKind::Auto | AllreduceKind::Shm | AllreduceKind::Vendor(_) => 0,
+            AllreduceKind::IPC if world.nodes() == 1 => 0,
+            AllreduceKind::Hierarchical(_) => {
                 hierarchical::memory(self.wire, bytes / 4, local, world.nodes())
             }
-            kind => executor::memory(schedule_of(kind).1, self.wire, bytes / 4, world.size()),
+            AllreduceKind::Messages(pattern) => {
+                executor::memory(schedule_of(pattern), self.wire, bytes / 4, world.size())
+            }
         };
         [mapped, buckets.iter().map(messages).sum()]
     }
@@ -124,42 +124,39 @@ impl Selection {
     /// The same on every rank: `Environment` when what is asked for needs a shared region and this one is not, `Usage` for what
     /// sums no memory of the host.
     pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
-        let kind = match self.kind {
-            AllreduceKind::Auto => return Ok(Box::new(PerRange::new(self.clone(), world, region))),
-            kind => kind,
-        };
-        world.agree(can_work_in(kind, region.is_shared()))?;
-        make(kind, self.wire, world, region)
+        world.agree(can_work_in(self.kind, region.is_shared()))?;
+        self.make(self.kind, world, region)
+    }
+
+    /// One that can work there. Collective.
+    fn make(&self, kind: AllreduceKind, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
+        Ok(match kind {
+            AllreduceKind::Auto => Box::new(PerRange::new(self.clone(), world, region)),
+            AllreduceKind::Shm => Box::new(Shm::new(world, region)),
+            AllreduceKind::Hierarchical(_) => Box::new(Hierarchical::new(world, self.wire, region)?),
+            AllreduceKind::Vendor(_) => Box::new(MpiAllreduce::new(world, region)?),
+            AllreduceKind::Messages(pattern) => {
+                let (name, algorithm) = (kind.name(), schedule_of(pattern));
+                Box::new(Executor::new(name, algorithm, self.wire, Channel::new(world)?, region))
+            }
+        })
     }
 }
 
 /// Fails where an algorithm needs memory that is shared and this is not.
 fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
     match kind {
-        AllreduceKind::Shm | AllreduceKind::Hierarchical if !shared => Err(Error::environment(format!(
+        AllreduceKind::Shm | AllreduceKind::HIERARCHICAL if !shared => Err(Error::environment(format!(
             "--allreduce {} needs shared memory, and /dev/shm has no room for it; enlarge it (for a container: \
              --shm-size) or use auto or ring",
             kind.name()
         ))),
-        AllreduceKind::Ipc | AllreduceKind::Nccl => Err(Error::usage(format!(
+        kind if kind.is_between_gpus() => Err(Error::usage(format!(
             "{} sums between GPUs, and these numbers are the host's; use another algorithm",
             kind.name()
         ))),
         _ => Ok(()),
     }
-}
-
-/// One algorithm. Collective.
-fn make(kind: AllreduceKind, wire: Wire, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
-    Ok(match kind {
-        AllreduceKind::Shm => Box::new(Shm::new(world, region)),
-        AllreduceKind::Hierarchical => Box::new(Hierarchical::new(world, wire, region)?),
-        AllreduceKind::Mpi => Box::new(MpiAllreduce::new(world, region)?),
-        kind => {
-            let (name, algorithm) = schedule_of(kind);
-            Box::new(Executor::new(name, algorithm, wire, Channel::new(world)?, region))
-        }
-    })
 }
 
 /// `--allreduce auto`: an algorithm for each range. Those that no range needs are not made.
@@ -184,7 +181,7 @@ impl PerRange {
         if let Some(index) = self.made.iter().position(|(other, _)| *other == kind) {
             return Ok(index);
         }
-        self.made.push((kind, make(kind, self.selection.wire, &self.world, &self.region)?));
+        self.made.push((kind, self.selection.make(kind, &self.world, &self.region)?));
         Ok(self.made.len() - 1)
     }
 }
@@ -252,20 +249,20 @@ mod tests {
         let uneven = Nodes(vec![vec![0, 1], vec![2]]);
         for (kind, wire, nodes) in [
             (AllreduceKind::Shm, Wire::F32, nodes(2, 1)),
-            (AllreduceKind::Hierarchical, Wire::F32, uneven.clone()),
-            (AllreduceKind::Ipc, Wire::F32, uneven),
-            (AllreduceKind::Mpi, Wire::F16, nodes(2, 2)),
-            (AllreduceKind::Nccl, Wire::Bf16, nodes(2, 2)),
+            (AllreduceKind::HIERARCHICAL, Wire::F32, uneven.clone()),
+            (AllreduceKind::IPC, Wire::F32, uneven),
+            (AllreduceKind::MPI, Wire::F16, nodes(2, 2)),
+            (AllreduceKind::NCCL, Wire::Bf16, nodes(2, 2)),
         ] {
             let error = Selection::new(kind, wire, &nodes, &Tuning::built_in()).unwrap_err();
             assert!(error.kind == ErrorKind::Usage && error.message.contains("use a"), "{error}");
         }
-        for kind in [AllreduceKind::Shm, AllreduceKind::Hierarchical] {
+        for kind in [AllreduceKind::Shm, AllreduceKind::HIERARCHICAL] {
             let error = can_work_in(kind, false).unwrap_err();
             assert!(error.kind == ErrorKind::Environment && error.message.contains("use a"), "{error}");
             assert!(can_work_in(kind, true).is_ok());
         }
-        for kind in [AllreduceKind::Ipc, AllreduceKind::Nccl] {
+        for kind in [AllreduceKind::IPC, AllreduceKind::NCCL] {
             assert_eq!(can_work_in(kind, true).unwrap_err().kind, ErrorKind::Usage);
         }
     }
@@ -274,15 +271,15 @@ mod tests {
     fn gradients_are_shared_only_for_those_who_use_that() {
         let wants = |kind, nodes: &Nodes| selection(kind, nodes).wants_shared(&[64, 64 << 20]);
         assert!(wants(AllreduceKind::Auto, &nodes(1, 2)) && wants(AllreduceKind::Auto, &nodes(2, 2)));
-        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::Mpi, &nodes(1, 2)));
-        assert!(!wants(AllreduceKind::Ring, &nodes(1, 2)) && !wants(AllreduceKind::Ring, &nodes(2, 2)));
-        assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::Hierarchical, &nodes(2, 2)));
+        assert!(!wants(AllreduceKind::Auto, &nodes(4, 1)) && !wants(AllreduceKind::MPI, &nodes(1, 2)));
+        assert!(!wants(AllreduceKind::RING, &nodes(1, 2)) && !wants(AllreduceKind::RING, &nodes(2, 2)));
+        assert!(wants(AllreduceKind::Shm, &nodes(1, 2)) && wants(AllreduceKind::HIERARCHICAL, &nodes(2, 2)));
     }
 
     #[test]
     fn an_algorithm_asked_for_is_used_for_every_range_and_predicted_too() {
-        let choice = selection(AllreduceKind::Torus, &nodes(1, 6)).choose(64, true);
-        assert_eq!(choice.kind, AllreduceKind::Torus);
+        let choice = selection(AllreduceKind::TORUS, &nodes(1, 6)).choose(64, true);
+        assert_eq!(choice.kind, AllreduceKind::TORUS);
         assert!(choice.seconds > 0.0);
     }
 }

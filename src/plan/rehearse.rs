@@ -176,7 +176,7 @@ impl<'a> Player<'a> {
             Action::Accumulate { .. } => {
                 vec![of(Area::Sums, &gradients), of(Area::Of(Region::Gradients), &gradients)]
             }
-            Action::Metrics { .. } => vec![of(Area::Sums, &(gradients.end..script.sums))],
+            Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
             Action::Unscale | Action::Norm | Action::Clip if script.owners.are_apart() => {
                 script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
             }
@@ -264,8 +264,9 @@ impl Stage<'_> {
                 if self.missing(rank).is_some() {
                     return Ok(false);
                 }
-                let last = self.ranks[rank].arrivals.len() - 1;
-                until = self.beside(rank).map(|other| other.arrivals[last]).fold(now, f64::max);
+                let come = self.ranks[rank].arrivals.len();
+                let others = self.beside(rank).filter_map(|other| other.arrivals[..come].last().copied());
+                until = others.fold(now, f64::max);
                 self.ranks[rank].exposed += until - now;
             }
             _ => {}
@@ -415,9 +416,7 @@ impl Stage<'_> {
     /// Whether what a waiting rank lacks of another is still to come.
     fn comes(&self, rank: usize, other: usize) -> bool {
         let (player, other) = (&self.ranks[rank], &self.ranks[other]);
-        let rest = other.script.actions[other.at..].iter();
-        let again = other.script.actions.iter().filter(|_| other.first);
-        let mut rest = rest.chain(again);
+        let mut rest = other.script.actions[other.at..].iter();
         match &player.script.actions[player.at] {
             Action::Wait(id) => {
                 let line = player.line(&player.script.transfers[*id]);
@@ -513,6 +512,7 @@ mod tests {
                     sums,
                     share: &share,
                 },
+                0..manner.mesh.data,
             )
         }
 

@@ -104,11 +104,13 @@ pub enum Action {
         /// Its number.
         micro: usize,
     },
-    /// Losses, hits and flags are written to the tail of the sums.
+    /// The losses and hits of a micro-step are read.
     Metrics {
         /// Its number.
         micro: usize,
     },
+    /// Losses, hits and flags of the step are written to the tail of the sums.
+    Tail,
     /// The factor of the loss is taken out of the gradients; is one of them broken, there is no update.
     Unscale,
     /// The norm of what this rank owns.
@@ -195,8 +197,8 @@ pub struct Manner {
 }
 
 impl Plan {
-    /// The scripts of all ranks, by rank.
-    pub fn scripts(&self, manner: &Manner, rule: &Rule) -> Vec<Script> {
+    /// The scripts of some ranks, by rank.
+    pub fn scripts(&self, manner: &Manner, rule: &Rule, ranks: Range<usize>) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
         let reads = |bytes: &Range<usize>| {
@@ -220,12 +222,13 @@ impl Plan {
                 sums: self.sizes.gradients,
                 share: &share,
             },
+            ranks,
         )
     }
 }
 
-/// The scripts of all ranks, of data parallelism in any manner.
-pub fn scripts(manner: &Manner, outline: &Outline) -> Vec<Script> {
+/// The scripts of some ranks, of data parallelism in any manner.
+pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
     let transfers = Rc::new(transfers);
     let script = |rank: usize| {
@@ -249,7 +252,7 @@ pub fn scripts(manner: &Manner, outline: &Outline) -> Vec<Script> {
         script.update(manner, &flow);
         script
     };
-    (0..manner.mesh.data).map(script).collect()
+    ranks.map(script).collect()
 }
 
 /// The transfers of a data-parallel step.
@@ -311,11 +314,12 @@ impl Script {
             for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
+            after.push((end - 1, vec![Action::Metrics { micro }]));
             if manner.micro_steps > 1 {
                 after.push((end - 1, vec![Action::Accumulate { micro }]));
             }
-            after.push((end - 1, vec![Action::Metrics { micro }]));
             if last {
+                after.push((end - 1, vec![Action::Tail]));
                 for (bucket, &id) in outline.buckets.iter().zip(&flow.sums) {
                     let early = manner.micro_steps == 1 && manner.overlap;
                     after.push((if early { bucket.after } else { end - 1 }, vec![Action::Start(id)]));
@@ -459,7 +463,8 @@ impl Script {
             Action::Start(id) => format!("start {}", self.named(*id)),
             Action::Wait(id) => format!("wait for {}", self.named(*id)),
             Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
-            Action::Metrics { micro } => format!("write the losses of micro-step {micro} to the tail"),
+            Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),
+            Action::Tail => "write losses, hits and flags to the tail".into(),
             Action::Unscale => "unscale the gradients".into(),
             Action::Norm => "compute the norm of the gradients".into(),
             Action::Clip => "clip the gradients".into(),

@@ -51,8 +51,8 @@ impl Assembly<'_> {
         let (reduce, compression) = self.reduction(memories)?;
         let fusion = world.agree(Fusion::new(reduce, &plan.buckets, self.config.overlap))?;
         let at = match self.averaging.selection.kind() {
-            AllreduceKind::Nccl => ReduceAt::Device,
-            AllreduceKind::Ipc => ReduceAt::InPlace,
+            AllreduceKind::NCCL => ReduceAt::Device,
+            AllreduceKind::IPC => ReduceAt::InPlace,
             _ if self.averaging.on_device => ReduceAt::InPlace,
             _ if codes_on_device(self.config, world, device) => ReduceAt::Device,
             // A rank alone has nobody to tell, but may still compress.
@@ -101,11 +101,11 @@ impl Assembly<'_> {
     fn reduction(&self, memories: &Memories) -> Result<(Box<dyn Collective>, Option<Account>)> {
         let (world, selection) = (self.world, &self.averaging.selection);
         let kind = selection.kind();
-        if kind == AllreduceKind::Nccl {
+        if kind == AllreduceKind::NCCL {
             let sums = OnDevice::new(world, kind.name(), self.device, &memories.averaged)?;
             return Ok((Box::new(sums), None));
         }
-        if kind == AllreduceKind::Ipc {
+        if kind == AllreduceKind::IPC {
             let sums = gpu_direct::over_gpus(
                 world,
                 self.config.wire,

@@ -44,11 +44,11 @@ impl Averaging {
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
         if gpu_direct::gpus_serve(world, config, device)? {
-            selection = of(AllreduceKind::Ipc)?;
+            selection = of(AllreduceKind::IPC)?;
         }
         let on_device = match selection.kind() {
-            AllreduceKind::Nccl => true,
-            AllreduceKind::Ipc => world.nodes() == 1,
+            AllreduceKind::NCCL => true,
+            AllreduceKind::IPC => world.nodes() == 1,
             _ => given_to_mpi,
         };
         let mut least = [threads as f64];
@@ -87,8 +87,7 @@ impl Averaging {
     pub fn seconds(&self, bytes: usize, shared: bool) -> f64 {
         let choice = self.selection.choose(bytes, shared);
         // What cuts between GPUs are made by is nothing to be told.
-        let known =
-            self.compress.is_none() && !matches!(choice.kind, AllreduceKind::Nccl | AllreduceKind::Ipc);
+        let known = self.compress.is_none() && !choice.kind.is_between_gpus();
         if known { choice.seconds } else { f64::NAN }
     }
 

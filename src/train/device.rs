@@ -17,7 +17,7 @@ pub fn open(world: &World, config: &Config, threads: usize) -> Result<(Box<dyn D
     let mut config = config.clone();
     let device = open_any(world, &mut config, threads)?;
     let sums = match config.allreduce {
-        kind @ (AllreduceKind::Nccl | AllreduceKind::Ipc) if device.is_host() => Err(Error::usage(format!(
+        kind if kind.is_between_gpus() && device.is_host() => Err(Error::usage(format!(
             "--allreduce {} sums between GPUs, and this run computes on {}; use --device cuda, or another --allreduce",
             kind.name(),
             if device.name() == "cpu" { "the CPU" } else { device.name() }
@@ -115,7 +115,7 @@ fn open_gpu(world: &World, config: &mut Config, number: Option<usize>) -> Result
     world.agree(
         precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
     )?;
-    let nccl = config.allreduce == AllreduceKind::Nccl;
+    let nccl = config.allreduce == AllreduceKind::NCCL;
     if nccl {
         world.agree(cuda::nccl_found())?;
     }

@@ -19,7 +19,7 @@ use log::Level;
 /// The same on every rank: that it cannot be, where `--cuda-aware on` asks for it.
 pub fn mpi_serves(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
     let wanted = config.cuda_aware;
-    let concerned = config.allreduce == AllreduceKind::Mpi && config.compress.is_none() && !device.is_host();
+    let concerned = config.allreduce == AllreduceKind::MPI && config.compress.is_none() && !device.is_host();
     match wanted {
         CudaAware::On if !concerned => {
             return world.agree(Err(Error::usage(
@@ -85,7 +85,7 @@ fn adds_up(world: &World, device: &dyn Device) -> Result<bool> {
 /// # Errors
 /// The same on every rank: why they cannot, where `--allreduce ipc` asks for it.
 pub fn gpus_serve(world: &World, config: &Config, device: &dyn Device) -> Result<bool> {
-    let asked = config.allreduce == AllreduceKind::Ipc;
+    let asked = config.allreduce == AllreduceKind::IPC;
     let neighbours = world.size() > world.nodes();
     let tried = config.allreduce == AllreduceKind::Auto && config.compress.is_none() && neighbours;
     if device.is_host() || !(asked || tried && world.is_even()) {

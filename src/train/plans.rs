@@ -13,7 +13,7 @@ use crate::files::fnv1a;
 use crate::fusion::compress;
 use crate::host;
 use crate::optim;
-use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Script, Transfer};
+use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Transfer};
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
@@ -73,15 +73,12 @@ impl Plans {
     pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let manner = manner(world, config, Owners::Everyone);
-        let script = fnv1a(self.scripts(&manner, config)[0].lines().bytes());
+        let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..1);
+        let script = fnv1a(format!("{scripts:?}").bytes());
         let items = [("plan", self.training.hash()), ("script", script)]
             .map(|(name, hash)| (name.to_string(), format!("{hash:016x}")));
         let of_device = ("what they compute with".to_string(), device.describe());
         world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
-    }
-
-    fn scripts(&self, manner: &Manner, config: &Config) -> Vec<Script> {
-        self.training.scripts(manner, &config.optimizer.rule)
     }
 
     /// What all ranks do in a step, rehearsed: in a line, or rank 0's whole script.
@@ -93,7 +90,8 @@ impl Plans {
             return Ok(String::new());
         }
         let owners = if self.extent.sharers > 1 { Owners::Node } else { Owners::Everyone };
-        let scripts = self.scripts(&manner(world, config, owners), config);
+        let manner = manner(world, config, owners);
+        let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
         // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
         let passes = 3 + 2 * config.optimizer.rule.states();
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());

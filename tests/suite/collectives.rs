@@ -455,8 +455,8 @@ fn cuts(world: &World) {
             world.barrier().unwrap();
             all.into_iter().map(f32::to_bits).collect()
         };
-        let near = [(Route::Shm, AllreduceKind::Shm), (Route::Hierarchical, AllreduceKind::Hierarchical)];
-        for (route, kind) in [(Route::Ring, AllreduceKind::Ring)].into_iter().chain(near) {
+        let near = [(Route::Shm, AllreduceKind::Shm), (Route::Hierarchical, AllreduceKind::HIERARCHICAL)];
+        for (route, kind) in [(Route::Ring, AllreduceKind::RING)].into_iter().chain(near) {
             let [scatter, gather] = [Operation::ReduceScatter, Operation::Allgather];
             if !scatter.routes(world, &region).contains(&route) {
                 continue;
@@ -524,9 +524,18 @@ fn in_group(world: &World, group: &World) {
         all
     };
     let sum = |index: usize| (0..size).map(|rank| value(rank, index)).sum::<f32>();
-    use AllreduceKind::{Auto, HalvingDoubling, Hierarchical, Mpi, RecursiveDoubling, Ring, Shm, Torus};
-    for kind in [Auto, Ring, HalvingDoubling, RecursiveDoubling, Torus, Hierarchical, Shm, Mpi] {
-        if kind == Shm && nodes > 1 || kind == Hierarchical && !group.is_even() {
+    for kind in [
+        AllreduceKind::Auto,
+        AllreduceKind::RING,
+        AllreduceKind::HALVING_DOUBLING,
+        AllreduceKind::RECURSIVE_DOUBLING,
+        AllreduceKind::TORUS,
+        AllreduceKind::HIERARCHICAL,
+        AllreduceKind::Shm,
+        AllreduceKind::MPI,
+    ] {
+        if kind == AllreduceKind::Shm && nodes > 1 || kind == AllreduceKind::HIERARCHICAL && !group.is_even()
+        {
             continue;
         }
         let sums = run(select(kind, Wire::F32, &Tuning::built_in(), group, &region).unwrap());
@@ -588,7 +597,7 @@ fn small_talk(group: &World) {
 
 /// A message that has not come is missed of its sender by its number in the job.
 fn waits_for(world: &World, group: &World, region: &std::rc::Rc<Region>) {
-    let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), group, region).unwrap();
+    let mut ring = select(AllreduceKind::RING, Wire::F32, &Tuning::built_in(), group, region).unwrap();
     let slot = ring.prepare(0..100).unwrap();
     let first = group.rank() == 0 && group.size() > 1;
     if first {
@@ -650,7 +659,7 @@ fn group_stops(world: &World) {
     let attempt = || -> Result<(), Error> {
         let group = world.split(world.rank() / 2, 0)?;
         let region = Region::allocate(&group, 4000, true)?;
-        let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), &group, &region)?;
+        let mut ring = select(AllreduceKind::RING, Wire::F32, &Tuning::built_in(), &group, &region)?;
         let slot = ring.prepare(0..1000)?;
         if world.rank() == 3 {
             let pid = std::process::id().to_string();
@@ -722,7 +731,7 @@ fn busy(world: &World) {
 fn leaves(world: &World) {
     let attempt = || -> Result<(), Error> {
         let region = Region::allocate(world, 1 << 20, true)?;
-        let mut ring = select(AllreduceKind::Ring, Wire::F32, &Tuning::built_in(), world, &region)?;
+        let mut ring = select(AllreduceKind::RING, Wire::F32, &Tuning::built_in(), world, &region)?;
         let slot = ring.prepare(0..1000)?;
         if world.rank() == 1 {
             return Err(Error::usage("alone"));

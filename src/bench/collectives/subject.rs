@@ -150,20 +150,20 @@ impl Subject {
 
 /// The sums asked for, or all that can run here.
 fn sums(args: &Args, world: &World, region: &Rc<Region>) -> Result<Vec<Box<dyn Collective>>> {
-    use AllreduceKind::{HalvingDoubling, Hierarchical, Mpi, RecursiveDoubling, Ring, Shm, Torus};
     let shared = region.is_shared();
     let all = [
-        (Mpi, true),
-        (Ring, true),
-        (HalvingDoubling, true),
-        (RecursiveDoubling, true),
-        (Torus, true),
-        (Hierarchical, shared && world.is_even()),
-        (Shm, shared && world.nodes() == 1),
+        (AllreduceKind::MPI, true),
+        (AllreduceKind::RING, true),
+        (AllreduceKind::HALVING_DOUBLING, true),
+        (AllreduceKind::RECURSIVE_DOUBLING, true),
+        (AllreduceKind::TORUS, true),
+        (AllreduceKind::HIERARCHICAL, shared && world.is_even()),
+        (AllreduceKind::Shm, shared && world.nodes() == 1),
     ];
     let all = all.into_iter().filter_map(|(kind, can)| can.then_some(kind)).collect();
     let kinds = world.agree(asked(args, all, "allreduce"))?;
-    let wire = |kind| if kind == Mpi && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
+    let wire =
+        |kind| if kind == AllreduceKind::MPI && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
     // What a run would choose.
     let measured = kinds.contains(&AllreduceKind::Auto);
     let tuning = if measured { Tuning::load(world, None)? } else { Tuning::built_in() };

@@ -75,11 +75,15 @@ lint: deps ## check format, warnings, documentation, scripts, which room uses wh
 	    $(WITH_MPI) cargo check $(CHECK_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
 
-kernels: ## make kernels/dltrain.ptx anew, and see that all GPUs' assemblers take it (installs NVRTC: 250 MB; no GPU needed)
+kernels: ## make the PTX of kernels/ anew, see that all GPUs' assemblers take it, and what they say of each kernel (installs NVRTC and tools: 550 MB; no GPU needed)
 	@.ci/deps cuda
 	@kernels/ptx.py
-	@set -e; for gpu in 60 70 75 80 90 100 120; do \
+	@set -e; for gpu in 60 70 75; do \
 	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
+	@set -e; for gpu in 80 90 100 120; do \
+	    .deps/cuda/ptxas -arch=sm_$$gpu kernels/dltrain.sm_80.ptx -o /dev/null; echo "kernels: sm_$$gpu"; done
+	@kernels/sass.py
+	@echo "kernels: kernels/kernels.tsv; docs/gpu.md wants the rows that 'make test-one TESTS=kernels::speed' names"
 
 gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; 56 MiB at most)
 	@.ci/gpu-bundle

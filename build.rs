@@ -34,10 +34,10 @@ fn compile_constants() {
 /// GPUs for which the kernels are assembled ahead: each serves those of its generation.
 const GPUS: [&str; 4] = ["80", "90", "100", "120"];
 
-/// Assembles kernels/dltrain.ptx for newer GPUs into OUT_DIR/kernels.fatbin, so that no job waits for the driver to do so. The
+/// Assembles kernels/dltrain.sm_80.ptx into OUT_DIR/kernels.fatbin, so that no job waits for the driver to do so. The
 /// file is empty where no toolkit is found, or where it does not do: then the driver compiles the PTX, once a machine.
 fn assemble_kernels() {
-    let source = "kernels/dltrain.ptx";
+    let source = "kernels/dltrain.sm_80.ptx";
     println!("cargo:rerun-if-changed={source}");
     for variable in ["CUDA_HOME", "CUDA_PATH"] {
         println!("cargo:rerun-if-env-changed={variable}");

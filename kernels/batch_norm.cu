@@ -1,56 +1,49 @@
-// Batch normalisation in the parts that statistics shared by ranks need: moments, statistics, normalise; sums, backward.
+// Batch normalisation in the parts that statistics shared by ranks need: moments, normalise; sums, backward.
 #include "columns.cuh"
 
 // ---- moments ----
 
 // Mean and Σ(x − mean)² of each part of the rows.
 //
-// One pass: of each channel a thread adds up the differences to the first number it sees, and their squares, so that little is lost
-// where the mean is large beside the deviation; then means and squares are joined (Chan, Golub and LeVeque, "Updating formulae and a
-// pairwise algorithm for computing sample variances", 1979).
+// One pass: of each channel the differences to the part's first number are added up, and their squares, so that little is lost where
+// the mean is large beside the deviation.
 template <class T>
 __device__ inline void batch_norm_partials(const T *x, float *partials, Long rows, int channels, int parts) {
-    __shared__ float means[SIDE][CHANNELS], squares[SIDE][CHANNELS];
-    const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels);
+    const Column<T> own(channels);
     const Rows range = part_rows(rows, blockIdx.y, parts);
-    const Long start = range.first + threadIdx.y;
-    float first[4] = {}, sum[4] = {}, square[4] = {};
-    if (start < range.end) load_column(x + start * channels, own, wide, first);
-    ROLLED for (Long r = start + SIDE; r < range.end; r += SIDE) {
-        float v[4];
-        load_column(x + r * channels, own, wide, v);
-        for (int k = 0; k < 4; ++k) {
-            const float d = v[k] - first[k];
-            sum[k] += d;
-            square[k] += d * d;
-        }
-    }
-    const auto rows_of = [&](int y) {
-        const Long left = range.end - range.first - y;
-        return left > 0 ? (float)((left + SIDE - 1) / SIDE) : 0.0f;
+    float values[2][WIDEST<T>] = {}, first[WIDEST<T>] = {};
+    const auto add = [&](auto wide) {
+        if (own.count == 0 || range.first == range.end) return;
+        const auto shift = own.get(x, range.first, wide);
+        for (int k = 0; k < own.N; ++k) first[k] = shift.number_at(k);
+        sweep<2>(
+            range.first + own.row, range.end, DEEP<T>, [&](int r) { return own.get(x, r, wide); },
+            [&](int, const auto &pack) {
+                for (int k = 0; k < own.N; ++k) {
+                    const float d = pack.number_at(k) - first[k];
+                    values[0][k] += d;
+                    values[1][k] += d * d;
+                }
+            });
     };
-    const float own_rows = rows_of(threadIdx.y);
-    for (int k = 0; k < 4; ++k) {
-        const float shift = own_rows > 0.0f ? sum[k] / own_rows : 0.0f;
-        means[threadIdx.y][threadIdx.x * 4 + k] = first[k] + shift;
-        squares[threadIdx.y][threadIdx.x * 4 + k] = square[k] - sum[k] * shift;
-    }
+    if (widest(x, channels)) add(Yes());
+    else add(No());
+    // Each channel's first number and sum go to where its square is.
+    __shared__ float firsts[CHANNELS], sums[CHANNELS];
+    if (own.row == 0)
+        for (int k = 0; k < own.N; ++k) firsts[threadIdx.x * own.N + k] = first[k];
+    const float n = (float)(range.end - range.first);
+    float square = 0.0f;
+    sum_rows(values, own, [&](int which, int channel, float sum) {
+        if (which == 0) sums[channel % CHANNELS] = sum;
+        else square = sum;
+    });
     __syncthreads();
-    const int c = threadIdx.y * SIDE + threadIdx.x;
-    const int channel = blockIdx.x * CHANNELS + c;
-    if (c >= CHANNELS || channel >= channels) return;
-    float n = 0.0f, mean = 0.0f, square_sum = 0.0f;
-    ROLLED for (int y = 0; y < SIDE; ++y) {
-        const float more = rows_of(y);
-        if (more == 0.0f) break;
-        const float all = n + more, difference = means[y][c] - mean;
-        mean += difference * (more / all);
-        square_sum += squares[y][c] + difference * difference * (n * more / all);
-        n = all;
-    }
-    partials[(Long)blockIdx.y * channels + channel] = mean;
-    partials[((Long)parts + blockIdx.y) * channels + channel] = square_sum;
+    const int c = threadIdx.x % CHANNELS, channel = blockIdx.x * CHANNELS + c;
+    if (threadIdx.x / CHANNELS != 1 || channel >= channels) return;
+    const float mean = n > 0.0f ? sums[c] / n : 0.0f;
+    partials[(Long)blockIdx.y * channels + channel] = firsts[c] + mean;
+    partials[((Long)parts + blockIdx.y) * channels + channel] = fmaxf(square - sums[c] * mean, 0.0f);
 }
 
 // Numbers of which there are n, their mean, and Σ(x − mean)².
@@ -102,118 +95,156 @@ extern "C" __global__ void batch_norm_moments_of_sums(const float *sum, const fl
 }
 ENTRY(batch_norm_moments_of_sums)
 
-// ---- statistics ----
-
-extern "C" __global__ void batch_norm_statistics(const float *moments, int ranks, Long rows, int channels, float *mean,
-                                                 float *variance, const float *running_mean,
-                                                 const float *running_variance, float *running_mean_after,
-                                                 float *running_variance_after, float momentum) {
-    each(channels, false, [&](Long c, auto) {
-        f64 m = 0.0, v = 0.0;
-        ROLLED for (int r = 0; r < ranks; ++r) m += moments[(Long)r * 2 * channels + c];
-        m /= ranks;
-        ROLLED for (int r = 0; r < ranks; ++r) {
-            const f64 away = moments[(Long)r * 2 * channels + c] - m;
-            v += moments[((Long)r * 2 + 1) * channels + c] + away * away;
-        }
-        v /= ranks;
-        mean[c] = (float)m;
-        variance[c] = (float)v;
-        if (running_mean == nullptr) return;
-        const f64 n = (f64)ranks * (f64)rows, share = momentum;
-        running_mean_after[c] = (float)((1.0 - share) * running_mean[c] + share * m);
-        // What takes in the batch's variance is an estimate for all images: divided by n − 1.
-        running_variance_after[c] = (float)((1.0 - share) * running_variance[c] + share * (v * (n / (n - 1.0))));
-    });
-}
-ENTRY(batch_norm_statistics)
-
 // ---- normalise ----
 
-// What a thread's four channels are normalised with.
-struct Norm {
-    float mean[4], scale[4], shift[4];
-    // One over the deviation; scale is w times it.
-    float inverse[4];
+// Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean and variance are
+// given, or found here of the ranks' moments (R,2,C), and then written.
+struct Statistics {
+    const float *moments;
+    int ranks;
+    float *mean, *variance;
+    const float *running_mean, *running_variance;
+    float *running_mean_after, *running_variance_after;
+    float momentum;
+
+    // Mean and variance of channel c; `writes`: whether this thread is the one to write them.
+    __device__ inline void of(int c, int channels, Long rows, bool writes, float &m, float &v) const {
+        if (moments == nullptr) {
+            m = mean[c];
+            v = variance[c];
+            return;
+        }
+        f64 sum = 0.0, square = 0.0;
+        ROLLED for (int r = 0; r < ranks; ++r) sum += moments[(Long)r * 2 * channels + c];
+        const f64 middle = ranks == 1 ? sum : sum / ranks;
+        ROLLED for (int r = 0; r < ranks; ++r) {
+            const f64 away = moments[(Long)r * 2 * channels + c] - middle;
+            square += moments[((Long)r * 2 + 1) * channels + c] + away * away;
+        }
+        const f64 spread = ranks == 1 ? square : square / ranks;
+        m = (float)middle;
+        v = (float)spread;
+        if (!writes) return;
+        mean[c] = m;
+        variance[c] = v;
+        if (running_mean == nullptr) return;
+        const f64 n = (f64)ranks * (f64)rows, share = momentum;
+        running_mean_after[c] = (float)((1.0 - share) * running_mean[c] + share * middle);
+        // What takes in the batch's variance is an estimate for all images: divided by n − 1.
+        running_variance_after[c] = (float)((1.0 - share) * running_variance[c] + share * (spread * (n / (n - 1.0))));
+    }
 };
 
-// `b` may be null where no y is computed.
-static __device__ inline Norm norm_of(Column own, const float *w, const float *b, const float *mean,
-                                      const float *variance, float epsilon) {
-    Norm norm = {};
-    for (int k = 0; k < 4; ++k) {
-        const int c = own.first + k;
-        if (k >= own.count) break;
-        const float deviation = sqrtf(variance[c] + epsilon);
-        norm.mean[k] = mean[c];
-        norm.scale[k] = w[c] / deviation;
-        norm.shift[k] = b == nullptr ? 0.0f : b[c];
-        norm.inverse[k] = 1.0f / deviation;
-    }
-    return norm;
-}
+// What a thread's channels are normalised with.
+template <int N> struct Norm {
+    float mean[N], scale[N], shift[N];
 
-// Forward and backward must agree to the bit where a ReLU cuts.
-static __device__ inline float normalised(const Norm &norm, int k, float x) {
-    return (x - norm.mean[k]) * norm.scale[k] + norm.shift[k];
-}
+    // Forward and backward must agree to the bit where a ReLU cuts.
+    __device__ inline float of(int k, float x) const { return (x - mean[k]) * scale[k] + shift[k]; }
+};
 
 template <class T>
-__device__ inline void batch_norm(const T *x, const T *residual, T *y, const float *w, const float *b,
-                                  const float *mean, const float *variance, Long rows, int channels, float epsilon,
-                                  bool relu) {
-    const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels) && aligned(y) && aligned(residual);
-    const Norm norm = norm_of(own, w, b, mean, variance, epsilon);
-    ROLLED for (Long r = blockIdx.y * SIDE + threadIdx.y; r < rows; r += (Long)gridDim.y * SIDE) {
-        float v[4], add[4] = {};
-        load_column(x + r * channels, own, wide, v);
-        if (residual != nullptr) load_column(residual + r * channels, own, wide, add);
-        for (int k = 0; k < 4; ++k) {
-            v[k] = normalised(norm, k, v[k]);
-            if (residual != nullptr) v[k] += add[k];
-            if (relu) v[k] = fmaxf(v[k], 0.0f);
-        }
-        store_column(y + r * channels, own, wide, v);
+__device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b, float *kept,
+                                  const Statistics &statistics, Long rows, int channels, float epsilon, bool relu) {
+    const Column<T> own(channels);
+    constexpr int N = WIDEST<T>;
+    // These threads see all channels once.
+    const bool writes = blockIdx.y == 0 && own.row == 0;
+    Norm<N> norm = {};
+    for (int k = 0; k < N; ++k) {
+        const int c = own.first + k;
+        if (k >= own.count) break;
+        float variance;
+        statistics.of(c, channels, rows, writes, norm.mean[k], variance);
+        norm.scale[k] = w[c] / sqrtf(variance + epsilon);
+        norm.shift[k] = b[c];
+        if (writes && kept != nullptr) kept[c] = norm.shift[k];
     }
+    // Conditions that are `Known` cost nothing.
+    const auto go = [&](auto wide, auto add, auto cut) {
+        if (own.count == 0) return;
+        struct Item {
+            Pack<T, N> x, residual;
+        };
+        // Two rows at a time where there is one thing to read.
+        constexpr int AHEAD = WITHOUT<decltype(add)> ? 2 : 1;
+        sweep_back<AHEAD>(
+            own, (int)rows,
+            [&](int r) {
+                Item item = {own.get(x, r, wide), {}};
+                if (add) item.residual = own.get(residual, r, wide);
+                return item;
+            },
+            [&](int r, const Item &item) {
+                float v[N];
+                u32 positive = 0;
+                for (int k = 0; k < N; ++k) {
+                    v[k] = norm.of(k, item.x.number_at(k));
+                    if (add) v[k] += item.residual.number_at(k);
+                    if (cut) v[k] = fmaxf(v[k], 0.0f);
+                    if (add && v[k] > 0.0f) positive |= 1u << k;
+                }
+                own.put(y, r, packed<N, T>(v), wide);
+                if (add && mask != nullptr) mask[(Long)r * ((channels + N - 1) / N) + own.first / N] = (u8)positive;
+            });
+    };
+    const bool wide = widest(x, channels) && aligned<T, N>(y) && aligned<T, N>(residual);
+    if (!wide) go(No(), residual != nullptr, relu);
+    else if (residual != nullptr) relu ? go(Yes(), Yes(), Yes()) : go(Yes(), Yes(), No());
+    else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
 // ---- backward ----
 
-// dy as it was before the ReLU: 0 where y was not positive. y is read where it is kept, else computed again.
 template <class T>
-__device__ inline void load_gradient(const T *dy, const T *y, const Norm &norm, const float (&x)[4], Long row,
-                                     Column own, bool wide, bool relu, float (&to)[4]) {
-    load_column(dy + row, own, wide, to);
-    if (!relu) return;
-    float kept[4];
-    if (y != nullptr) load_column(y + row, own, wide, kept);
-    for (int k = 0; k < 4; ++k) {
-        const float at = y != nullptr ? kept[k] : normalised(norm, k, x[k]);
-        if (!(at > 0.0f)) to[k] = 0.0f;
-    }
-}
-
-template <class T>
-__device__ inline void batch_norm_sums(const T *dy, const T *x, const T *y, const float *w, const float *b,
+__device__ inline void batch_norm_sums(const T *dy, const T *x, const u8 *mask, const float *w, const float *b,
                                        const float *mean, const float *variance, T *dz, float *partials, Long rows,
                                        int channels, int parts, float epsilon, bool relu) {
-    const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y) && aligned(dz);
-    const Norm norm = norm_of(own, w, relu ? b : nullptr, mean, variance, epsilon);
+    const Column<T> own(channels);
+    constexpr int N = WIDEST<T>;
+    Norm<N> norm = {};
+    const auto deviation = [=](int c) { return sqrtf(variance[c] + epsilon); };
+    own.numbers(mean, norm.mean);
+    for (int k = 0; k < N; ++k)
+        if (k < own.count) norm.scale[k] = w[own.first + k] / deviation(own.first + k);
+    if (b != nullptr) own.numbers(b, norm.shift);
     const Rows range = part_rows(rows, blockIdx.y, parts);
-    float sum[4] = {}, product[4] = {};
-    ROLLED for (Long r = range.first + threadIdx.y; r < range.end; r += SIDE) {
-        float v[4], d[4];
-        load_column(x + r * channels, own, wide, v);
-        load_gradient(dy, y, norm, v, r * channels, own, wide, relu, d);
-        if (dz != nullptr) store_column(dz + r * channels, own, wide, d);
-        for (int k = 0; k < 4; ++k) {
-            sum[k] += d[k];
-            product[k] += d[k] * ((v[k] - norm.mean[k]) * norm.inverse[k]);
-        }
-    }
-    write_sums(sum, product, true, own, partials, channels, blockIdx.y, parts);
+    float values[2][N] = {};
+    // dy counts as 0 where a ReLU made y 0: that is told by what the forward kernel wrote, or y is computed again.
+    const auto go = [&](auto wide, auto masked, auto again) {
+        if (own.count == 0) return;
+        struct Item {
+            Pack<T, N> x, dy;
+            u32 positive;
+        };
+        sweep<1>(
+            range.first + own.row, range.end, DEEP<T>,
+            [&](int r) {
+                Item item = {own.get(x, r, wide), own.get(dy, r, wide), 0};
+                if (masked) item.positive = mask[(Long)r * ((channels + N - 1) / N) + own.first / N];
+                return item;
+            },
+            [&](int r, Item item) {
+                for (int k = 0; k < N; ++k) {
+                    const float v = item.x.number_at(k);
+                    // What is kept is kept to the bit.
+                    if (masked && !(item.positive >> k & 1)) item.dy.clear(k);
+                    float d = item.dy.number_at(k);
+                    if (again && !(norm.of(k, v) > 0.0f)) d = 0.0f;
+                    values[0][k] += d;
+                    values[1][k] += d * (v - norm.mean[k]);
+                }
+                if (masked) own.put(dz, r, item.dy, wide);
+            });
+    };
+    const bool wide = widest(x, channels) && aligned<T, N>(dy) && aligned<T, N>(dz);
+    if (mask != nullptr) wide ? go(Yes(), Yes(), No()) : go(No(), Yes(), No());
+    else if (!wide) go(No(), No(), relu);
+    else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
+    sum_rows(values, own, [&](int which, int channel, float sum) {
+        if (which == 1) sum /= deviation(channel);
+        partials[((Long)which * parts + blockIdx.y) * channels + channel] = sum;
+    });
 }
 
 extern "C" __global__ void batch_norm_sums_join(const float *partials, float *sums, float *dw, float *db, int channels,
@@ -230,56 +261,80 @@ extern "C" __global__ void batch_norm_sums_join(const float *partials, float *su
 ENTRY(batch_norm_sums_join)
 
 template <class T>
-__device__ inline void batch_norm_backward(const T *dy, const T *x, const T *y, const float *w, const float *b,
-                                           const float *mean, const float *variance, const float *sums, int ranks,
-                                           T *dx, Long rows, int channels, float epsilon, bool relu) {
-    const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels) && aligned(dy) && aligned(y) && aligned(dx);
-    const Norm norm = norm_of(own, w, relu ? b : nullptr, mean, variance, epsilon);
-    const f64 n = (f64)ranks * (f64)rows;
-    float of_b[4] = {}, of_w[4] = {};
-    for (int k = 0; k < 4; ++k) {
+__device__ inline void batch_norm_backward(const T *dy, const T *x, const float *w, const float *b, const float *mean,
+                                           const float *variance, const float *sums, int ranks, T *dx, Long rows,
+                                           int channels, float epsilon, bool relu) {
+    const Column<T> own(channels);
+    constexpr int N = WIDEST<T>;
+    Norm<N> norm = {};
+    // Means over the batch of dy, and of dy·x̂ over the deviation.
+    float of_b[N] = {}, of_w[N] = {};
+    const f64 share = 1.0 / ((f64)ranks * (f64)rows);
+    for (int k = 0; k < N; ++k) {
+        const int c = own.first + k;
         if (k >= own.count) break;
+        const float deviation = sqrtf(variance[c] + epsilon);
+        norm.mean[k] = mean[c];
+        norm.scale[k] = w[c] / deviation;
+        norm.shift[k] = relu ? b[c] : 0.0f;
         f64 sum = 0.0, product = 0.0;
         ROLLED for (int r = 0; r < ranks; ++r) {
-            sum += sums[(Long)r * 2 * channels + own.first + k];
-            product += sums[((Long)r * 2 + 1) * channels + own.first + k];
+            sum += sums[(Long)r * 2 * channels + c];
+            product += sums[((Long)r * 2 + 1) * channels + c];
         }
-        of_b[k] = (float)(sum / n);
-        of_w[k] = (float)(product / n);
+        of_b[k] = (float)(sum * share);
+        of_w[k] = (float)(product * share) / deviation;
     }
-    ROLLED for (Long r = blockIdx.y * SIDE + threadIdx.y; r < rows; r += (Long)gridDim.y * SIDE) {
-        float v[4], d[4];
-        load_column(x + r * channels, own, wide, v);
-        load_gradient(dy, y, norm, v, r * channels, own, wide, relu, d);
-        for (int k = 0; k < 4; ++k)
-            v[k] = norm.scale[k] * (d[k] - of_b[k] - (v[k] - norm.mean[k]) * norm.inverse[k] * of_w[k]);
-        store_column(dx + r * channels, own, wide, v);
-    }
+    const auto go = [&](auto wide, auto cut) {
+        if (own.count == 0) return;
+        struct Item {
+            Pack<T, N> x, dy;
+        };
+        sweep_back<1>(
+            own, (int)rows, [&](int r) { return Item{own.get(x, r, wide), own.get(dy, r, wide)}; },
+            [&](int r, const Item &item) {
+                float v[N];
+                for (int k = 0; k < N; ++k) {
+                    v[k] = item.x.number_at(k);
+                    float d = item.dy.number_at(k);
+                    if (cut && !(norm.of(k, v[k]) > 0.0f)) d = 0.0f;
+                    v[k] = norm.scale[k] * (d - of_b[k] - (v[k] - norm.mean[k]) * of_w[k]);
+                }
+                own.put(dx, r, packed<N, T>(v), wide);
+            });
+    };
+    const bool wide = widest(x, channels) && aligned<T, N>(dy) && aligned<T, N>(dx);
+    if (!wide) go(No(), relu);
+    else relu ? go(Yes(), Yes()) : go(Yes(), No());
 }
 
 #define BATCH_NORM(T, t)                                                                                               \
-    extern "C" __global__ void batch_norm_partials_##t(const T *x, float *partials, Long rows, int channels,           \
-                                                       int parts) {                                                    \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        batch_norm_partials_##t(const T *x, float *partials, Long rows, int channels, int parts) {                     \
         batch_norm_partials(x, partials, rows, channels, parts);                                                       \
     }                                                                                                                  \
     ENTRY(batch_norm_partials_##t)                                                                                     \
-    extern "C" __global__ void batch_norm_##t(const T *x, const T *residual, T *y, const float *w, const float *b,     \
-                                              const float *mean, const float *variance, Long rows, int channels,       \
-                                              float epsilon, int relu) {                                               \
-        batch_norm(x, residual, y, w, b, mean, variance, rows, channels, epsilon, relu);                               \
+    extern "C" __global__ void __launch_bounds__(BLOCK) batch_norm_##t(                                                \
+        const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b, float *kept,                    \
+        const float *moments, int ranks, float *mean, float *variance, const float *running_mean,                      \
+        const float *running_variance, float *running_mean_after, float *running_variance_after, float momentum,       \
+        Long rows, int channels, float epsilon, int relu) {                                                            \
+        const Statistics statistics = {moments,      ranks,            mean,                                           \
+                                       variance,     running_mean,     running_variance,                               \
+                                       running_mean_after, running_variance_after, momentum};                          \
+        batch_norm(x, residual, y, mask, w, b, kept, statistics, rows, channels, epsilon, relu);                       \
     }                                                                                                                  \
     ENTRY(batch_norm_##t)                                                                                              \
-    extern "C" __global__ void batch_norm_sums_##t(                                                                    \
-        const T *dy, const T *x, const T *y, const float *w, const float *b, const float *mean, const float *variance, \
-        T *dz, float *partials, Long rows, int channels, int parts, float epsilon, int relu) {                         \
-        batch_norm_sums(dy, x, y, w, b, mean, variance, dz, partials, rows, channels, parts, epsilon, relu);           \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 3) batch_norm_sums_##t(                                        \
+        const T *dy, const T *x, const u8 *mask, const float *w, const float *b, const float *mean,                    \
+        const float *variance, T *dz, float *partials, Long rows, int channels, int parts, float epsilon, int relu) {  \
+        batch_norm_sums(dy, x, mask, w, b, mean, variance, dz, partials, rows, channels, parts, epsilon, relu);        \
     }                                                                                                                  \
     ENTRY(batch_norm_sums_##t)                                                                                         \
-    extern "C" __global__ void batch_norm_backward_##t(                                                                \
-        const T *dy, const T *x, const T *y, const float *w, const float *b, const float *mean, const float *variance, \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 3) batch_norm_backward_##t(                                    \
+        const T *dy, const T *x, const float *w, const float *b, const float *mean, const float *variance,             \
         const float *sums, int ranks, T *dx, Long rows, int channels, float epsilon, int relu) {                       \
-        batch_norm_backward(dy, x, y, w, b, mean, variance, sums, ranks, dx, rows, channels, epsilon, relu);           \
+        batch_norm_backward(dy, x, w, b, mean, variance, sums, ranks, dx, rows, channels, epsilon, relu);              \
     }                                                                                                                  \
     ENTRY(batch_norm_backward_##t)
 

@@ -1,18 +1,22 @@
 // A range of channels from one tensor into a range of another: concatenation and its way back.
 #include "common.cuh"
 
+// Any block and grid: threads side by side share the channels, the others the rows, and nothing is divided.
 template <class T>
 __device__ inline void copy_channels(const T *x, T *y, Long rows, int channels, int x_width, int x_from, int y_width,
                                      int y_from) {
     x += x_from;
     y += y_from;
-    const bool wide = channels % 4 == 0 && x_width % 4 == 0 && y_width % 4 == 0 && aligned(x) && aligned(y);
-    each(rows * channels, wide, [&](Long i, auto count) {
-        const Long row = i / channels, c = i % channels;
-        // Bits, not numbers: nothing is computed.
-        if constexpr (count.value == 4) *(Four<T> *)(y + row * y_width + c) = *(const Four<T> *)(x + row * x_width + c);
-        else y[row * y_width + c] = x[row * x_width + c];
-    });
+    const auto copy = [&](auto count) {
+        constexpr int N = count.value;
+        ROLLED for (Long r = blockIdx.x * (Long)blockDim.y + threadIdx.y; r < rows; r += gridDim.x * (Long)blockDim.y) {
+            // Bits, not numbers: nothing is computed.
+            ROLLED for (int c = threadIdx.x * N; c < channels; c += blockDim.x * N)
+                *(Pack<T, N> *)(y + r * y_width + c) = *(const Pack<T, N> *)(x + r * x_width + c);
+        }
+    };
+    if (channels % WIDEST<T> == 0 && widest(x, x_width) && widest(y, y_width)) copy(Count<WIDEST<T>>());
+    else copy(Count<1>());
 }
 
 #define CHANNELS(T, t)                                                                                                 \

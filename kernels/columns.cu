@@ -2,20 +2,25 @@
 #include "columns.cuh"
 
 template <class T> __device__ inline void column_sums(const T *x, float *partials, Long rows, int channels, int parts) {
-    const Column own = own_column(channels);
-    const bool wide = wide_rows(x, channels);
+    const Column<T> own(channels);
     const Rows range = part_rows(rows, blockIdx.y, parts);
-    float sum[4] = {}, none[4] = {};
-    ROLLED for (Long r = range.first + threadIdx.y; r < range.end; r += SIDE) {
-        float v[4];
-        load_column(x + r * channels, own, wide, v);
-        for (int k = 0; k < 4; ++k) sum[k] += v[k];
-    }
-    write_sums(sum, none, false, own, partials, channels, blockIdx.y, parts);
+    float sum[1][WIDEST<T>] = {};
+    const auto add = [&](auto wide) {
+        if (own.count == 0) return;
+        sweep<2>(
+            range.first + own.row, range.end, DEEP<T>, [&](int r) { return own.get(x, r, wide); },
+            [&](int, const auto &pack) {
+                for (int k = 0; k < own.N; ++k) sum[0][k] += pack.number_at(k);
+            });
+    };
+    if (widest(x, channels)) add(Yes());
+    else add(No());
+    sum_rows(sum, own, [&](int, int channel, float of) { partials[(Long)blockIdx.y * channels + channel] = of; });
 }
 
 #define COLUMNS(T, t)                                                                                                  \
-    extern "C" __global__ void column_sums_##t(const T *x, float *partials, Long rows, int channels, int parts) {      \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        column_sums_##t(const T *x, float *partials, Long rows, int channels, int parts) {                             \
         column_sums(x, partials, rows, channels, parts);                                                               \
     }                                                                                                                  \
     ENTRY(column_sums_##t)

@@ -1,6 +1,6 @@
 // N,C,H,W to N,H,W,C and back, through a tile in shared memory, so that reads and writes both are of neighbours. With
 // channels added that hold 0 (convolutions on tensor cores want a multiple of 4 or 8), and other types.
-#include "common.cuh"
+#include "pixels.cuh"
 
 constexpr int TILE = 32;
 constexpr int TILE_ROWS = 8;
@@ -37,6 +37,16 @@ __device__ inline void to_channels_last(const F *x, T *y, int n, int channels, i
         [=](int s, int c, int p, float v) { y[((Long)s * plane + p) * padded + c] = Rounded<T>::of(v); });
 }
 
+// The same for images of few channels: a tile of those would be empty but for a few of its rows.
+template <class F, class T>
+__device__ inline void colours_to_channels_last(const F *x, T *y, int n, int channels, int plane, int padded) {
+    if (channels > COLOURS) __trap();
+    // Planes lie one after the other: of sample s, channel c, pixel p at (s·channels + c)·plane + p.
+    put_pixels(y, n, plane, channels, padded, [&](int sample, Long i, int c) {
+        return number(x[i + ((Long)sample * (channels - 1) + c) * plane]);
+    });
+}
+
 template <class F, class T>
 __device__ inline void to_channels_first(const F *x, T *y, int n, int channels, int plane, int padded) {
     turn(
@@ -59,6 +69,11 @@ template <class F, class T> __device__ inline void repad(const F *x, T *y, Long 
         to_channels_last(x, y, n, channels, plane, padded);                                                            \
     }                                                                                                                  \
     ENTRY(to_channels_last_##f##_##t)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        colours_to_channels_last_##f##_##t(const F *x, T *y, int n, int channels, int plane, int padded) {             \
+        colours_to_channels_last(x, y, n, channels, plane, padded);                                                    \
+    }                                                                                                                  \
+    ENTRY(colours_to_channels_last_##f##_##t)                                                                          \
     extern "C" __global__ void to_channels_first_##f##_##t(const F *x, T *y, int n, int channels, int plane,           \
                                                            int padded) {                                               \
         to_channels_first(x, y, n, channels, plane, padded);                                                           \

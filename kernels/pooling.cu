@@ -85,9 +85,9 @@ template <class T> __device__ inline void max_pool(const T *x, T *y, u8 *winners
         store(y + at, best);
         if (winners == nullptr) return;
         if constexpr (N == 4) {
-            Four<u8> all;
+            Pack<u8, 4> all;
             for (int k = 0; k < 4; ++k) all.at[k] = (u8)winner[k];
-            *(Four<u8> *)(winners + at) = all;
+            *(Pack<u8, 4> *)(winners + at) = all;
         } else {
             winners[at] = (u8)winner[0];
         }
@@ -109,7 +109,7 @@ template <class T> __device__ inline void max_pool_backward(const T *dy, const u
                 u8 winner[N];
                 load(dy + at, v);
                 if constexpr (N == 4) {
-                    const Four<u8> all = *(const Four<u8> *)(winners + at);
+                    const Pack<u8, 4> all = *(const Pack<u8, 4> *)(winners + at);
                     for (int k = 0; k < 4; ++k) winner[k] = all.at[k];
                 } else {
                     winner[0] = winners[at];
@@ -120,6 +120,192 @@ template <class T> __device__ inline void max_pool_backward(const T *dy, const u
         store(dx + ((s * g.height + r) * g.width + q) * g.channels + c, sum);
     });
 }
+
+// ---- the poolings of common networks: their geometry is known when they are compiled ----
+
+// Calls f(sample, row, column, channel) for windows, or patches, of rows × columns a sample, with channels in groups of `group`. Any block
+// and grid: threads side by side share channels, the others columns; blocks share columns (x), rows (y) and samples (z).
+template <class F> __device__ inline void each_place(int samples, int rows, int columns, int channels, int group, F f) {
+    ROLLED for (int s = blockIdx.z; s < samples; s += gridDim.z)
+        ROLLED for (int i = blockIdx.y; i < rows; i += gridDim.y)
+            ROLLED for (int j = blockIdx.x * blockDim.y + threadIdx.y; j < columns; j += gridDim.x * blockDim.y)
+                ROLLED for (int c = threadIdx.x * group; c < channels; c += blockDim.x * group) f(s, i, j, c);
+}
+
+template <class T> __device__ inline void require_wide(const T *p, int channels) {
+    if (!widest(p, channels)) __trap();
+}
+
+// The larger one, or NaN if either is.
+static __device__ inline float larger(float a, float b) {
+#if HAS_BF16_CONVERSIONS
+    float to;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(to) : "f"(a), "f"(b));
+    return to;
+#else
+    return b > a || is_nan(b) ? b : a;
+#endif
+}
+
+template <int KERNEL, int STRIDE, int PAD, class T>
+__device__ inline void max_pool_of(const T *x, T *y, u8 *winners, int n, int height, int width, int channels,
+                                   int out_height, int out_width) {
+    constexpr int N = WIDEST<T>;
+    require_wide(x, channels);
+    require_wide(y, channels);
+    if (!aligned<u8, N>(winners)) __trap();
+    each_place(n, out_height, out_width, channels, N, [&](int s, int i, int j, int c) {
+        const int top = i * STRIDE - PAD, left = j * STRIDE - PAD;
+        // What the window has beside the image counts as the nearest place in it, which it has too: all is read, and nothing asked.
+        const auto row = [&](int r) { return at_most(at_least(top + r, 0), height - 1); };
+        const auto column = [&](int q) { return at_most(at_least(left + q, 0), width - 1); };
+        const T *from = x + (Long)s * height * width * channels + c;
+        const int line = width * channels;
+        float best[N];
+        int winner[N];
+        for (int r = 0; r < KERNEL; ++r) {
+            for (int q = 0; q < KERNEL; ++q) {
+                const int place = (row(r) - top) * KERNEL + column(q) - left;
+                float v[N];
+                load(from + (row(r) * line + column(q) * channels), v);
+                for (int k = 0; k < N; ++k) {
+                    const bool first = r + q == 0;
+                    // The first among equals. NaN wins: a broken number must not hide; which place counts as its own is left open.
+                    winner[k] = first || !(v[k] <= best[k]) ? place : winner[k];
+                    best[k] = first ? v[k] : larger(best[k], v[k]);
+                }
+            }
+        }
+        const Long at = (((Long)s * out_height + i) * out_width + j) * channels + c;
+        store(y + at, best);
+        if (winners == nullptr) return;
+        Pack<u8, N> all;
+        for (int k = 0; k < N; ++k) all.at[k] = (u8)winner[k];
+        *(Pack<u8, N> *)(winners + at) = all;
+    });
+}
+
+// The winners of N channels, a byte each.
+template <int N> struct alignas(N) Winners {
+    u32 words[N / 4];
+
+    // Whether the winner of channel k has this place.
+    __device__ inline bool is(int k, int place) const {
+        const int shift = k % 4 * 8;
+        return (words[k / 4] & 0xffu << shift) == (u32)place << shift;
+    }
+};
+
+// A thread has as many neighbouring elements of dx as windows are apart, in both directions: all of them gather from the same windows.
+template <int KERNEL, int STRIDE, int PAD, class T>
+__device__ inline void max_pool_backward_of(const T *dy, const u8 *winners, T *dx, int n, int height, int width,
+                                            int channels, int out_height, int out_width) {
+    constexpr int N = WIDEST<T>, WINDOWS = (KERNEL + STRIDE - 1) / STRIDE;
+    require_wide(dy, channels);
+    require_wide(dx, channels);
+    if (!aligned<u8, N>(winners)) __trap();
+    const int rows = (height + PAD + STRIDE - 1) / STRIDE, columns = (width + PAD + STRIDE - 1) / STRIDE;
+    each_place(n, rows, columns, channels, N, [&](int s, int p, int q, int c) {
+        float sum[STRIDE][STRIDE][N] = {};
+        // The windows that cover the patch, the first ones first. Of the patch's corner window (p,q) has place (0,0).
+        UNROLLED for (int i = WINDOWS - 1; i >= 0; --i) {
+            UNROLLED for (int j = WINDOWS - 1; j >= 0; --j) {
+                if ((u32)(p - i) >= (u32)out_height || (u32)(q - j) >= (u32)out_width) continue;
+                const Long at = (((Long)s * out_height + p - i) * out_width + q - j) * channels + c;
+                float v[N];
+                load(dy + at, v);
+                const Winners<N> winner = *(const Winners<N> *)(winners + at);
+                for (int a = 0; a < STRIDE; ++a) {
+                    for (int b = 0; b < STRIDE; ++b) {
+                        const int row = a + i * STRIDE, column = b + j * STRIDE;
+                        if (row >= KERNEL || column >= KERNEL) continue;
+                        for (int k = 0; k < N; ++k)
+                            if (winner.is(k, row * KERNEL + column)) sum[a][b][k] += v[k];
+                    }
+                }
+            }
+        }
+        for (int a = 0; a < STRIDE; ++a) {
+            for (int b = 0; b < STRIDE; ++b) {
+                const int r = p * STRIDE + a - PAD, t = q * STRIDE + b - PAD;
+                if ((u32)r >= (u32)height || (u32)t >= (u32)width) continue;
+                store(dx + (((Long)s * height + r) * width + t) * channels + c, sum[a][b]);
+            }
+        }
+    });
+}
+
+// The mean of each sample's pixels. Any block and grid: threads side by side share channels, the others and blocks samples.
+template <class T> __device__ inline void global_pool(const T *x, T *y, int n, int plane, int channels) {
+    constexpr int N = WIDEST<T>;
+    require_wide(x, channels);
+    require_wide(y, channels);
+    ROLLED for (int s = blockIdx.x * blockDim.y + threadIdx.y; s < n; s += gridDim.x * blockDim.y) {
+        ROLLED for (int c = threadIdx.x * N; c < channels; c += blockDim.x * N) {
+            const T *from = x + (Long)s * plane * channels + c;
+            float sum[N] = {};
+            ROLLED for (int p = 0; p < plane; p += 4) {
+                // Four are read before one is added.
+                Pack<T, N> all[4] = {};
+                for (int k = 0; k < 4; ++k)
+                    if (p + k < plane) all[k] = *(const Pack<T, N> *)(from + (Long)(p + k) * channels);
+                for (int k = 0; k < 4; ++k)
+                    for (int of = 0; of < N; ++of) sum[of] += all[k].number_at(of);
+            }
+            for (float &v : sum) v /= (float)plane;
+            store(y + (Long)s * channels + c, sum);
+        }
+    }
+}
+
+// Any block and grid: blocks share samples (y) and pixels (x), threads channels and pixels.
+template <class T> __device__ inline void global_pool_backward(const T *dy, T *dx, int n, int plane, int channels) {
+    constexpr int N = WIDEST<T>;
+    require_wide(dy, channels);
+    require_wide(dx, channels);
+    ROLLED for (int s = blockIdx.y; s < n; s += gridDim.y) {
+        ROLLED for (int c = threadIdx.x * N; c < channels; c += blockDim.x * N) {
+            float v[N];
+            load(dy + (Long)s * channels + c, v);
+            for (float &of : v) of /= (float)plane;
+            const Pack<T, N> all = packed<N, T>(v);
+            ROLLED for (int p = blockIdx.x * blockDim.y + threadIdx.y; p < plane; p += gridDim.x * blockDim.y)
+                *(Pack<T, N> *)(dx + ((Long)s * plane + p) * channels + c) = all;
+        }
+    }
+}
+
+#define PLACES int n, int height, int width, int channels, int out_height, int out_width
+#define POOLING_OF(T, t, name, kernel, stride, pad)                                                                    \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        max_pool_##name##_##t(const T *x, T *y, u8 *winners, PLACES) {                                                 \
+        max_pool_of<kernel, stride, pad>(x, y, winners, n, height, width, channels, out_height, out_width);            \
+    }                                                                                                                  \
+    ENTRY(max_pool_##name##_##t)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        max_pool_backward_##name##_##t(const T *dy, const u8 *winners, T *dx, PLACES) {                                \
+        max_pool_backward_of<kernel, stride, pad>(dy, winners, dx, n, height, width, channels, out_height, out_width); \
+    }                                                                                                                  \
+    ENTRY(max_pool_backward_##name##_##t)
+
+#define COMMON_POOLINGS(T, t)                                                                                          \
+    POOLING_OF(T, t, 2x2s2, 2, 2, 0)                                                                                   \
+    POOLING_OF(T, t, 3x3s2, 3, 2, 0)                                                                                   \
+    POOLING_OF(T, t, 3x3s2p1, 3, 2, 1)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        global_pool_##t(const T *x, T *y, int n, int plane, int channels) {                                            \
+        global_pool(x, y, n, plane, channels);                                                                         \
+    }                                                                                                                  \
+    ENTRY(global_pool_##t)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+        global_pool_backward_##t(const T *dy, T *dx, int n, int plane, int channels) {                                 \
+        global_pool_backward(dy, dx, n, plane, channels);                                                              \
+    }                                                                                                                  \
+    ENTRY(global_pool_backward_##t)
+
+FOR_NUMBERS(COMMON_POOLINGS)
+
+// ---- all others ----
 
 static __device__ inline float divisor(const Pool &g, Range rows, Range columns, bool include_padding) {
     if (include_padding) return (float)(g.kernel_h * g.kernel_w);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes dltrain.ptx, the kernels for every GPU from sm_60 on, with NVRTC: no GPU, driver or toolkit is needed.
+"""Makes dltrain.ptx, the kernels for every GPU from sm_60 on, and dltrain.sm_80.ptx, for those from sm_80 on, with NVRTC: no GPU,
+driver or toolkit is needed.
 
-Usage: kernels/ptx.py [OUTPUT]      OUTPUT: kernels/dltrain.ptx
+Usage: kernels/ptx.py [DIRECTORY]      DIRECTORY: kernels
 
 NVRTC 12.9 comes from .deps/cuda (`.ci/deps cuda`) or from where the loader finds libnvrtc.so.12. Other versions make
 other text, so that a test can compare only what this one makes. The exit code is 3 where it is not there.
@@ -14,6 +15,8 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 VERSION = (12, 9)
+# The files, and the oldest GPU that each is for. The program takes the newest that serves (src/device/cuda/gpu.rs).
+TARGETS = {"dltrain.ptx": "60", "dltrain.sm_80.ptx": "80"}
 # The exit code where there is no such NVRTC.
 MISSING = 3
 # What is written at the head of the text in place of NVRTC's own version, so that drivers older than it (from CUDA 11 on)
@@ -21,7 +24,6 @@ MISSING = 3
 ISA = "7.0"
 # A multiplication and an addition stay two, each rounded, as on the host: the same bits there and here.
 OPTIONS = [
-    "--gpu-architecture=compute_60",
     "--fmad=false",
     "--std=c++17",
     # Lambdas, too, are for the GPU.
@@ -35,6 +37,16 @@ def missing(what):
 
 
 def library():
+    """NVRTC of the version."""
+    nvrtc = loaded()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    if (major.value, minor.value) != VERSION:
+        missing(f"NVRTC is {major.value}.{minor.value}")
+    return nvrtc
+
+
+def loaded():
     """NVRTC, with what it opens itself opened before it."""
     directory = HERE.parent / ".deps/cuda/nvrtc"
     if directory.is_dir():
@@ -62,12 +74,7 @@ def text(nvrtc, program, what):
     return buffer.value.decode()
 
 
-def compile_ptx():
-    nvrtc = library()
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    if (major.value, minor.value) != VERSION:
-        missing(f"NVRTC is {major.value}.{minor.value}")
+def compile_ptx(nvrtc, gpu):
     files = sources()
     main = files.pop(b"dltrain.cu")
     count = len(files)
@@ -75,8 +82,9 @@ def compile_ptx():
     names = (ctypes.c_char_p * count)(*files.keys())
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), main, b"dltrain.cu", count, bodies, names)
-    options = (ctypes.c_char_p * len(OPTIONS))(*[option.encode() for option in OPTIONS])
-    failed = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
+    given = [f"--gpu-architecture=compute_{gpu}", *OPTIONS]
+    options = (ctypes.c_char_p * len(given))(*[option.encode() for option in given])
+    failed = nvrtc.nvrtcCompileProgram(program, len(given), options)
     log = text(nvrtc, program, "ProgramLog")
     # That GPUs before sm_75 may go in a later version is known.
     log = "".join(line for line in log.splitlines(True) if "deprecated" not in line)
@@ -86,5 +94,7 @@ def compile_ptx():
 
 
 if __name__ == "__main__":
-    output = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "dltrain.ptx"
-    output.write_text(compile_ptx())
+    directory = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    compiler = library()
+    for name, gpu in TARGETS.items():
+        (directory / name).write_text(compile_ptx(compiler, gpu))

@@ -8,6 +8,8 @@ use super::{Activation, BatchNorm, DType, Graph, Node, NodeId, Op, TensorId};
 pub struct OpFusions {
     /// A normalisation with an addition and ReLU behind it: `BatchNorm::add`.
     pub addition: bool,
+    /// Its way back reads what its forward op saved, where the ReLU let through, in place of y.
+    pub mask: bool,
     /// The gradient of a convolution's input with that of the ReLU before it: `Conv2dBackwardDataRelu`.
     pub relu_backward: bool,
     /// A convolution that gives numbers of one of these types with the mean and variance that a normalisation wants of
@@ -20,6 +22,9 @@ impl Graph {
     pub fn fuse(mut self, fusions: OpFusions) -> Graph {
         if fusions.addition {
             self.join_additions();
+        }
+        if fusions.mask {
+            self.save_masks();
         }
         if fusions.relu_backward {
             self.join_relu_backward();
@@ -93,6 +98,20 @@ impl Graph {
         let dx = std::mem::replace(&mut node.outputs[0], dz);
         node.outputs.push(dx);
         Some(relu)
+    }
+
+    /// Normalisations with an addition save where their ReLU let through, for their way back: a bit there is enough.
+    fn save_masks(&mut self) {
+        let backward = |node: &Node| matches!(node.op, Op::BatchNormBackward(norm) if norm.add);
+        let all: Vec<usize> = (0..self.nodes.len()).filter(|&index| backward(&self.nodes[index])).collect();
+        for index in all {
+            let y = self.nodes[index].inputs[5];
+            let adds = |op: Op| matches!(op, Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.add);
+            let Some(norm) = self.producer(y).filter(|&norm| adds(self.nodes[norm].op)) else { continue };
+            let mask = self.saved_of(y);
+            self.nodes[norm].outputs.push(mask);
+            self.nodes[index].inputs[5] = mask;
+        }
     }
 
     /// The only reader of a convolution's dx is a ReLU's backward op, and what that ReLU gave is known by then.
@@ -209,7 +228,8 @@ mod tests {
     use super::*;
     use crate::graph::{Builder, Conv2d, Frozen, Role};
 
-    const ALL: OpFusions = OpFusions { addition: true, relu_backward: true, moments: &[DType::F16] };
+    const ALL: OpFusions =
+        OpFusions { addition: true, mask: true, relu_backward: true, moments: &[DType::F16] };
 
     /// Two convolutions with a ReLU between them, then two with normalisations, in f16.
     fn forward() -> Graph {
@@ -311,6 +331,11 @@ mod tests {
             assert_eq!(after.map(|name| count(&graph, name)), [1, 2, 0]);
             let backward = graph.nodes.iter().find(|node| node.op.name() == after[0]).unwrap();
             assert_eq!(*backward.inputs.last().unwrap(), fused.outputs[0]);
+            let masked = block(first).simplify().differentiate().fuse(OpFusions { mask: true, ..joins });
+            check(&masked);
+            let way_back = masked.nodes.iter().find(|node| node.op.name() == after[0]).unwrap();
+            assert_eq!(way_back.inputs[5], masked.nodes[3].outputs[5], "what was saved in place of y");
+            assert_eq!(masked.tensor(way_back.inputs[5]).spec.dtype, DType::Saved);
             // The other normalisation takes over what this one gives of the sum.
             let of_other = graph.nodes.iter().find(|node| node.forward == Some(NodeId(1))).unwrap();
             assert_eq!(of_other.inputs[0], backward.outputs[0]);

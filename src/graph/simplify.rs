@@ -181,7 +181,7 @@ impl Graph {
     }
 
     /// A new tensor for what the op that makes `y` leaves for its backward op.
-    fn saved_of(&mut self, y: TensorId) -> TensorId {
+    pub(super) fn saved_of(&mut self, y: TensorId) -> TensorId {
         let mut saved = self.tensors[y.0].clone();
         saved.name += ".saved";
         saved.spec.dtype = DType::Saved;

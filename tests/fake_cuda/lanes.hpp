@@ -16,6 +16,7 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 // One block runs at a time: what is static belongs to it.
 #define __shared__ static
 

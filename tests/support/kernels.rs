@@ -240,7 +240,13 @@ impl Shape {
     pub fn columns(channels: usize, parts: Option<usize>) -> Shape {
         let grids = parts.map_or(vec![1, 3], |parts| vec![parts as u32]);
         let across = channels.div_ceil(64) as u32;
-        Shape { grids: grids.into_iter().map(|down| [across, down, 1]).collect(), block: [16, 16, 1] }
+        Shape { grids: grids.into_iter().map(|down| [across, down, 1]).collect(), block: [256, 1, 1] }
+    }
+
+    /// "Shared": with any block and grid.
+    pub fn shared(groups: usize) -> Shape {
+        let beside = groups.next_power_of_two().min(256) as u32;
+        Shape { grids: vec![[1, 1, 1], [2, 3, 2]], block: [beside, 256 / beside, 1] }
     }
 
     /// "Join".

@@ -15,8 +15,12 @@ use crate::device::update::adam_corrections;
 use crate::device::{Memory, Scalars};
 use crate::error::{Error, Result};
 
-/// Our kernels for the oldest GPU; the driver compiles them for the one that is there, and keeps what it made.
-const PTX: &str = concat!(include_str!("../../../kernels/dltrain.ptx"), "\0");
+/// Our kernels for GPUs from a compute capability on, the newest first; the driver compiles them for the one that is there, and keeps
+/// what it made.
+const PTX: [((i32, i32), &str); 2] = [
+    ((8, 0), concat!(include_str!("../../../kernels/dltrain.sm_80.ptx"), "\0")),
+    ((0, 0), concat!(include_str!("../../../kernels/dltrain.ptx"), "\0")),
+];
 /// The same, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
 const FATBIN: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
 
@@ -81,11 +85,13 @@ impl Gpu {
             let probe = &cuda().map_err(Error::environment)?.probe;
             probe.cuDeviceGetAttribute(&mut multiprocessors, MULTIPROCESSORS, context.device)?;
         }
+        let (_, ptx) =
+            PTX[PTX.iter().position(|(from, _)| *from <= gpu.compute_capability).unwrap_or(PTX.len() - 1)];
         let assembled = (!FATBIN.is_empty()).then(|| Module::load(&context, FATBIN));
         // The GPU may be another one than those.
         let module = assembled
             .and_then(Result::ok)
-            .map_or_else(|| Module::load(&context, PTX.as_bytes()), Ok)
+            .map_or_else(|| Module::load(&context, ptx.as_bytes()), Ok)
             .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
         let found = &context.libraries.found;
         let tuned = Tuned::of(&format!("{}, {}", gpu.name, found.versions()));
@@ -136,6 +142,11 @@ impl Gpu {
     /// So many blocks, but no more than the GPU has at work at a time.
     pub fn at_most(&self, blocks: usize) -> u32 {
         blocks.clamp(1, 16 * self.multiprocessors as usize) as u32
+    }
+
+    /// The blocks at work at a time if each multiprocessor has so many.
+    pub fn resident(&self, blocks: usize) -> usize {
+        blocks * self.multiprocessors as usize
     }
 
     /// The betas of Adam's rule, which the scalars' corrections are made of.

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::rc::Rc;
 
-use super::gpu::{Argument, Gpu, Launch};
+use super::gpu::{Argument, BLOCK, Gpu, Launch};
 use super::layout::Real;
 use crate::device::{Kernel, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
@@ -115,6 +115,12 @@ fn check(memory: &[Memory], layouts: &[Layout]) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// A block of 256 threads, of which as many lie side by side as a row has groups of channels: what kernels share out without dividing.
+pub fn side_by_side(groups: usize) -> [u32; 2] {
+    let beside = groups.next_power_of_two().clamp(1, BLOCK as usize) as u32;
+    [beside, BLOCK / beside]
 }
 
 /// Every part of the workspace begins at such a multiple, as cuDNN and wide reads want it.

@@ -154,8 +154,8 @@ impl Device for Cuda {
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
         let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
         match dnn::Fusion::wanted() {
-            dnn::Fusion::Never => OpFusions { addition: true, ..OpFusions::default() },
-            _ => OpFusions { addition: true, relu_backward: true, moments },
+            dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
+            _ => OpFusions { addition: true, mask: true, relu_backward: true, moments },
         }
     }
 

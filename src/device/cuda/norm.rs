@@ -7,19 +7,24 @@ use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{Real, channels_last, image, input, output, plain_in, saved};
 use crate::device::{KernelRequest, Layout, Memory as Bytes};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
 
-/// Channels that a block takes side by side, and its threads: 16 of four channels each, by 16 rows.
+/// Channels that a block takes side by side.
 const CHANNELS: usize = 64;
-const COLUMNS: [u32; 2] = [16, 16];
-/// The same for joining parts.
+/// Channels and parts that a block takes for joining parts.
 const JOIN_CHANNELS: usize = 4;
 const JOIN: [u32; 2] = [4, 64];
+/// Blocks that sum over rows: three or four at a time on each of an H100's 132 multiprocessors, without a rest. A number by itself, so
+/// that bits do not depend on the GPU.
+const SUMMING: usize = 1584;
+/// Blocks that a multiprocessor has at work at a time, by their registers (kernels/kernels.tsv): of what normalises, and of the way back.
+const NORMALISING: usize = 4;
+const GOING_BACK: usize = 3;
 
-/// Pieces that the rows are cut into for a sum over them: by the shape alone, so that bits do not depend on the GPU.
+/// Pieces that the rows are cut into for a sum over them.
 pub fn column_parts(rows: usize, channels: usize) -> usize {
-    rows.div_ceil(128).clamp(1, (1024 / channels.div_ceil(CHANNELS).max(1)).max(1))
+    rows.div_ceil(128).clamp(1, (SUMMING / channels.div_ceil(CHANNELS).max(1)).max(1))
 }
 
 fn column_grid(channels: usize, parts: usize) -> [u32; 3] {
@@ -43,7 +48,7 @@ pub fn column_sums(
     let partials = operands.scratch(4 * parts * channels);
     let name = format!("column_sums_{}", real.suffix());
     let arguments = [Memory(x), Memory(&partials), Long(rows), Int(channels), Int(parts)];
-    operands.launch_in(COLUMNS, &name, column_grid(channels, parts), &arguments)?;
+    operands.launch(&name, column_grid(channels, parts), &arguments)?;
     let arguments = [Memory(&partials), Memory(to), Int(channels), Int(parts)];
     operands.launch_in(JOIN, "column_sums_join", join_grid(channels), &arguments)
 }
@@ -61,6 +66,12 @@ impl Shape {
     pub fn of(spec: &Spec) -> Result<Shape> {
         let ([n, channels, h, w], real) = (image(spec)?, Real::of(spec.dtype)?);
         let rows = n * h * w;
+        if i32::try_from(rows).is_err() {
+            return Err(Error::usage(format!(
+                "{} is too large for a GPU; use a smaller --batch",
+                spec.shape
+            )));
+        }
         Ok(Shape { real, rows, channels, parts: column_parts(rows, channels) })
     }
 
@@ -68,10 +79,24 @@ impl Shape {
         self.rows * self.channels
     }
 
-    /// A launch that goes over all elements, column by column.
-    fn each(&self, operands: &mut Operands, name: &str, arguments: &[Argument]) -> Result<()> {
-        let grid = column_grid(self.channels, operands.gpu.at_most(self.rows.div_ceil(64)) as usize);
-        operands.launch_in(COLUMNS, &format!("{name}_{}", self.real.suffix()), grid, arguments)
+    /// A launch that goes over all elements, column by column: as many blocks as there is room for, so that all go through the rows
+    /// together.
+    fn each(
+        &self,
+        operands: &mut Operands,
+        name: &str,
+        resident: usize,
+        arguments: &[Argument],
+    ) -> Result<()> {
+        let beside = self.channels.div_ceil(CHANNELS).max(1);
+        let blocks = operands.gpu.resident(resident) / beside;
+        let grid = column_grid(self.channels, blocks.clamp(1, self.rows.div_ceil(64).max(1)));
+        operands.launch(&format!("{name}_{}", self.real.suffix()), grid, arguments)
+    }
+
+    /// Bytes in which the forward kernel says where a ReLU behind an addition let through: a bit a channel, a byte for 16 bytes of y.
+    fn mask(&self) -> usize {
+        self.rows * self.channels.div_ceil(16 / self.real.bytes())
     }
 
     /// Bytes of two sums a part and channel.
@@ -99,7 +124,7 @@ impl Shape {
         let counts = [Long(self.rows), Int(self.channels), Int(self.parts)];
         let arguments = [&[Memory(x), Memory(&partials)], &counts[..]].concat();
         let name = format!("batch_norm_partials_{}", self.real.suffix());
-        operands.launch_in(COLUMNS, &name, self.grid(), &arguments)?;
+        operands.launch(&name, self.grid(), &arguments)?;
         let arguments = [&[Memory(&partials), Memory(to)], &counts[..]].concat();
         operands.launch_in(JOIN, "batch_norm_moments", join_grid(self.channels), &arguments)
     }
@@ -115,58 +140,23 @@ impl Shape {
         operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(self.channels), &arguments)
     }
 
-    /// OpFusions the moments of `ranks`, and moves running statistics. `before` and `after` are running mean and variance.
-    fn statistics(
-        &self,
-        operands: &mut Operands,
-        norm: &BatchNorm,
-        moments: &Bytes,
-        ranks: usize,
-        [mean, variance, mean_before, variance_before, mean_after, variance_after]: [&Bytes; 6],
-    ) -> Result<()> {
-        let arguments = [
-            Memory(moments),
-            Int(ranks),
-            Long(self.rows),
-            Int(self.channels),
-            Memory(mean),
-            Memory(variance),
-            Memory(mean_before),
-            Memory(variance_before),
-            Memory(mean_after),
-            Memory(variance_after),
-            Float(norm.momentum),
-        ];
-        operands.launch("batch_norm_statistics", operands.gpu.blocks(self.channels), &arguments)
-    }
-
-    /// x, w, b, mean, variance, z? → y. What the way back needs to know where y was positive is b, which is kept.
+    /// x, w, b and statistics, z? → y. What the way back needs to know where y was positive is kept: b, or behind an addition the mask.
     fn normalise(
         &self,
         operands: &mut Operands,
         norm: &BatchNorm,
-        [x, w, b, mean, variance]: [&Bytes; 5],
+        [x, w, b]: [&Bytes; 3],
+        statistics: &Statistics,
         z: Option<&Bytes>,
         y: &Bytes,
         kept: Option<&Bytes>,
     ) -> Result<()> {
-        if let Some(kept) = kept {
-            operands.copy(b, kept, 4 * self.channels);
-        }
-        let arguments = [
-            Memory(x),
-            z.map_or(Null, Memory),
-            Memory(y),
-            Memory(w),
-            Memory(b),
-            Memory(mean),
-            Memory(variance),
-            Long(self.rows),
-            Int(self.channels),
-            Float(norm.epsilon),
-            Bool(norm.relu),
-        ];
-        self.each(operands, "batch_norm", &arguments)
+        let [mask, b_kept] = if norm.add { [kept, None] } else { [None, kept] };
+        let mut arguments = vec![Memory(x), z.map_or(Null, Memory), Memory(y), mask.map_or(Null, Memory)];
+        arguments.extend([Memory(w), Memory(b), b_kept.map_or(Null, Memory)]);
+        arguments.extend(statistics.arguments(norm));
+        arguments.extend([Long(self.rows), Int(self.channels), Float(norm.epsilon), Bool(norm.relu)]);
+        self.each(operands, "batch_norm", NORMALISING, &arguments)
     }
 
     /// Σdy and Σdy·x̂ into `sums`, `dw`, `db`; dy as it was before the ReLU into `dz`.
@@ -181,6 +171,7 @@ impl Shape {
     ) -> Result<()> {
         let partials = operands.scratch(self.partials());
         let mut arguments = given.arguments().to_vec();
+        arguments.insert(2, given.mask.map_or(Null, Memory));
         arguments.extend([
             dz.map_or(Null, Memory),
             Memory(&partials),
@@ -191,7 +182,7 @@ impl Shape {
             Bool(norm.relu),
         ]);
         let name = format!("batch_norm_sums_{}", self.real.suffix());
-        operands.launch_in(COLUMNS, &name, self.grid(), &arguments)?;
+        operands.launch(&name, self.grid(), &arguments)?;
         let arguments =
             [Memory(&partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(self.parts)];
         operands.launch_in(JOIN, "batch_norm_sums_join", join_grid(self.channels), &arguments)
@@ -216,15 +207,35 @@ impl Shape {
             Float(norm.epsilon),
             Bool(norm.relu),
         ]);
-        self.each(operands, "batch_norm_backward", &arguments)
+        self.each(operands, "batch_norm_backward", GOING_BACK, &arguments)
     }
 }
 
-/// What the backward kernels read first. With ReLU they look where y was positive, or compute it again, for which they need b.
+/// What a normalisation is made with.
+enum Statistics<'a> {
+    /// Mean and variance.
+    Given([&'a Bytes; 2]),
+    /// The moments of so many ranks, of which mean and variance are made; running mean and variance before and after.
+    Moments { moments: &'a Bytes, ranks: usize, found: [&'a Bytes; 2], running: [&'a Bytes; 4] },
+}
+
+impl<'a> Statistics<'a> {
+    fn arguments(&self, norm: &BatchNorm) -> Vec<Argument<'a>> {
+        let (from, found, running) = match *self {
+            Statistics::Given(found) => ([Null, Int(0)], found, [Null; 4]),
+            Statistics::Moments { moments, ranks, found, running } => {
+                ([Memory(moments), Int(ranks)], found, running.map(Memory))
+            }
+        };
+        [&from[..], &found.map(Memory), &running, &[Float(norm.momentum)]].concat()
+    }
+}
+
+/// What the backward kernels read. With ReLU they look where y was positive, or compute it again, for which they need b.
 struct Given<'a> {
     dy: &'a Bytes,
     x: &'a Bytes,
-    y: Option<&'a Bytes>,
+    mask: Option<&'a Bytes>,
     w: &'a Bytes,
     b: Option<&'a Bytes>,
     mean: &'a Bytes,
@@ -232,30 +243,23 @@ struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    fn arguments(&self) -> [Argument<'a>; 7] {
-        [
-            Memory(self.dy),
-            Memory(self.x),
-            self.y.map_or(Null, Memory),
-            Memory(self.w),
-            self.b.map_or(Null, Memory),
-            Memory(self.mean),
-            Memory(self.variance),
-        ]
+    fn arguments(&self) -> [Argument<'a>; 6] {
+        let Given { dy, x, w, b, mean, variance, .. } = *self;
+        [Memory(dy), Memory(x), Memory(w), b.map_or(Null, Memory), Memory(mean), Memory(variance)]
     }
 
     /// dy, x, w, b, mean, variance in their order.
     fn with_b(inputs: &'a [Bytes]) -> Given<'a> {
         let [dy, x, w, b, mean, variance] = std::array::from_fn(|index| &inputs[index]);
-        Given { dy, x, y: None, w, b: Some(b), mean, variance }
+        Given { dy, x, mask: None, w, b: Some(b), mean, variance }
     }
 }
 
 /// The layouts of a request's inputs and outputs: images channels last, what is one number a channel plain.
-fn layouts(request: &KernelRequest) -> (Vec<Layout>, Vec<Layout>) {
+fn layouts(request: &KernelRequest, shape: Shape, norm: Option<BatchNorm>) -> (Vec<Layout>, Vec<Layout>) {
     let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
-        // The forward op's b.
-        (DType::Saved, _) => saved(spec, "b", 4 * spec.shape.0.get(1).copied().unwrap_or(0)),
+        (DType::Saved, _) if norm.is_some_and(|norm| norm.add) => saved(spec, "mask", shape.mask()),
+        (DType::Saved, _) => saved(spec, "b", 4 * shape.channels),
         (_, 4) => channels_last(spec),
         _ => plain_in(spec, DType::F32),
     };
@@ -266,10 +270,11 @@ fn layouts(request: &KernelRequest) -> (Vec<Layout>, Vec<Layout>) {
 fn kernel(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
+    (shape, norm): (Shape, Option<BatchNorm>),
     workspace: usize,
     bind: impl Fn(&mut Operands, &[Bytes], &[Bytes]) -> Result<()> + 'static,
 ) -> CudaKernel {
-    let (inputs, outputs) = layouts(request);
+    let (inputs, outputs) = layouts(request, shape, norm);
     let bind = move |operands: &mut Operands| {
         let (inputs, outputs) = (operands.inputs, operands.outputs);
         bind(operands, inputs, outputs)
@@ -283,7 +288,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
     let given = request.inputs.last().filter(|_| norm.given);
     let ranks = given.map_or(1, |(spec, _)| spec.shape.elements() / (2 * shape.channels).max(1));
     let workspace = if norm.given { 0 } else { shape.workspace() };
-    Ok(kernel(gpu, request, workspace, move |operands, i, o| {
+    Ok(kernel(gpu, request, (shape, Some(norm)), workspace, move |operands, i, o| {
         let own;
         let moments = match i.last().filter(|_| norm.given) {
             Some(moments) => moments,
@@ -293,32 +298,39 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
                 &own
             }
         };
-        shape.statistics(operands, &norm, moments, ranks, [&o[1], &o[2], &i[3], &i[4], &o[3], &o[4]])?;
+        let (found, running) = ([&o[1], &o[2]], [&i[3], &i[4], &o[3], &o[4]]);
+        let statistics = Statistics::Moments { moments, ranks, found, running };
         let z = i.get(5).filter(|_| norm.add);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &o[1], &o[2]], z, &o[0], o.get(5))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, z, &o[0], o.get(5))
     }))
 }
 
 /// x, w, b, mean, variance, z? → y, saved?
 pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    Ok(kernel(gpu, request, 0, move |operands, i, o| {
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2], &i[3], &i[4]], i.get(5), &o[0], o.get(1))
+    Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
+        let statistics = Statistics::Given([&i[3], &i[4]]);
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, i.get(5), &o[0], o.get(1))
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, y → dz, dw, db, dx.
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved → dz, dw, db, dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    let kernel = kernel(gpu, request, shape.workspace(), move |operands, i, o| {
+    if norm.add && input(request, 5)?.0.dtype != DType::Saved {
+        return Err(Error::internal(
+            "the way back of a normalisation with an addition wants the mask, not y",
+        ));
+    }
+    let kernel = kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
-        let (y, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
-        let given = Given { dy: &i[0], x: &i[1], y, w: &i[2], b, mean: &i[3], variance: &i[4] };
+        let (mask, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
+        let given = Given { dy: &i[0], x: &i[1], mask, w: &i[2], b, mean: &i[3], variance: &i[4] };
         let dz = norm.add.then_some(&o[0]);
         shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], dz)?;
         // What is behind an addition has its ReLU taken off by now.
         let (norm, given, dx) = match dz {
-            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, y: None, ..given }, &o[3]),
+            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, ..given }, &o[3]),
             None => (norm, given, &o[0]),
         };
         shape.backward(operands, &norm, &given, &sums, 1, dx)
@@ -329,13 +341,15 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
 /// x → moments
 pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
-    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| shape.moments(operands, &i[0], &o[0])))
+    Ok(kernel(gpu, request, (shape, None), shape.workspace(), move |operands, i, o| {
+        shape.moments(operands, &i[0], &o[0])
+    }))
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db
 pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
-    Ok(kernel(gpu, request, shape.workspace(), move |operands, i, o| {
+    Ok(kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         shape.sums(operands, &norm, &Given::with_b(i), &o[0], [&o[1], &o[2]], None)
     }))
 }
@@ -343,7 +357,7 @@ pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<C
 /// dy, x, w, b, mean, variance, sums of all ranks → dx
 pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
-    let kernel = kernel(gpu, request, 0, move |operands, i, o| {
+    let kernel = kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         shape.backward(operands, &norm, &Given::with_b(i), &i[6], ranks, &o[0])
     });
     Ok(kernel.in_place(0))

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands};
+use super::kernel::{CudaKernel, Operands, side_by_side};
 use super::layout::{Real, channels_last, image, input, output, saved};
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
@@ -35,9 +35,52 @@ fn kernel(
     numbers: Vec<Argument<'static>>,
 ) -> Result<CudaKernel> {
     let (real, n) = (Real::of(spec.dtype)?, spec.shape.elements());
+    let bind =
+        move |operands: &mut Operands| operands.each(name, real, n, &with_memories(operands, &numbers));
+    Ok(CudaKernel::new(gpu, "own:pool", inputs, outputs, bind))
+}
+
+fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<Argument<'a>> {
+    let memories = operands.inputs.iter().chain(operands.outputs).map(Memory);
+    memories.chain(numbers.iter().copied()).collect()
+}
+
+/// What the kernels of common networks' poolings have in their names: their geometry is known when they are compiled. Channels must divide
+/// into accesses of 16 bytes.
+fn common(pool: &Pool2d, spec: &Spec) -> Result<Option<&'static str>> {
+    let square = [pool.kernel, pool.stride, pool.padding].map(|[h, w]| (h == w).then_some(h));
+    Ok(is_wide(spec)?.then_some(()).and_then(|()| match square {
+        [Some(2), Some(2), Some(0)] => Some("2x2s2"),
+        [Some(3), Some(2), Some(0)] => Some("3x3s2"),
+        [Some(3), Some(2), Some(1)] => Some("3x3s2p1"),
+        _ => None,
+    }))
+}
+
+fn is_wide(spec: &Spec) -> Result<bool> {
+    Ok(image(spec)?[1] % (16 / Real::of(spec.dtype)?.bytes()) == 0)
+}
+
+/// Whether an adaptive pooling gives one pixel: the mean of all.
+fn is_global(x: &Spec, y: &Spec) -> Result<bool> {
+    Ok(image(y)?[2..] == [1, 1] && is_wide(x)?)
+}
+
+/// A kernel whose threads lie side by side over channels; what grid it wants is told how many rows of them a block has.
+fn shared_out(
+    gpu: &Rc<Gpu>,
+    name: String,
+    (inputs, outputs): (Vec<Layout>, Vec<Layout>),
+    spec: &Spec,
+    grid: impl FnOnce(usize) -> [usize; 3],
+    numbers: Vec<Argument<'static>>,
+) -> Result<CudaKernel> {
+    let ([_, c, ..], real) = (image(spec)?, Real::of(spec.dtype)?);
+    let block = side_by_side(c / (16 / real.bytes()));
+    let grid = grid(block[1] as usize).map(|extent| extent.clamp(1, 65_535) as u32);
+    let name = format!("{name}_{}", real.suffix());
     let bind = move |operands: &mut Operands| {
-        let memories: Vec<Argument> = operands.inputs.iter().chain(operands.outputs).map(Memory).collect();
-        operands.each(name, real, n, &[memories, numbers.clone()].concat())
+        operands.launch_in(block, &name, grid, &with_memories(operands, &numbers))
     };
     Ok(CudaKernel::new(gpu, "own:pool", inputs, outputs, bind))
 }
@@ -51,15 +94,30 @@ pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<Cuda
             "a max pooling of {h}×{w} is more than --device cuda serves: 256 elements"
         )));
     }
-    let outputs = vec![channels_last(y), winners(y)];
-    kernel(gpu, "max_pool", (vec![channels_last(x)], outputs), y, geometry(x, y, pool)?)
+    let layouts = (vec![channels_last(x)], vec![channels_last(y), winners(y)]);
+    match common(pool, x)? {
+        Some(name) => {
+            let [n, _, rows, columns] = image(y)?;
+            let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
+            shared_out(gpu, format!("max_pool_{name}"), layouts, y, grid, extents(x, y)?)
+        }
+        None => kernel(gpu, "max_pool", layouts, y, geometry(x, y, pool)?),
+    }
 }
 
 /// dy, saved → dx
 pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
-    kernel(gpu, "max_pool_backward", layouts, dx, geometry(dx, dy, pool)?)
+    match common(pool, dx)? {
+        Some(name) => {
+            let ([n, _, h, w], [stride, _], [padding, _]) = (image(dx)?, pool.stride, pool.padding);
+            let [rows, columns] = [h, w].map(|extent| (extent + padding).div_ceil(stride));
+            let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
+            shared_out(gpu, format!("max_pool_backward_{name}"), layouts, dx, grid, extents(dx, dy)?)
+        }
+        None => kernel(gpu, "max_pool_backward", layouts, dx, geometry(dx, dy, pool)?),
+    }
 }
 
 /// x → y
@@ -81,12 +139,30 @@ pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -
 /// x → y
 pub fn adaptive(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    kernel(gpu, "adaptive_pool", (vec![channels_last(x)], vec![channels_last(y)]), y, extents(x, y)?)
+    let layouts = (vec![channels_last(x)], vec![channels_last(y)]);
+    let [n, c, h, w] = image(x)?;
+    if !is_global(x, y)? {
+        return kernel(gpu, "adaptive_pool", layouts, y, extents(x, y)?);
+    }
+    shared_out(
+        gpu,
+        "global_pool".into(),
+        layouts,
+        x,
+        |beside| [n.div_ceil(beside), 1, 1],
+        [n, h * w, c].map(Int).into(),
+    )
 }
 
 /// dy → dx
 pub fn adaptive_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy)], vec![channels_last(dx)]);
-    kernel(gpu, "adaptive_pool_backward", layouts, dx, extents(dx, dy)?)
+    let [n, c, h, w] = image(dx)?;
+    if !is_global(dx, dy)? {
+        return kernel(gpu, "adaptive_pool_backward", layouts, dx, extents(dx, dy)?);
+    }
+    // A thread reads the gradient once and writes it to some eight pixels.
+    let grid = |beside: usize| [(h * w).div_ceil(8 * beside), n, 1];
+    shared_out(gpu, "global_pool_backward".into(), layouts, dx, grid, [n, h * w, c].map(Int).into())
 }

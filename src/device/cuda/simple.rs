@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands};
+use super::gpu::{Argument, Argument::*, BLOCK, Gpu};
+use super::kernel::{CudaKernel, Operands, side_by_side};
 use super::layout::{
     Real, channels_last, given, image, input, output, padded_in, plain, plain_in, rows, width,
 };
@@ -21,6 +21,14 @@ fn alike(request: &KernelRequest, layout: &Layout, spec: &Spec) -> Result<Layout
             Err(Error::internal(format!("{} cannot give {} in {layout:?}", request.op.name(), spec.shape)))
         }
     }
+}
+
+/// Channels of images at the most that a thread has all of (kernels/pixels.cuh).
+const COLOURS: usize = 4;
+
+/// The grid of kernels that have a thread a pixel.
+fn pixel_grid(images: usize, plane: usize) -> [u32; 3] {
+    [plane.div_ceil(BLOCK as usize).max(1) as u32, images.clamp(1, 65_535) as u32, 1]
 }
 
 /// pixels, labels → y
@@ -52,7 +60,7 @@ pub fn normalise(
             Memory(&scale),
             Memory(&shift),
         ];
-        operands.each("images", real, n * h * w, &arguments)
+        operands.launch(&format!("images_{}", real.suffix()), pixel_grid(n, h * w), &arguments)
     };
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
     Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
@@ -181,7 +189,12 @@ fn copy_channels(
         Int(y_width),
         Int(y_from),
     ];
-    operands.each("copy_channels", real, rows * channels, &arguments)
+    if rows * channels == 0 {
+        return Ok(());
+    }
+    let block = side_by_side(channels.div_ceil(16 / real.bytes()));
+    let grid = [operands.gpu.at_most(rows.div_ceil(block[1] as usize)), 1, 1];
+    operands.launch_in(block, &format!("copy_channels_{}", real.suffix()), grid, &arguments)
 }
 
 /// x → the same numbers under another shape
@@ -224,6 +237,11 @@ fn as_arguments(targets: &[crate::device::Memory]) -> [Argument<'_>; 3] {
     std::array::from_fn(|index| targets.get(index).map_or(Null, Memory))
 }
 
+/// A block has a row at a time, or eight where classes are few (`FEW` of kernels/loss.cu).
+fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
+    [gpu.at_most(if classes <= 128 { rows.div_ceil(8) } else { rows }), 1, 1]
+}
+
 /// logits, labels (, other labels, shares) → losses, hits
 pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<CudaKernel> {
     let logits = &input(request, 0)?.0;
@@ -247,7 +265,7 @@ pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32)
             Float(smoothing),
             Float(weight),
         ];
-        operands.each("softmax_cross_entropy", Real::F32, rows * classes, &arguments)
+        operands.launch("softmax_cross_entropy_f32", loss_grid(operands.gpu, rows, classes), &arguments)
     };
     Ok(CudaKernel::new(gpu, "own:loss", inputs, outputs, bind))
 }
@@ -278,7 +296,8 @@ pub fn loss_backward(
             Float(weight),
             Memory(&scalars),
         ];
-        operands.each("softmax_cross_entropy_backward", Real::F32, rows * classes, &arguments)
+        let grid = loss_grid(operands.gpu, rows, classes);
+        operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
     };
     Ok(CudaKernel::new(gpu, "own:loss", inputs, vec![plain_in(dlogits, DType::F32)], bind))
 }
@@ -314,8 +333,21 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
         };
         return Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind));
     }
-    let (name, plane) = (if from_plain { "to_channels_last" } else { "to_channels_first" }, h * w);
+    let plane = h * w;
     let padded = widths[0].max(widths[1]);
+    if from_plain && channels <= COLOURS {
+        let bind = move |operands: &mut Operands| {
+            let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+            let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(padded)];
+            operands.launch(
+                &format!("colours_to_channels_last_{names}"),
+                pixel_grid(images, plane),
+                &arguments,
+            )
+        };
+        return Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind));
+    }
+    let name = if from_plain { "to_channels_last" } else { "to_channels_first" };
     let grid = [plane.div_ceil(32) as u32, padded.div_ceil(32) as u32, images.min(65_535) as u32];
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);

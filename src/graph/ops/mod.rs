@@ -60,7 +60,8 @@ pub enum Op {
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
     /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
-    /// With `add` another input z (N,C,H,W) follows, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing is saved.
+    /// With `add` another input z (N,C,H,W) follows, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing is
+    /// saved, unless the device wants it (`OpFusions::mask`).
     /// With `given` the last input is moments (R,2,C), or (2,C): of a batch of which R ranks have equal parts, n = R·N·H·W.
     /// Over ranks nothing is saved for `relu`: the backward ops compute again whether y > 0.
     BatchNorm(BatchNorm),
@@ -71,7 +72,7 @@ pub enum Op {
     /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with x̂
     /// the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
     BatchNormSums(BatchNorm),
-    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y →
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y (or what was saved) →
     /// dz, dw, db, dx, where dz is dy where y > 0, else 0. With `given` it is dy, x, w, b, mean, variance, sums (R,2,C) → dx.
     BatchNormBackward(BatchNorm),
 

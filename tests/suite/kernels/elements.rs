@@ -236,6 +236,18 @@ fn layouts_turn_and_turn_back() {
                 .map(|(p, k)| if k < c { turned[p * c + k] } else { 0.0 })
                 .collect();
             equal(&last.read(to), &expected, &name);
+            if c <= 4 {
+                for padded in [padded, c, 4, 8] {
+                    let [n_, c_, plane_, padded_] = [n, c, plane, padded].map(|v| Argument::Int(v as i32));
+                    let colours = Buffer::empty(n * plane * padded, to, STARTS[padded % 2]);
+                    let name = format!("colours_to_channels_last_{from}_{to}");
+                    launch!(name, Shape::any(), &first, &colours, n_, c_, plane_, padded_);
+                    let row = |p: usize| (0..padded).map(move |k| (p, k));
+                    let value = |(p, k)| if k < c { turned[p * c + k] } else { 0.0 };
+                    let expected: Vec<f32> = (0..n * plane).flat_map(row).map(value).collect();
+                    equal(&colours.read(to), &expected, &format!("{name} to {padded} channels"));
+                }
+            }
 
             let back = Buffer::empty(n * c * plane, to, STARTS[0]);
             let [n_, c_, plane_, padded_] = ints();
@@ -297,7 +309,7 @@ fn bytes_become_normalised_images() {
 #[test]
 fn channels_are_joined_and_cut() {
     for t in NUMBERS {
-        for (rows, widths) in [(5, [3, 4, 2]), (9, [8, 16, 4]), (7, [4, 3, 8])] {
+        for (rows, widths) in [(5, [3, 4, 2]), (9, [8, 16, 4]), (7, [4, 3, 8]), (11, [8, 40, 16])] {
             let width: usize = widths.iter().sum();
             let y = Buffer::empty(rows * width, t, STARTS[0]);
             let mut from = 0;
@@ -305,7 +317,8 @@ fn channels_are_joined_and_cut() {
                 let values = random_in(t, rows * own, part as u32);
                 let x = Buffer::of(&values, t, STARTS[part % 2]);
                 let (r, w, o, f) = (rows as i64, width as i32, own as i32, from as i32);
-                launch!(format!("copy_channels_{t}"), Shape::any(), &x, &y, r, o, o, 0i32, w, f);
+                let shape = Shape::shared(own.div_ceil(if t == "f32" { 4 } else { 8 }));
+                launch!(format!("copy_channels_{t}"), shape, &x, &y, r, o, o, 0i32, w, f);
                 let cut = Buffer::empty(rows * own, t, STARTS[0]);
                 launch!(format!("copy_channels_{t}"), Shape::any(), &y, &cut, r, o, w, f, o, 0i32);
                 equal(&cut.read(t), &values, "there and back");

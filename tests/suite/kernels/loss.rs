@@ -23,7 +23,15 @@ fn labels_there(labels: &[i32]) -> Buffer {
 
 /// Type, rows, classes, smoothing, and whether samples are mixed.
 fn cases() -> impl Iterator<Item = (&'static str, usize, usize, f32, bool)> {
-    let sizes = [(1, 1, 0.0), (40, 7, 0.1), (12, 10, 0.0), (6, 1000, 0.1), (5, 257, 0.3)];
+    let sizes = [
+        (1, 1, 0.0),
+        (40, 7, 0.1),
+        (12, 10, 0.0),
+        (6, 1000, 0.1),
+        (5, 257, 0.3),
+        (9, 128, 0.2),
+        (3, 129, 0.0),
+    ];
     let of = move |t| sizes.into_iter().map(move |(rows, classes, s)| (t, rows, classes, s));
     NUMBERS.into_iter().flat_map(of).flat_map(|(t, rows, classes, smoothing)| {
         [false, true].map(|mixed| (t, rows, classes, smoothing, mixed))

@@ -4,7 +4,7 @@ use dltrain::graph::{BatchNorm, LocalResponseNorm, Op};
 
 use super::{STARTS, channels_first, channels_last, close, random, random_in, reference};
 use crate::launch;
-use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, Start, all_rounded, step};
+use crate::support::kernels::{Buffer, NUMBERS, Shape, Start, all_rounded, step};
 
 /// (N,C,H,W); rows are N·H·W.
 const SIZES: [[usize; 4]; 6] =
@@ -103,7 +103,7 @@ impl Case {
 #[test]
 fn a_batch_is_normalised_as_defined() {
     for case in Case::all() {
-        let (c, rows) = (case.c(), case.rows() as i64);
+        let c = case.c();
         let (before_mean, before_variance) = (random(c, 40), random(c, 41));
         let inputs: [(&[usize], &[f32]); 5] = [
             (&case.extents, &case.x),
@@ -117,32 +117,27 @@ fn a_batch_is_normalised_as_defined() {
         let expected = reference(Op::BatchNorm(case.norm()), &inputs, &outputs);
 
         let moments = case.moments();
-        let [mean, variance, after_mean, after_variance] = [1; 4].map(|of| case.numbers(of));
-        launch!(
-            "batch_norm_statistics",
-            Shape::any(),
-            &moments,
-            1i32,
-            rows,
-            c as i32,
-            &mean,
-            &variance,
-            &Buffer::f32s(&before_mean),
-            &Buffer::f32s(&before_variance),
-            &after_mean,
-            &after_variance,
-            MOMENTUM,
-        );
+        let [mean, variance, after_mean, after_variance, kept] = [1; 5].map(|of| case.numbers(of));
+        let before = [&before_mean, &before_variance].map(|values| Buffer::f32s(values));
+        let running = [&before[0], &before[1], &after_mean, &after_variance];
+        let y = case.room();
+        let of_moments =
+            Statistics { moments: Some((&moments, 1)), found: [&mean, &variance], running: Some(running) };
+        normalise(&case, None, &y, [None, Some(&kept)], &of_moments);
         let what = format!("{} {:?} in {} parts", case.t, case.extents, case.parts);
         for (found, expected) in
             [&mean, &variance, &after_mean, &after_variance].into_iter().zip(&expected[1..])
         {
             close(&found.read("f32"), expected, |v| 1e-6 + 4e-6 * v.abs(), &what);
         }
-        let y = case.room();
-        normalise(&case, None, &y, &mean, &variance);
         // A difference of the statistics shows more where the deviation is small.
         close(&case.back(&y), &all_rounded(case.t, &expected[0]), |v| 10.0 * case.bound()(v), &what);
+        assert_eq!(kept.read("f32"), case.b, "b is kept for the way back");
+
+        // Given the same mean and variance it gives the same bits.
+        let again = case.room();
+        normalise(&case, None, &again, [None; 2], &Statistics::given(&mean, &variance));
+        assert!(again.bytes() == y.bytes(), "{what}: with given statistics");
     }
 }
 
@@ -185,17 +180,49 @@ fn moments_come_of_sums_too() {
     assert!(found[1].is_nan() && found[3].is_nan(), "and what is no number stays none");
 }
 
-fn normalise(case: &Case, residual: Option<&Buffer>, y: &Buffer, mean: &Buffer, variance: &Buffer) {
+/// What `batch_norm_T` is told of a batch.
+struct Statistics<'a> {
+    /// Of so many ranks.
+    moments: Option<(&'a Buffer, usize)>,
+    found: [&'a Buffer; 2],
+    running: Option<[&'a Buffer; 4]>,
+}
+
+impl<'a> Statistics<'a> {
+    fn given(mean: &'a Buffer, variance: &'a Buffer) -> Statistics<'a> {
+        Statistics { moments: None, found: [mean, variance], running: None }
+    }
+}
+
+/// `kept`: the mask, and b.
+fn normalise(
+    case: &Case,
+    residual: Option<&Buffer>,
+    y: &Buffer,
+    kept: [Option<&Buffer>; 2],
+    statistics: &Statistics,
+) {
+    let [running_mean, running_variance, mean_after, variance_after] =
+        [0, 1, 2, 3].map(|index| statistics.running.map(|running| running[index]));
     launch!(
         format!("batch_norm_{}", case.t),
         case.columns(None),
         &case.there(&case.x),
         residual,
         y,
+        kept[0],
         &Buffer::f32s(&case.w),
         &Buffer::f32s(&case.b),
-        mean,
-        variance,
+        kept[1],
+        statistics.moments.map(|(moments, _)| moments),
+        statistics.moments.map_or(0, |(_, ranks)| ranks as i32),
+        statistics.found[0],
+        statistics.found[1],
+        running_mean,
+        running_variance,
+        mean_after,
+        variance_after,
+        MOMENTUM,
         case.rows() as i64,
         case.c() as i32,
         EPSILON,
@@ -225,27 +252,17 @@ fn ranks_join_their_statistics() {
         let [mean, variance] = [1; 2].map(|of| case.numbers(of));
         // Before and after may be the same.
         let running = [&before_mean, &before_variance].map(|values| Buffer::f32s(values));
-        launch!(
-            "batch_norm_statistics",
-            Shape::any(),
-            &Buffer::f32s(&moments),
-            ranks as i32,
-            case.rows() as i64,
-            c as i32,
-            &mean,
-            &variance,
-            &running[0],
-            &running[1],
-            &running[0],
-            &running[1],
-            MOMENTUM,
-        );
+        let y = case.room();
+        let statistics = Statistics {
+            moments: Some((&Buffer::f32s(&moments), ranks)),
+            found: [&mean, &variance],
+            running: Some([&running[0], &running[1], &running[0], &running[1]]),
+        };
+        normalise(&case, None, &y, [None; 2], &statistics);
         for (found, expected) in [&mean, &variance, &running[0], &running[1]].into_iter().zip(&expected[1..])
         {
             close(&found.read("f32"), expected, |v| 1e-7 + 3e-7 * v.abs(), "statistics of three ranks");
         }
-        let y = case.room();
-        normalise(&case, None, &y, &mean, &variance);
         close(
             &case.back(&y),
             &all_rounded(case.t, &expected[0]),
@@ -256,7 +273,13 @@ fn ranks_join_their_statistics() {
 }
 
 /// The two sums and what becomes of them.
-fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ranks: usize) -> [Vec<f32>; 3] {
+fn backward(
+    case: &Case,
+    mask: Option<&Buffer>,
+    mean: &[f32],
+    variance: &[f32],
+    ranks: usize,
+) -> [Vec<f32>; 3] {
     let (t, c, rows, parts) = (case.t, case.c() as i32, case.rows() as i64, case.parts as i32);
     let (x, dy) = (case.there(&case.x), case.there(&case.dy));
     let [w, b, mean, variance] = [&case.w[..], &case.b, mean, variance].map(Buffer::f32s);
@@ -267,12 +290,12 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
         case.columns(Some(case.parts)),
         &dy,
         &x,
-        y,
+        mask,
         &w,
         &b,
         &mean,
         &variance,
-        &dz,
+        mask.map(|_| &dz),
         &partials,
         rows,
         c,
@@ -286,12 +309,12 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
     // All ranks alike.
     let all = Buffer::f32s(&of_one.repeat(ranks));
     let dx = case.room();
+    // What the mask has cut is not cut again.
     launch!(
         format!("batch_norm_backward_{t}"),
         case.columns(None),
-        &dy,
+        if mask.is_some() { &dz } else { &dy },
         &x,
-        y,
         &w,
         &b,
         &mean,
@@ -302,11 +325,13 @@ fn backward(case: &Case, y: Option<&Buffer>, mean: &[f32], variance: &[f32], ran
         rows,
         c,
         EPSILON,
-        case.relu,
+        case.relu && mask.is_none(),
     );
-    let kept = case.back(&dz);
-    let cut = kept.iter().zip(&case.dy).all(|(kept, dy)| kept == dy || (case.relu && *kept == 0.0));
-    assert!(cut, "the gradient of what is added is that of y, or 0");
+    if mask.is_some() {
+        let kept = case.back(&dz);
+        let cut = kept.iter().zip(&case.dy).all(|(kept, dy)| kept == dy || (case.relu && *kept == 0.0));
+        assert!(cut, "the gradient of what is added is that of y, or 0");
+    }
     [case.back(&dx), dw.read("f32"), db.read("f32")]
 }
 
@@ -345,7 +370,7 @@ fn the_gradient_goes_back_as_defined() {
     }
 }
 
-/// A residual is added before the ReLU, and the way back is told by y itself.
+/// A residual is added before the ReLU, and the way back is told by bits where y was positive.
 #[test]
 fn a_sum_behind_the_normalisation_goes_with_it() {
     for case in Case::all() {
@@ -361,7 +386,18 @@ fn a_sum_behind_the_normalisation_goes_with_it() {
         let expected: Vec<f32> = sum.collect();
         let y = case.room();
         let [mean_there, variance_there] = [&mean, &variance].map(|v| Buffer::f32s(v));
-        normalise(&case, Some(&case.there(&added)), &y, &mean_there, &variance_there);
+        // A byte for as many channels as 16 bytes hold.
+        let group = if case.t == "f32" { 4 } else { 8 };
+        let bits = Buffer::of_bytes(&vec![0xff; case.rows() * c.div_ceil(group)], case.start, 1);
+        let statistics = Statistics::given(&mean_there, &variance_there);
+        normalise(&case, Some(&case.there(&added)), &y, [Some(&bits), None], &statistics);
+        let y_there = y.read(case.t);
+        for (at, byte) in bits.bytes().into_iter().enumerate() {
+            let (row, first) = (at / c.div_ceil(group), at % c.div_ceil(group) * group);
+            let bit = |k: usize| first + k < c && y_there[row * c + first + k] > 0.0;
+            let expected = (0..8).filter(|k| *k < group && bit(*k)).fold(0u8, |bits, k| bits | 1 << k);
+            assert_eq!(byte, expected, "{} {:?}: row {row}, channels from {first}", case.t, case.extents);
+        }
         close(&case.back(&y), &all_rounded(case.t, &expected), case.bound(), "with a residual");
 
         // The reference's way back takes a mask in place of y.
@@ -375,7 +411,7 @@ fn a_sum_behind_the_normalisation_goes_with_it() {
             (&case.extents, &mask),
         ];
         let back = reference(Op::BatchNormBackward(case.norm()), &inputs, &[&case.extents, one, one]);
-        let [dx, dw, db] = backward(&case, Some(&y), &mean, &variance, 1);
+        let [dx, dw, db] = backward(&case, case.relu.then_some(&bits), &mean, &variance, 1);
         let bound = |v: f32| 1e-4 + 1e-5 * v.abs();
         close(&dw, &back[1], bound, "dw");
         close(&db, &back[2], bound, "db");
@@ -446,41 +482,40 @@ fn responses_are_normalised_as_defined_both_ways() {
 /// What a batch with one row has no variance for is not a number here either.
 #[test]
 fn one_row_has_no_variance() {
+    let x = Buffer::f32s(&[2.0]);
     let moments = Buffer::f32s(&[2.0, 0.0]);
-    let [mean, variance, after_mean, after_variance] = [(); 4].map(|()| Buffer::f32s(&[9.0]));
-    let before = Buffer::f32s(&[1.0]);
-    launch!(
-        "batch_norm_statistics",
-        Shape::any(),
-        &moments,
-        1i32,
-        1i64,
-        1i32,
-        &mean,
-        &variance,
-        &before,
-        &before,
-        &after_mean,
-        &after_variance,
-        0.5f32,
-    );
+    let [mean, variance, after_mean, after_variance, y] = [(); 5].map(|()| Buffer::f32s(&[9.0]));
+    let [one, before] = [(); 2].map(|()| Buffer::f32s(&[1.0]));
+    let name = "batch_norm_f32";
+    let run = |before: Option<&Buffer>, after: [Option<&Buffer>; 2]| {
+        launch!(
+            name,
+            Shape::columns(1, None),
+            &x,
+            None,
+            &y,
+            None,
+            &one,
+            &one,
+            None,
+            &moments,
+            1i32,
+            &mean,
+            &variance,
+            before,
+            before,
+            after[0],
+            after[1],
+            0.5f32,
+            1i64,
+            1i32,
+            EPSILON,
+            false,
+        );
+    };
+    run(Some(&before), [Some(&after_mean), Some(&after_variance)]);
     assert_eq!((mean.read("f32")[0], variance.read("f32")[0], after_mean.read("f32")[0]), (2.0, 0.0, 1.5));
     assert!(after_variance.read("f32")[0].is_nan());
-    let skipped: [Argument; 4] = [(); 4].map(|()| Argument::Null);
-    let [a, b, c, d] = skipped;
-    launch!(
-        "batch_norm_statistics",
-        Shape::any(),
-        &moments,
-        1i32,
-        1i64,
-        1i32,
-        &mean,
-        &variance,
-        a,
-        b,
-        c,
-        d,
-        0.5f32
-    );
+    assert_eq!(y.read("f32")[0], 1.0);
+    run(None, [None; 2]);
 }

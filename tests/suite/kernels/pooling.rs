@@ -115,6 +115,66 @@ fn a_broken_number_wins_its_windows() {
     assert!(y[0].is_nan() && y[1..].iter().all(|&v| v == 1.0), "{y:?}");
 }
 
+/// The kernels whose geometry is known when they are compiled, on images of many sizes.
+#[test]
+fn common_poolings_are_those_of_the_definition_both_ways() {
+    let sizes = [[8, 8], [7, 9], [5, 4], [3, 3], [2, 6]];
+    for (which, (name, [kernel, padding])) in
+        [("2x2s2", [2, 0]), ("3x3s2", [3, 0]), ("3x3s2p1", [3, 1])].into_iter().enumerate()
+    {
+        for (at, (size, ceil)) in sizes.into_iter().flat_map(|size| [(size, false), (size, true)]).enumerate()
+        {
+            let t = NUMBERS[(which + at) % 3];
+            let group = if t == "f32" { 4 } else { 8 };
+            let square = |extent: usize| [extent; 2];
+            let pool = Pool2d {
+                kernel: square(kernel),
+                stride: square(2),
+                padding: square(padding),
+                count_include_pad: false,
+                ceil,
+            };
+            let Some([h, w]) = pool.windows(size) else { continue };
+            let (n, c) = (1 + at % 2, group * [1, 3, 2][at % 3]);
+            let case = Case { pool, x: [n, c, size[0], size[1]], y: [n, c, h, w] };
+            let run = |kernel: String, mut arguments: Vec<Argument>| {
+                arguments.extend(case.geometry().into_iter().take(6));
+                crate::support::kernels::launch(&kernel, &Shape::shared(c / group), &arguments);
+            };
+            let x = steps(case.x, at as u32);
+            let expected = reference(Op::MaxPool(pool), &[(&case.x, &x)], &[&case.y, &case.y]);
+            let (input, y) =
+                (Buffer::of(&last(&x, case.x), t, STARTS[0]), Buffer::empty(count(case.y), t, STARTS[0]));
+            let winners = Buffer::of_bytes(&vec![0xff; count(case.y)], STARTS[0], 1);
+            run(format!("max_pool_{name}_{t}"), vec![(&input).into(), (&y).into(), (&winners).into()]);
+            let what = format!("{name} of {:?}, ceil {ceil}", case.x);
+            assert_eq!(channels_first(&y.read(t), planes(case.y)), expected[0], "{what}");
+
+            let dy = steps(case.y, 100 + at as u32);
+            let inputs: [(&[usize], &[f32]); 2] = [(&case.y, &dy), (&case.y, &expected[1])];
+            let back = reference(Op::MaxPoolBackward(pool), &inputs, &[&case.x]);
+            let (dy, dx) =
+                (Buffer::of(&last(&dy, case.y), t, STARTS[0]), Buffer::empty(count(case.x), t, STARTS[0]));
+            run(format!("max_pool_backward_{name}_{t}"), vec![(&dy).into(), (&winners).into(), (&dx).into()]);
+            assert_eq!(channels_first(&dx.read(t), planes(case.x)), back[0], "back of {what}");
+
+            let alone = Buffer::empty(count(case.y), t, STARTS[0]);
+            run(format!("max_pool_{name}_{t}"), vec![(&input).into(), (&alone).into(), Argument::Null]);
+            assert!(alone.bytes() == y.bytes(), "without winners the result is another");
+
+            let mut broken = x.clone();
+            broken[x.len() / 2] = f32::NAN;
+            let expected = reference(Op::MaxPool(pool), &[(&case.x, &broken)], &[&case.y, &case.y]);
+            let (input, y) = (
+                Buffer::of(&last(&broken, case.x), t, STARTS[0]),
+                Buffer::empty(count(case.y), t, STARTS[0]),
+            );
+            run(format!("max_pool_{name}_{t}"), vec![(&input).into(), (&y).into(), Argument::Null]);
+            close(&channels_first(&y.read(t), planes(case.y)), &expected[0], |_| 0.0, "a broken number wins");
+        }
+    }
+}
+
 /// Sums of at most 81 numbers below 1 in f32, and one rounding.
 fn bound(t: &str) -> impl Fn(f32) -> f32 {
     let step = step(t);
@@ -200,4 +260,32 @@ fn child_with_a_window_too_large() {
     let (x, y) = (Buffer::f32s(&[0.0; 289]), Buffer::f32s(&[0.0]));
     launch!("fill_f32", Shape::any(), &x, 289i64, 1.0f32);
     case.run("max_pool_f32", vec![(&x).into(), (&y).into(), Argument::Null], None);
+}
+
+#[test]
+fn a_mean_over_all_pixels_is_that_of_the_definition_both_ways() {
+    for (n, c, h, w) in [(3, 8, 7, 7), (2, 24, 1, 3), (5, 40, 5, 2), (1, 16, 3, 3)] {
+        for t in NUMBERS {
+            let (x, y) = ([n, c, h, w], [n, c, 1, 1]);
+            let shape = Shape::shared(c / if t == "f32" { 4 } else { 8 });
+            let run = |kernel: String, from: &Buffer, to: &Buffer| {
+                let ints = [n, h * w, c].map(|v| Argument::Int(v as i32));
+                let arguments: Vec<Argument> = [from.into(), to.into()].into_iter().chain(ints).collect();
+                crate::support::kernels::launch(&kernel, &shape, &arguments);
+            };
+            let values = random_in(t, count(x), 7);
+            let expected = reference(Op::AdaptiveAvgPool, &[(&x, &values)], &[&y]);
+            let (input, output) =
+                (Buffer::of(&last(&values, x), t, STARTS[0]), Buffer::empty(count(y), t, STARTS[0]));
+            run(format!("global_pool_{t}"), &input, &output);
+            close(&output.read(t), &all_rounded(t, &expected[0]), bound(t), "mean");
+
+            let dy = random_in(t, count(y), 8);
+            let expected = reference(Op::AdaptiveAvgPoolBackward, &[(&y, &dy)], &[&x]);
+            let (input, output) = (Buffer::of(&dy, t, STARTS[0]), Buffer::empty(count(x), t, STARTS[0]));
+            run(format!("global_pool_backward_{t}"), &input, &output);
+            let found = channels_first(&output.read(t), planes(x));
+            close(&found, &all_rounded(t, &expected[0]), bound(t), "mean back");
+        }
+    }
 }

@@ -15,9 +15,12 @@ fn kernels_folder() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
 
-/// Entry points of the PTX with how many parameters they have.
-fn in_ptx() -> BTreeMap<String, usize> {
-    let text = fs::read_to_string(kernels_folder().join("dltrain.ptx")).unwrap();
+/// For all GPUs, and for newer ones.
+const PTX: [&str; 2] = ["dltrain.ptx", "dltrain.sm_80.ptx"];
+
+/// Entry points of a PTX with how many parameters they have.
+fn in_ptx(file: &str) -> BTreeMap<String, usize> {
+    let text = fs::read_to_string(kernels_folder().join(file)).unwrap();
     let entries = text.split(".entry ").skip(1).map(|entry| {
         let (name, rest) = entry.split_once('(').unwrap();
         (name.to_string(), rest.split_once(')').unwrap().0.matches(".param").count())
@@ -45,6 +48,7 @@ fn in_readme() -> BTreeMap<String, Vec<String>> {
                 ["const Piece *pieces", "int piece_count", "const Span *spans"].map(str::to_string).into()
             }
             "geometry" => vec!["int of twelve".to_string(); 12],
+            "places" => vec!["int of six".to_string(); 6],
             other => vec![other.to_string()],
         };
         let arguments: Vec<String> = list.split(", ").flat_map(in_full).collect();
@@ -81,10 +85,12 @@ fn letter(argument: &str) -> char {
 
 #[test]
 fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
-    let (readme, ptx) = (in_readme(), in_ptx());
+    let (readme, ptx) = (in_readme(), PTX.map(in_ptx));
     let sources = names();
     assert_eq!(readme.keys().cloned().collect::<Vec<_>>(), sources, "README and sources");
-    assert_eq!(ptx.keys().cloned().collect::<Vec<_>>(), sources, "PTX and sources: make kernels");
+    for ptx in &ptx {
+        assert_eq!(ptx.keys().cloned().collect::<Vec<_>>(), sources, "PTX and sources: make kernels");
+    }
     for name in sources {
         let real = arguments(&name).unwrap();
         assert_eq!(
@@ -93,7 +99,7 @@ fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
             "{name}: {:?}",
             readme[&name]
         );
-        assert_eq!(ptx[&name], real.len(), "{name}: make kernels");
+        assert_eq!([ptx[0][&name], ptx[1][&name]], [real.len(); 2], "{name}: make kernels");
     }
 }
 
@@ -101,8 +107,8 @@ fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
 /// what computes exponentials and powers does so inside those.
 #[test]
 fn arithmetic_is_rounded_step_by_step() {
-    let text = fs::read_to_string(kernels_folder().join("dltrain.ptx")).unwrap();
-    for entry in text.split(".entry ").skip(1) {
+    let text = PTX.map(|file| fs::read_to_string(kernels_folder().join(file)).unwrap());
+    for entry in text.iter().flat_map(|text| text.split(".entry ").skip(1)) {
         let (name, body) = entry.split_once('(').unwrap();
         let smooth = Activation::ALL.into_iter().filter(|of| !matches!(of, Activation::Relu { .. }));
         let powers = smooth.map(Activation::name).chain(["softmax", "lrn"]);
@@ -142,13 +148,15 @@ fn a_missing_barrier_shows_in_one_order_of_threads() {
 #[test]
 fn the_ptx_is_that_of_the_sources() {
     let folder = kernels_folder();
-    let made = tempfile::NamedTempFile::new().unwrap();
+    let made = tempfile::tempdir().unwrap();
     let output = Command::new("python3").arg(folder.join("ptx.py")).arg(made.path()).output();
     let Ok(output) = output else { return eprintln!("not compared: no python3") };
     if output.status.code() == Some(3) {
         return eprintln!("not compared: {}", String::from_utf8_lossy(&output.stderr));
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let alike = fs::read(made.path()).unwrap() == fs::read(folder.join("dltrain.ptx")).unwrap();
-    assert!(alike, "kernels/dltrain.ptx is older than the sources: make kernels");
+    for file in PTX {
+        let alike = fs::read(made.path().join(file)).unwrap() == fs::read(folder.join(file)).unwrap();
+        assert!(alike, "kernels/{file} is older than the sources: make kernels");
+    }
 }

@@ -53,7 +53,9 @@ impl Driver {
         // What the program would load (src/device/cuda/gpu.rs): an older GPU refuses the newer ones' kernels.
         let newer = concat!(include_str!("../../kernels/dltrain.sm_80.ptx"), "\0");
         let older = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
-        let mut load = |image: &str| call!(driver, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, std::ptr::null() => *const c_int, std::ptr::null_mut() => *mut Handle));
+        let mut load = |image: &str| -> Result<(), String> {
+            call!(driver, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, std::ptr::null() => *const c_int, std::ptr::null_mut() => *mut Handle))
+        };
         load(newer).or_else(|_| load(older))?;
         (driver.context, driver.module) = (context as usize, module as usize);
         Ok(driver)

@@ -28,6 +28,7 @@ mod launchers;
 mod memory;
 mod models;
 mod ops;
+mod overlap;
 mod plan;
 mod pytorch;
 mod record;

@@ -91,8 +91,6 @@ struct Clock {
         const int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
         if (hooked) page = (Page *)mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, flags, file, 0);
         if (file >= 0) close(file);
-        if (const char *path = getenv("FAKE_CUDA_TRACE"))
-            if (on) trace = fopen((std::string(path) + "." + std::to_string(rank)).c_str(), "w");
     }
     ~Clock() { leave(); }
 
@@ -281,6 +279,10 @@ void clock_join() {
 }
 void clock_leave() { at().leave(); }
 void clock_trace(int stream, const char *what, int64_t from, int64_t to, size_t bytes) {
+    static const char *path = getenv("FAKE_CUDA_TRACE");
+    if (!path || !at().on) return;
+    // Opened by who has something to write: the launcher loads this library too.
+    if (!at().trace) at().trace = fopen((std::string(path) + "." + std::to_string(at().rank)).c_str(), "w");
     if (FILE *file = at().trace) fprintf(file, "%d %s %ld %ld %zu\n", stream, what, long(from), long(to), bytes);
 }
 

@@ -29,6 +29,7 @@ mod memory;
 mod minutes;
 mod models;
 mod ops;
+mod overlap;
 mod plan;
 mod pytorch;
 mod record;

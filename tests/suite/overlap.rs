@@ -1,0 +1,231 @@
+//! What a GPU's backward pass hides of the sums, and how often a step calls the driver: on doubles of CUDA's libraries with their
+//! virtual clock (tests/fake_cuda/README.md).
+//!
+//! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and without, is what a
+//!   schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
+//! - a steady step enqueues two things a stretch and a few a step, and waits for no stream.
+
+use crate::support::fake_cuda;
+use crate::support::gpu_job;
+use crate::support::job::{self, finish};
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use gpu_job::with_cuda;
+
+const FLAGS: &str = "--model cifar_net --batch 2 --warmup 0 --fusion-threshold-mb 0.01 --device cuda";
+/// GB/s of memory, TFLOP/s, GB/s between host and GPU, GB/s of messages: the sums of this small model take about as long as its
+/// kernels.
+const RATES: &str = "40,1,4,3";
+/// What a message takes on its way, in ns.
+const LATENCY: i64 = 5000;
+
+/// A line of FAKE_CUDA_TRACE.
+struct Work {
+    stream: i64,
+    what: String,
+    from: i64,
+    to: i64,
+    bytes: i64,
+}
+
+fn traced(path: &Path) -> Vec<Work> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let work = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse().unwrap();
+        Work { stream: number(0), what: words[1].into(), from: number(2), to: number(3), bytes: number(4) }
+    };
+    text.lines().map(work).collect()
+}
+
+/// Trains with a clock that all ranks share; what rank 0 did from the first launch on, in the order in which it was enqueued.
+fn run(ranks: usize, flags: &str) -> Vec<Work> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let flags = format!("{FLAGS} --steps 6 --results {} {flags}", path("results.h5").display());
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let [clock, trace] = ["clock", "trace"].map(|name| path(name).display().to_string());
+    let preload = fake_cuda::libraries().join("libclock.so").display().to_string();
+    let variables = [
+        ("LD_PRELOAD", preload.as_str()),
+        ("FAKE_CUDA_CLOCK", &clock),
+        ("FAKE_CUDA_TRACE", &trace),
+        ("FAKE_CUDA_RATES", RATES),
+    ];
+    let done = finish(with_cuda(job::job(&[(ranks, &flags)]), &variables, directory.path()));
+    assert!(done.success, "{flags:?}\n{}\n{}", done.stdout, done.stderr);
+    let work = traced(&path("trace.0"));
+    let first = work.iter().position(|work| work.what == "launch").unwrap();
+    work.into_iter().skip(first).collect()
+}
+
+/// The last but one step: its length, and its work.
+fn steady(work: &[Work]) -> (i64, &[Work]) {
+    let launches: Vec<usize> = (0..work.len()).filter(|&at| work[at].what == "launch").collect();
+    let begins: Vec<usize> = {
+        let of_step = |pair: &&[usize]| work[pair[0]].from != work[pair[1]].from;
+        launches.windows(2).filter(of_step).map(|pair| pair[1]).collect()
+    };
+    let [.., first, second] = begins[..] else { panic!("{} steps", begins.len()) };
+    (work[second].from - work[first].from, &work[first..second])
+}
+
+/// How a bucket travels.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// Copied to the host, where adding up takes no time.
+    Shared,
+    /// Between the hosts, round a ring.
+    Ring,
+    /// Added up by a kernel.
+    Peers,
+    /// Encoded; messages go round a ring.
+    Coded,
+}
+
+/// What a step takes and what of it is exposed, if every stream does its work as soon as it can.
+fn by_hand(step: &[Work], way: Way, overlap: bool, ranks: i64, rate: f64) -> (i64, i64) {
+    let main = step[0].stream;
+    let takes = |work: &Work| work.to - work.from;
+    let is_update = |work: &&Work| work.what.starts_with("update");
+    let updates: Vec<i64> = step.iter().filter(is_update).map(takes).collect();
+    let buckets = updates.len();
+    let launches = step.iter().filter(|work| work.what == "launch").count();
+    // Copies of buckets: the losses are the first to the host, and the tail is small.
+    let losses = step.iter().position(|work| work.stream != main && work.what == "download").unwrap();
+    let copies = |what: &str| -> Vec<usize> {
+        let of = |at: &usize| step[*at].stream != main && step[*at].what == what && step[*at].bytes > 64;
+        (0..step.len()).filter(of).filter(|&at| at != losses).collect()
+    };
+    let (down, up) = (copies("download"), copies("upload"));
+    let of = |copies: &[usize], bucket: usize| -> i64 {
+        let each = copies.len() / buckets;
+        copies.iter().skip(each * bucket).take(each).map(|&at| takes(&step[at])).sum()
+    };
+    let first_of_a_bucket = |copies: &[usize], at: usize| {
+        let place = copies.iter().position(|&copy| copy == at);
+        place.is_some_and(|place| place % (copies.len() / buckets) == 0)
+    };
+    // The numbers of a step come before it; here the next one's are the last.
+    let numbers = (0..step.len()).rfind(|&at| step[at].stream == main && step[at].what == "upload").unwrap();
+    // When each bucket's gradients are there, and when all is computed: the time of the stream that computes, if it never waits.
+    let (mut time, mut launched) = (takes(&step[numbers]), 0);
+    let (mut ready, mut decoding) = (Vec::new(), Vec::new());
+    for (at, work) in step.iter().enumerate() {
+        if work.what == "launch" {
+            launched += 1;
+            // Peers add up a bucket where it lies.
+            if way == Way::Peers && launched > launches - buckets + 1 {
+                ready.push(time);
+            }
+        } else if first_of_a_bucket(&down, at) {
+            ready.push(time);
+        } else if first_of_a_bucket(&up, at) {
+            decoding.push(0);
+        } else if work.stream == main && !is_update(&work) && at != numbers {
+            match decoding.last_mut() {
+                Some(decoding) => *decoding += takes(work),
+                None => time += takes(work),
+            }
+        }
+    }
+    let end = time;
+    if way == Way::Peers {
+        ready.push(end);
+    }
+    if !overlap {
+        ready.fill(end);
+    }
+    decoding.resize(buckets, 0);
+    assert_eq!((ready.len(), launches), (buckets, buckets + 1));
+    let sums: Vec<i64> = step.iter().filter(|work| work.what == "add_parts").map(takes).collect();
+    let message = |bytes: f64| LATENCY + (bytes / rate) as i64;
+    let travels = |bucket: usize| match way {
+        Way::Shared => 0,
+        Way::Peers => sums[bucket],
+        Way::Ring => 2 * (ranks - 1) * message(step[down[bucket]].bytes as f64 / ranks as f64),
+        Way::Coded => (ranks - 1) * message(step[down[down.len() / buckets * bucket]].bytes as f64),
+    };
+    let [mut left, mut summed, mut back, mut done] = [0, 0, 0, end];
+    for bucket in 0..buckets {
+        left = left.max(ready[bucket]) + of(&down, bucket);
+        summed = summed.max(left) + travels(bucket);
+        back = back.max(summed) + of(&up, bucket);
+        done = done.max(back) + decoding[bucket] + updates[bucket];
+    }
+    (done, done - end - updates.iter().chain(&decoding).sum::<i64>())
+}
+
+#[test]
+fn the_backward_pass_hides_what_a_schedule_by_hand_hides() {
+    let ways = [
+        (2, "--allreduce shm", Way::Shared),
+        (4, "--allreduce shm", Way::Shared),
+        (2, "--allreduce ipc", Way::Peers),
+        (4, "--allreduce ipc", Way::Peers),
+        (2, "--allreduce ring", Way::Ring),
+        (4, "--allreduce ring", Way::Ring),
+        (2, "--compress 1bit", Way::Coded),
+    ];
+    let rate: f64 = RATES.rsplit(',').next().unwrap().parse().unwrap();
+    for (ranks, flags, way) in ways {
+        let exposed = ["", " --no-overlap"].map(|more| {
+            let work = run(ranks, &format!("{flags}{more}"));
+            let (took, step) = steady(&work);
+            let (expected, exposed) = by_hand(step, way, more.is_empty(), ranks as i64, rate);
+            let found = exposed + took - expected;
+            println!(
+                "{ranks} ranks {flags}{more}: {took} ns, {found} exposed; by hand {expected}, {exposed}"
+            );
+            // Without overlap encoding waits for the messages of the bucket before, among what is decoded already.
+            let known = way != Way::Coded || more.is_empty();
+            let close = (found - exposed).abs() as f64 <= 0.05 * exposed as f64;
+            assert!(close || !known, "{ranks} ranks {flags}{more}: {found} ns exposed and {exposed} by hand");
+            found
+        });
+        assert!(exposed[0] < exposed[1], "{ranks} ranks {flags}: {exposed:?}");
+    }
+}
+
+/// How often each call of the driver was made in two steady steps, and how many stretches they have, on any rank.
+fn calls(ranks: usize, flags: &str) -> (BTreeMap<String, usize>, usize) {
+    const STEPS: usize = 6;
+    let directory = tempfile::tempdir().unwrap();
+    let results = directory.path().join("results.h5");
+    let flags = format!("{FLAGS} --steps {STEPS} --results {} {flags}", results.display());
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    let log = directory.path().join("log").display().to_string();
+    let done = finish(with_cuda(job::job(&[(ranks, &flags)]), &[("FAKE_CUDA_LOG", &log)], directory.path()));
+    assert!(done.success, "{flags:?}\n{}\n{}", done.stdout, done.stderr);
+    let mut files = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.find(|file| file.file_name().unwrap().to_str().unwrap().starts_with("log."));
+    let text = std::fs::read_to_string(file.unwrap()).unwrap();
+    let calls: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(1)).collect();
+    let launches: Vec<usize> = (0..calls.len()).filter(|&at| calls[at] == "cuGraphLaunch").collect();
+    // From the second step on there are graphs.
+    let stretches = launches.len() / (STEPS - 1);
+    let mut counts = BTreeMap::new();
+    for call in &calls[launches[2 * stretches]..launches[4 * stretches]] {
+        *counts.entry(call.to_string()).or_default() += 1;
+    }
+    (counts, stretches)
+}
+
+#[test]
+fn a_steady_step_makes_few_calls_and_waits_for_no_stream() {
+    for (ranks, flags, [each, once]) in
+        [(1, "", [2, 5]), (2, "--allreduce ipc", [5, 4]), (2, "--allreduce shm", [8, 3])]
+    {
+        let (counts, stretches) = calls(ranks, flags);
+        assert!(stretches > 3, "{stretches}");
+        for waits in ["cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"] {
+            assert_eq!(counts.get(waits), None, "{ranks} ranks {flags}: {waits}");
+        }
+        // Whoever waits asks again and again.
+        let ours = |name: &&String| name.starts_with("cu") && *name != "cuEventQuery";
+        let all: usize = counts.keys().filter(ours).map(|name| counts[name]).sum::<usize>() / 2;
+        assert!(all <= each * stretches + once, "{ranks} ranks {flags}: {all} calls, {stretches} stretches");
+    }
+}

@@ -321,7 +321,7 @@ fn without_a_flag_a_gpu_rounds_products_and_says_so() {
             let text: hdf5::types::VarLenUnicode = record.attr(name).unwrap().read_scalar().unwrap();
             text.to_string()
         };
-        assert!(text("config").contains(&format!("\"precision\":\"{used}\"")), "{more}: {}", text("config"));
+        assert!(text("config").contains(&format!("\"precision\": \"{used}\"")), "{more}: {}", text("config"));
         assert!(text("device").ends_with(&format!(", {used}")), "{more}: {}", text("device"));
         // Who repeats the run lets the device decide again, if this one did.
         let asked = if more.contains("--precision") { "f32" } else { "auto" };

@@ -147,9 +147,8 @@ impl Shape {
         norm: &BatchNorm,
         [x, w, b]: [&Bytes; 3],
         statistics: &Statistics,
-        z: Option<&Bytes>,
+        [z, kept]: [Option<&Bytes>; 2],
         y: &Bytes,
-        kept: Option<&Bytes>,
     ) -> Result<()> {
         let [mask, b_kept] = if norm.add { [kept, None] } else { [None, kept] };
         let mut arguments = vec![Memory(x), z.map_or(Null, Memory), Memory(y), mask.map_or(Null, Memory)];
@@ -301,7 +300,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
         let (found, running) = ([&o[1], &o[2]], [&i[3], &i[4], &o[3], &o[4]]);
         let statistics = Statistics::Moments { moments, ranks, found, running };
         let z = i.get(5).filter(|_| norm.add);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, z, &o[0], o.get(5))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [z, o.get(5)], &o[0])
     }))
 }
 
@@ -310,7 +309,7 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         let statistics = Statistics::Given([&i[3], &i[4]]);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, i.get(5), &o[0], o.get(1))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [i.get(5), o.get(1)], &o[0])
     }))
 }
 

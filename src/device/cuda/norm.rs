@@ -313,26 +313,30 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved → dz, dw, db, dx.
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db, dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    if norm.add && input(request, 5)?.0.dtype != DType::Saved {
-        return Err(Error::internal(
-            "the way back of a normalisation with an addition wants the mask, not y",
-        ));
-    }
+    let masked = norm.add && input(request, 5)?.0.dtype == DType::Saved;
     let kernel = kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
-        let (mask, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
+        let (mask, b) = (i.get(5).filter(|_| masked), i.get(5).filter(|_| !norm.add));
         let given = Given { dy: &i[0], x: &i[1], mask, w: &i[2], b, mean: &i[3], variance: &i[4] };
-        let dz = norm.add.then_some(&o[0]);
-        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], dz)?;
-        // What is behind an addition has its ReLU taken off by now.
-        let (norm, given, dx) = match dz {
-            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, ..given }, &o[3]),
-            None => (norm, given, &o[0]),
-        };
-        shape.backward(operands, &norm, &given, &sums, 1, dx)
+        if !norm.add {
+            shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], None)?;
+            return shape.backward(operands, &norm, &given, &sums, 1, &o[0]);
+        }
+        // The ReLU is taken off first; with the mask on the way to the sums.
+        let (dz, cut) = (&o[0], BatchNorm { relu: false, ..norm });
+        let of_dz = Given { dy: dz, mask: None, ..given };
+        if masked {
+            shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], Some(dz))?;
+        } else {
+            let n = shape.elements();
+            let arguments = [Memory(&i[0]), Memory(&i[5]), Memory(dz), Long(n), Float(f32::INFINITY)];
+            operands.each("relu_backward", shape.real, n, &arguments)?;
+            shape.sums(operands, &cut, &of_dz, &sums, [&o[1], &o[2]], None)?;
+        }
+        shape.backward(operands, &cut, &of_dz, &sums, 1, &o[3])
     });
     Ok(kernel.in_place(0))
 }

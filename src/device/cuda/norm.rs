@@ -147,9 +147,8 @@ impl Shape {
         norm: &BatchNorm,
         [x, w, b]: [&Bytes; 3],
         statistics: &Statistics,
-        z: Option<&Bytes>,
+        [z, kept]: [Option<&Bytes>; 2],
         y: &Bytes,
-        kept: Option<&Bytes>,
     ) -> Result<()> {
         let [mask, b_kept] = if norm.add { [kept, None] } else { [None, kept] };
         let mut arguments = vec![Memory(x), z.map_or(Null, Memory), Memory(y), mask.map_or(Null, Memory)];
@@ -301,7 +300,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
         let (found, running) = ([&o[1], &o[2]], [&i[3], &i[4], &o[3], &o[4]]);
         let statistics = Statistics::Moments { moments, ranks, found, running };
         let z = i.get(5).filter(|_| norm.add);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, z, &o[0], o.get(5))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [z, o.get(5)], &o[0])
     }))
 }
 
@@ -310,30 +309,34 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         let statistics = Statistics::Given([&i[3], &i[4]]);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, i.get(5), &o[0], o.get(1))
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [i.get(5), o.get(1)], &o[0])
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved → dz, dw, db, dx.
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db, dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
-    if norm.add && input(request, 5)?.0.dtype != DType::Saved {
-        return Err(Error::internal(
-            "the way back of a normalisation with an addition wants the mask, not y",
-        ));
-    }
+    let masked = norm.add && input(request, 5)?.0.dtype == DType::Saved;
     let kernel = kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
-        let (mask, b) = if norm.add { (i.get(5), None) } else { (None, i.get(5)) };
+        let (mask, b) = (i.get(5).filter(|_| masked), i.get(5).filter(|_| !norm.add));
         let given = Given { dy: &i[0], x: &i[1], mask, w: &i[2], b, mean: &i[3], variance: &i[4] };
-        let dz = norm.add.then_some(&o[0]);
-        shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], dz)?;
-        // What is behind an addition has its ReLU taken off by now.
-        let (norm, given, dx) = match dz {
-            Some(dz) => (BatchNorm { relu: false, ..norm }, Given { dy: dz, ..given }, &o[3]),
-            None => (norm, given, &o[0]),
-        };
-        shape.backward(operands, &norm, &given, &sums, 1, dx)
+        if !norm.add {
+            shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], None)?;
+            return shape.backward(operands, &norm, &given, &sums, 1, &o[0]);
+        }
+        // The ReLU is taken off first; with the mask on the way to the sums.
+        let (dz, cut) = (&o[0], BatchNorm { relu: false, ..norm });
+        let of_dz = Given { dy: dz, mask: None, ..given };
+        if masked {
+            shape.sums(operands, &norm, &given, &sums, [&o[1], &o[2]], Some(dz))?;
+        } else {
+            let n = shape.elements();
+            let arguments = [Memory(&i[0]), Memory(&i[5]), Memory(dz), Long(n), Float(f32::INFINITY)];
+            operands.each("relu_backward", shape.real, n, &arguments)?;
+            shape.sums(operands, &cut, &of_dz, &sums, [&o[1], &o[2]], None)?;
+        }
+        shape.backward(operands, &cut, &of_dz, &sums, 1, &o[3])
     });
     Ok(kernel.in_place(0))
 }

@@ -49,12 +49,13 @@ fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<A
 /// into accesses of 16 bytes.
 fn common(pool: &Pool2d, spec: &Spec) -> Result<Option<&'static str>> {
     let square = [pool.kernel, pool.stride, pool.padding].map(|[h, w]| (h == w).then_some(h));
-    Ok(is_wide(spec)?.then_some(()).and_then(|()| match square {
+    Ok(match square {
+        _ if !is_wide(spec)? => None,
         [Some(2), Some(2), Some(0)] => Some("2x2s2"),
         [Some(3), Some(2), Some(0)] => Some("3x3s2"),
         [Some(3), Some(2), Some(1)] => Some("3x3s2p1"),
         _ => None,
-    }))
+    })
 }
 
 fn is_wide(spec: &Spec) -> Result<bool> {

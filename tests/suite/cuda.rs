@@ -112,7 +112,7 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
 /// other part, with an engine that adds and without, restored from the cache and with activations computed again.
 #[test]
 fn a_gradient_is_added_to_where_it_lies() {
-    let flags = "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
+    let flags = "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32";
     let mut results = Results::new();
     let run = |results: &mut Results, more: &str, variables: &[(&str, &str)]| {
         results.train_with(1, &format!("{flags} {more}"), variables).0
@@ -131,12 +131,17 @@ fn a_gradient_is_added_to_where_it_lies() {
     let none = [("FAKE_CUDNN_JOINED", "0")];
     assert_eq!(run(&mut Results::new(), "", &none), apart, "no engine that adds");
     let planned = |fusion: &str| {
-        let flags: Vec<&str> = flags.split_whitespace().chain(["--dry-run"]).collect();
+        let path = results.directory.path().join("steps");
+        let more = ["--dry-run", "--plan-steps", path.to_str().unwrap()];
+        let flags: Vec<&str> = flags.split_whitespace().chain(more).collect();
         let variables = [("DLTRAIN_CUDNN_FUSION", fusion)];
-        finish(with_cuda(job::job(&[(1, &flags)]), &variables, results.directory.path())).stdout
+        let done = finish(with_cuda(job::job(&[(1, &flags)]), &variables, results.directory.path()));
+        assert!(done.success, "{}", done.stderr);
+        std::fs::read_to_string(path).unwrap()
     };
     // One a block: 8 of them.
-    let counts = ["1", "0"].map(|fusion| planned(fusion).matches("backward data+add").count());
+    let counts =
+        ["1", "0"].map(|fusion| planned(fusion).matches(r#""op":"conv2d backward data+add""#).count());
     assert_eq!(counts, [8, 0]);
 }
 

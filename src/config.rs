@@ -348,6 +348,9 @@ pub struct Config {
     /// Whether it prints every action of a step.
     #[serde(skip)]
     pub script: bool,
+    /// Where the steps of the plan go, for programs to read.
+    #[serde(skip)]
+    pub plan_steps: Option<PathBuf>,
     /// Only test the weights.
     pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.

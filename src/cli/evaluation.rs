@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 20] = [
+const OF_TRAINING: [&str; 21] = [
     "accumulation",
     "allreduce",
     "augment",
@@ -18,6 +18,7 @@ const OF_TRAINING: [&str; 20] = [
     "freeze",
     "fusion-threshold-mb",
     "no-overlap",
+    "plan-steps",
     "recompute",
     "repeat-data",
     "reset-head",

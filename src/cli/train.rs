@@ -94,6 +94,9 @@ pub struct Args {
     /// With --dry-run: every action of a step of rank 0, in order.
     #[arg(long, requires = "dry_run", help_heading = "Length of the run")]
     script: bool,
+    /// With --dry-run: write the plan's steps there, a JSON object a line, with operations and bytes of each.
+    #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
+    plan_steps: Option<PathBuf>,
     /// Test the weights of --init-from on the test images of --data, and stop.
     #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
     evaluate: bool,
@@ -203,6 +206,7 @@ impl Args {
             ("--results", results.filter(|_| file.is_none()), Use::Directory),
             ("--save-weights", self.save_weights.as_deref(), Use::Write),
             ("--timeline", self.timeline.as_deref(), Use::Write),
+            ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),
@@ -300,6 +304,7 @@ impl Args {
             dry_run: self.dry_run,
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             script: self.script,
+            plan_steps: self.plan_steps,
             evaluate: self.evaluate,
             max_batch: self.max_batch,
         };

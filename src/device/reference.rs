@@ -222,6 +222,9 @@ fn evaluate(
             dx.zip_mut_with(&inputs[2], |dx, &r| *dx = if r > 0.0 { *dx } else { 0.0 });
             vec![dx]
         }
+        Op::Conv2dBackwardDataAdd(conv) => {
+            vec![conv2d_backward_data(conv, inputs, &shape(0))? + &inputs[2]]
+        }
         Op::Conv2dMoments(conv) => {
             let y = conv2d(conv, inputs, &shape(0))?;
             let moments = batch_norm::own_moments(&y)?;

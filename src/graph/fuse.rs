@@ -1,7 +1,7 @@
 //! Ops that a device computes faster together than one after the other: rewritings that change no result but by rounding, made
 //! for the device that asks for them, when all of a step is known.
 
-use super::{Activation, BatchNorm, DType, Graph, Node, NodeId, Op, TensorId};
+use super::{Activation, BatchNorm, Conv2d, DType, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -12,6 +12,8 @@ pub struct OpFusions {
     pub mask: bool,
     /// The gradient of a convolution's input with that of the ReLU before it: `Conv2dBackwardDataRelu`.
     pub relu_backward: bool,
+    /// The gradient of a convolution's input with what else is known of it: `Conv2dBackwardDataAdd`.
+    pub gradient_sums: bool,
     /// A convolution that gives numbers of one of these types with the mean and variance that a normalisation wants of
     /// them: `Conv2dMoments`.
     pub moments: &'static [DType],
@@ -28,6 +30,9 @@ impl Graph {
         }
         if fusions.relu_backward {
             self.join_relu_backward();
+        }
+        if fusions.gradient_sums {
+            self.join_gradient_sums();
         }
         if !fusions.moments.is_empty() {
             self.join_moments(fusions.moments);
@@ -139,6 +144,51 @@ impl Graph {
         self.remove(&gone);
     }
 
+    /// A convolution's dx that nothing but a sum of gradients reads is added to the rest of the sum where that lies, if the
+    /// rest is known by then and nobody reads it afterwards.
+    fn join_gradient_sums(&mut self) {
+        let mut gone = Vec::new();
+        for index in self.forward_nodes..self.nodes.len() {
+            let node = &self.nodes[index];
+            if node.op != (Op::Add { relu: false }) {
+                continue;
+            }
+            let (sum, inputs) = (node.outputs[0], [node.inputs[0], node.inputs[1]]);
+            let parts = [inputs, [inputs[1], inputs[0]]];
+            let fitting = parts.into_iter().find_map(|[dx, rest]| self.adds_to(dx, rest, index, sum));
+            if let Some((data, conv, rest)) = fitting {
+                let node = &mut self.nodes[data];
+                node.op = Op::Conv2dBackwardDataAdd(conv);
+                node.inputs.push(rest);
+                node.outputs[0] = sum;
+                gone.push(index);
+            }
+        }
+        self.remove(&gone);
+    }
+
+    /// The node that gives `dx`, if it is a convolution's that may add it to `rest` in the place of node `addition`.
+    fn adds_to(
+        &self,
+        dx: TensorId,
+        rest: TensorId,
+        addition: usize,
+        sum: TensorId,
+    ) -> Option<(usize, Conv2d, TensorId)> {
+        let data = self.producer(dx).filter(|_| self.read_once(dx))?;
+        let Op::Conv2dBackwardData(conv) = self.nodes[data].op else { return None };
+        let known = self.producer(rest).is_some_and(|maker| self.forward_nodes <= maker && maker < data);
+        let dies = || {
+            self.nodes[data..]
+                .iter()
+                .enumerate()
+                .all(|(behind, node)| data + behind == addition || !node.inputs.contains(&rest))
+        };
+        let alike =
+            self.tensor(rest).spec == self.tensor(sum).spec && self.tensor(dx).spec == self.tensor(sum).spec;
+        (known && alike && rest != dx && dies()).then_some((data, conv, rest))
+    }
+
     /// Convolutions before normalisations give the moments too; those that are computed again do so likewise, so that what
     /// they give has the same bits.
     fn join_moments(&mut self, types: &[DType]) {
@@ -226,10 +276,15 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Conv2d, Frozen, Role};
+    use crate::graph::{Builder, Frozen, Role};
 
-    const ALL: OpFusions =
-        OpFusions { addition: true, mask: true, relu_backward: true, moments: &[DType::F16] };
+    const ALL: OpFusions = OpFusions {
+        addition: true,
+        mask: true,
+        relu_backward: true,
+        gradient_sums: true,
+        moments: &[DType::F16],
+    };
 
     /// Two convolutions with a ReLU between them, then two with normalisations, in f16.
     fn forward() -> Graph {
@@ -368,6 +423,70 @@ mod tests {
         assert_eq!(left.map(|name| count(&joined, name)), [1, 1, 0]);
     }
 
+    /// The later of two convolutions adds to what the earlier gave, and so does one beside what is no convolution.
+    #[test]
+    fn a_gradient_that_is_a_sum_is_added_where_it_lies() {
+        let sums = OpFusions { gradient_sums: true, ..OpFusions::default() };
+        for first in [true, false] {
+            let apart = block(first).simplify().differentiate();
+            let additions = |graph: &Graph| {
+                names(&graph.clone())[graph.forward_nodes..].iter().filter(|name| **name == "add").count()
+            };
+            assert_eq!(additions(&apart), 1, "the images have no gradient");
+            let joined = apart.clone().fuse(sums);
+            check(&joined);
+            assert_eq!((additions(&joined), count(&joined, "conv2d backward data+add")), (0, 1));
+            let node =
+                joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dBackwardDataAdd(_))).unwrap();
+            let (sum, rest) = (joined.tensor(node.outputs[0]), joined.tensor(node.inputs[2]));
+            assert_eq!((&sum.spec, node.name.as_str()), (&rest.spec, "next"));
+            assert_eq!(apart.nodes.len(), joined.nodes.len() + 1);
+        }
+    }
+
+    /// What somebody reads later must not be written over, and what comes later cannot be added to.
+    #[test]
+    fn a_sum_whose_other_part_is_read_again_or_made_later_stays() {
+        let (mut net, x) = Builder::new("apart", 1, [2, 4, 4]);
+        let x = net.conv2d("conv", x, 2, Conv2d::square(1)).unwrap();
+        let y = net.conv2d("next", x, 2, Conv2d::square(1)).unwrap();
+        let z = net.max_pool("pool", x, crate::graph::Pool2d::square(1)).unwrap();
+        let y = net.add("add", y, z).unwrap();
+        let x = net.linear("fc", y, 2);
+        let graph = net.finish(x).simplify().differentiate();
+        let sums = OpFusions { gradient_sums: true, ..OpFusions::default() };
+        let order = |graph: &Graph| {
+            let place =
+                |wanted: fn(Op) -> bool| graph.nodes.iter().rposition(|node| wanted(node.op)).unwrap();
+            [
+                place(|op| matches!(op, Op::MaxPoolBackward(_))),
+                place(|op| matches!(op, Op::Conv2dBackwardData(_))),
+            ]
+        };
+        let [pool, data] = order(&graph);
+        assert!(pool < data);
+        assert_eq!(count(&graph.clone().fuse(sums), "conv2d backward data+add"), 1);
+        // The same with the pooling's gradient behind the convolution's.
+        let mut late = graph.clone();
+        let node = late.nodes.remove(pool);
+        late.nodes.insert(data, node);
+        check(&late);
+        assert_eq!(late.clone().fuse(sums), late);
+        // And with a reader of it behind the sum.
+        let mut again = graph;
+        let rest = again.nodes[pool].outputs[0];
+        let more = again.gradient_like(rest);
+        let op = Op::Add { relu: true };
+        again.nodes.push(Node {
+            name: "more".into(),
+            op,
+            inputs: vec![rest, rest],
+            outputs: vec![more],
+            forward: None,
+        });
+        assert_eq!(again.clone().fuse(sums), again);
+    }
+
     /// A gradient that is a sum is not one convolution's.
     #[test]
     fn a_relu_that_two_ops_read_stays() {
@@ -378,7 +497,8 @@ mod tests {
         let y = net.add("add", r, y).unwrap();
         let x = net.linear("fc", y, 2);
         let graph = net.finish(x).simplify().differentiate();
-        assert_eq!(graph.clone().fuse(ALL), graph);
+        let relu = OpFusions { gradient_sums: false, ..ALL };
+        assert_eq!(graph.clone().fuse(relu), graph);
     }
 
     #[test]

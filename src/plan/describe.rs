@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Plan, PlannedStep};
-use crate::graph::NodeId;
+use crate::graph::{Node, NodeId, TensorId};
 
 /// Bytes of each kind of memory that a rank needs for a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -179,6 +179,36 @@ impl Plan {
     pub fn work(&self, step: &PlannedStep) -> (u64, usize) {
         let moved = step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum();
         (step.node.map_or(0, |id| self.graph.products(id)), moved)
+    }
+
+    /// The steps as programs read them, a JSON object a line: layer (or the tensor that a reorder copies), op with its settings,
+    /// pass, FLOP of its products, names and bytes of what is read and written, output 0's shape, implementation.
+    pub fn steps_as_json(&self) -> String {
+        let mut text = String::new();
+        for (index, step) in self.steps.iter().enumerate() {
+            let bytes =
+                |places: &[super::Location]| places.iter().map(|place| place.bytes).collect::<Vec<_>>();
+            let node = step.node.map(|id| self.graph.node(id));
+            let names = |of: fn(&Node) -> &Vec<TensorId>| {
+                let tensors = node.map(|node| of(node).iter().map(|id| self.graph.tensor(*id).name.as_str()));
+                tensors.map(Iterator::collect::<Vec<_>>).unwrap_or_default()
+            };
+            let line = serde_json::json!({
+                "layer": node.map_or(step.label.trim_end_matches(" reorder"), |node| &node.name),
+                "op": node.map_or("reorder", |node| node.op.name()),
+                "settings": node.map_or(String::new(), |node| format!("{:?}", node.op)),
+                "pass": if index < self.forward_steps { "forward" } else { "backward" },
+                "flop": step.node.map_or(0, |id| self.graph.products(id)),
+                "read": bytes(&step.inputs),
+                "written": bytes(&step.outputs),
+                "inputs": names(|node| &node.inputs),
+                "outputs": names(|node| &node.outputs),
+                "output": node.map_or(&[][..], |node| &self.graph.tensor(node.outputs[0]).spec.shape.0),
+                "implementation": step.kernel.implementation(),
+            });
+            let _ = writeln!(text, "{line}");
+        }
+        text
     }
 
     fn describe_recomputation(&self, out: &mut String, kept: usize) {

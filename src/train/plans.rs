@@ -9,7 +9,7 @@ use crate::config::{Config, MeshShape, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
-use crate::files::fnv1a;
+use crate::files::{self, fnv1a};
 use crate::fusion::compress;
 use crate::host;
 use crate::optim;
@@ -168,6 +168,26 @@ impl Plans {
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
         Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+    }
+
+    /// The file of `--plan-steps`, by rank 0.
+    pub fn write_steps(&self, world: &World, config: &Config) -> Result<()> {
+        let Some(path) = config.plan_steps.as_ref().filter(|_| world.rank() == 0) else { return Ok(()) };
+        let wrong = |e: std::io::Error| Error::output(path, format!("cannot write the plan's steps: {e}"));
+        files::write_whole(path, "the plan's steps", |to| {
+            std::fs::write(to, self.training.steps_as_json() + &self.update_as_json(config)).map_err(wrong)
+        })
+    }
+
+    /// The update of all parameters, in the same form.
+    fn update_as_json(&self, config: &Config) -> String {
+        let bytes = self.training.sizes.parameters;
+        let read = vec![bytes; 2 + config.optimizer.rule.states()];
+        let written = vec![bytes; 1 + config.optimizer.rule.states()];
+        let update = serde_json::json!({
+            "layer": "", "op": "update", "pass": "update", "flop": 0, "read": read, "written": written,
+        });
+        format!("{update}\n")
     }
 
     /// What the machine's rates allow, where they are given.

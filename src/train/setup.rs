@@ -112,6 +112,7 @@ pub fn prepare(
     let program = (plans.extent.program + source.kept()).saturating_sub(resumed_bytes);
     plans.extent.program = greatest(world, program)?;
     if config.dry_run {
+        world.agree(plans.write_steps(world, config))?;
         record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
         return world.agree(record::printed()).map(|()| None);
     }

@@ -29,7 +29,9 @@ constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const bool joined = graph.words(OPERATIONS).size() > 1;
     const char *text = getenv("FAKE_CUDNN_JOINED");
-    if (!Computation::of(graph) || (joined && text && std::string(text) == "0")) return {};
+    const auto computation = Computation::of(graph);
+    const bool more = joined || (computation && computation->convolution.beta != 0);
+    if (!computation || (more && text && std::string(text) == "0")) return {};
     if (fallback) return {REFUSED};
     return {UNSTEADY, joined ? JOINED : SERVES};
 }

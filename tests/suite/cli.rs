@@ -382,6 +382,7 @@ fn help_is_grouped_and_info_answers_everything() {
         "--dry-run",
         "--roofline",
         "--script",
+        "--plan-steps",
         "--classes",
         "--image-size",
         "--label-smoothing",

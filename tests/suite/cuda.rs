@@ -108,6 +108,43 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
     }
 }
 
+/// The gradient of what a block of a residual network reads is a sum, which a convolution adds its part to: written over the
+/// other part, with an engine that adds and without, restored from the cache and with activations computed again.
+#[test]
+fn a_gradient_is_added_to_where_it_lies() {
+    let flags = "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32";
+    let mut results = Results::new();
+    let run = |results: &mut Results, more: &str, variables: &[(&str, &str)]| {
+        results.train_with(1, &format!("{flags} {more}"), variables).0
+    };
+    let apart = run(&mut results, "", &[("DLTRAIN_CUDNN_FUSION", "0")]);
+    let accumulates = |results: &Results| {
+        kept_plans(results.directory.path()).iter().any(|file| file.contains("then-accumulate"))
+    };
+    assert!(!accumulates(&results));
+    let first = run(&mut results, "", &[]);
+    assert!(accumulates(&results));
+    close(&first, &apart, "a sum is rounded once, not twice");
+    assert_eq!(run(&mut results, "", &[]), first, "restored");
+    assert_eq!(run(&mut results, "--recompute", &[]), first, "computed again");
+    // In f32 nothing else is done along with a convolution here: the same operations in the same order.
+    let none = [("FAKE_CUDNN_JOINED", "0")];
+    assert_eq!(run(&mut Results::new(), "", &none), apart, "no engine that adds");
+    let planned = |fusion: &str| {
+        let path = results.directory.path().join("steps");
+        let more = ["--dry-run", "--plan-steps", path.to_str().unwrap()];
+        let flags: Vec<&str> = flags.split_whitespace().chain(more).collect();
+        let variables = [("DLTRAIN_CUDNN_FUSION", fusion)];
+        let done = finish(with_cuda(job::job(&[(1, &flags)]), &variables, results.directory.path()));
+        assert!(done.success, "{}", done.stderr);
+        std::fs::read_to_string(path).unwrap()
+    };
+    // One a block: 8 of them.
+    let counts =
+        ["1", "0"].map(|fusion| planned(fusion).matches(r#""op":"conv2d backward data+add""#).count());
+    assert_eq!(counts, [8, 0]);
+}
+
 /// The files of cuDNN's cache.
 fn kept_plans(directory: &Path) -> Vec<String> {
     let machines = std::fs::read_dir(directory.join("cudnn")).unwrap().map(|entry| entry.unwrap().path());

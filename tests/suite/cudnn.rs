@@ -2,7 +2,8 @@
 //!
 //! - every convolution of the zoo, forward and backward, in every precision, has an engine on an A100 and on an H100 that
 //!   gives the same bits every time, in the arithmetic that the precision promises, and in modest scratch memory;
-//! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and with tf32;
+//! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and with tf32, and
+//!   those that add a gradient in halves to what is there already, on an H100 and an H200;
 //! - a plan that was kept as text is restored.
 //!
 //! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's, of several releases: the one that
@@ -156,11 +157,19 @@ fn what_is_done_along_with_a_convolution_has_engines() {
 }
 
 fn along_with_a_convolution() {
-    let newest = usize::from(!std::env::var(PLACES).unwrap().contains("9.19"));
+    let newest = !std::env::var(PLACES).unwrap().contains("9.19");
     let spec = |extents: [usize; 4]| Spec { shape: dltrain::graph::Shape(extents.into()), dtype: DType::F32 };
-    for gpu in cards() {
+    let h200 = gpu("NVIDIA H200", 900, 132, 232_448, 50 << 20, 141 << 30);
+    for gpu in cards().into_iter().chain([h200]) {
         let described = described(&gpu, true);
         for (dtype, tf32) in PRECISIONS {
+            // mobilenet_v2's.
+            let depthwise = Conv2d { bias: false, groups: 96, ..Conv2d::square(3).padding(1) };
+            let [x, w] = [[32, 96, 56, 56], [96, 1, 3, 3]].map(spec);
+            let question = Question { conv: &depthwise, tensors: [&x, &w, &x], dtype, tf32 };
+            let engines = described.engines(&question).unwrap();
+            println!("{}: {dtype:?}, tf32 {tf32}: depthwise: {engines:?}", gpu["deviceName"]);
+            assert!(engines.iter().all(Option::is_some), "{dtype:?}: {engines:?}");
             // vgg16's, resnet50's.
             for (kernel, channels, filters, size) in [(3, 64, 128, 56), (3, 512, 512, 14), (1, 256, 64, 56)] {
                 let conv = Conv2d { bias: false, ..Conv2d::square(kernel).padding(kernel / 2) };
@@ -174,10 +183,16 @@ fn along_with_a_convolution() {
                 let engines = described.joined(&question).unwrap();
                 let what = format!("{}: {dtype:?}, tf32 {tf32}: {conv:?}: {engines:?}", gpu["deviceName"]);
                 println!("{what}");
+                let [activated, masked, summed, accumulated] = engines;
+                assert!(activated.is_some(), "{what}");
                 // 9.19 masks no gradient in f32 proper.
-                let wanted = if dtype == DType::F32 && !tf32 { &engines[..1 + newest] } else { &engines };
-                assert!(wanted.iter().all(Option::is_some), "{what}");
-                assert!(dtype != DType::F16 || engines[2].is_some_and(|engine| !engine.compiled), "{what}");
+                assert!(masked.is_some() || !newest && dtype == DType::F32 && !tf32, "{what}");
+                assert!(summed.is_some() || dtype == DType::F32 && !tf32, "{what}");
+                // To add to what is there needs no engine that is compiled.
+                let wanted = dtype != DType::F32 && gpu["deviceVer"] == 900;
+                assert!(accumulated.is_some() || !wanted, "{what}");
+                assert!(accumulated.is_none_or(|engine| !engine.compiled), "{what}");
+                assert!(dtype != DType::F16 || summed.is_some_and(|engine| !engine.compiled), "{what}");
             }
         }
     }

@@ -167,7 +167,7 @@ fn apply(
                     | Op::Conv2dBackwardData(_)
                     | Op::LinearBackwardData { .. }
             )
-            || index == 1 && matches!(op, Op::Conv2dBackwardDataRelu(_))
+            || index == 1 && matches!(op, Op::Conv2dBackwardDataRelu(_) | Op::Conv2dBackwardDataAdd(_))
     };
     let described: Vec<_> = inputs
         .iter()
@@ -236,6 +236,7 @@ fn agrees(
             Op::Conv2d(_)
                 | Op::Conv2dBackwardData(_)
                 | Op::Conv2dBackwardDataRelu(_)
+                | Op::Conv2dBackwardDataAdd(_)
                 | Op::Conv2dBackwardWeights(_)
                 | Op::Linear { .. }
         );
@@ -433,6 +434,16 @@ fn joined_agrees(
     let op = Op::Conv2dBackwardDataRelu(conv);
     // The sizes of the numbers come from absolute operands, in which no ReLU cuts.
     agrees(device, &op, &[dy, w, &given], from_ref(&x.spec), None, numbers, &[sum])?;
+    // One more is added up, x in its place.
+    agrees(
+        device,
+        &Op::Conv2dBackwardDataAdd(conv),
+        &[dy, w, x],
+        from_ref(&x.spec),
+        None,
+        numbers,
+        &[sum + 1],
+    )?;
     let conv = Conv2d { bias: false, relu: false, ..conv };
     let (c, rows) = (dy.spec.shape.0[1], (dy.values.len() / dy.spec.shape.0[1]) as f64);
     let op = Op::Conv2dMoments(conv);
@@ -479,6 +490,9 @@ fn joined_ops_are_these_in_a_row_by_definition() {
         let dx = kept(&x, &of(Op::Conv2dBackwardData(conv), &[&hdy, &hw], &[spec(&x)])[0]);
         let masked = of(Op::ActivationBackward(Activation::RELU), &[&dx, &r], &[spec(&x)]);
         prop_assert_eq!(&of(Op::Conv2dBackwardDataRelu(conv), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
+
+        let added = of(Op::Add { relu: false }, &[&dx, &hx], &[spec(&x)]);
+        prop_assert_eq!(&of(Op::Conv2dBackwardDataAdd(conv), &[&hdy, &hw, &hx], &[spec(&x)])[0], &added[0]);
 
         let (c, pair) = (y[1], spec(&[2, y[1]]));
         let made = kept(&y, &of(Op::Conv2d(conv), &[&hx, &hw], &[spec(&y)])[0]);

@@ -486,6 +486,32 @@ fn a_dry_run_prints_the_plan_and_leaves_nothing() {
     assert!(one > 0.0 && (two / one - 2.0).abs() < 0.01, "{one} and {two} images/s");
 }
 
+/// The same least time from the file as from the program: every step is in it with its operations and bytes.
+#[test]
+fn the_steps_of_a_plan_are_written_for_programs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("steps.jsonl");
+    let (flops, bytes) = (1e11, 1e10);
+    let flags = ["--model", "mnist_large", "--batch", "16", "--dry-run", "--roofline", "0.1,10"];
+    let printed = run(2, &[&flags[..], &["--plan-steps", path.to_str().unwrap()]].concat());
+    let text = std::fs::read_to_string(&path).unwrap();
+    let steps: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let seconds = |step: &serde_json::Value| {
+        let moved = ["read", "written"].map(|which| {
+            step[which].as_array().unwrap().iter().map(|bytes| bytes.as_f64().unwrap()).sum::<f64>()
+        });
+        (step["flop"].as_f64().unwrap() / flops).max((moved[0] + moved[1]) / bytes)
+    };
+    let least = format!("at least {:.3} ms", 1e3 * steps.iter().map(seconds).sum::<f64>());
+    assert!(printed.contains(&least), "{least}:\n{printed}");
+    let passes = ["forward", "backward", "update"]
+        .map(|pass| steps.iter().filter(|step| step["pass"] == pass).count());
+    assert!(passes[0] > 5 && passes[1] > 5 && passes[2] == 1, "{passes:?}");
+    let first = &steps[0];
+    assert!(!first["layer"].as_str().unwrap().is_empty() && first["output"][0] == 16, "{first}");
+}
+
 /// resnet18 has 20 normalisations with 4800 channels in all: two numbers each, forward and backward.
 #[test]
 fn a_dry_run_counts_what_statistics_cost() {

@@ -164,6 +164,34 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> R
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
 }
 
+/// dy, w, z → dx + z, written over z: cuDNN adds to what lies there already (beta = 1), or an addition follows.
+pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+    let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[dx, dy])?;
+    let product = compiled(gpu, Direction::BackwardData, Then::Accumulate, conv, real, [dx, w, dy])?;
+    let layout = operand(conv, dx, real);
+    let inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real), layout.clone()];
+    let (bytes, scratch, name) = (layout.bytes(), product.workspace(), named(&product, real));
+    let workspace = scratch.next_multiple_of(PART) + if product.is_joined() { 0 } else { bytes };
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let ([dy, w, z], [dx]) = (operands.inputs, operands.outputs) else {
+            return Err(Error::internal("a convolution's gradient that is added has three inputs"));
+        };
+        if product.is_joined() {
+            if z.address() != dx.address() {
+                operands.copy(z, dx, bytes);
+            }
+            operands.push(product.bind(&[dx, w, dy], &workspace)?);
+            return Ok(());
+        }
+        let (part, n) = (operands.scratch(bytes), bytes / real.bytes());
+        operands.push(product.bind(&[&part, w, dy], &workspace)?);
+        operands.each("add", real, n, &[Memory(z), Memory(&part), Memory(dx), Long(n), Bool(false)])
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, vec![layout], bind).with_workspace(workspace).in_place(2))
+}
+
 /// x, dy → dw, db?, both f32 whatever is multiplied.
 pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);

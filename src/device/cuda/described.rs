@@ -69,15 +69,16 @@ impl Described {
     }
 
     /// Engines that do along with it what the plan may want: a bias and a ReLU with y, the gradient of a ReLU with dx, the sums
-    /// that moments are made of with y. None: none does, and it is done apart.
+    /// that moments are made of with y, an addition to what dx was. None: none does, and it is done apart.
     ///
     /// # Errors
     /// As `engines`.
-    pub fn joined(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
+    pub fn joined(&self, question: &Question) -> Result<[Option<Engine>; 4]> {
         Ok([
             self.engine(question, Direction::Forward, Then::Activate { bias: true, relu: true })?,
             self.engine(question, Direction::BackwardData, Then::Mask)?,
             self.engine(question, Direction::Forward, Then::Sums)?,
+            self.engine(question, Direction::BackwardData, Then::Accumulate)?,
         ])
     }
 

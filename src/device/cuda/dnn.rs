@@ -11,7 +11,7 @@ use super::blas::Matrix;
 use super::gpu::Gpu;
 use super::handle::{Context, Stream, allocate};
 use super::layout::Real;
-use super::product::{Operand, Product, Then};
+use super::product::{Direction, Operand, Product, Then};
 use super::sys::{self, cudnnHandle_t};
 use super::tune::Choice;
 use crate::config::environment;
@@ -372,7 +372,7 @@ impl Room<'_> {
         let alone = product.alone();
         let Some(plan) = planned(self.gpu, &alone)? else { return Ok(Duration::MAX) };
         // The result: its halves are copied one onto the other, so that as many bytes are read and written as it has.
-        let result = &self.tensors[if product.then == Then::Mask { 0 } else { 2 }];
+        let result = &self.tensors[if product.direction == Direction::BackwardData { 0 } else { 2 }];
         let half = (result.bytes() / 2).next_multiple_of(ALIGNMENT).min(result.bytes());
         let (from, to) = (result.slice(0, result.bytes() - half), result.slice(half, result.bytes() - half));
         let stream = &self.gpu.stream;

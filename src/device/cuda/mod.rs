@@ -94,6 +94,7 @@ impl Cuda {
             Op::Conv2dBackwardData(conv) | Op::Conv2dBackwardDataRelu(conv) => {
                 conv::backward_data(gpu, request, &conv)
             }
+            Op::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
             Op::Conv2dBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
@@ -155,7 +156,7 @@ impl Device for Cuda {
         let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
         match dnn::Fusion::wanted() {
             dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
-            _ => OpFusions { addition: true, mask: true, relu_backward: true, moments },
+            _ => OpFusions { addition: true, mask: true, relu_backward: true, gradient_sums: true, moments },
         }
     }
 

@@ -36,6 +36,8 @@ pub enum Then {
     },
     /// To dx: 0 where what another ReLU gave, of dx's extents and type, is not above 0.
     Mask,
+    /// To dx: what lies there already is added.
+    Accumulate,
     /// Of y: the sum of each channel, and that of its squares, f32.
     Sums,
 }
@@ -130,6 +132,7 @@ impl Product {
                 Then::Activate { bias: true, .. } => " then bias",
                 Then::Activate { .. } => " then relu",
                 Then::Mask => " then mask",
+                Then::Accumulate => " then accumulate",
                 Then::Sums => " then sums",
             }
         )
@@ -146,7 +149,7 @@ impl Product {
         let (of_channels, f32) = ([1, y[1], 1, 1], Real::F32);
         let more = match self.then {
             Then::Activate { bias: true, .. } => vec![(of_channels, f32)],
-            Then::Nothing | Then::Activate { .. } => vec![],
+            Then::Nothing | Then::Activate { .. } | Then::Accumulate => vec![],
             Then::Mask => vec![(x, self.real)],
             Then::Sums => vec![(of_channels, f32); 2],
         };
@@ -159,7 +162,7 @@ impl Product {
         match self.then {
             Then::Nothing => 0.0,
             Then::Activate { .. } => 2.0,
-            Then::Mask => 3.0,
+            Then::Mask | Then::Accumulate => 3.0,
             Then::Sums => 1.0,
         }
     }
@@ -174,7 +177,9 @@ impl Product {
                 .tensor(dnn, false)
         };
         let all = match self.then {
-            Then::Nothing => vec![self.convolution(dnn, [lying(0)?, lying(1)?, lying(2)?])?],
+            Then::Nothing | Then::Accumulate => {
+                vec![self.convolution(dnn, [lying(0)?, lying(1)?, lying(2)?])?]
+            }
             Then::Activate { bias, relu } => {
                 let (mut from, y) = (passing(1, 2)?, lying(2)?);
                 let mut all = vec![self.convolution(dnn, [lying(0)?, lying(1)?, from.clone()])?];
@@ -220,13 +225,14 @@ impl Product {
             .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &pair(self.conv.stride))?
             .finalize()?;
         let (kind, [x_is, w_is, y_is, how_is, alpha_is, beta_is]) = self.names();
+        let beta = if self.then == Then::Accumulate { 1.0f32 } else { 0.0 };
         Descriptor::new(dnn, kind)?
             .join(x_is, &[&x])?
             .join(w_is, &[&w])?
             .join(y_is, &[&y])?
             .join(how_is, &[&how])?
             .set(alpha_is, &[1.0f32])?
-            .set(beta_is, &[0.0f32])?
+            .set(beta_is, &[beta])?
             .finalize()
     }
 
@@ -270,9 +276,14 @@ impl Product {
         }
     }
 
+    /// Whether engines that are compiled when they are wanted count, which NVRTC must be there for: their plans are kept (`tune`).
+    /// A product of one group by itself has ready-made ones that are as fast; with several groups those left are naive.
+    fn may_be_compiled(&self) -> bool {
+        self.conv.groups > 1 || !matches!(self.then, Then::Nothing | Then::Accumulate)
+    }
+
     /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is done along
-    /// with it there are none if cuDNN knows none; and engines that are compiled when they are wanted count, which NVRTC must
-    /// be there for: their plans are kept (`tune`).
+    /// with it there are none if cuDNN knows none.
     pub fn ways(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
         let alone = self.then == Then::Nothing;
         let graph = match self.graph(dnn, target) {
@@ -282,7 +293,9 @@ impl Product {
         // f32 proper is another precision than tf32, and halves are not to be rounded once more on the way.
         let (tensor_cores, transforms) = (self.real != Real::F32 || self.tf32, self.real == Real::F32);
         let mut ways = backend::configurations(&graph, target)?;
-        ways.retain(|way| way.serves(tensor_cores, transforms) && (!alone || !way.is_compiled()));
+        ways.retain(|way| {
+            way.serves(tensor_cores, transforms) && (self.may_be_compiled() || !way.is_compiled())
+        });
         Ok(ways)
     }
 }

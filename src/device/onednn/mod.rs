@@ -136,9 +136,10 @@ impl Cpu {
             Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
                 host(loss::backward(engine, request, smoothing, weight))
             }
-            Op::Normalise { .. } | Op::Conv2dBackwardDataRelu(_) | Op::Conv2dMoments(_) => {
-                Err(joined(request))
-            }
+            Op::Normalise { .. }
+            | Op::Conv2dBackwardDataRelu(_)
+            | Op::Conv2dBackwardDataAdd(_)
+            | Op::Conv2dMoments(_) => Err(joined(request)),
         }
     }
 }

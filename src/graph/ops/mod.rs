@@ -38,6 +38,8 @@ pub enum Op {
     Conv2dBackwardData(Conv2d),
     /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::fuse`).
     Conv2dBackwardDataRelu(Conv2d),
+    /// dy, w, z (N,C,H,W) → dx + z: what is known of the input's gradient by then, with this part of it (`Graph::fuse`).
+    Conv2dBackwardDataAdd(Conv2d),
     /// x, dy → dw, db?
     Conv2dBackwardWeights(Conv2d),
     /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::fuse`).
@@ -163,6 +165,7 @@ impl Op {
             Op::Conv2d(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
             Op::Conv2dBackwardData(_) => ("conv2d backward data", BACKWARD_DATA),
             Op::Conv2dBackwardDataRelu(_) => ("conv2d backward data+relu", BACKWARD_DATA),
+            Op::Conv2dBackwardDataAdd(_) => ("conv2d backward data+add", BACKWARD_DATA),
             Op::Conv2dBackwardWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
             Op::Conv2dMoments(_) => ("conv2d+moments", FORWARD),
             Op::Linear { relu, .. } => (if *relu { "linear+relu" } else { "linear" }, FORWARD),
@@ -233,6 +236,7 @@ impl Op {
             Op::Conv2dMoments(_)
             | Op::Conv2dBackwardData(_)
             | Op::Conv2dBackwardDataRelu(_)
+            | Op::Conv2dBackwardDataAdd(_)
             | Op::Conv2dBackwardWeights(_)
             | Op::LinearBackwardData { .. }
             | Op::LinearBackwardWeights { .. }

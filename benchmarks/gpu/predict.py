@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""How long a step should take on an H200: a prediction from the plan, until a card has been measured.
+
+    predict.py DLTRAIN [--libraries DIR] [--models NAME,...] [--precisions bf16,f16] [--batch N] [--parts]
+
+DLTRAIN is asked for its plan (`--dry-run --plan-steps`), so that what changes the program changes the prediction.
+Without a GPU give --libraries the doubles of CUDA's libraries (tests/fake_cuda). Each step takes as long as its
+products or its bytes at the rates below, whichever is longer, divided by the share of that which its kernel reaches.
+The changes are then put in one after the other: a column is the step with it and all before it. --parts prints where
+the time goes, before and after.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+# ---- The card: a large product and a copy of PyTorch on an H200 (989 TFLOP/s and 4.8 TB/s by its data sheet). ----
+PRODUCTS, COPY = 790e12, 4.3e12
+# Warp instructions a second: 132 multiprocessors, 4 schedulers each, 1.755 GHz, 65 % of the slots used.
+ISSUED = 132 * 4 * 1.755e9 * 0.65
+
+# ---- Shares of the least time that kernels reach, before and after the change. "SASS": counted in the disassembly of the
+# kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": nobody has measured it. ----
+CONVOLUTION = 0.61          # Assumed, from published times of cuDNN's engines; 0.52 to 0.74 is possible (UNCERTAIN).
+LINEAR = 0.70               # Assumed: cuBLAS on smaller products than the one that PRODUCTS was measured with.
+NORMALISE = (0.87, 0.92)    # SASS.
+SUMS = (0.65, 0.90)         # SASS: one load of 8 bytes in flight.
+SUMS_RESIDUAL = (0.85, 0.90)  # SASS: with three inputs more is in flight.
+BACKWARD = (0.83, 0.92)     # SASS.
+MOMENTS = (0.60, 0.80)      # SASS: waves of blocks.
+CHANNELS = (0.60, 0.85)     # SASS: concatenations and slices.
+ELEMENTWISE = 0.90          # Assumed: additions, activations, updates, copies.
+DEPTHWISE = (0.15, 0.61)    # Assumed: cuDNN's naive engine, and a compiled one.
+POOL_INSTRUCTIONS = {2: (453, 360), 3: (646, 424)}  # SASS: for 4 channels, both ways, by the window's edge.
+IMAGES = 1.09e-10           # SASS: seconds a pixel of the kernel that put f32 images in order.
+LOSS = 3.2e-6               # SASS: seconds that a block takes for a row, forward and backward.
+KERNEL = 2.5e-6             # Assumed: the least that a kernel in a graph takes.
+SMALL_NODES = (16e-6, 7.5e-6)  # Assumed: the kernels on a normalisation's channels alone.
+CAST = 4e-6                 # Assumed: a launch that makes halves of a weight.
+HOST = (105e-6, 10e-6)      # Assumed: what a step waits for the host.
+SUMMED_APART = {"bf16": 0.5, "f16": 0.0}  # Assumed: convolutions whose engine with sums is not the faster way.
+KEPT_IN_L2 = 20e6           # Assumed: bytes of a tensor that a second pass backwards through it finds in the L2.
+UNCERTAIN = (0.52, 0.74)
+
+MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "densenet121", "mnist_small"]
+# What each is and does is in docs/gpu.md.
+CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host"]
+
+
+def plan(program, model, batch, precision, libraries):
+    """The steps of the training plan."""
+    with tempfile.TemporaryDirectory() as place:
+        path = os.path.join(place, "steps")
+        # Whatever is joined where cuDNN has an engine: nothing is timed.
+        environment = dict(os.environ, DLTRAIN_CUDNN_FUSION="1", DLTRAIN_CUDNN_CACHE="/dev/null")
+        if libraries:
+            environment.update(DLTRAIN_CUDA_PATH=libraries, FAKE_CUDA_MEMORY=str(141 << 30))
+        flags = ["--model", model, "--batch", str(batch), "--precision", precision, "--device", "cuda", "--dry-run"]
+        done = subprocess.run([program, *flags, "--plan-steps", path], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"predict.py: {program} {' '.join(flags)}: {done.stderr.strip()}")
+        return [json.loads(line) for line in open(path)]
+
+
+class Prediction:
+    """Seconds of a step, by what they go into, with these changes made. Ideal: the passes over memory and the products
+    that the program made before, at the card's rates: the roofline of the table."""
+
+    def __init__(self, steps, precision, made=(), convolution=CONVOLUTION, ideal=False):
+        self.precision, self.made, self.convolution, self.ideal = precision, made, convolution, ideal
+        self.parts, self.readers = {}, {}
+        for step in steps:
+            for name in step.get("inputs", []):
+                self.readers.setdefault(name, []).append(step["op"])
+        for step in steps:
+            self.step(step)
+        self.cost("host", HOST[self.has("host")])
+        self.total = sum(self.parts.values())
+
+    def has(self, change):
+        return int(change in self.made)
+
+    def cost(self, part, seconds):
+        """What is neither bytes nor products."""
+        self.parts[part] = self.parts.get(part, 0.0) + (0.0 if self.ideal else seconds)
+
+    def work(self, part, moved, share, flop=0, kernels=1):
+        """Products or bytes, by kernels that reach this share of the card's rates."""
+        least = max(flop / PRODUCTS, moved / COPY)
+        seconds = least if self.ideal else max(least / share, kernels * KERNEL)
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
+
+    def step(self, step):
+        op, moved = step["op"], sum(step["read"]) + sum(step["written"])
+        if op.startswith("conv2d"):
+            self.convolve(step, moved)
+        elif op.startswith("linear"):
+            self.work("linear layers", moved, LINEAR, step["flop"])
+        elif op.startswith("batch norm"):
+            self.normalise(step)
+        elif op.startswith("max pool"):
+            self.pool(step, moved)
+        elif op.startswith("softmax"):
+            self.loss(step)
+        elif op == "reorder":
+            self.reorder(step, moved)
+        elif op in ("concat", "slice"):
+            # Of what it cuts a slice reads as much as it writes.
+            self.work("concatenations", 2 * step["written"][0], CHANNELS[self.has("norms")])
+        elif op == "update":
+            self.work("update", moved, ELEMENTWISE)
+        elif op != "reshape":
+            self.work("other", moved, ELEMENTWISE)
+
+    def convolve(self, step, moved):
+        """A product, and what cuDNN does along with it."""
+        op, read, written = step["op"], step["read"], step["written"]
+        if op.endswith("+add"):
+            # What is there already is read; or the sum is a pass of its own.
+            moved -= read[2]
+            again = read[2] if self.has("sums") else 3 * written[0]
+            self.work("sums of gradients", again, ELEMENTWISE)
+        groups = int(re.search(r"groups: (\d+)", step["settings"])[1])
+        share = self.convolution
+        if groups > 1:
+            strided = "stride: [1, 1]" not in step["settings"] and "backward data" in op
+            naive = self.precision == "bf16" or strided
+            share = DEPTHWISE[self.has("depthwise") if naive else 1]
+        if step["inputs"][0] == "images" and not self.has("stem"):
+            # cuDNN copies images of four channels to eight itself; forward in f16 it need not.
+            moved -= read[0] / 2
+            if step["pass"] == "backward" or self.precision == "bf16":
+                self.work("convolutions", 1.5 * read[0], ELEMENTWISE)
+        self.work("convolutions", moved, share, step["flop"])
+        if op == "conv2d+moments":
+            apart = SUMMED_APART[self.precision] * written[0]
+            self.work("moments by themselves", apart, MOMENTS[self.has("norms")], kernels=0)
+
+    def normalise(self, step):
+        op, read, written, late = step["op"], step["read"], step["written"], self.has("norms")
+        tensor = read[0]
+        kept = min(KEPT_IN_L2, tensor) if late else 0.0
+        # What only convolutions read needs no memory where they normalise what they read.
+        result = step["outputs"][0] if step["pass"] == "forward" else step["inputs"][0].removeprefix("d ")
+        readers = [reader for reader in self.readers.get(result, []) if reader != op]
+        alone = all(reader.startswith("conv2d") for reader in readers) and "add" not in op
+        fused = self.has("fused") and self.precision == "f16" and alone
+        if step["pass"] == "forward":
+            self.cost("small kernels", SMALL_NODES[self.has("small")])
+            large = sum(size for size in read + written if size >= tensor)
+            self.work("normalise", 0 if fused else large - kept, NORMALISE[late])
+            return
+        residual = "add" in op
+        passes = (2 + (1 + 1 / 16 if late else 2)) if residual else 2
+        self.work("sums", 0 if fused else passes * tensor, (SUMS_RESIDUAL if residual else SUMS)[late])
+        self.work("gradients of normalisations", 3 * tensor - kept, BACKWARD[late])
+
+    def pool(self, step, moved):
+        window = max(int(edge) for edge in re.search(r"kernel: \[(\d+), (\d+)\]", step["settings"]).groups())
+        backward = step["pass"] == "backward"
+        warps = math.prod(step["output"]) / 4 / 32
+        issued = warps * POOL_INSTRUCTIONS[min(window, 3)][backward] / ISSUED
+        bound = not self.ideal and not self.has("pools") and issued > moved / COPY / ELEMENTWISE
+        return self.cost("pooling", issued) if bound else self.work("pooling", moved, ELEMENTWISE)
+
+    def loss(self, step):
+        rows = step["output"][0]
+        blocks = max(1, math.ceil(step["read"][0] / 4 / 1024))
+        part = LOSS / 3 if step["pass"] == "backward" else LOSS * 2 / 3
+        self.cost("loss", KERNEL if self.has("loss") else max(KERNEL, part * math.ceil(rows / blocks)))
+
+    def reorder(self, step, moved):
+        if step["layer"] == "images":
+            padded = step["written"][0]
+            if self.has("images") or self.ideal:
+                halves = padded if self.has("stem") else padded / 2
+                self.work("images", step["read"][0] + halves, ELEMENTWISE)
+            else:
+                self.cost("images", IMAGES * padded / 16)
+        elif self.has("small"):
+            # A weight in halves: the update writes it along.
+            self.work("update", step["written"][0], ELEMENTWISE, kernels=0)
+        else:
+            self.work("small kernels", moved, ELEMENTWISE, kernels=CAST / KERNEL)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dltrain")
+    parser.add_argument("--libraries")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--precisions", default="bf16,f16")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--parts", action="store_true")
+    given = parser.parse_args()
+    titles = ["network", "before", *(f"+ {change}" for change in CHANGES)]
+    titles += ["images/s", "possible", "of the roofline", "+ fused set"]
+    if not given.parts:
+        print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
+    for model in given.models.split(","):
+        for precision in given.precisions.split(","):
+            steps = plan(given.dltrain, model, given.batch, precision, given.libraries)
+            made = [CHANGES[:count] for count in range(len(CHANGES) + 1)]
+            if given.parts:
+                print_parts(model, precision, steps)
+            else:
+                print_row(model, precision, steps, made, given.batch)
+
+
+def print_row(model, precision, steps, made, batch):
+    times = [Prediction(steps, precision, changes).total for changes in made]
+    slow, fast = (batch / Prediction(steps, precision, CHANGES, share).total for share in UNCERTAIN)
+    roofline = Prediction(steps, precision, ideal=True).total
+    fused = Prediction(steps, precision, [*CHANGES, "fused"]).total
+    cells = [f"{model} {precision}", *(f"{1e3 * time:.2f}" for time in times), f"{batch / times[-1]:,.0f}",
+             f"{slow:,.0f}–{fast:,.0f}", f"{100 * roofline / times[-1]:.0f} %",
+             f"{batch / fused:,.0f}" if fused < times[-1] else "–"]
+    print("| " + " | ".join(cells) + " |")
+
+
+def print_parts(model, precision, steps):
+    before, after = Prediction(steps, precision), Prediction(steps, precision, CHANGES)
+    roofline = Prediction(steps, precision, ideal=True)
+    print(f"{model} {precision}: ms at the card's rates, before, and after all changes")
+    for part in sorted(before.parts, key=before.parts.get, reverse=True):
+        print(f"  {part:<30}{1e3 * roofline.parts[part]:8.2f}{1e3 * before.parts[part]:8.2f}{1e3 * after.parts.get(part, 0.0):8.2f}")
+    print(f"  {'step':<30}{1e3 * roofline.total:8.2f}{1e3 * before.total:8.2f}{1e3 * after.total:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
-//! Tells the program which MPI compiler it was built with, compiles its one C file, and the GPU's kernels where a CUDA toolkit
-//! is there; without one the GPU's driver compiles them. The revision is not told here: see `revision/`.
+//! Tells the program which MPI compiler it was built with, compiles its one C file, and the GPU's kernels where a CUDA
+//! toolkit is there; without one the GPU's driver compiles them. The revision is not told here: see `revision/`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,8 @@
 //! Who owns which part of a range: one table, for sums and for updates.
 //!
-//! A collective sends and adds by such a table, and the plan says by one who updates which parameters. Where both use the
-//! same, an element is added in the same order whether its sum goes to all ranks or to its owner alone. Nothing here knows
-//! what lies in a range or how its elements are counted. May use: nothing. Used by: `collective`, `plan`.
+//! A collective sends and adds by such a table, and the plan says by one who updates which parameters. Where both use
+//! the same, an element is added in the same order whether its sum goes to all ranks or to its owner alone. Nothing
+//! here knows what lies in a range or how its elements are counted. May use: nothing. Used by: `collective`, `plan`.
 
 use std::ops::Range;
 
@@ -55,8 +55,8 @@ impl Cuts {
         &self.parts[rank]
     }
 
-    /// What some of the ranks own, in that order; with `pieces` of it the one of this number from each part. It need not
-    /// cover the range.
+    /// What some of the ranks own, in that order; with `pieces` of it the one of this number from each part. It need
+    /// not cover the range.
     pub fn among(&self, ranks: &[usize], [piece, pieces]: [usize; 2]) -> Cuts {
         let parts = ranks.iter().map(|&rank| segment(&self.parts[rank], pieces, piece)).collect();
         Cuts { range: self.range.clone(), parts }

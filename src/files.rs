@@ -1,7 +1,8 @@
-//! Files: what a user names is opened only if it is a regular file; what is written is there whole or not at all, whatever
-//! happens while it is written; and checksums.
+//! Files: what a user names is opened only if it is a regular file; what is written is there whole or not at all,
+//! whatever happens while it is written; and checksums.
 //!
-//! A pipe, a terminal or /dev/zero would be waited for, or read, without end: what a path leads to is asked before it is opened.
+//! A pipe, a terminal or /dev/zero would be waited for, or read, without end: what a path leads to is asked before it
+//! is opened.
 //!
 //! What dltrain writes and reads again is checked by CRC-32 (`crc32`), with two exceptions. TensorBoard's format
 //! dictates CRC-32C (`record/tensorboard.rs`). Texts that ranks compare, and the tuning file, have 64 bits of FNV-1a
@@ -71,8 +72,8 @@ pub fn temporary(path: &Path) -> PathBuf {
 }
 
 /// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that
-/// is there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written as
-/// it is.
+/// is there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written
+/// as it is.
 ///
 /// # Errors
 /// `ErrorKind::Output`, and those of `write`; nothing is left behind.

@@ -20,8 +20,8 @@ fn main() -> ExitCode {
     record::built_from(revision::revision!());
     let args: Vec<OsString> = std::env::args_os().collect();
     let parsed = cli::parse(args);
-    // Alone, what needs no MPI does without: a login node may have none. As one of several, this process may be the only
-    // one that was started so, and the others wait for it in MPI_Init.
+    // Alone, what needs no MPI does without: a login node may have none. As one of several, this process may be the
+    // only one that was started so, and the others wait for it in MPI_Init.
     if comm::launched() == 1 {
         match &parsed {
             Err(shown) => return print_shown(shown),
@@ -99,8 +99,8 @@ fn print_shown(shown: &clap::Error) -> ExitCode {
     }
 }
 
-/// Ends a process that could not join its job, or all of them where they found out together that they do not match. `wrong`
-/// is what is wrong with its own flags.
+/// Ends a process that could not join its job, or all of them where they found out together that they do not match.
+/// `wrong` is what is wrong with its own flags.
 fn leave(wrong: Option<Error>, not_started: NotStarted) -> ExitCode {
     let NotStarted { error, speaks } = not_started;
     let error = wrong.unwrap_or(error);

@@ -1,8 +1,8 @@
 //! `dltrain pack`: images of any format into few large HDF5 files, made to be read in large pieces.
 //!
 //! Files are shared out among ranks; each is decoded by its rank's threads and written by one. Which image goes where
-//! depends on the source and `--seed` only, so that the files are the same whatever ranks wrote them; a file that is whole
-//! is left alone when the command is given again, and one that is not is written anew.
+//! depends on the source and `--seed` only, so that the files are the same whatever ranks wrote them; a file that is
+//! whole is left alone when the command is given again, and one that is not is written anew.
 //! May use: every room below. Used by: `main`.
 
 use std::fs::OpenOptions;
@@ -32,7 +32,8 @@ pub struct Args {
     /// Scale every image so that its shorter side has so many pixels.
     #[arg(long, default_value_t = 256, value_name = "N")]
     size: usize,
-    /// Keep the JPEG and PNG files as they are, instead of pixels: an eighth of the space, but they are decoded each time.
+    /// Keep the JPEG and PNG files as they are, instead of pixels: an eighth of the space, but they are decoded each
+    /// time.
     #[arg(long)]
     encoded: bool,
     /// How the source lies there [default: found out].

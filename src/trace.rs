@@ -2,8 +2,8 @@
 //!
 //! Whoever has something to show asks `now` before and calls `record` behind it; where nothing is recorded both do
 //! nothing. The events belong to the thread that drives the rank, like MPI, so that they need not be handed through
-//! every constructor. When the memory is full the oldest are written over. May use: `comm` (its clock). Used by: `collective`,
-//! `fusion`, `train`; `record` writes them.
+//! every constructor. When the memory is full the oldest are written over. May use: `comm` (its clock). Used by:
+//! `collective`, `fusion`, `train`; `record` writes them.
 
 use std::cell::{Cell, RefCell};
 
@@ -170,8 +170,8 @@ pub fn record(kind: EventKind, begin: u64, a: usize, b: usize, bytes: usize) {
     RING.with_borrow_mut(|ring| ring.iter_mut().for_each(|ring| ring.push(event)));
 }
 
-/// A number that tells the messages of one collective from another's: the same on all ranks, which make them in the same
-/// order.
+/// A number that tells the messages of one collective from another's: the same on all ranks, which make them in the
+/// same order.
 pub fn channel() -> usize {
     CHANNELS.replace(CHANNELS.get() + 1) as usize
 }

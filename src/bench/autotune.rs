@@ -1,4 +1,5 @@
-//! `dltrain bench autotune`: measures what `--allreduce auto` and the cut into buckets are decided by, and writes it to a file.
+//! `dltrain bench autotune`: measures what `--allreduce auto` and the cut into buckets are decided by, and writes it to
+//! a file.
 
 use std::path::PathBuf;
 use std::rc::Rc;

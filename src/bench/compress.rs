@@ -1,5 +1,5 @@
-//! `dltrain bench compress`: how fast one thread of this machine encodes and decodes gradients, for the question whether
-//! `--compress` pays on its network (docs/algorithms.md has the formula).
+//! `dltrain bench compress`: how fast one thread of this machine encodes and decodes gradients, for the question
+//! whether `--compress` pays on its network (docs/algorithms.md has the formula).
 
 use std::ops::Range;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! `dltrain bench fusion`: a model's real gradients, ready when they are in a backward pass, summed in buckets of several
-//! cuts. Each rank spins for as long as a step would compute, and between two steps does what training does.
+//! `dltrain bench fusion`: a model's real gradients, ready when they are in a backward pass, summed in buckets of
+//! several cuts. Each rank spins for as long as a step would compute, and between two steps does what training does.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -132,7 +132,8 @@ impl Replay<'_> {
         Ok(Cut { name, buckets, fusion, wrong, totals: Vec::new(), exposed: Vec::new() })
     }
 
-    /// Times the cuts in turn, so that what else the machine does meets all alike, and prints a line for each. Collective.
+    /// Times the cuts in turn, so that what else the machine does meets all alike, and prints a line for each.
+    /// Collective.
     ///
     /// # Errors
     /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.

@@ -1,10 +1,10 @@
 //! What the machine's links and memory do by themselves: the measure of every collective, and what the cost model is
 //! made of.
 //!
-//! Messages are those of the engine (`MPI_Isend` and `MPI_Irecv`, polled), memory is handled by the same loops. All pairs
-//! of a node exchange at one time, and all ranks copy at one time, since that is what a collective does. Between nodes one
-//! pair of each two nodes does: what it gets is the link's. Every figure is a median, and of several ranks that of the
-//! slowest.
+//! Messages are those of the engine (`MPI_Isend` and `MPI_Irecv`, polled), memory is handled by the same loops. All
+//! pairs of a node exchange at one time, and all ranks copy at one time, since that is what a collective does. Between
+//! nodes one pair of each two nodes does: what it gets is the link's. Every figure is a median, and of several ranks
+//! that of the slowest.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -32,8 +32,8 @@ pub struct Limits {
     pub within: Option<LinkLimit>,
     /// Between two nodes, one rank on each; `None` on a single node.
     pub between: Option<LinkLimit>,
-    /// Bytes that a rank copies from one place in its memory to another in a second (twice as many are moved), while all
-    /// ranks of the node do.
+    /// Bytes that a rank copies from one place in its memory to another in a second (twice as many are moved), while
+    /// all ranks of the node do.
     pub copy: f64,
     /// Bytes of `f32` that a rank adds to others in place in a second (three times as many are moved), while all do.
     pub add: f64,

@@ -1,4 +1,5 @@
-//! The table of `dltrain bench layers --device cuda`: every step of the plan, with its rates and its share of the roofline.
+//! The table of `dltrain bench layers --device cuda`: every step of the plan, with its rates and its share of the
+//! roofline.
 
 use std::fmt::Write;
 

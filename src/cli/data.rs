@@ -17,8 +17,8 @@ pub struct Args {
     #[arg(long, value_enum, help_heading = "Model and data")]
     data_format: Option<DataFormat>,
     /// What is done to training images: imagenet, cifar, none, or a list of crop, pad-crop, flip, randaugment, jitter,
-    /// lighting, cutout, mixup=ALPHA, cutmix=ALPHA [default: imagenet for images of any size, none for those of one small
-    /// size].
+    /// lighting, cutout, mixup=ALPHA, cutmix=ALPHA [default: imagenet for images of any size, none for those of one
+    /// small size].
     #[arg(long, value_name = "LIST", help_heading = "Model and data")]
     augment: Option<Augment>,
     /// Times each training image comes in an epoch.
@@ -30,7 +30,8 @@ pub struct Args {
     /// Stop at an image that cannot be read, instead of skipping it.
     #[arg(long, help_heading = "Model and data")]
     strict: bool,
-    /// What decodes JPEG files: libjpeg-turbo (turbo), a decoder in Rust (rust), or turbo where all ranks have it (auto).
+    /// What decodes JPEG files: libjpeg-turbo (turbo), a decoder in Rust (rust), or turbo where all ranks have it
+    /// (auto).
     #[arg(long, value_enum, default_value = "auto", value_name = "NAME", help_heading = "Model and data")]
     jpeg_decoder: JpegDecoder,
 }

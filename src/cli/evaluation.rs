@@ -30,8 +30,8 @@ const OF_TRAINING: [&str; 21] = [
     "wire",
 ];
 
-/// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only those are
-/// refused by which something would be written or gone on with.
+/// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only
+/// those are refused by which something would be written or gone on with.
 ///
 /// # Errors
 /// `Usage`, naming all of them.

@@ -1,6 +1,7 @@
-//! The run file: `--config run.toml` has a key for every flag, of the flag's long name. What the file says is put before
-//! the command line as if it had been typed there, so that there is one list of flags and one validation; what is wrong
-//! with the file is said all at once. A results file holds the run file of its run (`render`), and serves in its place.
+//! The run file: `--config run.toml` has a key for every flag, of the flag's long name. What the file says is put
+//! before the command line as if it had been typed there, so that there is one list of flags and one validation; what
+//! is wrong with the file is said all at once. A results file holds the run file of its run (`render`), and serves in
+//! its place.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -46,8 +47,8 @@ pub fn given(args: &[OsString]) -> Option<PathBuf> {
     })
 }
 
-/// The command line with what the file says before it, where that is not said again; and where in the file each flag of it
-/// stands.
+/// The command line with what the file says before it, where that is not said again; and where in the file each flag of
+/// it stands.
 ///
 /// # Errors
 /// `Usage` with everything that is wrong in the file, by line; `Data` where it cannot be read.
@@ -303,7 +304,8 @@ fn number(arg: &Arg) -> Option<Number> {
     }
 }
 
-/// Whether any text will do; other types (sizes, times, intervals) are checked by their parsers and may be plain numbers.
+/// Whether any text will do; other types (sizes, times, intervals) are checked by their parsers and may be plain
+/// numbers.
 fn is_text(arg: &Arg) -> bool {
     use std::any::TypeId;
     let kind = arg.get_value_parser().type_id();

@@ -13,7 +13,8 @@ pub struct Args {
     /// How gradients change weights.
     #[arg(long, value_enum, default_value_t)]
     optimizer: Rule,
-    /// Learning rate [default: 0.001 for adam, adamw, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 0.005 for lamb, 1 for lars].
+    /// Learning rate [default: 0.001 for adam, adamw, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 0.005 for lamb, 1
+    /// for lars].
     #[arg(long, value_name = "RATE")]
     lr: Option<f32>,
     /// Momentum of sgd, lars, rmsprop and rmsprop-tf [default: 0.9, but 0 for rmsprop].

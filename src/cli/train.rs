@@ -88,7 +88,8 @@ pub struct Args {
     /// Print the plan (layers, memory, buckets) and stop.
     #[arg(long, help_heading = "Length of the run")]
     dry_run: bool,
-    /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many GB/s.
+    /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many
+    /// GB/s.
     #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates, requires = "dry_run", help_heading = "Length of the run")]
     roofline: Option<(f64, f64)>,
     /// With --dry-run: every action of a step of rank 0, in order.
@@ -136,7 +137,8 @@ pub struct Args {
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
-    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in ~/.config/dltrain].
+    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in
+    /// ~/.config/dltrain].
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     tuning: Option<PathBuf>,
     /// Gradients are averaged in buckets of at least this many megabytes [default: as their ready times suggest].

@@ -7,8 +7,8 @@ use crate::cuts::Cuts;
 
 /// A chain of ranks that pass on what comes, chunk by chunk: every link carries the range once, all at the same time.
 ///
-/// Jerrell Watts, Robert van de Geijn: "A pipelined broadcast for multidimensional meshes", Parallel Processing Letters 5
-/// (1995).
+/// Jerrell Watts, Robert van de Geijn: "A pipelined broadcast for multidimensional meshes", Parallel Processing Letters
+/// 5 (1995).
 pub fn chain(group: &Group, cuts: &Cuts) -> Vec<Round> {
     (0..group.size() - 1).map(|step| hop(group, cuts.range(), step..step + 1, 1)).collect()
 }

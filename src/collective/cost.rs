@@ -1,14 +1,14 @@
 //! What an allreduce takes, predicted from the rounds that a schedule really has.
 //!
-//! A message of n bytes takes α + β·n seconds (Roger Hockney: "The communication challenge for MPP: Intel Paragon and Meiko
-//! CS-2", Parallel Computing 20, 1994), and a byte that is added γ more, as in Rajeev Thakur, Rolf Rabenseifner, William Gropp:
-//! "Optimization of collective communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
-//! There are three levels with an α and a β each: messages within a node, messages between nodes, and memory that a node
-//! shares. The ranks of a node share its link to other nodes, so what they send in one round is added up; what they do
-//! within the node was measured while all of them did it. Messages go both ways at once.
+//! A message of n bytes takes α + β·n seconds (Roger Hockney: "The communication challenge for MPP: Intel Paragon and
+//! Meiko CS-2", Parallel Computing 20, 1994), and a byte that is added γ more, as in Rajeev Thakur, Rolf Rabenseifner,
+//! William Gropp: "Optimization of collective communication operations in MPICH", Int. J. High Perform. Comput. Appl.
+//! 19 (2005). There are three levels with an α and a β each: messages within a node, messages between nodes, and memory
+//! that a node shares. The ranks of a node share its link to other nodes, so what they send in one round is added up;
+//! what they do within the node was measured while all of them did it. Messages go both ways at once.
 //!
-//! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is whatever
-//! else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
+//! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is
+//! whatever else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
 use super::executor::Algorithm;
 use super::schedule::{Apply, Group, Round};
@@ -46,8 +46,8 @@ impl Nodes {
         self.0.iter().map(|node| node.len().to_string()).collect::<Vec<_>>().join("+")
     }
 
-    /// Nodes whose ranks are looked at: the first, middle and last, in neighbouring pairs since algorithms treat odd and
-    /// even ranks differently.
+    /// Nodes whose ranks are looked at: the first, middle and last, in neighbouring pairs since algorithms treat odd
+    /// and even ranks differently.
     fn sample(&self) -> Vec<usize> {
         let nodes = self.0.len();
         let mut sample: Vec<usize> =
@@ -119,8 +119,8 @@ impl Cost {
         Some(measured * (modelled / as_f32.at(bytes).max(1e-12)) * beyond(*as_f32, bytes, at))
     }
 
-    /// The fastest of the algorithms whose answer a repeat gives again, and its seconds. A later one of `CANDIDATES` must be
-    /// clearly faster than those before it: medians of two that take as long differ by some per cent.
+    /// The fastest of the algorithms whose answer a repeat gives again, and its seconds. A later one of `CANDIDATES`
+    /// must be clearly faster than those before it: medians of two that take as long differ by some per cent.
     pub fn best(&self, bytes: usize, shared: bool) -> (AllreduceKind, f64) {
         let usable = |kind| match kind {
             AllreduceKind::Shm => shared,
@@ -309,8 +309,8 @@ pub mod tests {
         }
     }
 
-    /// The table of docs/algorithms.md: steps, and bytes that go through a rank one after the other, in units of N·S. That is
-    /// what a rank sends at most; with a pair before and after, one of both is idle, and both take their time.
+    /// The table of docs/algorithms.md: steps, and bytes that go through a rank one after the other, in units of N·S.
+    /// That is what a rank sends at most; with a pair before and after, one of both is idle, and both take their time.
     #[test]
     fn steps_and_bytes_are_those_of_the_table() {
         for p in [2usize, 3, 4, 5, 6, 7, 8, 9, 16, 17, 36] {
@@ -379,7 +379,8 @@ pub mod tests {
         assert!((between(AllreduceKind::RING, &nodes(2, 4)) - 2.0 * 7.0 / 8.0).abs() < 1e-6);
         assert!((between(AllreduceKind::HIERARCHICAL, &nodes(2, 4)) - 1.0).abs() < 1e-6);
         assert!((between(AllreduceKind::HIERARCHICAL, &nodes(4, 2)) - 1.5).abs() < 1e-6);
-        // HalvingDoubling first goes furthest, with half of the range from each rank: all four at once through one link.
+        // HalvingDoubling first goes furthest, with half of the range from each rank: all four at once through one
+        // link.
         assert!((between(AllreduceKind::HALVING_DOUBLING, &nodes(2, 4)) - 4.0).abs() < 1e-6);
     }
 

@@ -12,9 +12,9 @@ use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::trace::{self, EventKind};
 
-/// Elements in one message, at most: 60 KB of f32, which MPI libraries send at once, where of more they first ask whether it
-/// is wanted. Over TCP the answer waits behind what goes the other way, and a link that could do both at a time does one after
-/// the other (measured between two hosts at 1 Gbit/s, 64 MB: 562 ms, and 870 to 1,030 with 256 KB).
+/// Elements in one message, at most: 60 KB of f32, which MPI libraries send at once, where of more they first ask
+/// whether it is wanted. Over TCP the answer waits behind what goes the other way, and a link that could do both at a
+/// time does one after the other (measured between two hosts at 1 Gbit/s, 64 MB: 562 ms, and 870 to 1,030 with 256 KB).
 pub const CHUNK: usize = 15 * 1024;
 
 /// Messages under way in each direction: one that is worked on, and more to keep the wire busy meanwhile.
@@ -44,7 +44,8 @@ pub struct Executor<L: Link> {
 /// A prepared range, and how far its current run is. Messages start and end in order.
 struct Progress<R> {
     schedule: Schedule,
-    /// `WINDOW` messages in which comes what is to be added, or is not f32; and as many for what leaves that is not f32.
+    /// `WINDOW` messages in which comes what is to be added, or is not f32; and as many for what leaves that is not
+    /// f32.
     incoming: Rc<Region>,
     outgoing: Rc<Region>,
     /// Words of one message in these.

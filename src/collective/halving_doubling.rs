@@ -1,8 +1,9 @@
-//! Recursive halving and doubling: log₂ P exchanges of ever smaller halves, after which each rank has the sum of its own
-//! part, and the same backwards. As few bytes as the ring in 2 log₂ P steps instead of 2(P−1), but over longer distances.
+//! Recursive halving and doubling: log₂ P exchanges of ever smaller halves, after which each rank has the sum of its
+//! own part, and the same backwards. As few bytes as the ring in 2 log₂ P steps instead of 2(P−1), but over longer
+//! distances.
 //!
-//! Rolf Rabenseifner: "Optimization of collective reduction operations", ICCS 2004. Where P is no power of two, pairs of
-//! the first ranks add up before (`recursive_doubling::Fold`).
+//! Rolf Rabenseifner: "Optimization of collective reduction operations", ICCS 2004. Where P is no power of two, pairs
+//! of the first ranks add up before (`recursive_doubling::Fold`).
 
 use std::ops::Range;
 

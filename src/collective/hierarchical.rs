@@ -3,20 +3,22 @@
 //! The range is divided into as many segments as a node has ranks. Each rank adds up its segment over its node, in the
 //! order of local ranks; a ring of the ranks with the same local rank, one of each node, sums it over the nodes; and
 //! each rank writes its sum to all ranks of its node. So every rank has the links to the next node for 1/L of the
-//! range, and what a node sends is 2(M−1)/M of the range for M nodes, however many ranks it has. Krishna Kandalla et al.:
-//! "Designing multi-leader-based allgather algorithms for multi-core clusters" (CAC 2009) has the idea for few leaders;
-//! here all ranks lead.
+//! range, and what a node sends is 2(M−1)/M of the range for M nodes, however many ranks it has. Krishna Kandalla et
+//! al.: "Designing multi-leader-based allgather algorithms for multi-core clusters" (CAC 2009) has the idea for few
+//! leaders; here all ranks lead.
 //!
-//! Its halves are the same with stages left out: a reduce-scatter writes nothing, and an allgather adds nothing. Where a
-//! table says who owns what, a rank's segment is what it and its like on the other nodes own; each of them ends a
+//! Its halves are the same with stages left out: a reduce-scatter writes nothing, and an allgather adds nothing. Where
+//! a table says who owns what, a rank's segment is what it and its like on the other nodes own; each of them ends a
 //! reduce-scatter with the sum of its own part.
 //!
-//! What a rank does on its node it does in the host's memory, or has its device do (`Within`), and looks whether it is done.
+//! What a rank does on its node it does in the host's memory, or has its device do (`Within`), and looks whether it is
+//! done.
 //!
-//! A long range is worked through in pieces, one after the other: while one is between the nodes the next is added up and
-//! the one before written. Two counters a piece, which only ever grow. In round k (from 1) on a node of L ranks:
+//! A long range is worked through in pieces, one after the other: while one is between the nodes the next is added up
+//! and the one before written. Two counters a piece, which only ever grow. In round k (from 1) on a node of L ranks:
 //!   arrivals ≥ k·L   everybody's values are in place;
-//!   written  ≥ k·L   every segment is written to every rank (in a reduce-scatter: added up), and nobody reads any more.
+//!   written  ≥ k·L   every segment is written to every rank (in a reduce-scatter: added up), and nobody reads any
+//!   more.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -160,8 +162,8 @@ impl Hierarchical {
         Hierarchical::of(Kind::Allgather, world, wire, region, Box::new(region.clone()))
     }
 
-    /// The sum, with what adds up and writes on a node. The rings find and leave sums in `region`, if there are several nodes.
-    /// Collective.
+    /// The sum, with what adds up and writes on a node. The rings find and leave sums in `region`, if there are several
+    /// nodes. Collective.
     pub fn by(
         world: &World,
         wire: Wire,

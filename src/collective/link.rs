@@ -6,8 +6,8 @@ use std::rc::Rc;
 use crate::comm::{Channel, Region, Request};
 use crate::error::Result;
 
-/// Messages from a region of one rank to a region of another. Those from one rank to another with the same tag arrive in
-/// the order in which they were sent.
+/// Messages from a region of one rank to a region of another. Those from one rank to another with the same tag arrive
+/// in the order in which they were sent.
 pub trait Link {
     type Request;
 

@@ -1,6 +1,6 @@
 //! Sums over all ranks, and reduce-scatter, allgather and broadcast by the same engine: one trait, one small file an
-//! algorithm; and what each rank of a group has, on all of them (`gather`). `docs/algorithms.md` gives each one's steps and
-//! bytes on the wire.
+//! algorithm; and what each rank of a group has, on all of them (`gather`). `docs/algorithms.md` gives each one's steps
+//! and bytes on the wire.
 //!
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
@@ -78,8 +78,8 @@ pub use within::{PIECE, Ticket, Within};
 /// A range that was prepared.
 pub type Slot = usize;
 
-/// Something that all ranks do together with ranges of `f32`, in place: a sum over all ranks (made by `select`), its two
-/// halves, or one rank's numbers on all of them (`Operation::make`). Where all ranks end with the same numbers
+/// Something that all ranks do together with ranges of `f32`, in place: a sum over all ranks (made by `select`), its
+/// two halves, or one rank's numbers on all of them (`Operation::make`). Where all ranks end with the same numbers
 /// they end with the same bits, and a repeat gives them again.
 ///
 /// Every rank prepares the same ranges in the same order, and starts the same slots in the same order. Ranges
@@ -97,9 +97,9 @@ pub trait Collective {
     /// Prepares a range, in elements. Collective; not for use within a step.
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot>;
 
-    /// Prepares a range of which each rank owns the part that the table says: a reduce-scatter leaves it the sum of that,
-    /// and an allgather takes that from it. A sum is made in the order in which a reduce-scatter by this algorithm makes it.
-    /// What does not divide a range among ranks takes it whole. Collective.
+    /// Prepares a range of which each rank owns the part that the table says: a reduce-scatter leaves it the sum of
+    /// that, and an allgather takes that from it. A sum is made in the order in which a reduce-scatter by this
+    /// algorithm makes it. What does not divide a range among ranks takes it whole. Collective.
     fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
         self.prepare(cuts.range().clone())
     }
@@ -114,8 +114,8 @@ pub trait Collective {
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
 
-    /// The ranks whose messages a slot in flight lacks now, by their numbers in the job; none where the algorithm cannot
-    /// tell. For reports, so it may take a while.
+    /// The ranks whose messages a slot in flight lacks now, by their numbers in the job; none where the algorithm
+    /// cannot tell. For reports, so it may take a while.
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
         Vec::new()
     }

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 /// A collective other than the sum over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// The first half of an allreduce: rank r ends with the sum of what it owns in its place, `segment(range, ranks, r)`
-    /// unless `prepare_cut` says otherwise. What then stands in the rest of the range is not defined.
+    /// The first half of an allreduce: rank r ends with the sum of what it owns in its place, `segment(range, ranks,
+    /// r)` unless `prepare_cut` says otherwise. What then stands in the rest of the range is not defined.
     ReduceScatter,
     /// The second half: what rank r has in the part that it owns goes to the same place of every rank.
     Allgather,
@@ -28,8 +28,8 @@ pub enum Operation {
 /// The way to go about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Route {
-    /// Shm where all ranks are on one node and the region is shared, hierarchical where there are as many ranks on each of
-    /// several nodes and it is shared, else ring or chain.
+    /// Shm where all ranks are on one node and the region is shared, hierarchical where there are as many ranks on each
+    /// of several nodes and it is shared, else ring or chain.
     Auto,
     /// Messages round a ring: reduce-scatter and allgather.
     Ring,

@@ -1,10 +1,10 @@
-//! Recursive doubling: log₂ P exchanges of the whole range between ranks ever further apart. Fewest steps, most bytes: for
-//! small messages.
+//! Recursive doubling: log₂ P exchanges of the whole range between ranks ever further apart. Fewest steps, most bytes:
+//! for small messages.
 //!
 //! Rajeev Thakur, Rolf Rabenseifner, William Gropp: "Optimization of collective communication operations in MPICH",
 //! Int. J. High Perform. Comput. Appl. 19 (2005). Where P is no power of two, the first ranks first add up in pairs,
-//! one of each goes on, and the other gets the result in the end. Both ends of an exchange add the same two numbers, and
-//! a + b is b + a: all ranks have the same bits.
+//! one of each goes on, and the other gets the result in the end. Both ends of an exchange add the same two numbers,
+//! and a + b is b + a: all ranks have the same bits.
 
 use std::ops::Range;
 

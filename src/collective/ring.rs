@@ -1,10 +1,10 @@
 //! Ring: every rank sends to the next one and receives from the one before, all at the same time.
 //!
 //! Pitch Patarasu and Xin Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! J. Parallel Distrib. Comput. 69 (2009). The range is divided into P segments, by default even ones. In step k of 2(P−1), rank r sends segment
-//! r−k−1 to its right and receives segment r−k−2 (mod P) from its left. In the first P−1 steps (the reduce-scatter) what
-//! comes is added to what is here, so that rank r ends with the whole sum of segment r; in the others (the allgather) it
-//! replaces what is here.
+//! J. Parallel Distrib. Comput. 69 (2009). The range is divided into P segments, by default even ones. In step k of
+//! 2(P−1), rank r sends segment r−k−1 to its right and receives segment r−k−2 (mod P) from its left. In the first P−1
+//! steps (the reduce-scatter) what comes is added to what is here, so that rank r ends with the whole sum of segment r;
+//! in the others (the allgather) it replaces what is here.
 
 use super::schedule::{Apply, Group, Part, Round};
 use crate::cuts::Cuts;

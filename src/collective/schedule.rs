@@ -1,8 +1,8 @@
 //! What one rank sends and receives in a collective, in which order, and what each message waits for.
 //!
-//! An algorithm is a list of rounds (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …). Here rounds become messages of bounded
-//! length, each with the messages that must have ended before it: rounds overlap as far as the data allows, so that
-//! one chunk is added while others are on the wire.
+//! An algorithm is a list of rounds (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …). Here rounds become
+//! messages of bounded length, each with the messages that must have ended before it: rounds overlap as far as the data
+//! allows, so that one chunk is added while others are on the wire.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Which algorithm sums which range: the one asked for, or for each range the one that the cost model finds fastest.
 //!
-//! A choice depends on the bytes of the range, on where ranks are, on what travels and on the tuning, all of which are equal
-//! on all ranks and in a repeat. So are the choices.
+//! A choice depends on the bytes of the range, on where ranks are, on what travels and on the tuning, all of which are
+//! equal on all ranks and in a repeat. So are the choices.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,8 +24,8 @@ pub struct Choice {
     pub seconds: f64,
 }
 
-/// What a sum between GPUs takes where buckets are cut for one: seconds, and seconds a byte. Assumed, not measured, and shown to
-/// nobody: a launch on every rank, and what a GPU's slot (PCIe 4.0) or a fast network carries.
+/// What a sum between GPUs takes where buckets are cut for one: seconds, and seconds a byte. Assumed, not measured, and
+/// shown to nobody: a launch on every rank, and what a GPU's slot (PCIe 4.0) or a fast network carries.
 const BETWEEN_GPUS: (f64, f64) = (50e-6, 1.0 / 20e9);
 
 /// How ranges are summed in a run.
@@ -93,8 +93,8 @@ impl Selection {
         buckets.iter().any(in_memory)
     }
 
-    /// Whether the region of these buckets is expected to be shared. An estimate: whether there is room on every node is
-    /// known once it is asked for.
+    /// Whether the region of these buckets is expected to be shared. An estimate: whether there is room on every node
+    /// is known once it is asked for.
     pub fn expects_shared(&self, world: &World, buckets: &[usize]) -> bool {
         self.wants_shared(buckets) && Region::fits_shared(world, buckets.iter().sum())
     }
@@ -121,8 +121,8 @@ impl Selection {
     /// Makes what sums ranges of a region. Collective.
     ///
     /// # Errors
-    /// The same on every rank: `Environment` when what is asked for needs a shared region and this one is not, `Usage` for what
-    /// sums no memory of the host.
+    /// The same on every rank: `Environment` when what is asked for needs a shared region and this one is not, `Usage`
+    /// for what sums no memory of the host.
     pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
         world.agree(can_work_in(self.kind, region.is_shared()))?;
         self.make(self.kind, world, region)

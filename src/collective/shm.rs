@@ -1,9 +1,9 @@
 //! Collectives in place, in memory that the ranks of one node share.
 //!
 //! Nobody sends anything. When all ranks have arrived at a slot, its range is worked through chunk by chunk: whoever
-//! polls takes the next chunk and does for all ranks what there is to do. For a sum that is: adding up all ranks' values
-//! of it in the order of ranks, and writing the sum to all of them. So the bits do not depend on who did the work, and a
-//! rank deep in a compute step delays nobody once it has arrived.
+//! polls takes the next chunk and does for all ranks what there is to do. For a sum that is: adding up all ranks'
+//! values of it in the order of ranks, and writing the sum to all of them. So the bits do not depend on who did the
+//! work, and a rank deep in a compute step delays nobody once it has arrived.
 //!
 //! Three counters a slot, which only ever grow, so that nothing needs resetting between steps. In round k
 //! (from 1) of a slot with C chunks on P ranks:
@@ -22,7 +22,8 @@ use crate::cuts::{Cuts, segment};
 use crate::error::Result;
 use crate::trace;
 
-/// Elements of one rank in a chunk, at most: what one `poll` works through. 128 KB a rank; 64 KB to 1 MB measured the same.
+/// Elements of one rank in a chunk, at most: what one `poll` works through. 128 KB a rank; 64 KB to 1 MB measured the
+/// same.
 const CHUNK: usize = 32 * 1024;
 
 /// Elements from which a second rank's help is worth its while: 4 KB.

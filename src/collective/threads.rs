@@ -224,8 +224,8 @@ fn a_broadcast_brings_the_first_ranks_numbers_to_all() {
     }
 }
 
-/// On the wire a number has p bits: each of at most P roundings on its way is off by 2⁻ᵖ of the partial sum, which is at
-/// most the sum of magnitudes.
+/// On the wire a number has p bits: each of at most P roundings on its way is off by 2⁻ᵖ of the partial sum, which is
+/// at most the sum of magnitudes.
 #[test]
 fn with_halves_on_the_wire_ranks_still_agree_to_the_last_bit() {
     for (name, algorithm) in SUMS {
@@ -292,8 +292,8 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
     }
 }
 
-/// What every rank ends with after collectives by these algorithms, one after the other, of a range cut like this. What a
-/// rank does not own is lost after a reduce-scatter.
+/// What every rank ends with after collectives by these algorithms, one after the other, of a range cut like this. What
+/// a rank does not own is lost after a reduce-scatter.
 fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<Vec<u32>> {
     let mails: Vec<Mail> = algorithms.iter().map(|_| Mail::default()).collect();
     let (length, ranks) = (cuts.range().end, cuts.ranks());

@@ -1,5 +1,5 @@
-//! Two dimensions: ranks stand in rows and columns. Rings along the rows leave each rank with the sum of a segment over its
-//! row, rings along the columns add that up over all rows, and the rows gather. As few bytes as one ring, in
+//! Two dimensions: ranks stand in rows and columns. Rings along the rows leave each rank with the sum of a segment over
+//! its row, rings along the columns add that up over all rows, and the rows gather. As few bytes as one ring, in
 //! 2(R−1) + 2(C−1) steps instead of 2(RC−1).
 //!
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).

@@ -1,8 +1,9 @@
 //! What was measured of a machine for the cost model, and the file that keeps it.
 //!
-//! Predictions decide which algorithm sums a bucket, and so the order of additions. They come from a file or are built in,
-//! never from the run itself: the same flags and file give the same bits. A file that cannot be used is not replaced by a
-//! measurement for that reason; the warning names the command that measures anew. All ranks use what rank 0 reads.
+//! Predictions decide which algorithm sums a bucket, and so the order of additions. They come from a file or are built
+//! in, never from the run itself: the same flags and file give the same bits. A file that cannot be used is not
+//! replaced by a measurement for that reason; the warning names the command that measures anew. All ranks use what rank
+//! 0 reads.
 
 use std::path::{Path, PathBuf};
 
@@ -175,8 +176,8 @@ impl Tuning {
         self.machine == Machine::default()
     }
 
-    /// What a range of f32 took, in seconds: between two sizes on a straight line of logarithms, beyond the first and the
-    /// last that of the nearest. Also says for which size the answer is.
+    /// What a range of f32 took, in seconds: between two sizes on a straight line of logarithms, beyond the first and
+    /// the last that of the nearest. Also says for which size the answer is.
     pub fn measured(&self, kind: AllreduceKind, bytes: usize) -> Option<(usize, f64)> {
         let Times { bytes: sizes, us, .. } = self
             .measured
@@ -235,8 +236,8 @@ impl Tuning {
         self.parameters.are_sound() && self.measured.iter().all(sound)
     }
 
-    /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored with one
-    /// warning. The same on all ranks: what rank 0 reads. Collective.
+    /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
+    /// with one warning. The same on all ranks: what rank 0 reads. Collective.
     pub fn load(world: &World, flag: Option<&Path>) -> Result<Tuning> {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());

@@ -1,5 +1,5 @@
-//! What the ranks of one node do with each other's numbers in a hierarchical sum: in the host's memory, which all of them see,
-//! or where else each can reach them (`fusion::Peers`: their GPUs').
+//! What the ranks of one node do with each other's numbers in a hierarchical sum: in the host's memory, which all of
+//! them see, or where else each can reach them (`fusion::Peers`: their GPUs').
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -20,8 +20,8 @@ pub trait Within {
     fn piece(&self) -> usize {
         PIECE
     }
-    /// Begins to add up a range over the ranks of the node, in the order of local ranks, for this rank; the sum is in its region
-    /// when that is done.
+    /// Begins to add up a range over the ranks of the node, in the order of local ranks, for this rank; the sum is in
+    /// its region when that is done.
     fn add(&mut self, range: Range<usize>) -> Result<Ticket>;
     /// Begins to write what this rank has of a range to all ranks of the node.
     fn share(&mut self, range: Range<usize>) -> Result<Ticket>;

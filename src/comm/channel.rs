@@ -140,8 +140,8 @@ impl Channel {
         check("MPI_Allreduce", code)
     }
 
-    /// The library's own reduce-scatter of a range, a sum in place, blocking inside MPI. Rank r gives `counts[r]` for the
-    /// elements of its part, and gets it at the *start* of the range. For `dltrain bench`, as those below.
+    /// The library's own reduce-scatter of a range, a sum in place, blocking inside MPI. Rank r gives `counts[r]` for
+    /// the elements of its part, and gets it at the *start* of the range. For `dltrain bench`, as those below.
     pub fn reduce_scatter_blocking(
         &self,
         region: &Region,

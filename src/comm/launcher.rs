@@ -223,19 +223,20 @@ pub fn launched() -> usize {
     Launch::at_start().claims.first().map_or(1, |&(_, size)| size)
 }
 
-/// How long a process that is not the first waits with its message: most likely all fail alike, and then the first speaks
-/// and ends the job meanwhile.
+/// How long a process that is not the first waits with its message: most likely all fail alike, and then the first
+/// speaks and ends the job meanwhile.
 const TURN: Duration = Duration::from_secs(3);
 
-/// What a process does that cannot join the others of its job: `speak`, and end the job with this exit code. The others may
-/// be waiting for it inside MPI_Init, without end. Comes back where the process is to end by itself.
+/// What a process does that cannot join the others of its job: `speak`, and end the job with this exit code. The others
+/// may be waiting for it inside MPI_Init, without end. Comes back where the process is to end by itself.
 pub fn leave(code: i32, speak: impl FnOnce()) {
     let launch = Launch::at_start();
     let launcher = launch.claims.first().map(|&(launcher, _)| launcher);
     if launch.rank > 0 {
         std::thread::sleep(TURN);
     }
-    // srun ends the others only if told so (--kill-on-bad-exit): they would all say the same. It says whose exit code was bad.
+    // srun ends the others only if told so (--kill-on-bad-exit): they would all say the same. It says whose exit code
+    // was bad.
     if launch.rank == 0 || launcher != Some(Launcher::Slurm) {
         speak();
     }
@@ -251,11 +252,13 @@ pub fn leave(code: i32, speak: impl FnOnce()) {
 /// The connection to a launcher that speaks PMI.
 fn pmi() -> Option<ManuallyDrop<UnixStream>> {
     let descriptor = std::env::var("PMI_FD").ok()?.parse::<RawFd>().ok()?;
-    // SAFETY: the launcher opened it for this process's MPI library, which could not use it, and nothing closes it here.
+    // SAFETY: the launcher opened it for this process's MPI library, which could not use it, and nothing closes it
+    // here.
     Some(ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(descriptor) }))
 }
 
-/// Asks Hydra to end the job, as MPI_Abort would. It takes no notice of the exit code of a process that never spoke to it.
+/// Asks Hydra to end the job, as MPI_Abort would. It takes no notice of the exit code of a process that never spoke to
+/// it.
 fn abort_by_pmi(mut pmi: &UnixStream, code: i32) -> std::io::Result<()> {
     pmi.set_read_timeout(Some(Duration::from_secs(1)))?;
     pmi.write_all(b"cmd=init pmi_version=1 pmi_subversion=1\n")?;

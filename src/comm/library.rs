@@ -104,8 +104,8 @@ pub(super) fn thread_level(level: c_int) -> &'static str {
     levels.iter().find(|(value, _)| *value == level).map_or("unknown", |(_, name)| name)
 }
 
-/// Takes SIGUSR1 from MPI, for whoever handles it next. MPICH takes it for news of dead processes and asks the launcher for
-/// them in its next call; without a launcher it starts one then, and waits for it, in vain where that is slow.
+/// Takes SIGUSR1 from MPI, for whoever handles it next. MPICH takes it for news of dead processes and asks the launcher
+/// for them in its next call; without a launcher it starts one then, and waits for it, in vain where that is slow.
 pub fn release_user_signal() {
     // SAFETY: ignoring a signal runs no code of ours; the number is valid.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };

@@ -4,8 +4,8 @@ use super::world::World;
 use crate::config::MeshShape;
 use crate::error::{Error, Result};
 
-/// The groups that a rank is in, one for each axis: the ranks that differ from it on that axis alone. A rank's place in a
-/// group is its coordinate.
+/// The groups that a rank is in, one for each axis: the ranks that differ from it on that axis alone. A rank's place in
+/// a group is its coordinate.
 pub struct Mesh {
     /// How many ranks there are on each axis.
     pub shape: MeshShape,

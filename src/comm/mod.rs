@@ -3,10 +3,10 @@
 //! `World` is the job, or a group of its ranks (`World::split`, `Mesh`): who is here, which ranks share a node, and the
 //! small collectives of the control path (`barrier`, `agree`, `check_same`, …). `Region` is host memory that holds
 //! gradients, if possible in a window which the other ranks of the node map too, `NodeShared` memory that is there once
-//! for all of them. `Channel` moves parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how far
-//! the others are. Nothing here blocks inside MPI: everything is polled, and the processor is yielded between two polls
-//! (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a `Wait`, which tells people when it takes too
-//! long, and for which ranks.
+//! for all of them. `Channel` moves parts of regions between ranks, `Counters` and `Barrier` tell ranks of a node how
+//! far the others are. Nothing here blocks inside MPI: everything is polled, and the processor is yielded between two
+//! polls (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a `Wait`, which tells people when it
+//! takes too long, and for which ranks.
 //!
 //! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
 //! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.

@@ -69,7 +69,8 @@ impl Region {
     pub fn private(bytes: usize) -> Result<Region> {
         let too_much =
             || Error::environment(format!("cannot allocate {bytes} bytes of host memory for gradients"));
-        // Asked for any address and aligned here: asked for an aligned one the allocator would touch every page at once.
+        // Asked for any address and aligned here: asked for an aligned one the allocator would touch every page at
+        // once.
         let room = bytes.checked_add(ALIGNMENT).ok_or_else(too_much)?;
         let layout = Layout::from_size_align(room, 1).map_err(|_| too_much())?;
         // SAFETY: the layout's size is not zero.
@@ -82,11 +83,12 @@ impl Region {
         Ok(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
     }
 
-    /// Memory that the host need not reach, a GPU's: for what the MPI library does by itself (`Channel::start_allreduce`), if it
-    /// is CUDA-aware.
+    /// Memory that the host need not reach, a GPU's: for what the MPI library does by itself
+    /// (`Channel::start_allreduce`), if it is CUDA-aware.
     ///
     /// # Safety
-    /// So many bytes must be there for MPI to read and write as long as `owner` lives, and nothing else be asked of the region.
+    /// So many bytes must be there for MPI to read and write as long as `owner` lives, and nothing else be asked of the
+    /// region.
     pub unsafe fn foreign(address: *mut u8, bytes: usize, owner: Rc<dyn Any>) -> Rc<Region> {
         let address = address.cast::<f32>();
         let storage = Storage::Foreign(owner);
@@ -227,9 +229,9 @@ impl Region {
         }
     }
 
-    /// Adds up the regions of the node in the order of ranks, and writes the sum to some of them: by way of a block in the
-    /// cache, for parts of a window lie at like places of their pages, and a loop that goes back and forth between two
-    /// such lines can take ten times as long.
+    /// Adds up the regions of the node in the order of ranks, and writes the sum to some of them: by way of a block in
+    /// the cache, for parts of a window lie at like places of their pages, and a loop that goes back and forth between
+    /// two such lines can take ten times as long.
     fn each_sum(&self, range: Range<usize>, to: &[*mut f32]) {
         /// Stays in the first-level cache while the ranks' blocks stream through.
         const BLOCK: usize = 1024;
@@ -282,8 +284,8 @@ pub(super) fn room(bytes: usize) -> Result<()> {
     Err(Error::environment(why))
 }
 
-/// Reads a byte of every page, so that the pages of other ranks are mapped before the first step and not in the middle of
-/// one, and what this process has in memory does not depend on whose turn it was to sum what.
+/// Reads a byte of every page, so that the pages of other ranks are mapped before the first step and not in the middle
+/// of one, and what this process has in memory does not depend on whose turn it was to sum what.
 fn touch(part: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(PAGE) {
         // SAFETY: within the part, which is mapped. Nobody writes to it before all ranks have accepted the region.

@@ -1,7 +1,7 @@
 //! Which thread signals are handled on: not one that computes.
 //!
-//! Some of oneDNN's kernels for matrix products keep their buffer's address in the stack pointer. A handler that comes then
-//! has its frame written below it, over whatever the heap holds there.
+//! Some of oneDNN's kernels for matrix products keep their buffer's address in the stack pointer. A handler that comes
+//! then has its frame written below it, over whatever the heap holds there.
 
 use std::ffi::c_int;
 

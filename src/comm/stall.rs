@@ -1,10 +1,10 @@
 //! Waiting for other ranks, and telling people when it takes too long.
 //!
-//! Every loop that polls for other ranks holds a `Wait`. One that has been in vain for a while says so on the board of its
-//! node, and goes on saying so; who does neither is the one that is waited for, wherever the chain of ranks that wait for
-//! each other begins. So a rank that computes, reads or is stopped is named, and not its neighbours. Between nodes the
-//! boards are sent to and fro, but only once a wait has lasted for half the time that is allowed (`stall_gossip`). Of all ranks that wait the
-//! lowest speaks.
+//! Every loop that polls for other ranks holds a `Wait`. One that has been in vain for a while says so on the board of
+//! its node, and goes on saying so; who does neither is the one that is waited for, wherever the chain of ranks that
+//! wait for each other begins. So a rank that computes, reads or is stopped is named, and not its neighbours. Between
+//! nodes the boards are sent to and fro, but only once a wait has lasted for half the time that is allowed
+//! (`stall_gossip`). Of all ranks that wait the lowest speaks.
 //!
 //! The watch belongs to the process, as MPI does: it is not handed from hand to hand.
 
@@ -67,8 +67,8 @@ thread_local! {
     };
 }
 
-/// A process that has not come to look at the clock for so long was stopped itself, or had no processor: that is no time
-/// in which it waited for others.
+/// A process that has not come to look at the clock for so long was stopped itself, or had no processor: that is no
+/// time in which it waited for others.
 const FROZEN: u64 = SECOND / 4;
 
 /// Bytes of a board.

@@ -13,8 +13,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// `leaders[r]` is the lowest rank on the node of rank r, `host_of[r]` its host's name, `job_ranks[r]` its number in the
-    /// job.
+    /// `leaders[r]` is the lowest rank on the node of rank r, `host_of[r]` its host's name, `job_ranks[r]` its number
+    /// in the job.
     pub(super) fn new(
         rank: usize,
         leaders: &[usize],

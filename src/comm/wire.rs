@@ -13,7 +13,8 @@ impl Wire {
         }
     }
 
-    /// Rounds numbers to what travels, and puts that into words. What was rounded stays so: all ranks then have the same.
+    /// Rounds numbers to what travels, and puts that into words. What was rounded stays so: all ranks then have the
+    /// same.
     pub(super) fn pack(self, values: &mut [f32], words: &mut [f32]) {
         match self {
             Wire::F32 => words.copy_from_slice(values),

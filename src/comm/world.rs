@@ -25,10 +25,10 @@ use crate::host;
 /// How long a job that aborts leaves the launcher to pass on its message.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// All ranks of the job, or of a group of them (`split`), which number themselves from 0. A handle: clones mean the same
-/// ranks, and MPI is finalized when the last handle of the job, the last of its groups and the last thing made from any
-/// of them (regions, channels) are gone. Methods marked collective must be called by every rank of the world, in the same
-/// order. What is made from a world is made among its ranks.
+/// All ranks of the job, or of a group of them (`split`), which number themselves from 0. A handle: clones mean the
+/// same ranks, and MPI is finalized when the last handle of the job, the last of its groups and the last thing made
+/// from any of them (regions, channels) are gone. Methods marked collective must be called by every rank of the world,
+/// in the same order. What is made from a world is made among its ranks.
 ///
 /// Derefs to `Topology`: `world.rank()`, `world.local_rank()`, …
 #[derive(Clone)]
@@ -38,7 +38,8 @@ pub struct World {
 
 struct Inner {
     members: Members,
-    /// The last error that every rank got from `agree` or `check_same`. Of a group of all ranks it is that of its parent.
+    /// The last error that every rank got from `agree` or `check_same`. Of a group of all ranks it is that of its
+    /// parent.
     agreed: Rc<RefCell<Option<Error>>>,
     job: Rc<Job>,
 }
@@ -82,12 +83,12 @@ impl Members {
 }
 
 impl World {
-    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way. `revision` is that
-    /// of the program.
+    /// Starts MPI. Without a launcher the job is this process alone, and everything works the same way. `revision` is
+    /// that of the program.
     ///
     /// # Errors
-    /// `Environment` when the launcher started several processes that do not see each other, `Mismatch` when the ranks are of
-    /// unlike revisions, `Foreign` when MPI fails, `Internal` when called twice in one process.
+    /// `Environment` when the launcher started several processes that do not see each other, `Mismatch` when the ranks
+    /// are of unlike revisions, `Foreign` when MPI fails, `Internal` when called twice in one process.
     pub fn start(revision: &str) -> std::result::Result<World, NotStarted> {
         let launch = Launch::at_start();
         let mut library = Library::linked();
@@ -121,8 +122,8 @@ impl World {
     }
 
     /// The group of ranks that give the same colour, numbered in the order of their keys, and where these are equal of
-    /// their ranks here. All that is made from a world works in a group, as if its ranks were alone, and groups work side by
-    /// side. What people are told goes on naming the job's ranks (`Topology::job_rank`). Collective.
+    /// their ranks here. All that is made from a world works in a group, as if its ranks were alone, and groups work
+    /// side by side. What people are told goes on naming the job's ranks (`Topology::job_rank`). Collective.
     ///
     /// # Errors
     /// `Foreign` when MPI fails, `Internal` for colours and keys beyond 2³¹.
@@ -134,8 +135,8 @@ impl World {
         Ok(World { inner: Rc::new(Inner { members, agreed, job: self.inner.job.clone() }) })
     }
 
-    /// Sets after how many seconds without progress a wait for other ranks is reported, and after how many the job ends;
-    /// 0 is never. Without this: 30 seconds, and never.
+    /// Sets after how many seconds without progress a wait for other ranks is reported, and after how many the job
+    /// ends; 0 is never. Without this: 30 seconds, and never.
     pub fn limit_stalls(&self, warn: f64, abort: f64) {
         stall::limit(warn, abort);
     }
@@ -155,9 +156,9 @@ impl World {
         self.inner.members.control.barrier()
     }
 
-    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the same
-    /// ones. A launcher that binds ranks gives each its own; one that does not gives all of them to all. Where cores are
-    /// enough for all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
+    /// Threads of this rank: `wanted`, else the cores that it may use, shared fairly with the ranks that may use the
+    /// same ones. A launcher that binds ranks gives each its own; one that does not gives all of them to all. Where
+    /// cores are enough for all threads, that is kept for the libraries (`host::has_own_cores`). Collective.
     ///
     /// # Errors
     /// `Usage` where more are wanted than any machine has use for; `Foreign` when MPI fails.
@@ -284,8 +285,8 @@ impl World {
     }
 
     /// Whether every rank has returned this very error from `agree` or `check_same`. If so the job can end in order;
-    /// if not, other ranks may be waiting for this one, and only `abort` ends them. What a group has agreed on the other
-    /// ranks of the job know nothing of: ask the job.
+    /// if not, other ranks may be waiting for this one, and only `abort` ends them. What a group has agreed on the
+    /// other ranks of the job know nothing of: ask the job.
     pub fn is_agreed(&self, error: &Error) -> bool {
         self.inner.agreed.borrow().as_ref() == Some(error)
     }
@@ -334,7 +335,8 @@ impl Deref for World {
 pub struct NotStarted {
     /// What failed.
     pub error: Error,
-    /// Where all ranks found out together: whether this one speaks for them. `None` where others may know nothing: see `leave`.
+    /// Where all ranks found out together: whether this one speaks for them. `None` where others may know nothing: see
+    /// `leave`.
     pub speaks: Option<bool>,
 }
 
@@ -433,8 +435,8 @@ impl Drop for Job {
         let windows = self.retired.get_mut();
         windows.sort_unstable_by_key(|(number, _)| *number);
         for (_, window) in windows {
-            // SAFETY: allocated by `Window::allocate`, and nothing uses it. Two ranks that share windows made them in one
-            // order, and each frees its own in the order in which it made them: who could make them can free them.
+            // SAFETY: allocated by `Window::allocate`, and nothing uses it. Two ranks that share windows made them in
+            // one order, and each frees its own in the order in which it made them: who could make them can free them.
             unsafe {
                 ffi::MPI_Win_unlock_all(*window);
                 ffi::MPI_Win_free(window);

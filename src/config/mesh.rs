@@ -6,7 +6,8 @@ use serde::Serialize;
 
 /// Ranks along each axis: in all as many as the product. Ranks that differ in `tensor` are neighbours, then those that
 /// differ in `data`, then those that differ in `pipeline`: the more two ranks have to say to each other the closer they
-/// are. Deepak Narayanan et al.: "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
+/// are. Deepak Narayanan et al.: "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC
+/// 2021.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct MeshShape {
     /// Ranks with the same parameters and unlike images.

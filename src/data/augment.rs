@@ -31,7 +31,8 @@ pub fn apply(
 }
 
 /// Left, top, width and height of a random part with 8 to 100 % of the area and sides between 3:4 and 4:3, the ratio
-/// uniform in its logarithm; after ten tries that do not fit, the largest middle part (torchvision's RandomResizedCrop).
+/// uniform in its logarithm; after ten tries that do not fit, the largest middle part (torchvision's
+/// RandomResizedCrop).
 pub fn random_part(stream: &mut Stream, [height, width]: [usize; 2]) -> [f64; 4] {
     let (full_height, full_width) = (height as f64, width as f64);
     let uniform = |stream: &mut Stream, low: f64, high: f64| low + (high - low) * f64::from(stream.uniform());
@@ -85,8 +86,8 @@ pub fn mirror(picture: &mut Picture) {
     }
 }
 
-/// Brightness, contrast and saturation, each blended with black, the mean grey and the pixel's own grey by a factor of 0.6
-/// to 1.4, in random order (torchvision's ColorJitter(0.4, 0.4, 0.4)).
+/// Brightness, contrast and saturation, each blended with black, the mean grey and the pixel's own grey by a factor of
+/// 0.6 to 1.4, in random order (torchvision's ColorJitter(0.4, 0.4, 0.4)).
 fn jitter(stream: &mut Stream, picture: &mut Picture) {
     let mut order = [0, 1, 2];
     for last in [2, 1] {
@@ -144,8 +145,8 @@ pub fn byte(value: f32) -> u8 {
     value.clamp(0.0, 255.0) as u8
 }
 
-/// What is added to red, green and blue, in bytes: the eigenvectors of ImageNet's colours, each times its eigenvalue and a
-/// normal number of deviation 0.1 (Krizhevsky et al. 2012; the numbers are those of fb.resnet.torch).
+/// What is added to red, green and blue, in bytes: the eigenvectors of ImageNet's colours, each times its eigenvalue
+/// and a normal number of deviation 0.1 (Krizhevsky et al. 2012; the numbers are those of fb.resnet.torch).
 pub fn lighting(stream: &mut Stream) -> [f32; 3] {
     const EIGENVALUES: [f32; 3] = [0.2175, 0.0188, 0.0045];
     const EIGENVECTORS: [[f32; 3]; 3] =

@@ -1,8 +1,8 @@
 //! CIFAR-10 and CIFAR-100, in the binary version.
 //!
-//! The format (Krizhevsky: <https://www.cs.toronto.edu/~kriz/cifar.html>): records of a label (CIFAR-10) or a coarse and a
-//! fine label (CIFAR-100) and 3072 bytes, the red, the green and the blue plane of 32×32 pixels. Names of classes are
-//! in text files beside, a line each.
+//! The format (Krizhevsky: <https://www.cs.toronto.edu/~kriz/cifar.html>): records of a label (CIFAR-10) or a coarse
+//! and a fine label (CIFAR-100) and 3072 bytes, the red, the green and the blue plane of 32×32 pixels. Names of classes
+//! are in text files beside, a line each.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -21,8 +21,8 @@ pub struct Parts {
 /// Opens a data set and prepares it for a model. The path "synthetic:shapes" is a set that is computed.
 ///
 /// # Errors
-/// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not fit
-/// the data.
+/// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not
+/// fit the data.
 pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     let Parts { training, test } = parts(path, wanted)?;
     let classes = training.class_names().len();

@@ -1,8 +1,8 @@
 //! A directory a class, with JPEG and PNG files in it, at any depth: how ImageNet is kept.
 //!
-//! `DIR/train` and `DIR/val` (or `validation`, `test`) hold the classes; where there is no `train`, DIR itself does, and there is
-//! nothing to test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does. Links are followed, to
-//! each directory once.
+//! `DIR/train` and `DIR/val` (or `validation`, `test`) hold the classes; where there is no `train`, DIR itself does,
+//! and there is nothing to test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does.
+//! Links are followed, to each directory once.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -22,8 +22,8 @@ pub const TEST_NAMES: [&str; 3] = ["val", "validation", "test"];
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
 const TRIED: usize = 256;
 
-/// Of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the start and at
-/// the end of each. More would take long where a file system is across a network.
+/// Of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the start
+/// and at the end of each. More would take long where a file system is across a network.
 const SIZED: usize = 16_384;
 const SAMPLED: usize = 64;
 const ENDS: u64 = 4096;

@@ -60,7 +60,8 @@ impl TrainingLoader {
         &self.fingerprint
     }
 
-    /// Bytes of files that are kept in memory, of images that are read to be mixed into others, and of an epoch's order.
+    /// Bytes of files that are kept in memory, of images that are read to be mixed into others, and of an epoch's
+    /// order.
     pub fn kept(&self) -> usize {
         self.kept
     }
@@ -79,9 +80,9 @@ impl TrainingLoader {
         self.start_epoch(epoch);
     }
 
-    /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch, or exchanges it for a filled
-    /// one. An image that cannot be read is zeros with the label `PADDING`. Steps in order are read ahead; any other is
-    /// found too.
+    /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch, or exchanges it for a
+    /// filled one. An image that cannot be read is zeros with the label `PADDING`. Steps in order are read ahead; any
+    /// other is found too.
     ///
     /// # Errors
     /// `Data`: an image cannot be read and is not to be skipped, or none can be.
@@ -145,8 +146,9 @@ impl TrainingOrder {
         }
     }
 
-    /// How far behind an image in the epoch's order the one lies that it is mixed with; 0 where none is. The next one, but
-    /// where images are read in blocks, which always hold the same ones, the first that is sure to lie in another block.
+    /// How far behind an image in the epoch's order the one lies that it is mixed with; 0 where none is. The next one,
+    /// but where images are read in blocks, which always hold the same ones, the first that is sure to lie in another
+    /// block.
     fn apart(&self, epoch: usize) -> usize {
         let ends = self.blocks.iter().skip(1).copied().chain([self.images as u32]);
         let largest = self.blocks.iter().zip(ends).map(|(start, end)| (end - start) as usize).max();
@@ -223,8 +225,8 @@ impl TestLoader {
         self.order.sharding.test_steps(self.order.images)
     }
 
-    /// Fills a batch and returns how many images it holds; places without one, and those of images that cannot be read, are
-    /// zeros with the label `PADDING`.
+    /// Fills a batch and returns how many images it holds; places without one, and those of images that cannot be read,
+    /// are zeros with the label `PADDING`.
     ///
     /// # Errors
     /// As for training.

@@ -1,9 +1,9 @@
 //! Mixup and cutmix: images of a batch mixed in pairs, and their classes with them.
 //!
 //! Zhang, Cisse, Dauphin, Lopez-Paz: "mixup: Beyond empirical risk minimization", ICLR 2018. Yun et al.: "CutMix:
-//! Regularization strategy to train strong classifiers with localizable features", ICCV 2019. An image's share λ is drawn
-//! from Beta(α, α) for each image (the papers draw one a batch); its partner is another image of the epoch, prepared as it
-//! is when its own turn comes, before it is mixed itself.
+//! Regularization strategy to train strong classifiers with localizable features", ICCV 2019. An image's share λ is
+//! drawn from Beta(α, α) for each image (the papers draw one a batch); its partner is another image of the epoch,
+//! prepared as it is when its own turn comes, before it is mixed itself.
 
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ pub enum Mix {
 }
 
 impl Mix {
-    /// What the numbers of a stream decide for an image of (height, width). Where both kinds are asked for each image has
-    /// one of them, either as likely. `None` where none is.
+    /// What the numbers of a stream decide for an image of (height, width). Where both kinds are asked for each image
+    /// has one of them, either as likely. `None` where none is.
     pub fn draw(augment: &Augment, stream: &mut Stream, size: [usize; 2]) -> Option<Mix> {
         let paste = match (augment.mixup, augment.cutmix) {
             (None, None) => return None,
@@ -35,8 +35,8 @@ impl Mix {
         }
     }
 
-    /// A window of 1 − λ of the area, with the image's ratio of sides, that lies anywhere: the border may cut it, and λ is
-    /// what is really left.
+    /// A window of 1 − λ of the area, with the image's ratio of sides, that lies anywhere: the border may cut it, and λ
+    /// is what is really left.
     fn window(share: f64, stream: &mut Stream, size: [usize; 2]) -> Mix {
         let ratio = (1.0 - share).sqrt();
         let mut span = |side: usize| {
@@ -78,15 +78,15 @@ impl Mix {
     }
 }
 
-/// A number of Beta(α, α): x/(x + y) of two of Gamma(α). In logarithms, since for a small α both are often too small for a
-/// number.
+/// A number of Beta(α, α): x/(x + y) of two of Gamma(α). In logarithms, since for a small α both are often too small
+/// for a number.
 fn beta(stream: &mut Stream, alpha: f64) -> f64 {
     let (x, y) = (log_gamma_variate(stream, alpha), log_gamma_variate(stream, alpha));
     1.0 / (1.0 + (y - x).exp())
 }
 
-/// The logarithm of a number of Gamma(α). Marsaglia and Tsang: "A simple method for generating gamma variables", ACM TOMS
-/// 26 (2000), for α + 1, times u^(1/α).
+/// The logarithm of a number of Gamma(α). Marsaglia and Tsang: "A simple method for generating gamma variables", ACM
+/// TOMS 26 (2000), for α + 1, times u^(1/α).
 fn log_gamma_variate(stream: &mut Stream, alpha: f64) -> f64 {
     // Never 0.
     let uniform = |stream: &mut Stream| f64::from(stream.uniform()) + 0.5 / 16_777_216.0;

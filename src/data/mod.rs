@@ -1,8 +1,8 @@
 //! Data sets, which rank sees which image, and how images become what a model reads.
 //!
-//! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads: cut,
-//! scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders put all
-//! together and fill a rank's batch, ahead of time where threads are given.
+//! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads:
+//! cut, scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders
+//! put all together and fill a rank's batch, ahead of time where threads are given.
 //! May use: `config`, `error`, `files`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
 
 mod augment;

@@ -1,9 +1,9 @@
 //! What `dltrain pack` wrote: images in few large HDF5 files, shuffled once for good.
 //!
-//! A file is HDF5 for everybody else (data sets `bytes`, `offsets`, `synthetic_shapes`, `labels`, `crc32`, `names`). In front of it,
-//! in the user block that HDF5 leaves to applications, stands a `Header` that says where in the file the data sets
-//! lie. Reading goes by the header alone: it takes no lock of the HDF5 library, so that any number of threads read at
-//! once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.
+//! A file is HDF5 for everybody else (data sets `bytes`, `offsets`, `synthetic_shapes`, `labels`, `crc32`, `names`). In
+//! front of it, in the user block that HDF5 leaves to applications, stands a `Header` that says where in the file the
+//! data sets lie. Reading goes by the header alone: it takes no lock of the HDF5 library, so that any number of threads
+//! read at once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -242,7 +242,8 @@ impl Packed {
             }
         }
         let (pack, keep) = (&self.files[file], self.keep.load(Ordering::Relaxed));
-        // The memory of one that goes, where no other thread reads it any more: fresh memory costs as much as the reading.
+        // The memory of one that goes, where no other thread reads it any more: fresh memory costs as much as the
+        // reading.
         let mut content = Vec::new();
         {
             let mut cache = lock();

@@ -57,13 +57,13 @@ impl Jpeg {
     }
 }
 
-/// No image has more pixels than this on a side, or in all: 256 MiB as RGB, where Pillow warns of a decompression bomb. A
-/// file of one colour can be a thousandth of that.
+/// No image has more pixels than this on a side, or in all: 256 MiB as RGB, where Pillow warns of a decompression bomb.
+/// A file of one colour can be a thousandth of that.
 const LARGEST_SIDE: usize = 1 << 15;
 const MOST_PIXELS: usize = (1 << 28) / 3;
 
-/// Pixels a byte of a file can stand for at most, so that a header that lies costs no memory. A JPEG spends at least one
-/// bit on each block of 64 pixels; deflate, in a PNG, writes no more than 1032 bytes for one.
+/// Pixels a byte of a file can stand for at most, so that a header that lies costs no memory. A JPEG spends at least
+/// one bit on each block of 64 pixels; deflate, in a PNG, writes no more than 1032 bytes for one.
 pub(super) const BEST_JPEG: usize = 512;
 const BEST_PNG: usize = 1032;
 

@@ -1,8 +1,9 @@
 //! Batches read ahead of their use.
 //!
 //! One thread goes through the batches in order and fills each with a pool of workers, an image at a time; two filled
-//! batches wait at most. Whoever takes one gives an old one back, so that nothing is allocated after the start. What is in a
-//! batch is a function of its number: whoever asks for another than the next one gets it, at the price of a restart.
+//! batches wait at most. Whoever takes one gives an old one back, so that nothing is allocated after the start. What is
+//! in a batch is a function of its number: whoever asks for another than the next one gets it, at the price of a
+//! restart.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -159,11 +160,12 @@ impl<O: Order> Reader<O> {
         Reader { samples, order, reading, bad, ahead: None }
     }
 
-    /// Fills a batch, or exchanges it for a filled one; places without a readable image are zeros with the label `PADDING`.
-    /// Returns how many places belong to images, and how many of those could not be read.
+    /// Fills a batch, or exchanges it for a filled one; places without a readable image are zeros with the label
+    /// `PADDING`. Returns how many places belong to images, and how many of those could not be read.
     ///
     /// # Errors
-    /// `Data` for an image that cannot be read, where those are not to be skipped, and when nothing can be read any more.
+    /// `Data` for an image that cannot be read, where those are not to be skipped, and when nothing can be read any
+    /// more.
     pub fn fill(&mut self, number: u64, batch: &mut Batch) -> Result<(usize, usize)> {
         let count = match self.reading.pool {
             None => {
@@ -182,7 +184,8 @@ impl<O: Order> Reader<O> {
         Ok((count, unread))
     }
 
-    /// Whether a batch can be had without waiting for the threads that read; where there are none, whoever asks reads it.
+    /// Whether a batch can be had without waiting for the threads that read; where there are none, whoever asks reads
+    /// it.
     pub fn has(&mut self, number: u64) -> bool {
         let Some(ahead) = &mut self.ahead else { return self.reading.pool.is_none() };
         if ahead.found.is_none() {

@@ -1,7 +1,8 @@
 //! RandAugment: two operations drawn from fourteen, all at one strength.
 //!
 //! Cubuk, Zoph, Shlens, Le: "RandAugment: Practical automated data augmentation with a reduced search space", CVPR
-//! workshops 2020; operations and strengths as in torchvision (2 of 14, magnitude 9 of 30, nearest pixel, black outside).
+//! workshops 2020; operations and strengths as in torchvision (2 of 14, magnitude 9 of 30, nearest pixel, black
+//! outside).
 
 use super::augment::{brightness, byte, contrast, saturation};
 use super::picture::Picture;

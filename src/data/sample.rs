@@ -1,7 +1,7 @@
 //! From a decoded image to what a model reads: cut, scaled, augmented, normalised.
 //!
-//! Every random choice is a number of the stream of (seed, part, epoch, image): which rank or thread reads an image, and
-//! what was read before it, changes nothing.
+//! Every random choice is a number of the stream of (seed, part, epoch, image): which rank or thread reads an image,
+//! and what was read before it, changes nothing.
 
 use std::sync::Arc;
 
@@ -163,8 +163,8 @@ impl Samples {
         Ok(label)
     }
 
-    /// How pixels become numbers, where nothing else is done to any image: no noise or holes that are no pixels, no blends, no
-    /// colours that become a grey between two bytes.
+    /// How pixels become numbers, where nothing else is done to any image: no noise or holes that are no pixels, no
+    /// blends, no colours that become a grey between two bytes.
     pub fn pixels(&self) -> Option<Normalisation> {
         let as_they_are = self.sample[0] == 3 || (self.sample[0] == 1 && self.set.channels() == Some(1));
         let others =
@@ -335,9 +335,10 @@ mod tests {
     use super::*;
     use crate::model::MODELS;
 
-    /// torchvision's `Resize(int(size · 8/7 + 1/2))` and `CenterCrop(size)`, by their definitions and in whole numbers: the
-    /// longer side becomes the largest number of pixels that the ratio of the sides allows, and the crop begins at half of
-    /// what is left over, of two halves at the even one. What is cut out is that many pixels of the scaled image.
+    /// torchvision's `Resize(int(size · 8/7 + 1/2))` and `CenterCrop(size)`, by their definitions and in whole numbers:
+    /// the longer side becomes the largest number of pixels that the ratio of the sides allows, and the crop begins at
+    /// half of what is left over, of two halves at the even one. What is cut out is that many pixels of the scaled
+    /// image.
     #[test]
     fn the_centre_is_that_of_torchvision_for_every_side() {
         let zoo = MODELS.iter().map(|model| model.image[1]);

@@ -96,9 +96,9 @@ pub fn epoch_order(seed: u64, epoch: usize, images: usize) -> Vec<u32> {
     Stream::new(key(seed, Purpose::Shuffle, epoch as u32)).permutation(images)
 }
 
-/// The order of an epoch for images that lie in blocks on disk: blocks come in random order, and images are shuffled within
-/// windows of `window` images. Within each global batch they are sorted, so that the ranks' parts of a window lie in unlike
-/// blocks and each block is read by few of them. `starts` says where blocks begin, 0 first.
+/// The order of an epoch for images that lie in blocks on disk: blocks come in random order, and images are shuffled
+/// within windows of `window` images. Within each global batch they are sorted, so that the ranks' parts of a window
+/// lie in unlike blocks and each block is read by few of them. `starts` says where blocks begin, 0 first.
 ///
 /// Two images of one block meet in the same global batch with a probability of about global / window, where in a full
 /// shuffle it is global / images. Files of `dltrain pack` are shuffled already, so that a block is a random choice.

@@ -1,9 +1,9 @@
 //! Tar files as WebDataset has them, or with a directory a class.
 //!
 //! `xxx.jpg` and, beside it, `xxx.cls` with the number of its class; without any `.cls`, the name of the directory that
-//! an image lies in is its class. Files whose names start with `train` are for training, with `val` or `test` for testing
-//! (or they lie in directories of these names); where no name says so all are for training. At the start the headers of
-//! every file are read, not the images.
+//! an image lies in is its class. Files whose names start with `train` are for training, with `val` or `test` for
+//! testing (or they lie in directories of these names); where no name says so all are for training. At the start the
+//! headers of every file are read, not the images.
 
 use std::collections::HashMap;
 use std::fs::File;

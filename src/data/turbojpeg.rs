@@ -1,8 +1,8 @@
 //! JPEG decoding by libjpeg-turbo, where the system has it.
 //!
-//! Its TurboJPEG interface (turbojpeg.h of version 2; version 3 kept these functions), loaded at run time: nothing of it is
-//! needed to build. Images are decoded at their full size, with the accurate inverse DCT and interpolated chroma, as PIL
-//! and torchvision have them decoded. The only file of this room with unsafe code.
+//! Its TurboJPEG interface (turbojpeg.h of version 2; version 3 kept these functions), loaded at run time: nothing of
+//! it is needed to build. Images are decoded at their full size, with the accurate inverse DCT and interpolated chroma,
+//! as PIL and torchvision have them decoded. The only file of this room with unsafe code.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_ulong, c_void};
 use std::ptr::NonNull;
@@ -137,8 +137,8 @@ impl Decoder {
         let side = |side: c_int| usize::try_from(side).unwrap_or(0);
         plausible(side(height), side(width), bytes.len(), BEST_JPEG)?;
         picture.reshape(side(height), side(width), channels);
-        // SAFETY: as above; the picture has height × width × channels bytes, rows one after the other (pitch 0), and it is
-        // this size that the library is told, whatever it reads in the file now.
+        // SAFETY: as above; the picture has height × width × channels bytes, rows one after the other (pitch 0), and it
+        // is this size that the library is told, whatever it reads in the file now.
         let failed = unsafe {
             (turbo.decompress)(
                 handle,

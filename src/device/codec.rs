@@ -69,8 +69,8 @@ pub struct CodecSetup<'a> {
 
 /// Encodes and decodes buckets, behind what the device computes.
 pub trait DeviceCodec {
-    /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the host.
-    /// Returns the point behind that.
+    /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the
+    /// host. Returns the point behind that.
     fn encode(&mut self, bucket: usize) -> Result<Event>;
     /// Whether it is reached, so that others may read what came to the host.
     fn reached(&self, event: &Event) -> Result<bool>;

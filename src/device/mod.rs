@@ -93,8 +93,9 @@ pub trait Step {
 pub trait Device {
     /// "reference", "cpu".
     fn name(&self) -> &'static str;
-    /// Whether the host reads and writes this device's memory as it lies. Collectives then work in it; else gradients go
-    /// through memory of the host (`copy_to_host_after`, `copy_to_device_async`), and each rank has parameters of its own.
+    /// Whether the host reads and writes this device's memory as it lies. Collectives then work in it; else gradients
+    /// go through memory of the host (`copy_to_host_after`, `copy_to_device_async`), and each rank has parameters of
+    /// its own.
     fn is_host(&self) -> bool {
         true
     }
@@ -127,9 +128,9 @@ pub trait Device {
     fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>>;
     /// A kernel that copies a tensor from one layout into another.
     fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
-    /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these rows
-    /// alone, or from there `into` the layout; all of the tensor's memory is given. `None` where the device copies whole
-    /// tensors only, or the rows do not begin and end with blocks of the layout.
+    /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these
+    /// rows alone, or from there `into` the layout; all of the tensor's memory is given. `None` where the device copies
+    /// whole tensors only, or the rows do not begin and end with blocks of the layout.
     fn reorder_rows(
         &self,
         _spec: &Spec,
@@ -152,8 +153,8 @@ pub trait Device {
     ) -> Result<Box<dyn Step>>;
     /// Scales all gradients in this memory so that their norm is at most `max_norm`, as a step.
     fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>>;
-    /// Multiplies all gradients in this memory by `Scalars::gradient_scale`, as a step, and puts an `u32` that is not 0 into
-    /// `broken` where one is not finite; else `broken` stays as it is.
+    /// Multiplies all gradients in this memory by `Scalars::gradient_scale`, as a step, and puts an `u32` that is not 0
+    /// into `broken` where one is not finite; else `broken` stays as it is.
     fn scale(&self, _gradients: &Memory, _broken: &Memory) -> Result<Box<dyn Step>> {
         Err(Error::internal(format!("{} scales no loss", self.name())))
     }
@@ -181,23 +182,25 @@ pub trait Device {
     fn page_locked(&self, bytes: usize) -> Result<Memory> {
         Memory::host(bytes)
     }
-    /// Enqueues a copy of device memory to the host, behind `after` and beside what else is enqueued. The event says when it is
-    /// there; until then nobody may touch `host`. For devices that are not `is_host`.
+    /// Enqueues a copy of device memory to the host, behind `after` and beside what else is enqueued. The event says
+    /// when it is there; until then nobody may touch `host`. For devices that are not `is_host`.
     fn copy_to_host_after(&self, _from: &Memory, _host: &Memory, _after: &Event) -> Result<Event> {
         Err(Error::internal(format!("{} has nothing to fetch", self.name())))
     }
-    /// Enqueues a copy of host memory to the device, beside what else is enqueued; the event says when it is there. Nobody may
-    /// write to `host` before, but a `copy_to_host_after` behind a `wait_event` for it. For devices that are not `is_host`.
+    /// Enqueues a copy of host memory to the device, beside what else is enqueued; the event says when it is there.
+    /// Nobody may write to `host` before, but a `copy_to_host_after` behind a `wait_event` for it. For devices that are
+    /// not `is_host`.
     fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<Event> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
     }
-    /// Enqueues a copy of page-locked host memory to the device, behind all that was enqueued before: what is enqueued from now on
-    /// finds it there. Nobody may write to `host` before that is known to have happened. For devices that are not `is_host`.
+    /// Enqueues a copy of page-locked host memory to the device, behind all that was enqueued before: what is enqueued
+    /// from now on finds it there. Nobody may write to `host` before that is known to have happened. For devices that
+    /// are not `is_host`.
     fn upload_async(&self, _host: &Memory, _to: &Memory) -> Result<()> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
     }
-    /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says when it is
-    /// there. Nobody may write to `host` before. For devices that are not `is_host`.
+    /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says
+    /// when it is there. Nobody may write to `host` before. For devices that are not `is_host`.
     fn copy_to_device_after(&self, _host: &Memory, _to: &Memory, _after: &Event) -> Result<Event> {
         Err(Error::internal(format!("{} has nowhere to send", self.name())))
     }
@@ -213,7 +216,8 @@ pub trait Device {
     fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
         Ok(None)
     }
-    /// Runs these one after the other, once to warm up and then so many times; says how many seconds each run of each took.
+    /// Runs these one after the other, once to warm up and then so many times; says how many seconds each run of each
+    /// took.
     fn time(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars, runs: usize) -> Result<Vec<Vec<f64>>> {
         let mut seconds = vec![Vec::with_capacity(runs); steps.len()];
         for run in 0..=runs {
@@ -231,7 +235,8 @@ pub trait Device {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    /// What encodes gradients that lie on this device. A device of the host has none: it is done there (`fusion::compress`).
+    /// What encodes gradients that lie on this device. A device of the host has none: it is done there
+    /// (`fusion::compress`).
     fn codec(&self, _coding: &CodecSetup) -> Result<Box<dyn DeviceCodec>> {
         Err(Error::internal(format!("{} encodes no gradients", self.name())))
     }
@@ -239,7 +244,8 @@ pub trait Device {
     fn export_handle(&self, _memory: &Memory) -> Result<Vec<u8>> {
         Err(Error::internal(format!("{} lets nobody reach its memory", self.name())))
     }
-    /// Reaches what the ranks of a node offer, in their order; of these this rank's, number `own`, is `memory`, and as long as each.
+    /// Reaches what the ranks of a node offer, in their order; of these this rank's, number `own`, is `memory`, and as
+    /// long as each.
     fn open_peers(&self, _offers: &[Vec<u8>], _own: usize, _memory: &Memory) -> Result<Box<dyn PeerMemory>> {
         Err(Error::internal(format!("{} reaches no others' memory", self.name())))
     }
@@ -253,17 +259,17 @@ pub trait Device {
     }
 }
 
-/// The devices of several ranks, which add up over ranks by themselves, past the host. Every rank asks for the same in the
-/// same order. Nothing here waits for others. What is dropped before `leave` was ready is broken off, on all ranks.
+/// The devices of several ranks, which add up over ranks by themselves, past the host. Every rank asks for the same in
+/// the same order. Nothing here waits for others. What is dropped before `leave` was ready is broken off, on all ranks.
 pub trait Group {
-    /// Whether what was asked for last (joining, a sum, leaving) is settled: all have joined, the sum is enqueued, all have left.
-    /// Until then nothing else may be asked for.
+    /// Whether what was asked for last (joining, a sum, leaving) is settled: all have joined, the sum is enqueued, all
+    /// have left. Until then nothing else may be asked for.
     ///
     /// # Errors
     /// `Foreign`: what failed here or on another rank, also of sums that are enqueued.
     fn ready(&mut self) -> Result<bool>;
-    /// Adds up these `f32` over all ranks, in place, behind all that was enqueued on this rank's device and beside what is
-    /// enqueued after.
+    /// Adds up these `f32` over all ranks, in place, behind all that was enqueued on this rank's device and beside what
+    /// is enqueued after.
     fn sum(&mut self, memory: &Memory) -> Result<()>;
     /// Marks the point at which all sums so far are done; not before they are enqueued.
     fn record(&self) -> Result<Event>;
@@ -273,9 +279,10 @@ pub trait Group {
     fn leave(&mut self) -> Result<()>;
 }
 
-/// Memory of several ranks' devices of one node, which this rank's device reads and writes: the same parts of each, told by bytes.
-/// What is enqueued here is done in order, beside what else the device does. That others have written what is read, and read what is
-/// written, is for the caller to know. To be dropped before those whose memory it is free it.
+/// Memory of several ranks' devices of one node, which this rank's device reads and writes: the same parts of each,
+/// told by bytes. What is enqueued here is done in order, beside what else the device does. That others have written
+/// what is read, and read what is written, is for the caller to know. To be dropped before those whose memory it is
+/// free it.
 pub trait PeerMemory {
     /// How many there are.
     fn ranks(&self) -> usize;

@@ -330,8 +330,9 @@ fn sum_over_all_but_channels(dy: &ArrayD<f32>) -> ArrayD<f32> {
     sums.collect::<Array1<f32>>().into_dyn()
 }
 
-/// Calls `f(output element, input element, weight)` for every multiplication of a convolution, each as its place in plain
-/// memory: output element (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky, kx).
+/// Calls `f(output element, input element, weight)` for every multiplication of a convolution, each as its place in
+/// plain memory: output element (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky,
+/// kx).
 fn each_product(
     conv: &Conv2d,
     input: [usize; 4],

@@ -1,12 +1,13 @@
 //! Where gradients are cut into buckets, from the times at which they become ready and what their sums take.
 //!
-//! A small bucket leaves early and is soon there; a large one pays the fixed price of a sum once. With sums one after the
-//! other, buckets of which one starts when its last gradient is ready and the one before is done end at a time that is
-//! least for one set of cuts: dynamic programming over them finds it, after Shi, Chu and Li: "MG-WFBP: efficient data
-//! communication for distributed synchronous SGD algorithms", INFOCOM 2019, who merge gradients by the same model greedily.
-//! Of the cuts that end nearly as early, those are taken whose sums take least in all, since what a sum takes is in part
-//! the time of the thread that computes. The first bucket is small, as in Li et al.: "PyTorch distributed: experiences on
-//! accelerating data parallel training", VLDB 2020: ready times are estimates, and what can leave should.
+//! A small bucket leaves early and is soon there; a large one pays the fixed price of a sum once. With sums one after
+//! the other, buckets of which one starts when its last gradient is ready and the one before is done end at a time that
+//! is least for one set of cuts: dynamic programming over them finds it, after Shi, Chu and Li: "MG-WFBP: efficient
+//! data communication for distributed synchronous SGD algorithms", INFOCOM 2019, who merge gradients by the same model
+//! greedily. Of the cuts that end nearly as early, those are taken whose sums take least in all, since what a sum takes
+//! is in part the time of the thread that computes. The first bucket is small, as in Li et al.: "PyTorch distributed:
+//! experiences on accelerating data parallel training", VLDB 2020: ready times are estimates, and what can leave
+//! should.
 
 use std::ops::Range;
 
@@ -33,8 +34,8 @@ pub struct Gradient {
     pub ready: f64,
 }
 
-/// Runs of gradients, given in ready order, that are to be buckets. `seconds` says what the sum of so many bytes takes. The
-/// last run waits until `end`, when the backward pass is over.
+/// Runs of gradients, given in ready order, that are to be buckets. `seconds` says what the sum of so many bytes takes.
+/// The last run waits until `end`, when the backward pass is over.
 pub fn runs(gradients: &[Gradient], end: f64, seconds: impl Fn(usize) -> f64) -> Vec<Range<usize>> {
     let count = gradients.len();
     let mut starts = vec![0; count + 1];
@@ -137,7 +138,8 @@ pub fn cut(plan: &mut Plan, parameters: &Parameters, threads: usize, seconds: im
     }
 }
 
-/// What each step of a plan is expected to take, from its arithmetic and the bytes that it moves, whichever takes longer.
+/// What each step of a plan is expected to take, from its arithmetic and the bytes that it moves, whichever takes
+/// longer.
 pub fn step_seconds(plan: &Plan, parameters: &Parameters, threads: usize) -> Vec<f64> {
     let rate = parameters.gflops_per_thread * 1e9 * threads.max(1) as f64;
     // A byte that is copied is read and written.

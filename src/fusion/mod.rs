@@ -1,11 +1,11 @@
 //! Buckets in flight: the only meeting of the plan's gradients and the collectives.
 //!
 //! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
-//! under way, on the thread that runs the steps; so does `reach` while a device with a queue computes; `finish` waits for the rest.
-//! What is waited for there when nothing computes any more, no computation hid: that is the exposed communication. The last bucket
-//! carries the step's own numbers (`tail`). Between steps ranks also exchange the statistics of
-//! synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May use: `plan`,
-//! `collective`, `device`, `comm`. Used by: `train`.
+//! under way, on the thread that runs the steps; so does `reach` while a device with a queue computes; `finish` waits
+//! for the rest. What is waited for there when nothing computes any more, no computation hid: that is the exposed
+//! communication. The last bucket carries the step's own numbers (`tail`). Between steps ranks also exchange the
+//! statistics of synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up
+//! by the devices (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod adaptive;
 pub mod compress;
@@ -39,8 +39,8 @@ fn from_text(text: &str) -> Result<Vec<u8>> {
     text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().map_err(damaged)
 }
 
-/// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a bucket, or
-/// sums one chunk: with one a step a link would rest for most of it.
+/// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a
+/// bucket, or sums one chunk: with one a step a link would rest for most of it.
 const POLLS: usize = 64;
 
 /// The buckets of a plan, and the collective that averages them.
@@ -198,8 +198,8 @@ impl Fusion {
         Ok(())
     }
 
-    /// To be called after each step of the plan, forward and backward: what the step gives to other ranks is given, what
-    /// the next one needs of theirs is there when this returns. Buckets go on meanwhile.
+    /// To be called after each step of the plan, forward and backward: what the step gives to other ranks is given,
+    /// what the next one needs of theirs is there when this returns. Buckets go on meanwhile.
     pub fn exchange(&mut self, step: usize, device: &dyn Device) -> Result<()> {
         let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
         let outcome = exchanges.after_step(step, device, || match self.overlap {
@@ -280,7 +280,8 @@ impl Fusion {
         Ok(moved)
     }
 
-    /// Has the sum of the bucket that was finished last copied to where the device and the host want it, beside what is computed.
+    /// Has the sum of the bucket that was finished last copied to where the device and the host want it, beside what is
+    /// computed.
     fn bring_back(&mut self, device: &dyn Device) -> Result<()> {
         let bucket = &mut self.buckets[self.finished - 1];
         if let ReduceAt::Staged(staging) = &self.at {
@@ -321,8 +322,8 @@ impl Fusion {
         Awaited { what, peers }
     }
 
-    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done; but not before
-    /// `readers`, the other ranks that still read the parameters that it will write, are none.
+    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done; but not
+    /// before `readers`, the other ranks that still read the parameters that it will write, are none.
     pub fn finish(
         &mut self,
         device: &dyn Device,

@@ -9,8 +9,8 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Group, Memory};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Sums of parts of a device's memory. A bucket's is enqueued behind the step that completes it, and the host only looks whether
-/// it is done.
+/// Sums of parts of a device's memory. A bucket's is enqueued behind the step that completes it, and the host only
+/// looks whether it is done.
 pub struct OnDevice {
     name: &'static str,
     group: Box<dyn Group>,
@@ -46,8 +46,8 @@ impl OnDevice {
     /// Enqueues the sum of a part of memory, and marks its end.
     fn enqueue(&mut self, memory: &Memory) -> Result<Event> {
         self.group.sum(memory)?;
-        // Until it is enqueued there is nothing behind which a mark could be set. That takes a launch; the first time also what
-        // the library has to agree on with the other ranks.
+        // Until it is enqueued there is nothing behind which a mark could be set. That takes a launch; the first time
+        // also what the library has to agree on with the other ranks.
         self.settle("a sum to start")?;
         self.group.record()
     }
@@ -77,7 +77,8 @@ impl OnDevice {
     }
 }
 
-/// Whether `sum` adds up over ranks, in a device's memory, numbers whose sum every rank knows; the same answer on all. Collective.
+/// Whether `sum` adds up over ranks, in a device's memory, numbers whose sum every rank knows; the same answer on all.
+/// Collective.
 pub fn adds_up(world: &World, device: &dyn Device, sum: impl FnOnce(&Memory) -> Result<()>) -> Result<bool> {
     /// More than a launch's block, and no multiple of anything.
     const COUNT: usize = 1031;

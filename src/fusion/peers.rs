@@ -1,5 +1,5 @@
-//! Sums over the devices of a node, each of which reads and writes the others' memory: gradients go to the host only to leave the
-//! node, and of them only the segment that the rank leads.
+//! Sums over the devices of a node, each of which reads and writes the others' memory: gradients go to the host only to
+//! leave the node, and of them only the segment that the rank leads.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,8 +23,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Lets the ranks of each node reach each other's `memory`, all of an allocation and as long on every rank. With `host`,
-    /// as long too, there are several nodes. Collective.
+    /// Lets the ranks of each node reach each other's `memory`, all of an allocation and as long on every rank. With
+    /// `host`, as long too, there are several nodes. Collective.
     ///
     /// # Errors
     /// The same on every rank.

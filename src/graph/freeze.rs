@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 pub enum Frozen {
     /// All but the head's.
     Backbone,
-    /// Those of layers whose names begin so: "layer1" is "layer1.0.conv1.weight" and "layer1.0.bn1.bias", not "layer10.weight".
+    /// Those of layers whose names begin so: "layer1" is "layer1.0.conv1.weight" and "layer1.0.bn1.bias", not
+    /// "layer10.weight".
     Layers(Vec<String>),
 }
 
@@ -20,8 +21,9 @@ impl Tensor {
 }
 
 impl Graph {
-    /// The same forward graph with these parameters frozen: they get no gradient, and nothing is computed that only such a
-    /// gradient would need. Statistics of normalisations go on running, as in PyTorch with `requires_grad = False`.
+    /// The same forward graph with these parameters frozen: they get no gradient, and nothing is computed that only
+    /// such a gradient would need. Statistics of normalisations go on running, as in PyTorch with `requires_grad =
+    /// False`.
     ///
     /// # Errors
     /// `Usage` for a name that no parameter begins with, and when nothing would be left to learn.
@@ -63,8 +65,8 @@ impl Graph {
         layers
     }
 
-    /// The parameters of the layers whose outputs the losses read: those that depend on the number of classes. Auxiliary
-    /// heads have some too.
+    /// The parameters of the layers whose outputs the losses read: those that depend on the number of classes.
+    /// Auxiliary heads have some too.
     pub fn head(&self) -> Vec<TensorId> {
         let scores = self.nodes.iter().filter(|node| node.op.is_loss()).map(|node| node.inputs[0]);
         scores.flat_map(|scores| self.parameters_behind(scores)).collect()

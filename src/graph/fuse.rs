@@ -1,5 +1,5 @@
-//! Ops that a device computes faster together than one after the other: rewritings that change no result but by rounding, made
-//! for the device that asks for them, when all of a step is known.
+//! Ops that a device computes faster together than one after the other: rewritings that change no result but by
+//! rounding, made for the device that asks for them, when all of a step is known.
 
 use super::{Activation, BatchNorm, Conv2d, DType, Graph, Node, NodeId, Op, TensorId};
 
@@ -40,9 +40,9 @@ impl Graph {
         self
     }
 
-    /// An addition with ReLU to a normalisation that nothing else reads becomes part of it: of the two that a block of a residual
-    /// network may add up, part of the later one. So do their backward ops. What is computed again is joined like its first time:
-    /// both normalisations are read once, or none is.
+    /// An addition with ReLU to a normalisation that nothing else reads becomes part of it: of the two that a block of
+    /// a residual network may add up, part of the later one. So do their backward ops. What is computed again is joined
+    /// like its first time: both normalisations are read once, or none is.
     pub(super) fn join_additions(&mut self) {
         let mut gone = Vec::new();
         for index in 0..self.nodes.len() {
@@ -77,7 +77,8 @@ impl Graph {
         self.producer(other).is_none_or(|producer| producer < norm).then_some((norm, other))
     }
 
-    /// The ReLU's backward op becomes part of the normalisation's, where that is the first to read what it gives; returns it then.
+    /// The ReLU's backward op becomes part of the normalisation's, where that is the first to read what it gives;
+    /// returns it then.
     fn join_backward_of_addition(&mut self, addition: NodeId, norm: NodeId) -> Option<usize> {
         let of_forward = |graph: &Graph, forward: NodeId, fits: fn(Op) -> bool| {
             graph.nodes.iter().position(|node| node.forward == Some(forward) && fits(node.op))
@@ -144,8 +145,8 @@ impl Graph {
         self.remove(&gone);
     }
 
-    /// A convolution's dx that nothing but a sum of gradients reads is added to the rest of the sum where that lies, if the
-    /// rest is known by then and nobody reads it afterwards.
+    /// A convolution's dx that nothing but a sum of gradients reads is added to the rest of the sum where that lies, if
+    /// the rest is known by then and nobody reads it afterwards.
     fn join_gradient_sums(&mut self) {
         let mut gone = Vec::new();
         for index in self.forward_nodes..self.nodes.len() {
@@ -189,8 +190,8 @@ impl Graph {
         (known && alike && rest != dx && dies()).then_some((data, conv, rest))
     }
 
-    /// Convolutions before normalisations give the moments too; those that are computed again do so likewise, so that what
-    /// they give has the same bits.
+    /// Convolutions before normalisations give the moments too; those that are computed again do so likewise, so that
+    /// what they give has the same bits.
     fn join_moments(&mut self, types: &[DType]) {
         let mut gone = Vec::new();
         let mut weights = Vec::new();

@@ -130,7 +130,8 @@ pub struct Tensor {
     pub frozen: bool,
     /// For gradients: the parameter it belongs to.
     pub gradient_of: Option<TensorId>,
-    /// What the first values of a parameter are drawn by, whatever a graph is rewritten into later (given by `simplify`).
+    /// What the first values of a parameter are drawn by, whatever a graph is rewritten into later (given by
+    /// `simplify`).
     pub number: u32,
 }
 
@@ -197,8 +198,8 @@ impl Graph {
             .map(|(index, tensor)| (TensorId(index), tensor))
     }
 
-    /// The tensors that fields of the graph name, for whoever renumbers tensors. Every field is listed, so that a new one
-    /// cannot be forgotten here.
+    /// The tensors that fields of the graph name, for whoever renumbers tensors. Every field is listed, so that a new
+    /// one cannot be forgotten here.
     fn own_tensors(&mut self) -> impl Iterator<Item = &mut TensorId> {
         let Graph {
             name: _,

@@ -19,8 +19,8 @@ impl Graph {
         self
     }
 
-    /// Numbers tensors by their places, as they are where additions are part of normalisations: first values shall be the same on
-    /// devices that join them and on others, over one rank's statistics and over those of several.
+    /// Numbers tensors by their places, as they are where additions are part of normalisations: first values shall be
+    /// the same on devices that join them and on others, over one rank's statistics and over those of several.
     fn number(&mut self) {
         let mut joined = self.clone();
         joined.join_additions();
@@ -42,8 +42,8 @@ impl Graph {
             }
         }
         while let Some(index) = self.nodes.iter().position(|node| matches!(node.op, Op::Dropout { .. })) {
-            // Behind a flattening, which a linear layer could now do without, a reshape takes its place: that layer shall
-            // read what it reads in training, with weights of the same dimensions and so of one layout.
+            // Behind a flattening, which a linear layer could now do without, a reshape takes its place: that layer
+            // shall read what it reads in training, with weights of the same dimensions and so of one layout.
             if self.producer(self.nodes[index].inputs[0]).is_some_and(|p| self.nodes[p].op == Op::Reshape) {
                 self.nodes[index].op = Op::Reshape;
                 continue;

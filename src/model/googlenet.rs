@@ -43,7 +43,8 @@ fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tens
     Ok(net.linear("fc", x, classes))
 }
 
-/// 1×1; 3×3; 3×3 again; pooling. Channels: of the first, before and of the second, before and of the third, of the last.
+/// 1×1; 3×3; 3×3 again; pooling. Channels: of the first, before and of the second, before and of the third, of the
+/// last.
 fn block(net: &mut Builder, name: &str, x: TensorId, channels: [usize; 6]) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let [first, before_second, second, before_third, third, last] = channels;

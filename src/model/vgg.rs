@@ -1,5 +1,5 @@
-//! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size), plain and with
-//! batch normalisation behind every convolution.
+//! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size), plain and
+//! with batch normalisation behind every convolution.
 
 use super::Model;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! Learning-rate schedules, loss scaling, and what the optimizers' states are called.
 //!
-//! The rules are `config::Rule`; their arithmetic stands in `device`, where every device runs it. May use: `device`, `config`. Used
-//! by: `train`.
+//! The rules are `config::Rule`; their arithmetic stands in `device`, where every device runs it. May use: `device`,
+//! `config`. Used by: `train`.
 
 mod scaling;
 

@@ -1,9 +1,10 @@
-//! Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018, §3.2): f16 has no numbers below 2⁻²⁴, where
-//! many gradients lie. The loss gradient is multiplied by a factor, and the parameters' gradients are divided by it in f32.
-//! A step whose gradients are not finite is skipped, and the factor is too large when that happens again and again; after many
-//! steps without, it may be twice as large.
+//! Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018, §3.2): f16 has no numbers below 2⁻²⁴,
+//! where many gradients lie. The loss gradient is multiplied by a factor, and the parameters' gradients are divided by
+//! it in f32. A step whose gradients are not finite is skipped, and the factor is too large when that happens again and
+//! again; after many steps without, it may be twice as large.
 //!
-//! Every rank sees the same averaged gradients, so that all skip the same steps and have the same factor without a message.
+//! Every rank sees the same averaged gradients, so that all skip the same steps and have the same factor without a
+//! message.
 
 use crate::config::LossScale;
 
@@ -36,8 +37,8 @@ impl LossScaler {
         self.skipped
     }
 
-    /// A step's gradients were finite, or were not and the step is skipped. Returns whether the run may go on: not where the
-    /// factor is at its minimum and a step was skipped all the same.
+    /// A step's gradients were finite, or were not and the step is skipped. Returns whether the run may go on: not
+    /// where the factor is at its minimum and a step was skipped all the same.
     pub fn step(&mut self, finite: bool) -> bool {
         if finite {
             self.good += 1;

@@ -21,8 +21,9 @@ impl Block {
     }
 }
 
-/// An offset for each block, and the bytes needed in all: the best of three greedy placements. By size is nearly always as
-/// good as can be; where a large short-lived block leaves gaps below those that live long, by lifetime or by both is.
+/// An offset for each block, and the bytes needed in all: the best of three greedy placements. By size is nearly always
+/// as good as can be; where a large short-lived block leaves gaps below those that live long, by lifetime or by both
+/// is.
 pub fn place(blocks: &[Block]) -> (Vec<usize>, usize) {
     let steps = |block: &Block| block.alive.end() - block.alive.start() + 1;
     let placements = [

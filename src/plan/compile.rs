@@ -69,8 +69,8 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
 }
 
 /// The layout in which each parameter is kept: that of its gradient, so that the update needs no reorder; without
-/// a gradient that of the plan it is shared with, or what its first reader wants, if that is not a shorter type: frozen weights
-/// are saved, too.
+/// a gradient that of the plan it is shared with, or what its first reader wants, if that is not a shorter type: frozen
+/// weights are saved, too.
 fn master_layouts(
     graph: &Graph,
     kernels: &[Box<dyn Kernel>],

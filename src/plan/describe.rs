@@ -37,8 +37,8 @@ pub struct Extent {
     pub batches: usize,
     /// How many of these the device has.
     pub batches_on_device: usize,
-    /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps them,
-    /// and are there once.
+    /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps
+    /// them, and are there once.
     pub mapped: usize,
     /// Bytes in which messages come in.
     pub messages: usize,
@@ -138,9 +138,9 @@ pub fn flops(count: u64) -> String {
 }
 
 impl Plan {
-    /// The layers, memory and buckets as text; `device` says in words what the plan is for. `kept` is what the activations
-    /// would take if none were computed again, in a plan that does so; `sums` says for each bucket by what it is summed and
-    /// in how many seconds.
+    /// The layers, memory and buckets as text; `device` says in words what the plan is for. `kept` is what the
+    /// activations would take if none were computed again, in a plan that does so; `sums` says for each bucket by what
+    /// it is summed and in how many seconds.
     pub fn describe(
         &self,
         device: &str,
@@ -161,9 +161,10 @@ impl Plan {
         text
     }
 
-    /// The least seconds of a step and its updates, one kernel after the other as planned: each takes as long as its products at
-    /// so many FLOP/s or its operands at so many bytes/s, whichever is longer (Williams, Waterman, Patterson: "Roofline", CACM
-    /// 52, 2009), the updates as long as their bytes. And the part of it that products decide.
+    /// The least seconds of a step and its updates, one kernel after the other as planned: each takes as long as its
+    /// products at so many FLOP/s or its operands at so many bytes/s, whichever is longer (Williams, Waterman,
+    /// Patterson: "Roofline", CACM 52, 2009), the updates as long as their bytes. And the part of it that products
+    /// decide.
     pub fn roofline(&self, update_bytes: usize, (flops, bytes): (f64, f64)) -> (f64, f64) {
         let mut seconds = (update_bytes as f64 / bytes, 0.0);
         for step in &self.steps {
@@ -181,8 +182,9 @@ impl Plan {
         (step.node.map_or(0, |id| self.graph.products(id)), moved)
     }
 
-    /// The steps as programs read them, a JSON object a line: layer (or the tensor that a reorder copies), op with its settings,
-    /// pass, FLOP of its products, names and bytes of what is read and written, output 0's shape, implementation.
+    /// The steps as programs read them, a JSON object a line: layer (or the tensor that a reorder copies), op with its
+    /// settings, pass, FLOP of its products, names and bytes of what is read and written, output 0's shape,
+    /// implementation.
     pub fn steps_as_json(&self) -> String {
         let mut text = String::new();
         for (index, step) in self.steps.iter().enumerate() {

@@ -2,9 +2,9 @@
 //!
 //! A graph and a device become a list of steps, each a compiled kernel with a fixed place in memory for every
 //! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
-//! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. The whole step of every
-//! rank is a list of actions (`script`), which can be rehearsed before the first one (`rehearse`). May use: `device`,
-//! `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
+//! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. The whole step of
+//! every rank is a list of actions (`script`), which can be rehearsed before the first one (`rehearse`). May use:
+//! `device`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::device::reference::Reference;

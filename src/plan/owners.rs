@@ -34,8 +34,9 @@ impl Owners {
         matches!(self, Owners::Servers(servers) if rank + servers >= ranks)
     }
 
-    /// Which rank owns which of a bucket's bytes in a sum. Where everyone updates, a sum is cut as if the ranks shared the
-    /// update, so that it is made in one order whoever owns what; the last owner has what is behind the parameters too.
+    /// Which rank owns which of a bucket's bytes in a sum. Where everyone updates, a sum is cut as if the ranks shared
+    /// the update, so that it is made in one order whoever owns what; the last owner has what is behind the parameters
+    /// too.
     pub fn cuts(self, bucket: usize, bytes: &Range<usize>, ranks: usize, share: Share) -> Cuts {
         let among = |first: usize, count: usize| {
             let mut parts = vec![bytes.start..bytes.start; ranks];

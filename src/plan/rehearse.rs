@@ -1,10 +1,10 @@
 //! The scripts of all ranks, run through before the first step: a discrete-event simulation of two steps.
 //!
-//! Every transfer must have all who take part in it, in one order on all of them; nobody may wait in a circle; and while a
-//! range is on its way nothing else may touch it. What is found is one message that names both actions. A script that
-//! passes cannot deadlock, since nothing of it is decided while it runs: ranks do the same in every step, and whatever the
-//! times are they can only wait for what was found to come. The second step also gives times: those of steps and transfers
-//! are given, and the transfers of some ranks take place one after the other.
+//! Every transfer must have all who take part in it, in one order on all of them; nobody may wait in a circle; and
+//! while a range is on its way nothing else may touch it. What is found is one message that names both actions. A
+//! script that passes cannot deadlock, since nothing of it is decided while it runs: ranks do the same in every step,
+//! and whatever the times are they can only wait for what was found to come. The second step also gives times: those of
+//! steps and transfers are given, and the transfers of some ranks take place one after the other.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -632,7 +632,8 @@ mod tests {
             prop_assert_eq!(updated, owned * 64 * sizes.iter().sum::<usize>());
         }
 
-        /// Sums and messages on all axes of a mesh, in one order: nobody waits for ever. Without any one receive somebody does.
+        /// Sums and messages on all axes of a mesh, in one order: nobody waits for ever. Without any one receive
+        /// somebody does.
         #[test]
         fn what_all_start_in_one_order_gets_through(
             data in 1usize..4, pipeline in 1usize..4, tensor in 1usize..4,
@@ -663,7 +664,8 @@ mod tests {
         }
     }
 
-    /// Steps and transfers of a second each. Two buckets leave after the third and the fourth step, one after the other.
+    /// Steps and transfers of a second each. Two buckets leave after the third and the fourth step, one after the
+    /// other.
     #[test]
     fn a_rehearsal_says_how_long_a_step_takes_and_how_long_ranks_wait() {
         let example = Example::new(&[4, 4]);

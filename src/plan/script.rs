@@ -1,10 +1,11 @@
 //! The script: everything that a rank does in a training step, in order, as data.
 //!
 //! The plan knows when a gradient is ready, and the table of owners who needs it. Both together give one static list of
-//! actions a rank. Nothing in it is decided while it runs, so all of it can be rehearsed before the first step (`rehearse`).
+//! actions a rank. Nothing in it is decided while it runs, so all of it can be rehearsed before the first step
+//! (`rehearse`).
 //!
-//! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines; here
-//! it is the whole step.
+//! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines;
+//! here it is the whole step.
 
 use std::fmt::{self, Write};
 use std::ops::Range;
@@ -56,7 +57,8 @@ pub enum Kind {
 pub enum Area {
     /// A region of the plan. Of gradients: those that steps write.
     Of(Region),
-    /// Where gradients are added up: over micro-steps, and over ranks. The same as those of the steps without accumulation.
+    /// Where gradients are added up: over micro-steps, and over ranks. The same as those of the steps without
+    /// accumulation.
     Sums,
     /// The squares of the norms of what each rank owns.
     Norms,
@@ -417,8 +419,8 @@ impl Script {
         self.actions.extend(flow.parameters.get(index).map(|&id| Action::Start(id)));
     }
 
-    /// Bytes that this rank sends in a step at the least, whatever algorithms do: what others own of a sum, what it owns
-    /// itself to each that lacks it.
+    /// Bytes that this rank sends in a step at the least, whatever algorithms do: what others own of a sum, what it
+    /// owns itself to each that lacks it.
     pub fn bytes_sent(&self) -> usize {
         let sent = |action: &Action| match action {
             Action::Start(id) => self.transfers[*id].bytes_sent(self.place(self.transfers[*id].axis)),

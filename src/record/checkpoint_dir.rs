@@ -250,8 +250,8 @@ fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Writes a checkpoint. Where the disk is full, the oldest of several goes for it: a run that cannot keep where it stands
-/// loses more.
+/// Writes a checkpoint. Where the disk is full, the oldest of several goes for it: a run that cannot keep where it
+/// stands loses more.
 fn write_making_room(directory: &Path, path: &Path, best: Option<u64>, contents: &Contents) -> Result<()> {
     loop {
         match checkpoint::write(path, contents) {

@@ -121,8 +121,8 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
 }
 
 impl ResultsFile {
-    /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file. It has its name when it can
-    /// be read: a job that is killed before, and goes on from its first checkpoint, finds none.
+    /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file. It has its name when
+    /// it can be read: a job that is killed before, and goes on from its first checkpoint, finds none.
     pub fn create(path: &Path, about: &Description, added: &[(&str, String)]) -> Result<ResultsFile> {
         if path.symlink_metadata().is_ok() {
             return Err(super::path::exists(path));

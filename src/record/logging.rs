@@ -22,8 +22,8 @@ pub enum Volume {
 /// Starts logging for this process; a second call changes nothing.
 ///
 /// Without being told otherwise rank 0 says what it does (info; nothing where quiet, debug where verbose) and the other
-/// ranks only what is wrong (warn). `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a level (error, warn, info,
-/// debug, trace, off) or env_logger's `module=level,…`.
+/// ranks only what is wrong (warn). `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a
+/// level (error, warn, info, debug, trace, off) or env_logger's `module=level,…`.
 pub fn start_logging(rank: usize, volume: Volume) {
     let default = match volume {
         Volume::Normal if rank == 0 => "info",

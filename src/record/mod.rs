@@ -2,8 +2,8 @@
 //!
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
-//! communicates. May use: `comm` (which rank this is), `config`, `device` (for the bytes of numbers, and a GPU's use), `trace`,
-//! `files`, `host`, `error`. Used by: `train`, `bench`, `main`.
+//! communicates. May use: `comm` (which rank this is), `config`, `device` (for the bytes of numbers, and a GPU's use),
+//! `trace`, `files`, `host`, `error`. Used by: `train`, `bench`, `main`.
 
 mod checkpoint;
 mod checkpoint_dir;
@@ -357,8 +357,8 @@ pub fn built_from(revision: &'static str) {
     let _ = REVISION.set(revision);
 }
 
-/// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git, and in other
-/// programs that use this library.
+/// The git revision this program was built from, "-dirty" where its sources differed; "unknown" outside git, and in
+/// other programs that use this library.
 pub fn git_revision() -> &'static str {
     REVISION.get().unwrap_or(&"unknown")
 }

@@ -19,8 +19,8 @@ pub fn is_results_file(given: &Path) -> bool {
 /// The results file of this run; `None` on ranks that write none. Creates no file.
 ///
 /// `given` is what the user asked for: a file (`….h5`), or a directory, in which the file is named after the
-/// model, the time and, under Slurm, the job. Without it the directory is `results`. A directory is made where it is missing, but not
-/// its parent: that is more likely a typing error.
+/// model, the time and, under Slurm, the job. Without it the directory is `results`. A directory is made where it is
+/// missing, but not its parent: that is more likely a typing error.
 ///
 /// # Errors
 /// `ErrorKind::Output`: the file is there already, the directory is missing or cannot be written.
@@ -47,8 +47,8 @@ pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Resul
     Ok(Some(path))
 }
 
-/// The same for a run that goes on: `earlier`, the file of its earlier part, where that is still there and where results
-/// are asked for; a file of that name is gone on with.
+/// The same for a run that goes on: `earlier`, the file of its earlier part, where that is still there and where
+/// results are asked for; a file of that name is gone on with.
 ///
 /// # Errors
 /// As for `results_path`, but that a file may be there.

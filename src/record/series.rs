@@ -132,8 +132,8 @@ pub(super) fn series<T: H5Type>(
     columns.iter().map(create).collect()
 }
 
-/// Writes rows as the data set `rows`, whose attributes `NAME_unit` and `NAME_description` explain the fields, with texts as
-/// the file's attributes; `format`, versions and date are added. Never replaces a file.
+/// Writes rows as the data set `rows`, whose attributes `NAME_unit` and `NAME_description` explain the fields, with
+/// texts as the file's attributes; `format`, versions and date are added. Never replaces a file.
 ///
 /// # Errors
 /// `Output`: the file is there already or cannot be written; half a file is removed.

@@ -1,9 +1,9 @@
 //! TensorBoard's event files: a run's numbers as they come, for `tensorboard --logdir DIR`.
 //!
-//! A file is a row of records (TFRecord: tensorflow/core/lib/io/record_writer.h): the length in 8 bytes, little end first;
-//! its checksum; the bytes; theirs. A checksum is the CRC-32C, rotated and shifted so that it may itself be summed. The bytes
-//! are an Event of protocol buffers (tensorflow/core/util/event.proto and framework/summary.proto), of whose fields a dozen
-//! are written here, by hand: no compiler of such files is needed to build.
+//! A file is a row of records (TFRecord: tensorflow/core/lib/io/record_writer.h): the length in 8 bytes, little end
+//! first; its checksum; the bytes; theirs. A checksum is the CRC-32C, rotated and shifted so that it may itself be
+//! summed. The bytes are an Event of protocol buffers (tensorflow/core/util/event.proto and framework/summary.proto),
+//! of whose fields a dozen are written here, by hand: no compiler of such files is needed to build.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -50,7 +50,8 @@ pub fn check_events(directory: &Path, resumed: bool) -> Result<()> {
 }
 
 impl EventFile {
-    /// Begins a file. Where a run goes on after `resumed` steps, TensorBoard forgets what earlier files have from there on.
+    /// Begins a file. Where a run goes on after `resumed` steps, TensorBoard forgets what earlier files have from there
+    /// on.
     ///
     /// # Errors
     /// `Output`: it cannot be written.

@@ -1,7 +1,8 @@
 //! The timeline as a file: Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 //!
-//! A rank is a process in it, and has lanes: steps, layers, input, waiting, and for what overlaps (buckets, messages) as
-//! many as are needed. An arrow leads from each message's sender to its receiver. All ranks are shown on rank 0's clock.
+//! A rank is a process in it, and has lanes: steps, layers, input, waiting, and for what overlaps (buckets, messages)
+//! as many as are needed. An arrow leads from each message's sender to its receiver. All ranks are shown on rank 0's
+//! clock.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -217,7 +217,8 @@ fn is_of_each_rank(array: &Array) -> bool {
     array.path.starts_with("statistics/") && array.shape.len() == 2
 }
 
-/// Every data set below a group, by its path with dots between the parts: those of real numbers, and the types of others.
+/// Every data set below a group, by its path with dots between the parts: those of real numbers, and the types of
+/// others.
 fn collect(
     group: &hdf5::Group,
     prefix: &str,
@@ -238,8 +239,8 @@ fn collect(
     Ok(())
 }
 
-/// What a type is called that is none of real numbers; `None` for those which the HDF5 library makes f32 of: f32, f64, and
-/// those of two bytes (f16, bf16), for which this interface to it has no word.
+/// What a type is called that is none of real numbers; `None` for those which the HDF5 library makes f32 of: f32, f64,
+/// and those of two bytes (f16, bf16), for which this interface to it has no word.
 fn other_type(dtype: &hdf5::Datatype) -> Option<String> {
     match dtype.to_descriptor() {
         Ok(TypeDescriptor::Float(_)) => None,

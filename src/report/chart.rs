@@ -1,5 +1,5 @@
-//! Charts as SVG: lines, stacked bars and spans of time, drawn by plotters. Text is in the reader's sans-serif font; how wide it
-//! will be is estimated.
+//! Charts as SVG: lines, stacked bars and spans of time, drawn by plotters. Text is in the reader's sans-serif font;
+//! how wide it will be is estimated.
 
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;

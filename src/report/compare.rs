@@ -1,5 +1,5 @@
-//! Several runs beside each other: in what their settings differ, how speed goes with ranks, and speed and memory with the
-//! batch.
+//! Several runs beside each other: in what their settings differ, how speed goes with ranks, and speed and memory with
+//! the batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,8 @@ fn counted(hosts: &str) -> String {
     counts.iter().map(|(host, ranks)| format!("{host} ×{ranks}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Gives each of several runs a label of what tells it from the others, where that is short; else its file's name stays.
+/// Gives each of several runs a label of what tells it from the others, where that is short; else its file's name
+/// stays.
 pub fn label(runs: &mut [Run]) {
     let keys: Vec<Settings> = runs.iter().map(|run| fixed(run, "")).collect();
     let labels = labels(&keys.iter().collect::<Vec<_>>());

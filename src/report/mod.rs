@@ -1,6 +1,7 @@
 //! `dltrain report`: results files as one page of HTML, and as charts.
 //!
-//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`, `files`. Used by: `main`, `cli`.
+//! It reads what `record` has written and needs neither ranks nor MPI. May use: `record`, `error`, `files`. Used by:
+//! `main`, `cli`.
 
 mod axis;
 mod chart;
@@ -37,8 +38,8 @@ pub struct Args {
 /// Writes the report. A file that cannot be used is named and left out; the others go on.
 ///
 /// # Errors
-/// `Output` where something is in the way, before anything is written; `Data` where a file could not be used, after the report of
-/// the others.
+/// `Output` where something is in the way, before anything is written; `Data` where a file could not be used, after the
+/// report of the others.
 pub fn run(args: &Args) -> Result<()> {
     check_places(args)?;
     let (mut runs, left_out) = opened(&args.runs)?;

@@ -83,7 +83,8 @@ impl Averaging {
         self.tuning.parameters.shared.per_byte() / 2.0
     }
 
-    /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is known.
+    /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is
+    /// known.
     pub fn seconds(&self, bytes: usize, shared: bool) -> f64 {
         let choice = self.selection.choose(bytes, shared);
         // What cuts between GPUs are made by is nothing to be told.

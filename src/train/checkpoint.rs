@@ -245,8 +245,8 @@ impl Saver {
         matches!(self.every, Interval::Epochs(every) if self.active && epochs.is_multiple_of(every))
     }
 
-    /// Takes a checkpoint: copies the state, and leaves the writing to a thread. `record` gives what the record wants kept,
-    /// on the rank that writes. Collective.
+    /// Takes a checkpoint: copies the state, and leaves the writing to a thread. `record` gives what the record wants
+    /// kept, on the rank that writes. Collective.
     pub fn take(
         &mut self,
         world: &World,

@@ -125,8 +125,8 @@ fn open_gpu(world: &World, config: &mut Config, number: Option<usize>) -> Result
     Ok(Box::new(world.agree(device)?))
 }
 
-/// The GPU of a rank that sees `count` of them: the one asked for, or that of its place on the node. A rank that sees one
-/// was given it, by Slurm or by CUDA_VISIBLE_DEVICES.
+/// The GPU of a rank that sees `count` of them: the one asked for, or that of its place on the node. A rank that sees
+/// one was given it, by Slurm or by CUDA_VISIBLE_DEVICES.
 fn ordinal(number: Option<usize>, local_rank: usize, count: usize) -> Result<usize> {
     match number {
         Some(number) if number < count => Ok(number),
@@ -159,7 +159,8 @@ fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
     }
 }
 
-/// How many ranks have this rank's GPU; sharing is said once for each GPU, or an error with `nccl`, which cannot. Collective.
+/// How many ranks have this rank's GPU; sharing is said once for each GPU, or an error with `nccl`, which cannot.
+/// Collective.
 fn sharers(world: &World, gpu: &cuda::Gpu, nccl: bool) -> Result<usize> {
     let mine = format!("{} {}", world.node(), gpu.identity);
     let all = world.gather_text(&mine)?;

@@ -1,8 +1,8 @@
 //! The next batch on its way to a device with memory of its own, beside the step before it.
 //!
-//! It is written to page-locked memory of the host while the device computes, copied from there into a place of its own on the
-//! device, and from that one to where the program reads, when its step begins. Only a batch that is there is sent ahead: nobody waits for
-//! one in the middle of a step, when the messages of buckets want attention.
+//! It is written to page-locked memory of the host while the device computes, copied from there into a place of its own
+//! on the device, and from that one to where the program reads, when its step begins. Only a batch that is there is
+//! sent ahead: nobody waits for one in the middle of a step, when the messages of buckets want attention.
 
 use super::source::Source;
 use crate::data::Batch;

@@ -19,8 +19,8 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Collective: the figures of all ranks, weighted by images. `None` where `stop` says on some rank that the run is to
-    /// stop: a test set may take minutes.
+    /// Collective: the figures of all ranks, weighted by images. `None` where `stop` says on some rank that the run is
+    /// to stop: a test set may take minutes.
     pub fn run(
         &mut self,
         world: &World,

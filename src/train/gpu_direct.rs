@@ -1,5 +1,5 @@
-//! Whether gradients are added up where the GPUs have them, past the host's memory: by the GPUs of a node in each other's memory
-//! (`--allreduce ipc`), or by the MPI library (`--cuda-aware`).
+//! Whether gradients are added up where the GPUs have them, past the host's memory: by the GPUs of a node in each
+//! other's memory (`--allreduce ipc`), or by the MPI library (`--cuda-aware`).
 
 use std::rc::Rc;
 
@@ -79,8 +79,8 @@ fn adds_up(world: &World, device: &dyn Device) -> Result<bool> {
     })
 }
 
-/// Whether the GPUs of each node are to add up in each other's memory: asked for, or with `--allreduce auto` found to work with numbers
-/// whose sum is known. Collective.
+/// Whether the GPUs of each node are to add up in each other's memory: asked for, or with `--allreduce auto` found to
+/// work with numbers whose sum is known. Collective.
 ///
 /// # Errors
 /// The same on every rank: why they cannot, where `--allreduce ipc` asks for it.
@@ -123,8 +123,8 @@ fn gpus_add_up(world: &World, device: &dyn Device) -> Result<bool> {
     })
 }
 
-/// What adds up where the GPUs of each node reach each other's `memory`; with several nodes by way of `region`, which is as long.
-/// Collective.
+/// What adds up where the GPUs of each node reach each other's `memory`; with several nodes by way of `region`, which
+/// is as long. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -143,8 +143,8 @@ pub fn over_gpus(
 /// A device's memory as the MPI library is given it.
 #[allow(unsafe_code)]
 pub fn region(memory: &Memory) -> Rc<Region> {
-    // SAFETY: the region holds the memory. That MPI reads and writes it is tried before gradients lie there, and nothing but
-    // `MpiAllreduce` is made for it.
+    // SAFETY: the region holds the memory. That MPI reads and writes it is tried before gradients lie there, and
+    // nothing but `MpiAllreduce` is made for it.
     unsafe { Region::foreign(memory.address(), memory.bytes(), Rc::new(memory.clone())) }
 }
 

@@ -17,8 +17,8 @@ use crate::random::{Purpose, key, normals, philox, uniform};
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
 const PIECE: usize = 8 << 20;
-/// Rows of a piece are a multiple of this, so that pieces are whole blocks of layouts (of 16, 32, 48 or 64 rows) and begin with a
-/// block of the generator.
+/// Rows of a piece are a multiple of this, so that pieces are whole blocks of layouts (of 16, 32, 48 or 64 rows) and
+/// begin with a block of the generator.
 const ROWS: usize = 192;
 
 /// Every region of a rank.
@@ -73,8 +73,8 @@ impl Sharing {
         plan.share(bucket, rule, self.rank, self.ranks)
     }
 
-    /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the first
-    /// to touch its parts, so that they lie near it.
+    /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the
+    /// first to touch its parts, so that they lie near it.
     fn clear(&self, device: &dyn Device, parts: &[Range<usize>], memory: &Memory) -> Result<()> {
         if self.ranks == 1 {
             return Ok(());
@@ -104,8 +104,8 @@ fn some_share(world: &World) -> bool {
 }
 
 impl Memories {
-    /// Allocates everything; gradients where the ranks of a node share them, if that serves and there is room. Collective;
-    /// `initialise` may be called when all ranks are through.
+    /// Allocates everything; gradients where the ranks of a node share them, if that serves and there is room.
+    /// Collective; `initialise` may be called when all ranks are through.
     pub fn new(
         world: &World,
         device: &dyn Device,
@@ -148,10 +148,10 @@ impl Memories {
         Regions { parameters, ..self.regions.clone() }
     }
 
-    /// Writes the first value of every parameter and statistic, and zeros to the optimizer's state. A first value is that of
-    /// a file, where there is one that has it, else a function of the seed and the parameter's place in the model, so that
-    /// all ranks start alike without a message, on any device and with any number of threads. Ranks that share parameters
-    /// write some each: none may be read before all ranks are through.
+    /// Writes the first value of every parameter and statistic, and zeros to the optimizer's state. A first value is
+    /// that of a file, where there is one that has it, else a function of the seed and the parameter's place in the
+    /// model, so that all ranks start alike without a message, on any device and with any number of threads. Ranks that
+    /// share parameters write some each: none may be read before all ranks are through.
     pub fn initialise(
         &self,
         device: &dyn Device,
@@ -190,8 +190,8 @@ impl Memories {
         Ok(())
     }
 
-    /// Writes a parameter, or what lies at its place in another region. `fill` is asked for the numbers of a range in plain
-    /// order, one range after the other.
+    /// Writes a parameter, or what lies at its place in another region. `fill` is asked for the numbers of a range in
+    /// plain order, one range after the other.
     pub fn write(
         &self,
         device: &dyn Device,
@@ -229,9 +229,9 @@ impl Memories {
         })
     }
 
-    /// Goes through a parameter in pieces of whole rows. Each is given as a range of plain order, memory that is in plain
-    /// order, and, where the parameter is not, the step that copies between the two: from that memory `into` the parameter,
-    /// or out of it.
+    /// Goes through a parameter in pieces of whole rows. Each is given as a range of plain order, memory that is in
+    /// plain order, and, where the parameter is not, the step that copies between the two: from that memory `into` the
+    /// parameter, or out of it.
     fn each_piece(
         &self,
         device: &dyn Device,
@@ -311,13 +311,13 @@ fn like_parameters(
 /// Memory of all ranks of a node as that of a host device.
 #[allow(unsafe_code)]
 fn common_memory(common: &Rc<NodeShared>) -> Memory {
-    // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone, while
-    // no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
+    // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone,
+    // while no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
     unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }
 }
 
-/// The first values of a parameter from element `first` on. Each block of the generator gives four elements, whoever computes
-/// it; `first` is at the beginning of one.
+/// The first values of a parameter from element `first` on. Each block of the generator gives four elements, whoever
+/// computes it; `first` is at the beginning of one.
 fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], threads: usize) {
     debug_assert!(first.is_multiple_of(4));
     let four = |block: usize| {

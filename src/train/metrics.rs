@@ -1,5 +1,5 @@
-//! Losses and hits of a batch on their way to the host. From a device with memory of its own they come behind the forward pass, while
-//! it computes the backward pass: nobody waits for its queue to run dry.
+//! Losses and hits of a batch on their way to the host. From a device with memory of its own they come behind the
+//! forward pass, while it computes the backward pass: nobody waits for its queue to run dry.
 
 use crate::device::memory::bytes_of_mut;
 use crate::device::{Device, Event, Memory};

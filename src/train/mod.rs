@@ -1,11 +1,12 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
-//! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where batches come from,
-//! `plans`), `step` is one training step,
+//! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
+//! batches come from, `plans`), `step` is one training step,
 //! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
-//! `device` what a rank drives, `averaging` how gradients travel, `gpu_direct` whether MPI takes them from a GPU, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop`
-//! hears signals, `max_batch` says how large a batch fits. There is no `if rank == 0`
-//! here: what only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`.
+//! `device` what a rank drives, `averaging` how gradients travel, `gpu_direct` whether MPI takes them from a GPU,
+//! `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
+//! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
+//! is `record`'s business. May use: every room below. Used by: `main`.
 
 mod assemble;
 mod averaging;

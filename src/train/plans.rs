@@ -278,8 +278,8 @@ fn extent(
     }
 }
 
-/// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until it is
-/// restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
+/// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
+/// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
 fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };

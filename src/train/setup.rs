@@ -188,8 +188,8 @@ pub fn prepare(
     Ok(Some((job, world.agree(recorder)?)))
 }
 
-/// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the host's
-/// memory has nothing sent.
+/// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the
+/// host's memory has nothing sent.
 pub fn normalises(device: &dyn Device) -> bool {
     !device.is_host() && !environment::CUDA_PIXELS.is_off()
 }

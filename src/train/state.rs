@@ -1,6 +1,6 @@
 //! What training carries from step to step, array by array: parameters, optimizer state, moving average, running
-//! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies in plain order, so that another
-//! device, thread count or layout reads it.
+//! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies
+//! in plain order, so that another device, thread count or layout reads it.
 
 use super::memory::Memories;
 use crate::comm::World;
@@ -11,8 +11,8 @@ use crate::fusion::compress::Kept;
 use crate::plan::{Parameter, Plan};
 use crate::record::{Array, Contents};
 
-/// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of which
-/// each rank has its own.
+/// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of
+/// which each rank has its own.
 pub struct State<'a> {
     plan: &'a Plan,
     memories: &'a Memories,
@@ -106,8 +106,8 @@ impl State<'_> {
         Ok(())
     }
 
-    /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the mean
-    /// of what ranks had of their own, or starts anew. Ranks that share memory write some
+    /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the
+    /// mean of what ranks had of their own, or starts anew. Ranks that share memory write some
     /// arrays each: none may be read before all are through. Collective.
     pub fn restore(&self, world: &World, device: &dyn Device, from: &Contents) -> Result<()> {
         self.check(from)?;

@@ -19,8 +19,8 @@ use crate::optim::LossScaler;
 use crate::plan::{Program, has_not_finite};
 use crate::trace::{self, BucketTime};
 
-/// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says: how
-/// many ranks want to stop, how many want a checkpoint.
+/// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:
+/// how many ranks want to stop, how many want a checkpoint.
 #[derive(Clone, Copy, PartialEq, Default)]
 struct Tail {
     loss: f32,
@@ -129,8 +129,8 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Divides the gradients by the factor; returns whether the step counts, or else is to be skipped. All ranks have the
-    /// same gradients and so come to the same.
+    /// Divides the gradients by the factor; returns whether the step counts, or else is to be skipped. All ranks have
+    /// the same gradients and so come to the same.
     fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
         let scale = self.scaler.scale();
         device.zero(&self.broken)?;
@@ -203,7 +203,8 @@ impl Trainer {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
     }
 
-    /// Gives the program micro-step `micro` of step `done` of the run, step `step` of the epoch; returns the seconds that took.
+    /// Gives the program micro-step `micro` of step `done` of the run, step `step` of the epoch; returns the seconds
+    /// that took.
     fn read(
         &mut self,
         device: &dyn Device,
@@ -310,7 +311,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// After the last step of a micro-step: gradients are added up, and after the last micro-step the tail joins its bucket.
+    /// After the last step of a micro-step: gradients are added up, and after the last micro-step the tail joins its
+    /// bucket.
     fn end_micro_step(
         &mut self,
         device: &dyn Device,
@@ -334,8 +336,8 @@ impl Trainer {
     }
 
     /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
-    /// gradients are clipped or unscaled only when all are there. Every rank has the same gradients and so the same norm. A rank with
-    /// parameters in common updates its share, when no rank of its node reads them any more.
+    /// gradients are clipped or unscaled only when all are there. Every rank has the same gradients and so the same
+    /// norm. A rank with parameters in common updates its share, when no rank of its node reads them any more.
     fn communicate_and_update(
         &mut self,
         device: &dyn Device,

@@ -1,5 +1,5 @@
-//! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.) `bench autotune`:
-//! its file, and what a run does with a good or a bad one; `bench fusion`: right sums in every cut.
+//! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.) `bench
+//! autotune`: its file, and what a run does with a good or a bad one; `bench fusion`: right sums in every cut.
 
 use crate::support::gpu_job::with_cuda;
 use crate::support::job;
@@ -49,7 +49,8 @@ fn every_layer_has_its_line_and_the_csv_holds_the_same_arithmetic() {
     assert_eq!(conv1[column("backward_data_ms")].parse::<f64>(), Ok(0.0));
 }
 
-/// On doubles, whose clock lets every kernel take 2 µs and its products at 400 TFLOP/s or its bytes at 4000 GB/s, whichever is longer.
+/// On doubles, whose clock lets every kernel take 2 µs and its products at 400 TFLOP/s or its bytes at 4000 GB/s,
+/// whichever is longer.
 #[test]
 fn every_step_on_a_gpu_has_its_time_and_its_share_of_the_roofline() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! Bad input and bad luck: one clear message, the whole job ends non-zero within seconds, nothing is overwritten.
 //!
 //! data files (missing, corrupt) · flags · impossible combinations · results that are there already or cannot be
-//! written · ranks given different flags, data or programs · output that nobody gets · a loss that is not finite · a rank killed · help and info
+//! written · ranks given different flags, data or programs · output that nobody gets · a loss that is not finite · a
+//! rank killed · help and info
 
 use crate::support::job;
 

@@ -4,8 +4,8 @@
 //! - reduce-scatter, allgather and broadcast (from any rank) are there for other programs
 //! - groups of ranks get each other's numbers, one gather after the other
 //! - a reduce-scatter and an allgather by any cuts have the bits of a plain sum with these cuts
-//! - a world can be split: every collective works in several groups at once, whatever their sizes, and people are told the
-//!   job's ranks
+//! - a world can be split: every collective works in several groups at once, whatever their sizes, and people are told
+//!   the job's ranks
 //! - nobody waits for a rank that computes, once it has arrived (shm)
 //! - under a launcher of another MPI the job stops with one message that says what to type
 //! - errors, names and numbers cross ranks; ranks that must agree and do not are named

@@ -1,7 +1,8 @@
-//! Flags together: combinations drawn at random, each of which must end well, have the memory that its plan says, and give the
-//! same bits again, in every step's loss and in the trained weights.
+//! Flags together: combinations drawn at random, each of which must end well, have the memory that its plan says, and
+//! give the same bits again, in every step's loss and in the trained weights.
 //!
-//! `DLTRAIN_COMBINATION=17` runs number 17 alone, and says all that it printed; `DLTRAIN_COMBINATIONS=SEED:COUNT` draws others.
+//! `DLTRAIN_COMBINATION=17` runs number 17 alone, and says all that it printed; `DLTRAIN_COMBINATIONS=SEED:COUNT` draws
+//! others.
 
 use crate::support::job::{finish, job, series, within_plan};
 use dltrain::device::onednn::Cpu;
@@ -10,8 +11,8 @@ use dltrain::random::{Purpose, Stream, key};
 /// Where drawing begins unless told.
 const SEED: u64 = 16;
 
-/// Models with the sizes of images that they take here (0: their own, which is small), whether they normalise over a batch, and
-/// the layers that may be frozen.
+/// Models with the sizes of images that they take here (0: their own, which is small), whether they normalise over a
+/// batch, and the layers that may be frozen.
 const MODELS: [(&str, &[usize], bool, &str); 12] = [
     ("mnist_small", &[0], false, "conv1"),
     ("mnist_net", &[0], false, "conv1"),

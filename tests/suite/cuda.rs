@@ -1,15 +1,15 @@
-//! `--device cuda` on any machine: whole runs on doubles of CUDA's libraries (tests/fake_cuda), which compute on the host
-//! and notice what a GPU would not forgive.
+//! `--device cuda` on any machine: whole runs on doubles of CUDA's libraries (tests/fake_cuda), which compute on the
+//! host and notice what a GPU would not forgive.
 //!
-//! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing is
-//!   done before somebody waits for it;
+//! - what a GPU trains is what the CPU trains (but for rounding), and a repeat gives the same bits, also when nothing
+//!   is done before somebody waits for it;
 //! - ranks that share a GPU, or have one each, train as one rank does;
 //! - what cuDNN does along with a convolution is what it does apart;
 //! - mixed images and compressed gradients, too; these are encoded on the GPU to the bits of the host;
 //! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
-//! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before anything
-//!   is done;
+//! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before
+//!   anything is done;
 //! - what the GPU's meter shows is in the record; without it nothing is missed;
 //! - every call of every library that fails ends the job with its name.
 //!
@@ -42,8 +42,9 @@ fn a_gpu_trains_what_the_cpu_trains() {
     }
 }
 
-/// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run begins
-/// with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and counted.
+/// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run
+/// begins with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and
+/// counted.
 #[test]
 fn half_precision_scales_its_loss_and_skips_what_overflows() {
     let mut results = Results::new();
@@ -62,8 +63,8 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
     assert!(refused(2, &stuck, &[]).contains("the loss scale is at its minimum of"), "{stuck}");
 }
 
-/// Bias and ReLU, a ReLU's gradient, statistics in halves: what cuDNN computes along with a convolution is what it computes apart
-/// but for rounding, and a choice is kept with its plan, which the next run restores.
+/// Bias and ReLU, a ReLU's gradient, statistics in halves: what cuDNN computes along with a convolution is what it
+/// computes apart but for rounding, and a choice is kept with its plan, which the next run restores.
 #[test]
 fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
     let flags = "--image-size 32 --classes 10 --steps 1 --optimizer sgd --lr 0.001 --device cuda";
@@ -108,8 +109,9 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
     }
 }
 
-/// The gradient of what a block of a residual network reads is a sum, which a convolution adds its part to: written over the
-/// other part, with an engine that adds and without, restored from the cache and with activations computed again.
+/// The gradient of what a block of a residual network reads is a sum, which a convolution adds its part to: written
+/// over the other part, with an engine that adds and without, restored from the cache and with activations computed
+/// again.
 #[test]
 fn a_gradient_is_added_to_where_it_lies() {
     let flags = "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32";
@@ -167,8 +169,8 @@ fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     close(&results.losses(2, &format!("{flags} --batch 2 --sync-bn")), &whole, "--sync-bn");
 }
 
-/// Mixed images have two labels each; compressed gradients are those of the CPU but for the order in which a layout has them,
-/// which a codec with a threshold for pieces notices: only the course is the same.
+/// Mixed images have two labels each; compressed gradients are those of the CPU but for the order in which a layout has
+/// them, which a codec with a threshold for pieces notices: only the course is the same.
 #[test]
 fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
     let mut results = Results::new();
@@ -207,8 +209,8 @@ fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
     assert_eq!(series(&path, "steps/loss"), whole, "another course after a checkpoint");
 }
 
-/// To the bits of the host's codecs: by one rank and by several, of several micro-steps, done late and in the other order of threads; a
-/// checkpoint of either serves the other.
+/// To the bits of the host's codecs: by one rank and by several, of several micro-steps, done late and in the other
+/// order of threads; a checkpoint of either serves the other.
 #[test]
 fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
     let mut results = Results::new();
@@ -247,8 +249,8 @@ fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
     }
 }
 
-/// A quarter of the bytes and the same bits, also where work is done as late as it may be, and of places without an image. What
-/// pixels cannot say comes as numbers.
+/// A quarter of the bytes and the same bits, also where work is done as late as it may be, and of places without an
+/// image. What pixels cannot say comes as numbers.
 #[test]
 fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     let mut results = Results::new();
@@ -336,8 +338,8 @@ fn a_run_goes_on_where_it_stopped_also_on_another_device() {
     }
 }
 
-/// Without a flag a GPU computes in tf32 where it can, and says so; the CPU, an older GPU and --precision f32 do not. The record has
-/// what was used, and a run that goes on elsewhere says what has changed.
+/// Without a flag a GPU computes in tf32 where it can, and says so; the CPU, an older GPU and --precision f32 do not.
+/// The record has what was used, and a run that goes on elsewhere says what has changed.
 #[test]
 fn without_a_flag_a_gpu_rounds_products_and_says_so() {
     let mut results = Results::new();
@@ -461,8 +463,8 @@ fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
     }
 }
 
-/// Of every name the first call, the last and one in between fail in turn; what only frees is the exception, since nobody could
-/// be told.
+/// Of every name the first call, the last and one in between fail in turn; what only frees is the exception, since
+/// nobody could be told.
 #[test]
 fn a_call_that_fails_ends_the_job_with_its_name() {
     assert!(each_failing("", |_| true) > 30);

@@ -1,14 +1,14 @@
 //! What cuDNN itself says, without a GPU: for one that is only described it names engines and finalises plans.
 //!
-//! - every convolution of the zoo, forward and backward, in every precision, has an engine on an A100 and on an H100 that
-//!   gives the same bits every time, in the arithmetic that the precision promises, and in modest scratch memory;
-//! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and with tf32, and
-//!   those that add a gradient in halves to what is there already, on an H100 and an H200;
+//! - every convolution of the zoo, forward and backward, in every precision, has an engine on an A100 and on an H100
+//!   that gives the same bits every time, in the arithmetic that the precision promises, and in modest scratch memory;
+//! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and
+//!   with tf32, and those that add a gradient in halves to what is there already, on an H100 and an H200;
 //! - a plan that was kept as text is restored.
 //!
-//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's, of several releases: the one that
-//! PyTorch 2.11 brings (9.19) and a newer one. `.ci/deps cudnn` (or torch) has them, and where they are missing this says so
-//! and proves nothing.
+//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's, of several releases: the one
+//! that PyTorch 2.11 brings (9.19) and a newer one. `.ci/deps cudnn` (or torch) has them, and where they are missing
+//! this says so and proves nothing.
 
 use crate::support::fake_cuda;
 
@@ -44,8 +44,8 @@ fn libraries(places: &[PathBuf]) -> Option<[PathBuf; 2]> {
 /// Which release a process is to ask.
 const PLACES: &str = "DLTRAIN_TEST_CUDNN";
 
-/// Runs a test of this file once for each release, in a process of its own: one has room for one cuDNN, which looks once for what
-/// it compiles with.
+/// Runs a test of this file once for each release, in a process of its own: one has room for one cuDNN, which looks
+/// once for what it compiles with.
 fn with_each_release(name: &str, test: impl Fn()) {
     if std::env::var_os(PLACES).is_some() {
         return test();
@@ -198,7 +198,8 @@ fn along_with_a_convolution() {
     }
 }
 
-/// The proofs above would be none if a GPU that is described were not heeded: one from before bf16 has no engine for it.
+/// The proofs above would be none if a GPU that is described were not heeded: one from before bf16 has no engine for
+/// it.
 #[test]
 fn a_gpu_without_bf16_has_no_engine_for_it() {
     with_each_release("a_gpu_without_bf16_has_no_engine_for_it", without_bf16);

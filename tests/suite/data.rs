@@ -371,8 +371,8 @@ impl Dataset for Numbered {
 }
 
 proptest! {
-    /// An epoch begun by so many ranks and ended by others, with other batches: every image of its order once, but those
-    /// that do not fill a last step; and the epoch after it whole. Read ahead or not.
+    /// An epoch begun by so many ranks and ended by others, with other batches: every image of its order once, but
+    /// those that do not fill a last step; and the epoch after it whole. Read ahead or not.
     #[test]
     fn an_epoch_taken_up_by_other_ranks_loses_and_repeats_no_image(
         images in 100usize..300,

@@ -166,8 +166,8 @@ fn memory_is_shared_between_processes() {
     plays("scene_lender", &[]);
 }
 
-/// Streams side by side, each in order; what waits for another begins when that one has ended; the host comes later by what it
-/// waits for, and by nothing else.
+/// Streams side by side, each in order; what waits for another begins when that one has ended; the host comes later by
+/// what it waits for, and by nothing else.
 #[test]
 fn what_the_doubles_do_takes_virtual_time() {
     let rates = ("FAKE_CUDA_RATES", "4000,400,50,10");

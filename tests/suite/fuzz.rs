@@ -1,5 +1,5 @@
-//! What a user relies on when files are damaged, or made to do harm: no parser panics, or takes memory that the file does
-//! not justify.
+//! What a user relies on when files are damaged, or made to do harm: no parser panics, or takes memory that the file
+//! does not justify.
 //!
 //! The seeds of `fuzz/` and some thousand changes of them, the same every time, go through the targets of `make fuzz`,
 //! on stable Rust and in seconds.
@@ -23,8 +23,8 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
-/// One to four changes, of the kinds that fuzzers make: bits, bytes, numbers of all widths, cuts, repetitions, and parts of
-/// another seed.
+/// One to four changes, of the kinds that fuzzers make: bits, bytes, numbers of all widths, cuts, repetitions, and
+/// parts of another seed.
 fn change(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
     const NUMBERS: [u64; 8] = [0, 1, 0x7f, 0xff, 0x7fff_ffff, 0xffff_ffff, u64::MAX >> 1, u64::MAX];
     for _ in 0..=stream.below(4) {

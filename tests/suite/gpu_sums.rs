@@ -1,5 +1,5 @@
-//! Gradients that are added up where the GPUs have them, on doubles of CUDA's libraries (tests/fake_cuda): what comes of it is what
-//! comes of the way through the host.
+//! Gradients that are added up where the GPUs have them, on doubles of CUDA's libraries (tests/fake_cuda): what comes
+//! of it is what comes of the way through the host.
 //!
 //! - GPUs of a node in each other's memory (CUDA IPC), to the bit, and what happens where they do not reach it;
 //! - NCCL, and what it lacks;
@@ -16,8 +16,8 @@ use crate::support::job;
 use gpu_job::{DIGITS, Results, all_but, close, each_failing, refused, with_cuda};
 use job::{DLTRAIN, finish};
 
-/// The host adds in the order of ranks too: the same bits, on a GPU that all share or one each, however late work is done, and
-/// repeated. `auto` goes that way.
+/// The host adds in the order of ranks too: the same bits, on a GPU that all share or one each, however late work is
+/// done, and repeated. `auto` goes that way.
 #[test]
 fn gpus_of_a_node_add_up_in_each_others_memory() {
     let mut results = Results::new();
@@ -92,7 +92,8 @@ fn gpus_that_do_not_reach_each_other_go_through_the_host() {
     assert!(nine.contains("9 ranks on a node, and a GPU reaches at most 8"), "{nine}");
 }
 
-/// Two addends have one sum; four are added by another tree of sums than the host's. Late work shows a wait that is missing.
+/// Two addends have one sum; four are added by another tree of sums than the host's. Late work shows a wait that is
+/// missing.
 #[test]
 fn gpus_that_add_up_by_themselves_train_the_same() {
     let mut results = Results::new();

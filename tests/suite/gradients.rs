@@ -264,7 +264,8 @@ proptest! {
     }
 }
 
-/// Third derivatives of the smooth ones are below 2 in size; h = 1/64. ReLU has the fewest numbers where it has a derivative.
+/// Third derivatives of the smooth ones are below 2 in size; h = 1/64. ReLU has the fewest numbers where it has a
+/// derivative.
 #[test]
 fn activations() {
     for of in Activation::ALL.into_iter().filter(|of| !matches!(of, Activation::Relu { .. })) {

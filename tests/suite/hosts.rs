@@ -166,8 +166,8 @@ fn trains_alike(hosts: &Hosts) {
     assert!(["hierarchical", "torus"].contains(&used[0].as_str()), "{used:?}");
 }
 
-/// GPUs that add up in each other's memory, with rings of their segments between the hosts, in several pieces: the same sums as the
-/// hosts' own memory gives in the same way, to the bit.
+/// GPUs that add up in each other's memory, with rings of their segments between the hosts, in several pieces: the same
+/// sums as the hosts' own memory gives in the same way, to the bit.
 fn gpus_train_alike(hosts: &Hosts) {
     let directory = tempfile::tempdir().unwrap();
     let libraries = fake_cuda::libraries().to_str().unwrap();

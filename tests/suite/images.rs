@@ -363,7 +363,8 @@ fn pixels_with_their_normalisation_are_the_images() {
     }
 }
 
-/// Every image is mixed with the next of the epoch, as that one is without mixing; the shares say how, and no evaluation is.
+/// Every image is mixed with the next of the epoch, as that one is without mixing; the shares say how, and no
+/// evaluation is.
 #[test]
 fn mixed_images_are_those_of_the_unmixed_epoch() {
     let root = folder(9);
@@ -611,7 +612,8 @@ fn jpeg_decoders_agree() {
     }
 }
 
-/// What a run says and records; `auto` takes libjpeg-turbo where there is one, and a run that goes on says if it changes.
+/// What a run says and records; `auto` takes libjpeg-turbo where there is one, and a run that goes on says if it
+/// changes.
 #[test]
 fn a_run_says_what_decodes_its_jpegs() {
     let root = folder(4);
@@ -998,8 +1000,8 @@ proptest! {
     }
 }
 
-/// What docs/data.md says of the shuffle: neighbours on disk meet in one global batch with a probability of (G − 1) / (W − 1)
-/// if their block lies in one window; and where an image comes in an epoch is as good as uniform.
+/// What docs/data.md says of the shuffle: neighbours on disk meet in one global batch with a probability of (G − 1) /
+/// (W − 1) if their block lies in one window; and where an image comes in an epoch is as good as uniform.
 #[test]
 fn the_quality_of_the_shuffle_is_as_stated() {
     let (images, block, global) = (40_000, 5, 100);
@@ -1015,6 +1017,7 @@ fn the_quality_of_the_shuffle_is_as_stated() {
     // Blocks of 5 divide windows of 400. Five standard errors of 80000 trials: 5·√(p(1−p)/80000).
     let (found, expected) = (f64::from(together as u32) / 80_000.0, 99.0 / 399.0);
     assert!((found - expected).abs() < 0.0077, "{found}, not {expected}");
-    // The first half of the images has a mean place in the middle, 199.5: 8000 blocks in 10 epochs, √(400²/12/40000)·5/√10·√½…
+    // The first half of the images has a mean place in the middle, 199.5: 8000 blocks in 10 epochs,
+    // √(400²/12/40000)·5/√10·√½…
     assert!((early / 10.0 - 199.5).abs() < 2.0, "{early}");
 }

@@ -4,8 +4,8 @@
 //! - in an allocation's shell without a launcher: one rank, and a hint
 //! - under mpirun or mpiexec, one rank of the other MPI's build: the same message, and the end of the others
 //!
-//! Observed with Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, for two tasks on two nodes. The right pairs need a
-//! Slurm to talk to and cannot be tested this way: Open MPI with pmix, MPICH with pmi2.
+//! Observed with Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, for two tasks on two nodes. The right pairs need
+//! a Slurm to talk to and cannot be tested this way: Open MPI with pmix, MPICH with pmi2.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -144,7 +144,8 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
     }
 }
 
-/// The build for the other MPI, where it is there beside this one: it finds itself alone, while the other rank waits for it.
+/// The build for the other MPI, where it is there beside this one: it finds itself alone, while the other rank waits
+/// for it.
 #[test]
 fn a_rank_of_the_other_mpis_build_ends_the_job() {
     let (own, other) = match Library::linked().family {

@@ -1,8 +1,9 @@
-//! What is promised, by subject. One program, since linking thirty takes longer than running most of them; docs/testing.md says how
-//! to run one test, and what each needs.
+//! What is promised, by subject. One program, since linking thirty takes longer than running most of them;
+//! docs/testing.md says how to run one test, and what each needs.
 //!
-//! `make test` runs each module as a process of its own. What is set for a whole process (libraries that are loaded, limits, the
-//! environment) does not reach the next module so; a test that must not meet the others of its module starts this program again.
+//! `make test` runs each module as a process of its own. What is set for a whole process (libraries that are loaded,
+//! limits, the environment) does not reach the next module so; a test that must not meet the others of its module
+//! starts this program again.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -29,8 +29,8 @@ fn check(ranks: usize, flags: &str) {
     assert!(off < (0.05 * planned).max(50e6), "-n {ranks} {flags}: {recorded}, and {planned} before the run");
 }
 
-/// Large parameters (alexnet) with state that ranks share, large activations (resnet18), messages instead of shared memory,
-/// an accumulated sum, averaged and frozen parameters, a copy for checkpoints, a data set with its evaluation.
+/// Large parameters (alexnet) with state that ranks share, large activations (resnet18), messages instead of shared
+/// memory, an accumulated sum, averaged and frozen parameters, a copy for checkpoints, a data set with its evaluation.
 #[test]
 fn a_run_has_the_memory_that_its_plan_says() {
     let digits = concat!("--model mnist_small --data ", env!("CARGO_MANIFEST_DIR"), "/data/digits");

@@ -1,5 +1,5 @@
-//! `gpu-bundle/ten-minutes` (.ci/gpu-minutes) with doubles of its programs: a part that never returns takes its own time and nobody
-//! else's, what it leaves is ended, and the table and the archive come in time.
+//! `gpu-bundle/ten-minutes` (.ci/gpu-minutes) with doubles of its programs: a part that never returns takes its own
+//! time and nobody else's, what it leaves is ended, and the table and the archive come in time.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -42,11 +42,11 @@ enum Precision {
 }
 
 impl Precision {
-    /// The loss and the logits are continuous: each layer adds roundings of 2⁻²⁴ (in sums of hundreds of products, which
-    /// partly cancel: 16 of them) and passes on those before it. The gradients are not: where rounding decides the sign
-    /// of an activation, or which of two wins a max pooling, all of a gradient goes one way or the other. One such
-    /// among the u units of a layer moves its gradients by up to 1/√u of themselves: 5 % in the smallest layers here
-    /// (32 channels of 16 numbers, in DenseNet), and single elements (sums of 16 terms) by 1/4. Further down it is
+    /// The loss and the logits are continuous: each layer adds roundings of 2⁻²⁴ (in sums of hundreds of products,
+    /// which partly cancel: 16 of them) and passes on those before it. The gradients are not: where rounding decides
+    /// the sign of an activation, or which of two wins a max pooling, all of a gradient goes one way or the other. One
+    /// such among the u units of a layer moves its gradients by up to 1/√u of themselves: 5 % in the smallest layers
+    /// here (32 channels of 16 numbers, in DenseNet), and single elements (sums of 16 terms) by 1/4. Further down it is
     /// diluted, hence one bound for half of the parameters and one for nine tenths. Most networks have none, and are
     /// then within 1e-5. PyTorch's own float32 keeps within half of these bounds: make_models.py checks that.
     fn bounds(&self, depth: usize) -> Bounds {

@@ -301,8 +301,8 @@ fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
-    // What cuDNN can do along with a convolution is done so in the first, apart in the second, by timing in the third; what the
-    // first chose is there for the third.
+    // What cuDNN can do along with a convolution is done so in the first, apart in the second, by timing in the third;
+    // what the first chose is there for the third.
     for (fusion, tests) in
         [("1", "ops::"), ("0", "ops::convolutions_"), ("timed", "ops::convolutions_of_some_80")]
     {
@@ -1270,8 +1270,8 @@ fn both_ways(of: Activation, x: &Host) -> [(Op, Host); 2] {
     [(Op::Activation(of), x.clone()), (Op::ActivationBackward(of), read)]
 }
 
-/// x lies in [−9, 9): e^x is off by u·|x| and a few roundings. What is 0 in f32 and not by definition is below 2⁻²⁰ there. Where
-/// padding lies f may well be other than 0, and must not be seen.
+/// x lies in [−9, 9): e^x is off by u·|x| and a few roundings. What is 0 in f32 and not by definition is below 2⁻²⁰
+/// there. Where padding lies f may well be other than 0, and must not be seen.
 #[test]
 fn activations_are_what_they_are_defined_to_be_in_any_layout() {
     let devices = devices();

@@ -1,8 +1,8 @@
-//! What a GPU's backward pass hides of the sums, and how often a step calls the driver: on doubles of CUDA's libraries with their
-//! virtual clock (tests/fake_cuda/README.md).
+//! What a GPU's backward pass hides of the sums, and how often a step calls the driver: on doubles of CUDA's libraries
+//! with their virtual clock (tests/fake_cuda/README.md).
 //!
-//! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and without, is what a
-//!   schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
+//! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and
+//!   without, is what a schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
 //! - a steady step enqueues two things a stretch and a few a step, and waits for no stream.
 
 use crate::support::fake_cuda;
@@ -15,8 +15,8 @@ use std::path::Path;
 use gpu_job::with_cuda;
 
 const FLAGS: &str = "--model cifar_net --batch 2 --warmup 0 --fusion-threshold-mb 0.01 --device cuda";
-/// GB/s of memory, TFLOP/s, GB/s between host and GPU, GB/s of messages: the sums of this small model take about as long as its
-/// kernels.
+/// GB/s of memory, TFLOP/s, GB/s between host and GPU, GB/s of messages: the sums of this small model take about as
+/// long as its kernels.
 const RATES: &str = "40,1,4,3";
 /// What a message takes on its way, in ns.
 const LATENCY: i64 = 5000;
@@ -40,7 +40,8 @@ fn traced(path: &Path) -> Vec<Work> {
     text.lines().map(work).collect()
 }
 
-/// Trains with a clock that all ranks share; what rank 0 did from the first launch on, in the order in which it was enqueued.
+/// Trains with a clock that all ranks share; what rank 0 did from the first launch on, in the order in which it was
+/// enqueued.
 fn run(ranks: usize, flags: &str) -> Vec<Work> {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -110,7 +111,8 @@ fn by_hand(step: &[Work], way: Way, overlap: bool, ranks: i64, rate: f64) -> (i6
     };
     // The numbers of a step come before it; here the next one's are the last.
     let numbers = (0..step.len()).rfind(|&at| step[at].stream == main && step[at].what == "upload").unwrap();
-    // When each bucket's gradients are there, and when all is computed: the time of the stream that computes, if it never waits.
+    // When each bucket's gradients are there, and when all is computed: the time of the stream that computes, if it
+    // never waits.
     let (mut time, mut launched) = (takes(&step[numbers]), 0);
     let (mut ready, mut decoding) = (Vec::new(), Vec::new());
     for (at, work) in step.iter().enumerate() {

@@ -193,8 +193,8 @@ fn check_slope(device: &dyn Device, graph: Graph, h: f32) {
 
 #[test]
 fn the_gradient_of_a_whole_network_is_the_slope_of_its_loss() {
-    // The branching one has kinks (ReLU6 behind a normalisation, max pooling), which a shorter step meets less often; its
-    // loss's own rounding is then some 3e-4 of the quotient.
+    // The branching one has kinks (ReLU6 behind a normalisation, max pooling), which a shorter step meets less often;
+    // its loss's own rounding is then some 3e-4 of the quotient.
     for (graph, h) in [(graph(), 2f32.powi(-9)), (branching_graph(), 2f32.powi(-13))] {
         check_slope(&Reference, graph.clone(), h);
         check_slope(&Cpu::new(1).unwrap(), graph, h);
@@ -264,8 +264,8 @@ fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() 
 /// Tensors by name.
 type Named = Vec<(String, Vec<f32>)>;
 
-/// One step of several ranks in turn, each with its share of a batch of 8, with what they exchange carried between them.
-/// Returns the gradients added up over ranks, and the running statistics of each.
+/// One step of several ranks in turn, each with its share of a batch of 8, with what they exchange carried between
+/// them. Returns the gradients added up over ranks, and the running statistics of each.
 fn spread(device: &dyn Device, ranks: usize) -> (Named, Vec<Named>) {
     let share = 8 / ranks;
     let start = |rank: usize| {

@@ -188,7 +188,8 @@ fn a_run_made_longer_goes_on_in_the_same_record() {
     }
 }
 
-/// Without dropout only the order of additions differs, and only from the seam on: as in tests/training.rs far below 1e-4.
+/// Without dropout only the order of additions differs, and only from the seam on: as in tests/training.rs far below
+/// 1e-4.
 #[test]
 fn on_another_number_of_ranks_to_rounding() {
     let scratch = Scratch::new();

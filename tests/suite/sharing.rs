@@ -38,8 +38,9 @@ fn unshared(first: &str) -> std::process::Command {
     command
 }
 
-/// Shares are cut within parameters or, for the layer-wise rules, between them; a threshold of 0 makes small buckets too,
-/// some of them with fewer cache lines than there are ranks. Ranks add up as micro-steps do, from the first to the last.
+/// Shares are cut within parameters or, for the layer-wise rules, between them; a threshold of 0 makes small buckets
+/// too, some of them with fewer cache lines than there are ranks. Ranks add up as micro-steps do, from the first to the
+/// last.
 #[test]
 fn shared_updates_give_the_bits_of_one_rank() {
     for (ranks, threshold, optimizer) in [

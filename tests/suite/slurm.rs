@@ -79,9 +79,9 @@ impl Slurm {
         command
     }
 
-    /// Under Open MPI a rank that srun starts sometimes ends within MPI_Init, before it has said a word: a peer's message
-    /// comes before the library is ready for it (one start of some 150 here; open-mpi/ompi, issue 12495). That is no
-    /// fault of the program, and the start is repeated.
+    /// Under Open MPI a rank that srun starts sometimes ends within MPI_Init, before it has said a word: a peer's
+    /// message comes before the library is ready for it (one start of some 150 here; open-mpi/ompi, issue 12495). That
+    /// is no fault of the program, and the start is repeated.
     fn output(&self, directory: &Path, words: &str) -> Output {
         for _ in 0..3 {
             let output = self.command(directory, words).output().expect("nsenter starts");
@@ -103,8 +103,8 @@ impl Slurm {
         text
     }
 
-    /// Submits one of jobs/, with options of sbatch and flags of dltrain. Its results go to a directory of its own: names
-    /// made of the time are the same for runs of one second.
+    /// Submits one of jobs/, with options of sbatch and flags of dltrain. Its results go to a directory of its own:
+    /// names made of the time are the same for runs of one second.
     fn submit(&self, directory: &Path, script: &str, options: &str, flags: &str) -> Job<'_> {
         let directory = directory.join(script);
         std::fs::create_dir(&directory).unwrap();

@@ -1,9 +1,9 @@
 //! A rank that no longer answers: the others say which one, go on when it does, or end the job.
 //!
-//! - stopped in a step (SIGSTOP): one rank says for whom all wait, not for whom it waits itself; continued, the run ends
-//!   with the numbers of one that was never disturbed
-//! - the same with `--stall-abort`: the job ends by itself, with one message and code, and no process is left, whichever
-//!   rank it is and however gradients are averaged
+//! - stopped in a step (SIGSTOP): one rank says for whom all wait, not for whom it waits itself; continued, the run
+//!   ends with the numbers of one that was never disturbed
+//! - the same with `--stall-abort`: the job ends by itself, with one message and code, and no process is left,
+//!   whichever rank it is and however gradients are averaged
 //! - still reading its data while others are ready: named, and what it is doing
 //! - killed: the launcher ends the job and says so
 

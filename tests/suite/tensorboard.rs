@@ -1,6 +1,6 @@
-//! TensorBoard's event files: what a run leaves is framed and checksummed as TensorFlow does, has every number of the record,
-//! goes on when the run does, and is never mixed with another run's. `make test-tensorboard` reads them with TensorBoard's own
-//! package.
+//! TensorBoard's event files: what a run leaves is framed and checksummed as TensorFlow does, has every number of the
+//! record, goes on when the run does, and is never mixed with another run's. `make test-tensorboard` reads them with
+//! TensorBoard's own package.
 
 use crate::support::job;
 

@@ -161,8 +161,8 @@ fn in_bf16_models_train_as_defined_learn_and_repeat() {
     assert_ne!(series(&f32, "steps/loss"), series(&path, "steps/loss"));
 }
 
-/// Concatenations, depthwise convolutions, auxiliary heads: the batch that is repeated is learned. (Whole models against
-/// their definition would take minutes.)
+/// Concatenations, depthwise convolutions, auxiliary heads: the batch that is repeated is learned. (Whole models
+/// against their definition would take minutes.)
 #[test]
 fn the_branching_networks_learn_a_batch() {
     let mut results = Results::new();
@@ -179,8 +179,8 @@ fn the_branching_networks_learn_a_batch() {
     }
 }
 
-/// Both auxiliary heads of GoogLeNet count 0.3 in training and nothing in evaluation. Its first weights are so small that
-/// every head says about the same of each of the ten classes, which costs it ln 10.
+/// Both auxiliary heads of GoogLeNet count 0.3 in training and nothing in evaluation. Its first weights are so small
+/// that every head says about the same of each of the ten classes, which costs it ln 10.
 #[test]
 fn auxiliary_heads_count_in_training_only() {
     let flags = "--model googlenet --image-size 32 --batch 16 --steps 2 --optimizer sgd --lr 1e-6";
@@ -572,7 +572,8 @@ fn one_rank_without_a_launcher_works_the_same() {
     assert_eq!(series(&path, "steps/loss"), launched);
 }
 
-/// Computing activations again changes no bit of any loss, with running statistics, over several updates and micro-steps.
+/// Computing activations again changes no bit of any loss, with running statistics, over several updates and
+/// micro-steps.
 #[test]
 fn recomputation_changes_memory_and_no_loss() {
     let mut results = Results::new();

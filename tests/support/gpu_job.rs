@@ -77,8 +77,8 @@ pub fn refused(ranks: usize, flags: &str, variables: &[(&str, &str)]) -> String 
     message
 }
 
-/// Losses of size 2 to 3 are means whose logits carry the rounding of sums in another order; a few steps of SGD carry it
-/// on. Far below this, and far above what any wrong kernel would give.
+/// Losses of size 2 to 3 are means whose logits carry the rounding of sums in another order; a few steps of SGD carry
+/// it on. Far below this, and far above what any wrong kernel would give.
 pub fn close(found: &[f64], expected: &[f64], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (step, (a, b)) in found.iter().zip(expected).enumerate() {
@@ -140,7 +140,8 @@ fn calls_of(directory: &Path) -> Vec<(String, usize)> {
         }
     }
     let frees = ["Destroy", "Free", "Release", "Unload", "Unregister"];
-    // A double may count a call as one of another name too: only ours are meant. Without the meter's figures a run goes on.
+    // A double may count a call as one of another name too: only ours are meant. Without the meter's figures a run goes
+    // on.
     let ours: Vec<&str> = include_str!("../../src/device/cuda/README.md").split_whitespace().collect();
     let ours = |name: &str| ours.contains(&name) && !name.starts_with("nvml");
     last.retain(|name, _| ours(name) && !frees.iter().any(|word| name.contains(word)));

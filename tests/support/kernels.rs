@@ -1,7 +1,7 @@
 //! Our CUDA kernels: memory for them, and their launch in every order that must make no difference.
 //!
-//! They run on the host. With DLTRAIN_KERNELS_ON=cuda they run on the GPU that is there (or, with the doubles of CUDA's libraries in
-//! LD_LIBRARY_PATH, as if they did), from the PTX.
+//! They run on the host. With DLTRAIN_KERNELS_ON=cuda they run on the GPU that is there (or, with the doubles of CUDA's
+//! libraries in LD_LIBRARY_PATH, as if they did), from the PTX.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
@@ -255,8 +255,8 @@ impl Shape {
     }
 }
 
-/// Runs a kernel with its threads in both orders and with every grid, from the same memory each time, and sees to it that all
-/// gives the same bits and nothing beside the buffers was written.
+/// Runs a kernel with its threads in both orders and with every grid, from the same memory each time, and sees to it
+/// that all gives the same bits and nothing beside the buffers was written.
 pub fn launch(name: &str, shape: &Shape, given: &[Argument]) {
     if !on_gpu() {
         check(name, given);
@@ -332,8 +332,8 @@ fn run_on_host(
     type Run =
         unsafe extern "C" fn(*const c_char, *const c_uint, *const c_uint, *mut *mut c_void, bool) -> bool;
     let (name, mut pointers) = (CString::new(name).unwrap(), pointers(values));
-    // SAFETY: the type is that of tests/fake_cuda/kernels.cpp; the arguments are of the kinds that the kernel has, which
-    // `launch` has seen to, and its pointers are to living buffers of which nothing is borrowed.
+    // SAFETY: the type is that of tests/fake_cuda/kernels.cpp; the arguments are of the kinds that the kernel has,
+    // which `launch` has seen to, and its pointers are to living buffers of which nothing is borrowed.
     let ran = unsafe {
         let run = library().get::<Run>(b"kernel_run").unwrap();
         run(name.as_ptr(), grid.as_ptr(), block.as_ptr(), pointers.as_mut_ptr(), descending)

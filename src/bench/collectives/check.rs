@@ -82,8 +82,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Elements of this rank that are not as expected in each of `ranges`, or were touched beside the whole and should not
-    /// have been; all of them where ranks that must have the same have unlike bits. Collective.
+    /// Elements of this rank that are not as expected in each of `ranges`, or were touched beside the whole and should
+    /// not have been; all of them where ranks that must have the same have unlike bits. Collective.
     fn wrong(
         &mut self,
         whole: &Range<usize>,

@@ -1,5 +1,5 @@
-//! `dltrain bench allreduce`, `reducescatter`, `allgather` and `broadcast`, in the manner of nccl-tests: time, algorithm and
-//! bus bandwidth of each algorithm, beside the MPI library's own blocking call in the same run.
+//! `dltrain bench allreduce`, `reducescatter`, `allgather` and `broadcast`, in the manner of nccl-tests: time,
+//! algorithm and bus bandwidth of each algorithm, beside the MPI library's own blocking call in the same run.
 //!
 //! One frame for all four: `subject` says what each is, `check` holds every answer to a serial one before anything is
 //! timed, `time` times, `table` prints and `results` leaves a file.
@@ -39,8 +39,8 @@ pub struct Args {
     /// Lengths in elements (4 bytes each), in place of --sizes
     #[arg(long, value_delimiter = ',', conflicts_with = "sizes")]
     lengths: Vec<usize>,
-    /// The gradients of a model in the order of readiness, in place of --sizes: each by itself, all in flight at one time;
-    /// in buckets of 25 MB; and as one range
+    /// The gradients of a model in the order of readiness, in place of --sizes: each by itself, all in flight at one
+    /// time; in buckets of 25 MB; and as one range
     #[arg(long, conflicts_with_all = ["sizes", "lengths"], value_parser = PossibleValuesParser::new(model::names()))]
     model: Option<String>,
     /// Algorithms to run, by their names in the table [default: all that can run here]
@@ -96,8 +96,8 @@ impl Args {
 /// Measures one collective. Collective itself; rank 0 prints.
 ///
 /// # Errors
-/// Agreed by all ranks. `Usage` for what cannot run here, `Output` when the results file cannot be written, `Internal` when
-/// an answer is wrong.
+/// Agreed by all ranks. `Usage` for what cannot run here, `Output` when the results file cannot be written, `Internal`
+/// when an answer is wrong.
 pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let cases = world.agree(args.cases())?;
     world.check_same(&args.shared_items(&cases))?;
@@ -152,8 +152,8 @@ fn bucketed(lengths: &[usize]) -> Vec<usize> {
     buckets
 }
 
-/// The rows of ranges that are in flight together, one after the other in memory. An algorithm that gives wrong answers is
-/// not timed.
+/// The rows of ranges that are in flight together, one after the other in memory. An algorithm that gives wrong answers
+/// is not timed.
 fn measure(
     subject: Subject,
     args: &Args,
@@ -199,8 +199,8 @@ fn measure(
     Ok(rows)
 }
 
-/// Reads and writes each element of a length once, in place: what memory makes a rank do at the least in a sum in place of
-/// the ranks of a node (of P ranks each reads 1/P of the elements of all P, and writes as many).
+/// Reads and writes each element of a length once, in place: what memory makes a rank do at the least in a sum in place
+/// of the ranks of a node (of P ranks each reads 1/P of the elements of all P, and writes as many).
 fn pass(region: &Region, length: usize) -> Result<()> {
     /// Stays in the first-level cache.
     const BLOCK: usize = 1024;

@@ -15,8 +15,8 @@ pub struct Times {
     pub samples: usize,
 }
 
-/// Times `run`, over as many samples, or as many as take about half a second, and as many repeats in each as make it well
-/// measurable. Collective.
+/// Times `run`, over as many samples, or as many as take about half a second, and as many repeats in each as make it
+/// well measurable. Collective.
 pub fn time(world: &World, samples: Option<usize>, mut run: impl FnMut() -> Result<()>) -> Result<Times> {
     let mut sample = |repeats| sample(world, repeats, &mut run);
     sample(2)?;

@@ -1,8 +1,8 @@
 //! cuDNN's backend interface: descriptors, which are objects with attributes, and what they make up: a graph of
 //! operations, the engines that can compute it, a plan.
 //!
-//! A GPU need not be there to ask for engines and to make plans: one that is described will do (cuDNN 9.8 and newer). So
-//! the very code that a run goes through is tried in tests against the real library (tests/suite/cudnn.rs).
+//! A GPU need not be there to ask for engines and to make plans: one that is described will do (cuDNN 9.8 and newer).
+//! So the very code that a run goes through is tried in tests against the real library (tests/suite/cudnn.rs).
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -100,7 +100,8 @@ impl Descriptor {
         unsafe { self.put(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw) }
     }
 
-    /// Says for which GPU it is, by the attribute that it has for a handle, or for a description; where it has none nothing.
+    /// Says for which GPU it is, by the attribute that it has for a handle, or for a description; where it has none
+    /// nothing.
     fn on(self, target: &Target, handle: Option<Name>, properties: Option<Name>) -> sys::Outcome<Descriptor> {
         match (target, handle, properties) {
             // SAFETY: a handle is a pointer.

@@ -53,8 +53,8 @@ impl BlasHandle {
         // From here on dropping destroys it.
         let handle =
             BlasHandle { context: context.clone(), raw, compute_type, _workspace: workspace.clone() };
-        // SAFETY: handle, stream and workspace are alive and of one context. Setting the stream takes the workspace away,
-        // so the stream is first.
+        // SAFETY: handle, stream and workspace are alive and of one context. Setting the stream takes the workspace
+        // away, so the stream is first.
         unsafe {
             blas.cublasSetStream_v2(raw, stream.raw())?;
             blas.cublasSetWorkspace_v2(raw, workspace.address().cast(), workspace.bytes())?;

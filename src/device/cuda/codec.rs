@@ -115,8 +115,8 @@ fn runs(pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
     runs
 }
 
-/// One launch of a codec for pieces given as first number, count and word of the buffer of messages (`struct Message` of
-/// `kernels/compress.cuh`).
+/// One launch of a codec for pieces given as first number, count and word of the buffer of messages (`struct Message`
+/// of `kernels/compress.cuh`).
 fn code(
     operands: &mut Operands,
     code: CodecKind,
@@ -166,8 +166,8 @@ impl DeviceCodec for CudaCodec {
         let Gpu { stream, coming, .. } = &*self.gpu;
         let Bucket { decode, messages, summed, .. } = &mut self.buckets[bucket];
         for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
-            // SAFETY: host memory, alive with `host`, that no reference exists to; who writes to it next is an `encode`, behind
-            // the stream that waits for this copy.
+            // SAFETY: host memory, alive with `host`, that no reference exists to; who writes to it next is an
+            // `encode`, behind the stream that waits for this copy.
             unsafe { coming.upload(host.as_slice(), there) }?;
         }
         stream.wait(&coming.record()?)?;

@@ -1,5 +1,5 @@
-//! Convolutions: cuDNN's products. Bias, ReLU and its gradient, and the moments of what a product gives are cuDNN's where it does
-//! them along with the product and is faster so, else kernels of our own.
+//! Convolutions: cuDNN's products. Bias, ReLU and its gradient, and the moments of what a product gives are cuDNN's
+//! where it does them along with the product and is faster so, else kernels of our own.
 
 use std::rc::Rc;
 

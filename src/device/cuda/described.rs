@@ -43,8 +43,8 @@ pub struct Question<'a> {
 }
 
 impl Described {
-    /// The library in this file, which stays open, and a GPU by its properties in cuDNN's own words. What is in `before`, which cuDNN
-    /// may look for, is opened first.
+    /// The library in this file, which stays open, and a GPU by its properties in cuDNN's own words. What is in
+    /// `before`, which cuDNN may look for, is opened first.
     ///
     /// # Errors
     /// `Environment` where a library does not open or is not cuDNN 9; `Foreign` where it cannot have a GPU described
@@ -55,7 +55,8 @@ impl Described {
         Ok(Described { dnn, target: Target::described(dnn, json)? })
     }
 
-    /// Engines for a convolution's three products (y, dx, dw) as a run would ask for them, each by itself. None: none serves.
+    /// Engines for a convolution's three products (y, dx, dw) as a run would ask for them, each by itself. None: none
+    /// serves.
     ///
     /// # Errors
     /// `Foreign` where cuDNN does not take the operation, or a plan's own text.
@@ -68,8 +69,8 @@ impl Described {
         Ok(engines)
     }
 
-    /// Engines that do along with it what the plan may want: a bias and a ReLU with y, the gradient of a ReLU with dx, the sums
-    /// that moments are made of with y, an addition to what dx was. None: none does, and it is done apart.
+    /// Engines that do along with it what the plan may want: a bias and a ReLU with y, the gradient of a ReLU with dx,
+    /// the sums that moments are made of with y, an addition to what dx was. None: none does, and it is done apart.
     ///
     /// # Errors
     /// As `engines`.

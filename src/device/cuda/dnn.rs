@@ -172,8 +172,8 @@ fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memo
     plan.bind(&numbers, &addresses, workspace.address().cast())
 }
 
-/// The plan for a product: the one that was chosen before, by this process or another, or the fastest. None where no engine
-/// serves, and for more than a product alone where that is not faster.
+/// The plan for a product: the one that was chosen before, by this process or another, or the fastest. None where no
+/// engine serves, and for more than a product alone where that is not faster.
 fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
     let words = product.words();
     if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
@@ -239,8 +239,8 @@ struct Candidate {
     plan: Rc<Plan>,
 }
 
-/// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first that
-/// serves for a product alone, and nothing is kept.
+/// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first
+/// that serves for a product alone, and nothing is kept.
 fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Plan>>> {
     let target = Target::Gpu(gpu.dnn.raw);
     let candidates = candidates(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
@@ -367,7 +367,8 @@ impl Room<'_> {
         time(self.gpu, limit, || unsafe { bound.run(self.gpu.dnn.raw) })
     }
 
-    /// How long the product takes alone, and then what is done to it: a pass takes as long as a copy that moves as many bytes.
+    /// How long the product takes alone, and then what is done to it: a pass takes as long as a copy that moves as many
+    /// bytes.
     fn time_apart(&self, product: &Product) -> Result<Duration> {
         let alone = product.alone();
         let Some(plan) = planned(self.gpu, &alone)? else { return Ok(Duration::MAX) };
@@ -381,7 +382,8 @@ impl Room<'_> {
     }
 }
 
-/// What a product of matrices of 8192 by 8192 reaches in FLOP/s, and a copy of 1 GiB in bytes/s, read and written: the best of some.
+/// What a product of matrices of 8192 by 8192 reaches in FLOP/s, and a copy of 1 GiB in bytes/s, read and written: the
+/// best of some.
 pub fn rates(gpu: &Rc<Gpu>, real: Real) -> Result<(f64, f64)> {
     const SIDE: usize = 8192;
     const COPIED: usize = 1 << 30;

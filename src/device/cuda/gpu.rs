@@ -15,8 +15,8 @@ use crate::device::update::adam_corrections;
 use crate::device::{Memory, Scalars};
 use crate::error::{Error, Result};
 
-/// Our kernels for GPUs from a compute capability on, the newest first; the driver compiles them for the one that is there, and keeps
-/// what it made.
+/// Our kernels for GPUs from a compute capability on, the newest first; the driver compiles them for the one that is
+/// there, and keeps what it made.
 const PTX: [((i32, i32), &str); 2] = [
     ((8, 0), concat!(include_str!("../../../kernels/dltrain.sm_80.ptx"), "\0")),
     ((0, 0), concat!(include_str!("../../../kernels/dltrain.ptx"), "\0")),
@@ -190,7 +190,8 @@ impl Gpu {
     }
 }
 
-/// Page-locked memory for the numbers of some steps: they are on their way when the next ones come, and nobody waits for them.
+/// Page-locked memory for the numbers of some steps: they are on their way when the next ones come, and nobody waits
+/// for them.
 struct Slots {
     memory: Memory,
     _locked: Option<Registered>,

@@ -1,4 +1,5 @@
-//! What the driver gives, owned: each handle frees itself, keeps alive what it depends on, and turns failures into errors.
+//! What the driver gives, owned: each handle frees itself, keeps alive what it depends on, and turns failures into
+//! errors.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -251,7 +252,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// To be recorded: it stands for that point from then on. One without a time may be one that is not in use any more.
+    /// To be recorded: it stands for that point from then on. One without a time may be one that is not in use any
+    /// more.
     fn new(context: &Rc<Context>, flags: c_uint) -> Result<Event> {
         let spare = || context.events.borrow_mut().pop();
         let mut raw = (flags == EVENT_DISABLE_TIMING).then(spare).flatten().unwrap_or(ptr::null_mut());
@@ -331,8 +333,8 @@ impl Module {
         // The length is passed in the pointer's place. The last byte stays zero.
         let mut values: [*mut c_void; 2] =
             [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len() - 1)];
-        // SAFETY: the image is PTX that ends with a zero or a whole cubin; the driver copies it. The two options are a buffer,
-        // alive during the call, and its length.
+        // SAFETY: the image is PTX that ends with a zero or a whole cubin; the driver copies it. The two options are a
+        // buffer, alive during the call, and its length.
         let outcome = unsafe {
             context.libraries.driver.cuModuleLoadDataEx(
                 &mut raw,
@@ -439,10 +441,12 @@ impl Drop for Opened {
 pub fn open(context: &Rc<Context>, offer: [u8; OFFER], bytes: usize) -> Result<Memory> {
     let handle = CUipcMemHandle { reserved: offer.map(|byte| byte as c_char) };
     let mut address: CUdeviceptr = 0;
-    // SAFETY: the out-parameter is alive during the call; the context is current. The handle is data, which the driver checks.
+    // SAFETY: the out-parameter is alive during the call; the context is current. The handle is data, which the driver
+    // checks.
     unsafe { context.libraries.driver.cuIpcOpenMemHandle_v2(&mut address, handle, LAZY_PEER_ACCESS) }?;
     let owner: Rc<dyn Any> = Rc::new(Opened { context: context.clone(), address });
-    // SAFETY: memory of a GPU as long as its owner and the other process live, not read through on the host (see `allocate`).
+    // SAFETY: memory of a GPU as long as its owner and the other process live, not read through on the host (see
+    // `allocate`).
     Ok(unsafe { Memory::from_raw(address as *mut u8, bytes, owner) })
 }
 

@@ -1,5 +1,5 @@
-//! Memory of the other GPUs of a node, by CUDA IPC: this rank's GPU reads and writes it as its own, over NVLink or PCIe (or where
-//! it lies, for ranks that share a GPU).
+//! Memory of the other GPUs of a node, by CUDA IPC: this rank's GPU reads and writes it as its own, over NVLink or PCIe
+//! (or where it lies, for ranks that share a GPU).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -75,7 +75,8 @@ impl PeerMemory for IpcMemory {
 
     fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
         let own = self.parts[self.own].slice(bytes.start, bytes.len());
-        // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event behind this is reached.
+        // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event behind this is
+        // reached.
         unsafe { self.stream.upload(host.as_slice(), &own) }
     }
 

@@ -117,7 +117,8 @@ fn check(memory: &[Memory], layouts: &[Layout]) -> Result<()> {
     }
 }
 
-/// A block of 256 threads, of which as many lie side by side as a row has groups of channels: what kernels share out without dividing.
+/// A block of 256 threads, of which as many lie side by side as a row has groups of channels: what kernels share out
+/// without dividing.
 pub fn side_by_side(groups: usize) -> [u32; 2] {
     let beside = groups.next_power_of_two().clamp(1, BLOCK as usize) as u32;
     [beside, BLOCK / beside]

@@ -74,8 +74,8 @@ pub fn channels_last_in(spec: &Spec, dtype: DType) -> Layout {
     }
 }
 
-/// How many channels images of so many lie with, colours that is, where convolutions multiply them: tensor cores take halves in
-/// eights, and cuDNN would copy images of four to such itself in every product.
+/// How many channels images of so many lie with, colours that is, where convolutions multiply them: tensor cores take
+/// halves in eights, and cuDNN would copy images of four to such itself in every product.
 pub fn padded(channels: usize, real: Real) -> usize {
     if channels == 3 && real != Real::F32 { 8 } else { channels }
 }

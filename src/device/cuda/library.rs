@@ -1,7 +1,7 @@
 //! Finding the driver, cuBLAS and cuDNN, loading each once, and what can be asked of them before any work is done.
 //!
-//! The driver comes with the machine and is found by the loader. The other two come from a CUDA installation, from PyPI's
-//! wheels or beside the executable, and are opened by their absolute paths where they are: nobody has to set
+//! The driver comes with the machine and is found by the loader. The other two come from a CUDA installation, from
+//! PyPI's wheels or beside the executable, and are opened by their absolute paths where they are: nobody has to set
 //! LD_LIBRARY_PATH. cuDNN says for which CUDA it was built, and cuBLAS is taken of the same.
 
 use std::collections::HashSet;
@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 
 const DRIVER: &str = "libcuda.so.1";
 const CUDNN: &str = "libcudnn.so.9";
-/// Where the driver's libraries lie on some machines that the loader knows nothing of: WSL's, Red Hat's, and where containers
-/// have the host's.
+/// Where the driver's libraries lie on some machines that the loader knows nothing of: WSL's, Red Hat's, and where
+/// containers have the host's.
 const BESIDE_DRIVER: [&str; 3] = ["/usr/lib/wsl/lib", "/usr/lib64/nvidia", "/usr/local/nvidia/lib64"];
 const REMEDY: &str = "Load your site's CUDA and cuDNN modules, or `pip install nvidia-cudnn-cu12 nvidia-cublas-cu12` in \
                       a virtual environment, or set DLTRAIN_CUDA_PATH to the directories that hold them \
@@ -317,8 +317,8 @@ pub fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The prefix of the `python3` that a shell would run: that of a virtual environment where its bin/ is on PATH, whether it is
-/// activated or not. There python3 is a link to the system's, so no link is followed.
+/// The prefix of the `python3` that a shell would run: that of a virtual environment where its bin/ is on PATH, whether
+/// it is activated or not. There python3 is a link to the system's, so no link is followed.
 fn python(path: &OsStr) -> Option<PathBuf> {
     let directory = env::split_paths(path).find(|directory| directory.join("python3").is_file())?;
     directory.parent().map(Path::to_path_buf)

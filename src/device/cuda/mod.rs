@@ -3,10 +3,10 @@
 //! - `sys` has the functions, `library` finds the libraries and loads them, `probe` says which GPUs there are;
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
-//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which engines
-//!   were chosen, `gpu` is all of it for one GPU;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `codec` by kernels of
-//!   our own (`kernels/`), through what all share (`kernel`, `layout`).
+//!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
+//!   engines were chosen, `gpu` is all of it for one GPU;
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `codec`
+//!   by kernels of our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
 //! `README.md` lists every foreign call. May use: `device`, `graph`, `error`. Used by: whoever chooses the device
@@ -74,7 +74,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The GPU of this number, after CUDA_VISIBLE_DEVICES, which so many ranks share. With `tf32` products of f32 are rounded to its 10 bits.
+    /// The GPU of this number, after CUDA_VISIBLE_DEVICES, which so many ranks share. With `tf32` products of f32 are
+    /// rounded to its 10 bits.
     ///
     /// # Errors
     /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
@@ -149,7 +150,8 @@ impl Device for Cuda {
         "cuda"
     }
 
-    /// What our kernels compute in one pass over memory, and what cuDNN may. Statistics in f32 proper it knows none for.
+    /// What our kernels compute in one pass over memory, and what cuDNN may. Statistics in f32 proper it knows none
+    /// for.
     fn op_fusions(&self) -> OpFusions {
         const HALVES: &[DType] = &[DType::F16, DType::BF16];
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
@@ -301,7 +303,8 @@ impl Device for Cuda {
 
     fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
         let coming = &self.gpu.coming;
-        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next comes behind the event.
+        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next comes behind the
+        // event.
         unsafe { coming.upload(from.as_slice(), to) }?;
         mark(coming)
     }

@@ -1,8 +1,9 @@
-//! NCCL: the GPUs of all ranks add up by themselves. Loaded when it is asked for, from where the other libraries are looked for.
+//! NCCL: the GPUs of all ranks add up by themselves. Loaded when it is asked for, from where the other libraries are
+//! looked for.
 //!
-//! The communicator is one that does not block (NCCL 2.14): a call begins something, and `ncclCommGetAsyncError` says when it is
-//! done. So a rank that is lost while others join, or that never takes part in a sum, leaves them polling, and not in a call
-//! that nobody returns from.
+//! The communicator is one that does not block (NCCL 2.14): a call begins something, and `ncclCommGetAsyncError` says
+//! when it is done. So a rank that is lost while others join, or that never takes part in a sum, leaves them polling,
+//! and not in a call that nobody returns from.
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
@@ -109,7 +110,8 @@ pub fn unique_id() -> Result<Vec<u8>> {
 /// A failure with what the library last said of it.
 fn explained(failed: Failed, comm: NcclComm) -> Error {
     let mut error = Error::from(failed);
-    // SAFETY: the communicator is alive, or null, as the reference allows; the text is the library's and ends with a zero.
+    // SAFETY: the communicator is alive, or null, as the reference allows; the text is the library's and ends with a
+    // zero.
     let last = loaded().ok().and_then(|loaded| unsafe { sys::owned((loaded.last_error)(comm)) });
     if let Some(last) = last.map(|text| text.trim().to_string()).filter(|text| !text.is_empty()) {
         error.message += &format!("; {last}");
@@ -147,8 +149,8 @@ impl Communicator {
             NcclConfig { size: size_of::<NcclConfig>(), magic: MAGIC, version: LEAST as u32, blocking: 0 };
         let (ranks, rank, comm) = (ranks as c_int, rank as c_int, joined.raw.as_ptr());
         let id = NcclUniqueId(id);
-        // SAFETY: the GPU's context is current; NCCL copies the configuration, and the box lives until `Drop` has ended the
-        // communicator.
+        // SAFETY: the GPU's context is current; NCCL copies the configuration, and the box lives until `Drop` has ended
+        // the communicator.
         let begun = unsafe { joined.loaded.calls.ncclCommInitRankConfig(comm, ranks, id, rank, &mut config) };
         joined.begun("ncclCommInitRankConfig", begun)?;
         Ok(joined)
@@ -218,7 +220,8 @@ impl Group for Communicator {
         let comm = self.alive()?;
         self.stream.wait(&self.gpu.stream.record()?)?;
         let (at, count) = (address(memory) as *mut c_void, memory.bytes() / size_of::<f32>());
-        // SAFETY: so many numbers lie there, and nobody touches them until `reached`; communicator and stream are alive.
+        // SAFETY: so many numbers lie there, and nobody touches them until `reached`; communicator and stream are
+        // alive.
         let begun =
             unsafe { self.loaded.calls.ncclAllReduce(at, at, count, FLOAT32, SUM, comm, self.stream.raw()) };
         self.begun("ncclAllReduce", begun)

@@ -15,10 +15,11 @@ const CHANNELS: usize = 64;
 /// Channels and parts that a block takes for joining parts.
 const JOIN_CHANNELS: usize = 4;
 const JOIN: [u32; 2] = [4, 64];
-/// Blocks that sum over rows: three or four at a time on each of an H100's 132 multiprocessors, without a rest. A number by itself, so
-/// that bits do not depend on the GPU.
+/// Blocks that sum over rows: three or four at a time on each of an H100's 132 multiprocessors, without a rest. A
+/// number by itself, so that bits do not depend on the GPU.
 const SUMMING: usize = 1584;
-/// Blocks that a multiprocessor has at work at a time, by their registers (kernels/kernels.tsv): of what normalises, and of the way back.
+/// Blocks that a multiprocessor has at work at a time, by their registers (kernels/kernels.tsv): of what normalises,
+/// and of the way back.
 const NORMALISING: usize = 4;
 const GOING_BACK: usize = 3;
 
@@ -79,8 +80,8 @@ impl Shape {
         self.rows * self.channels
     }
 
-    /// A launch that goes over all elements, column by column: as many blocks as there is room for, so that all go through the rows
-    /// together.
+    /// A launch that goes over all elements, column by column: as many blocks as there is room for, so that all go
+    /// through the rows together.
     fn each(
         &self,
         operands: &mut Operands,
@@ -94,7 +95,8 @@ impl Shape {
         operands.launch(&format!("{name}_{}", self.real.suffix()), grid, arguments)
     }
 
-    /// Bytes in which the forward kernel says where a ReLU behind an addition let through: a bit a channel, a byte for 16 bytes of y.
+    /// Bytes in which the forward kernel says where a ReLU behind an addition let through: a bit a channel, a byte for
+    /// 16 bytes of y.
     fn mask(&self) -> usize {
         self.rows * self.channels.div_ceil(16 / self.real.bytes())
     }
@@ -140,7 +142,8 @@ impl Shape {
         operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(self.channels), &arguments)
     }
 
-    /// x, w, b and statistics, z? → y. What the way back needs to know where y was positive is kept: b, or behind an addition the mask.
+    /// x, w, b and statistics, z? → y. What the way back needs to know where y was positive is kept: b, or behind an
+    /// addition the mask.
     fn normalise(
         &self,
         operands: &mut Operands,
@@ -230,7 +233,8 @@ impl<'a> Statistics<'a> {
     }
 }
 
-/// What the backward kernels read. With ReLU they look where y was positive, or compute it again, for which they need b.
+/// What the backward kernels read. With ReLU they look where y was positive, or compute it again, for which they need
+/// b.
 struct Given<'a> {
     dy: &'a Bytes,
     x: &'a Bytes,
@@ -281,7 +285,8 @@ fn kernel(
     CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
 }
 
-/// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running variance, saved?
+/// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running
+/// variance, saved?
 pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let given = request.inputs.last().filter(|_| norm.given);
@@ -313,7 +318,8 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
     }))
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db, dx.
+/// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db,
+/// dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     let masked = norm.add && input(request, 5)?.0.dtype == DType::Saved;

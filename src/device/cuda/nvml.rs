@@ -1,5 +1,5 @@
-//! The GPU's own meter: NVIDIA's management library, read a few times a second by a thread of its own. Where it is missing, or
-//! does not show a figure (as on a part of a GPU), there is none: training needs none of it.
+//! The GPU's own meter: NVIDIA's management library, read a few times a second by a thread of its own. Where it is
+//! missing, or does not show a figure (as on a part of a GPU), there is none: training needs none of it.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
@@ -55,7 +55,8 @@ fn nvml() -> Result<&'static Nvml, String> {
 fn open() -> Result<Nvml, String> {
     let (library, path) = beside_driver(NVML).ok_or_else(|| format!("no {NVML} on this machine"))?;
     let lacks = |_| format!("{} lacks a function of it", path.display());
-    // SAFETY: the types are those of the library's reference, which have not changed since its version 5; it stays open.
+    // SAFETY: the types are those of the library's reference, which have not changed since its version 5; it stays
+    // open.
     unsafe {
         let init = *library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0").map_err(lacks)?;
         let nvml = Nvml {
@@ -94,7 +95,8 @@ struct Gpu(Device);
 unsafe impl Send for Gpu {}
 
 impl Meter {
-    /// The meter of the GPU at a place on the PCI bus (domain, bus and device in hexadecimal digits, as `probe` has it).
+    /// The meter of the GPU at a place on the PCI bus (domain, bus and device in hexadecimal digits, as `probe` has
+    /// it).
     pub fn start(place: &str) -> Result<Meter, String> {
         let nvml = nvml()?;
         let mut parts = place.split(':').map(|part| u32::from_str_radix(part, 16).unwrap_or(0));

@@ -45,8 +45,8 @@ fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<A
     memories.chain(numbers.iter().copied()).collect()
 }
 
-/// What the kernels of common networks' poolings have in their names: their geometry is known when they are compiled. Channels must divide
-/// into accesses of 16 bytes.
+/// What the kernels of common networks' poolings have in their names: their geometry is known when they are compiled.
+/// Channels must divide into accesses of 16 bytes.
 fn common(pool: &Pool2d, spec: &Spec) -> Result<Option<&'static str>> {
     let square = [pool.kernel, pool.stride, pool.padding].map(|[h, w]| (h == w).then_some(h));
     Ok(match square {

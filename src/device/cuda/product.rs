@@ -1,4 +1,5 @@
-//! A convolution's products as cuDNN's graphs: one operation, or it and what is done to its result on the way to memory.
+//! A convolution's products as cuDNN's graphs: one operation, or it and what is done to its result on the way to
+//! memory.
 
 use std::ffi::c_int;
 use std::rc::Rc;
@@ -82,8 +83,8 @@ impl Operand {
         Operand::noise_of(self.real, self.number as u32, WORDS.min(self.bytes().div_ceil(4)))
     }
 
-    /// Words of numbers of either sign, from a half to one, whose digits are random: a GPU takes less power for zeros, and runs
-    /// faster with them than it will in training.
+    /// Words of numbers of either sign, from a half to one, whose digits are random: a GPU takes less power for zeros,
+    /// and runs faster with them than it will in training.
     pub fn noise_of(real: Real, which: u32, words: usize) -> Vec<u32> {
         let (random, exponent) = match real {
             Real::F32 => (0x807f_ffff, 0x3f00_0000),
@@ -276,14 +277,15 @@ impl Product {
         }
     }
 
-    /// Whether engines that are compiled when they are wanted count, which NVRTC must be there for: their plans are kept (`tune`).
-    /// A product of one group by itself has ready-made ones that are as fast; with several groups those left are naive.
+    /// Whether engines that are compiled when they are wanted count, which NVRTC must be there for: their plans are
+    /// kept (`tune`). A product of one group by itself has ready-made ones that are as fast; with several groups those
+    /// left are naive.
     fn may_be_compiled(&self) -> bool {
         self.conv.groups > 1 || !matches!(self.then, Then::Nothing | Then::Accumulate)
     }
 
-    /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is done along
-    /// with it there are none if cuDNN knows none.
+    /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is
+    /// done along with it there are none if cuDNN knows none.
     pub fn ways(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
         let alone = self.then == Then::Nothing;
         let graph = match self.graph(dnn, target) {

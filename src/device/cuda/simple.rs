@@ -1,4 +1,5 @@
-//! Ops that are one pass over memory, in whatever layout their input has: elementwise ones, concatenation, copies, the loss.
+//! Ops that are one pass over memory, in whatever layout their input has: elementwise ones, concatenation, copies, the
+//! loss.
 
 use std::rc::Rc;
 

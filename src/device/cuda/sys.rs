@@ -2,7 +2,8 @@
 //!
 //! Types and constants are `cudarc`'s generated ones. Its functions are not used: they panic where a symbol is missing,
 //! and read results as Rust enums, which a newer library's unknown code must not become. Here a missing symbol is a
-//! value, a result is an integer, and every call of a table gives a `Result` that the compiler does not let anybody drop.
+//! value, a result is an integer, and every call of a table gives a `Result` that the compiler does not let anybody
+//! drop.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -238,7 +239,8 @@ pub type NcclComm = *mut c_void;
 #[derive(Clone, Copy)]
 pub struct NcclUniqueId(pub [u8; 128]);
 
-/// ncclConfig_t as far as NCCL 2.14 had it. The library reads `size` bytes, and takes its own values for what came later.
+/// ncclConfig_t as far as NCCL 2.14 had it. The library reads `size` bytes, and takes its own values for what came
+/// later.
 #[repr(C)]
 pub struct NcclConfig {
     pub size: usize,

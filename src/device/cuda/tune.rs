@@ -1,10 +1,10 @@
-//! Which of cuDNN's engines serves a convolution best: found once for each GPU, library version, shape and type, and kept with
-//! the engine's plan, so that the next run starts at once and computes the same bits. An engine that was compiled when it was
-//! wanted is kept compiled.
+//! Which of cuDNN's engines serves a convolution best: found once for each GPU, library version, shape and type, and
+//! kept with the engine's plan, so that the next run starts at once and computes the same bits. An engine that was
+//! compiled when it was wanted is kept compiled.
 //!
-//! Every choice has a file of its own below `$DLTRAIN_CUDNN_CACHE`, else `~/.cache/dltrain/cudnn`, in a directory for the GPU
-//! and the versions. They may be deleted at any time. One that cannot be read or written is a warning: the choice is then
-//! made again.
+//! Every choice has a file of its own below `$DLTRAIN_CUDNN_CACHE`, else `~/.cache/dltrain/cudnn`, in a directory for
+//! the GPU and the versions. They may be deleted at any time. One that cannot be read or written is a warning: the
+//! choice is then made again.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use crate::config::environment;
 /// What was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Choice {
-    /// cuDNN's number of an engine, which of the ways that serve it is (in cuDNN's order: an engine has several settings), and
-    /// its plan in cuDNN's own words, where it gives them.
+    /// cuDNN's number of an engine, which of the ways that serve it is (in cuDNN's order: an engine has several
+    /// settings), and its plan in cuDNN's own words, where it gives them.
     Engine { number: i64, place: usize, plan: Option<String> },
     /// No engine that does several things at once is faster than one after the other.
     Apart,
@@ -51,8 +51,8 @@ impl Tuned {
         }
     }
 
-    /// Keeps a choice, unless another rank has kept its own meanwhile, which serves (`serves`): returns that. So the ranks of a node
-    /// compute alike, and as the next run does.
+    /// Keeps a choice, unless another rank has kept its own meanwhile, which serves (`serves`): returns that. So the
+    /// ranks of a node compute alike, and as the next run does.
     pub fn keep(
         &self,
         convolution: &str,

@@ -19,8 +19,8 @@ fn given(engine: &Engine, request: &KernelRequest, input: usize) -> Result<Layou
     }
 }
 
-/// The algorithm (`dnnl_alg_kind_t`) with its two numbers. Where the backward op reads y (`Activation::from_output`) it is the
-/// library's `…_use_dst_for_bwd`.
+/// The algorithm (`dnnl_alg_kind_t`) with its two numbers. Where the backward op reads y (`Activation::from_output`) it
+/// is the library's `…_use_dst_for_bwd`.
 fn algorithm(of: Activation) -> (sys::AlgKind, f32, f32) {
     match of {
         Activation::Relu { max } if max.is_infinite() => (0x100, 0.0, 0.0), // relu
@@ -62,7 +62,8 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, of: Activation
     Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.in_place(0))
 }
 
-/// dy, y or x → dx, in the layout of the latter. The forward op may have been part of a convolution, so the hint is made here.
+/// dy, y or x → dx, in the layout of the latter. The forward op may have been part of a convolution, so the hint is
+/// made here.
 pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, of: Activation) -> Result<PrimitiveKernel> {
     let read = given(engine, request, 1)?;
     let read = desc(&read)?;

@@ -24,7 +24,8 @@ const PIECE: usize = 1 << 14;
 
 // ---- how x lies in memory ----
 
-/// Images of a block of channels: `images` × `blocks` runs of `channel_loops` × `lanes` numbers, one run after the other.
+/// Images of a block of channels: `images` × `blocks` runs of `channel_loops` × `lanes` numbers, one run after the
+/// other.
 #[derive(Clone, Copy)]
 pub struct Grid {
     images: usize,
@@ -357,9 +358,9 @@ impl<'a> Scratch<'a> {
         }
     }
 
-    /// Something with every piece, then the coefficients of every channel from what came of that, then the terms of every piece.
-    /// Where there are as many blocks of channels as threads, block by block, so that a block's numbers are still in cache when
-    /// they are wanted again; with the same bits.
+    /// Something with every piece, then the coefficients of every channel from what came of that, then the terms of
+    /// every piece. Where there are as many blocks of channels as threads, block by block, so that a block's numbers
+    /// are still in cache when they are wanted again; with the same bits.
     pub fn twice<const M: usize>(
         &self,
         workers: &Workers,

@@ -291,8 +291,8 @@ fn runtime(handle: &libloading::Library, runtime: c_uint) -> std::result::Result
 /// hundredfold slowdown). A thousand turns, some ten microseconds, bridge the gap between two kernels, which
 /// sleeping at once does not (measured on small models: 1.4 to 1.8 times as fast), and cost nobody else anything.
 /// Where no other thread wants the cores they wait through our own work between two kernels as well (measured on
-/// resnet101: 5 % faster, in one hour 15). OpenMP reads the variables when it is loaded, so there is no later way. What the
-/// user set stays.
+/// resnet101: 5 % faster, in one hour 15). OpenMP reads the variables when it is loaded, so there is no later way. What
+/// the user set stays.
 fn wait_briefly() {
     let turns = if host::has_own_cores() { "20000" } else { "1000" };
     let ours = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", turns)];

@@ -1,7 +1,7 @@
-//! Batch normalisation with a tensor that is added to it and the ReLU behind, as blocks of residual networks end. The library has
-//! that for GPUs only: it would normalise, and add in another pass. Forward these are loops of our own (`channel_loops`), in the layout of x, which
-//! read x twice and everything else once, block by block of channels while that is in cache. Backward the library's two kernels in
-//! turn are faster.
+//! Batch normalisation with a tensor that is added to it and the ReLU behind, as blocks of residual networks end. The
+//! library has that for GPUs only: it would normalise, and add in another pass. Forward these are loops of our own
+//! (`channel_loops`), in the layout of x, which read x twice and everything else once, block by block of channels while
+//! that is in cache. Backward the library's two kernels in turn are faster.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -141,7 +141,8 @@ pub fn inference(
     Ok(kernel.in_place())
 }
 
-/// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its normalisation the rest of that.
+/// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its
+/// normalisation the rest of that.
 pub struct Backward {
     relu: PrimitiveKernel,
     norm: PrimitiveKernel,

@@ -223,7 +223,8 @@ pub fn put_together(scratch: &Scratch, channel: usize) -> [f32; 2] {
     [mean as f32, (squares / count) as f32]
 }
 
-/// The running mean and variance, inputs 3 and 4, take in those of a batch of n values a channel, and are outputs 3 and 4.
+/// The running mean and variance, inputs 3 and 4, take in those of a batch of n values a channel, and are outputs 3 and
+/// 4.
 pub fn run_on(norm: &BatchNorm, [inputs, outputs]: [&[Memory]; 2], [mean, variance]: [&[f32]; 2], n: f64) {
     for (which, batch, unbiased) in [(3, mean, 1.0), (4, variance, (n / (n - 1.0)) as f32)] {
         copy(&inputs[which], &outputs[which], 4 * batch.len());
@@ -243,8 +244,8 @@ fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memor
 }
 
 /// Mean and Σ(x − mean)² of a piece, for each lane: of the deviations from the mean c of a sample, in one pass, with
-/// Σ(x − c)² − (Σ(x − c))²/n. What cancels there is small: a sample of a sixteenth is at most four of the piece's standard
-/// deviations away from its mean, since its own numbers are part of them.
+/// Σ(x − c)² − (Σ(x − c))²/n. What cancels there is small: a sample of a sixteenth is at most four of the piece's
+/// standard deviations away from its mean, since its own numbers are part of them.
 pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, sums: &mut [f32]) {
     let (sample, count) = (piece.sample(), piece.count() as f64);
     let (sums, about) = sums.split_at_mut(MOST_SUMS * grid.lanes);

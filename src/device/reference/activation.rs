@@ -39,8 +39,8 @@ fn normal(x: f64) -> f64 {
     (1.0 + erf(x * FRAC_1_SQRT_2)) / 2.0
 }
 
-/// The error function: 2/√π·e^(−x²)·Σ 2ⁿ·x^(2n+1)/(1·3·…·(2n+1)), whose terms all have one sign, so that nothing cancels (Abramowitz
-/// and Stegun, "Handbook of mathematical functions", 7.1.6). From 6 on it is 1 to the last digit.
+/// The error function: 2/√π·e^(−x²)·Σ 2ⁿ·x^(2n+1)/(1·3·…·(2n+1)), whose terms all have one sign, so that nothing
+/// cancels (Abramowitz and Stegun, "Handbook of mathematical functions", 7.1.6). From 6 on it is 1 to the last digit.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() >= 6.0 {
         return x.clamp(-1.0, 1.0);

@@ -23,8 +23,8 @@ pub fn exchange(x: &ArrayD<f32>, ranks: usize) -> ArrayD<f32> {
     x.broadcast(shape).expect("one more axis in front").to_owned()
 }
 
-/// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running variance, and
-/// where y > 0 if `saves`.
+/// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running
+/// variance, and where y > 0 if `saves`.
 pub fn forward(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<Vec<ArrayD<f32>>> {
     let x = &inputs[0];
     let (ranks, (mean, variance)) = match inputs.last().filter(|_| norm.given) {
@@ -113,8 +113,9 @@ fn normalised(
     Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
 }
 
-/// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂ the normalised x, n values a channel and σ² = variance +
-/// epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n − x̂·dw/n).
+/// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂
+/// the normalised x, n values a channel and σ² = variance + epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n −
+/// x̂·dw/n).
 pub fn backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
     let mut dy = image(&inputs[0])?.mapv(f64::from);
     if norm.add {

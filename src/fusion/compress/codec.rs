@@ -8,7 +8,8 @@ use super::two_bit::TwoBit;
 use crate::config::Compression;
 use crate::device::CodecKind;
 
-/// Elements that are encoded at a time, at most: 256 KB stay in the second-level cache, and a place among them is 16 bits.
+/// Elements that are encoded at a time, at most: 256 KB stay in the second-level cache, and a place among them is 16
+/// bits.
 pub const PIECE: usize = 1 << 16;
 
 /// Encodes a piece so that nothing is lost for good: what is not sent stays behind and is added to the next gradient
@@ -99,10 +100,10 @@ mod tests {
             }
         }
 
-        /// Error feedback over many steps: what was sent in all is what there was in all but for the last residual, and that
-        /// does not grow. A step takes off at least the share δ of the squared norm (top-k: k of n; one bit: no less
-        /// than a scaled sign, ‖p‖₁²/(n‖p‖²), where the bound of the paper is not uniform, so it is not tested with
-        /// a number): ‖e‖ ≤ 2/δ·max‖g‖ (Karimireddy et al., lemma 3). Two bits: |e| stays below the threshold
+        /// Error feedback over many steps: what was sent in all is what there was in all but for the last residual, and
+        /// that does not grow. A step takes off at least the share δ of the squared norm (top-k: k of n; one bit: no
+        /// less than a scaled sign, ‖p‖₁²/(n‖p‖²), where the bound of the paper is not uniform, so it is not tested
+        /// with a number): ‖e‖ ≤ 2/δ·max‖g‖ (Karimireddy et al., lemma 3). Two bits: |e| stays below the threshold
         /// while no gradient is above it.
         #[test]
         fn what_stays_behind_is_sent_later(seed in 0u32..1000, count in 1usize..200) {

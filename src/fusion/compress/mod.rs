@@ -1,12 +1,12 @@
-//! Gradient compression with error feedback (`--compress`): of every gradient a part is sent, and what is not sent is kept
-//! and added to the next one.
+//! Gradient compression with error feedback (`--compress`): of every gradient a part is sent, and what is not sent is
+//! kept and added to the next one.
 //!
 //! `Compressed` takes the place of an allreduce, so that buckets leave, overlap and end as they always do. Two kinds of
 //! schemes: messages of all ranks are gathered and decoded on every rank in the order of ranks (`codec`: `top_k`,
-//! `one_bit`, `two_bit`), or factors are summed (`powersgd`). Either way all ranks end with the same bits. What is no matrix
-//! (biases, normalisations) and the tail of the last bucket (the step's loss) is summed as it is. `split` decides from the
-//! plan what lies where, `tensor` brings gradients into plain order, `work` is what is done to them on the host, `on_device` where they
-//! lie on a GPU.
+//! `one_bit`, `two_bit`), or factors are summed (`powersgd`). Either way all ranks end with the same bits. What is no
+//! matrix (biases, normalisations) and the tail of the last bucket (the step's loss) is summed as it is. `split`
+//! decides from the plan what lies where, `tensor` brings gradients into plain order, `work` is what is done to them on
+//! the host, `on_device` where they lie on a GPU.
 //!
 //! docs/algorithms.md has steps and bytes.
 
@@ -209,8 +209,9 @@ impl Compressed {
         self.account.clone()
     }
 
-    /// Moves bucket `index` of those in flight along, if its messages are here and the bucket before it is ahead: so that
-    /// all ranks start the messages of a phase in the same order. Returns the elements worked on, and whether anything moved.
+    /// Moves bucket `index` of those in flight along, if its messages are here and the bucket before it is ahead: so
+    /// that all ranks start the messages of a phase in the same order. Returns the elements worked on, and whether
+    /// anything moved.
     fn advance(&mut self, index: usize, most: usize) -> Result<(usize, bool)> {
         let [mut worked, mut moved] = [0, 0];
         let ahead = index.checked_sub(1).map(|before| {

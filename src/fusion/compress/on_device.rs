@@ -1,5 +1,5 @@
-//! The work on buckets whose gradients lie on a device with memory of its own: it encodes and decodes them there, and only
-//! messages, and what travels as it is, come to the host. The bits are those that the host would give.
+//! The work on buckets whose gradients lie on a device with memory of its own: it encodes and decodes them there, and
+//! only messages, and what travels as it is, come to the host. The bits are those that the host would give.
 
 use super::codec;
 use super::split::{Bucket, Split, Unit};
@@ -18,8 +18,8 @@ pub struct OnDevice {
     name: &'static str,
 }
 
-/// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie there, of
-/// schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
+/// How a device encodes by a scheme, for so many ranks; none where that is done on the host: with gradients that lie
+/// there, of schemes that sum factors, and with `DLTRAIN_CUDA_CODING=0`.
 pub fn code(scheme: Compression, ranks: usize, device: &dyn Device) -> Option<CodecKind> {
     let wanted = !environment::CUDA_CODING.is_off();
     codec::code(scheme, ranks).filter(|_| wanted && !device.is_host())

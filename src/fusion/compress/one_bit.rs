@@ -2,8 +2,8 @@
 //!
 //! Frank Seide, Hao Fu, Jasha Droppo, Gang Li and Dong Yu: "1-bit stochastic gradient descent and its application to
 //! data-parallel distributed training of speech DNNs", Interspeech 2014: threshold zero, two values that leave no mean
-//! error, for pieces of a tensor in place of columns of a matrix. It takes off at least as much of the squared norm as the
-//! scaled sign ‖p‖₁/n·sign(p) of Karimireddy et al. (ICML 2019), whose convergence proof so holds.
+//! error, for pieces of a tensor in place of columns of a matrix. It takes off at least as much of the squared norm as
+//! the scaled sign ‖p‖₁/n·sign(p) of Karimireddy et al. (ICML 2019), whose convergence proof so holds.
 //!
 //! Message: the mean of the numbers ≥ 0 and that of the others, f32; then a bit a number, set where it is ≥ 0.
 
@@ -64,16 +64,16 @@ fn put(group: &mut [f32], means: [f32; 2], bits: u8) {
     }
 }
 
-/// The second of two numbers where it holds, without a branch: signs are as random as can be, and a processor that guesses
-/// them is wrong every other time.
+/// The second of two numbers where it holds, without a branch: signs are as random as can be, and a processor that
+/// guesses them is wrong every other time.
 #[inline]
 fn choose([below, above]: [f32; 2], holds: bool) -> f32 {
     let mask = 0u32.wrapping_sub(u32::from(holds));
     f32::from_bits((above.to_bits() & mask) | (below.to_bits() & !mask))
 }
 
-/// The mean of the numbers below zero, and that of the others; zero where there are none. What is not a number counts as
-/// below zero.
+/// The mean of the numbers below zero, and that of the others; zero where there are none. What is not a number counts
+/// as below zero.
 fn means(values: &[f32]) -> [f32; 2] {
     const LANES: usize = 8;
     let (mut sums, mut counts) = ([[0f64; LANES]; 2], [0u32; LANES]);

@@ -1,9 +1,9 @@
 //! PowerSGD: a tensor is seen as a matrix, and two thin matrices whose product is close to it are summed in its place.
 //!
 //! Thijs Vogels, Sai Praneeth Karimireddy and Martin Jaggi: "PowerSGD: practical low-rank gradient compression for
-//! distributed optimization", NeurIPS 2019, algorithms 1 and 2: one step of subspace iteration that starts from the right
-//! factor of the last step. With M the gradient and residual of a rank, n×m, and Q of R rows of m numbers, the same on all
-//! ranks:
+//! distributed optimization", NeurIPS 2019, algorithms 1 and 2: one step of subspace iteration that starts from the
+//! right factor of the last step. With M the gradient and residual of a rank, n×m, and Q of R rows of m numbers, the
+//! same on all ranks:
 //!
 //! 1. left = M·Qᵀ, summed over ranks, its columns made orthonormal (the same on every rank);
 //! 2. right = leftᵀ·M, of which the rank keeps M − left·right as its residual; summed over ranks, it is the next Q;
@@ -69,8 +69,8 @@ fn norm(left: &[f32], rank: usize, column: usize) -> f64 {
     left.chunks_exact(rank).map(|row| f64::from(row[column]).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Puts random numbers in the place of every factor that is zero, from which nothing could ever come again: at the start,
-/// and where a matrix had no such rank. A function of the tensor's place alone, and so the same on all ranks.
+/// Puts random numbers in the place of every factor that is zero, from which nothing could ever come again: at the
+/// start, and where a matrix had no such rank. A function of the tensor's place alone, and so the same on all ranks.
 pub fn renew(right: &mut [f32], columns: usize, tensor: usize) {
     let key = key(tensor as u64, Purpose::Compress, 0);
     for (index, factor) in right.chunks_exact_mut(columns).enumerate() {

@@ -185,7 +185,8 @@ impl Split {
     }
 }
 
-/// A parameter as rows and columns, if it is worth compressing: biases and normalisations are few numbers that matter much.
+/// A parameter as rows and columns, if it is worth compressing: biases and normalisations are few numbers that matter
+/// much.
 fn matrix(scheme: Compression, parameter: &Parameter) -> Option<[usize; 2]> {
     let extents = &parameter.spec.shape.0;
     let elements = parameter.spec.shape.elements();
@@ -197,8 +198,8 @@ fn matrix(scheme: Compression, parameter: &Parameter) -> Option<[usize; 2]> {
     }
 }
 
-/// Whether a tensor is put in plain order. Codecs take numbers in any order, but not the padding that a layout may have: it
-/// must stay zero.
+/// Whether a tensor is put in plain order. Codecs take numbers in any order, but not the padding that a layout may
+/// have: it must stay zero.
 fn reordered(scheme: Compression, parameter: &Parameter, device: &dyn Device) -> bool {
     let plain = device.plain(&parameter.spec);
     // A GPU keeps a tensor's outputs outermost, so that rows stay rows: what is in them may be in any order.

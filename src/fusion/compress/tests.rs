@@ -195,9 +195,9 @@ fn with_plan(check: impl Fn(&Plan, &dyn Device)) {
     check(&plan, &device);
 }
 
-/// All ranks end with the same bits, the tail is the exact sum, padding stays zero, and over several steps what came out
-/// and what stayed behind on the ranks are all there ever was: sum over steps and ranks of gradients. Each number is
-/// rounded at most (ranks + 4) times a step, in PowerSGD for each of the products of four factors of unit length, of
+/// All ranks end with the same bits, the tail is the exact sum, padding stays zero, and over several steps what came
+/// out and what stayed behind on the ranks are all there ever was: sum over steps and ranks of gradients. Each number
+/// is rounded at most (ranks + 4) times a step, in PowerSGD for each of the products of four factors of unit length, of
 /// numbers up to some ten.
 #[test]
 fn ranks_agree_and_nothing_is_lost() {

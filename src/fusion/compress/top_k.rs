@@ -1,10 +1,10 @@
 //! Top-k: of each piece the numbers of largest magnitude, each with its place.
 //!
 //! Yujun Lin, Song Han, Huizi Mao, Yu Wang and William J. Dally: "Deep gradient compression: reducing the communication
-//! bandwidth for distributed training", ICLR 2018; before it Alham Fikri Aji and Kenneth Heafield: "Sparse communication
-//! for distributed gradient descent", EMNLP 2017. Taken from them: the choice by magnitude, a tensor at a time (here: a
-//! piece of one), and that what is not sent accumulates. Not taken: momentum correction and factor masking (here momentum
-//! belongs to the optimizer, after the sum), local clipping, and the warm-up of the share.
+//! bandwidth for distributed training", ICLR 2018; before it Alham Fikri Aji and Kenneth Heafield: "Sparse
+//! communication for distributed gradient descent", EMNLP 2017. Taken from them: the choice by magnitude, a tensor at a
+//! time (here: a piece of one), and that what is not sent accumulates. Not taken: momentum correction and factor
+//! masking (here momentum belongs to the optimizer, after the sum), local clipping, and the warm-up of the share.
 //!
 //! Message: k numbers as f32, then their k places as u16.
 
@@ -29,8 +29,8 @@ impl TopK {
         ((f64::from(self.share) * elements as f64).ceil() as usize).min(elements)
     }
 
-    /// The k-th largest magnitude, and how many of that very one are among the k largest. Magnitudes are compared as bits:
-    /// the same order, with NaN above infinity.
+    /// The k-th largest magnitude, and how many of that very one are among the k largest. Magnitudes are compared as
+    /// bits: the same order, with NaN above infinity.
     fn least(&mut self, values: &[f32], k: usize) -> (u32, usize) {
         let mut histogram = [0usize; 1 << (31 - COARSE)];
         values.iter().for_each(|&value| histogram[(magnitude(value) >> COARSE) as usize] += 1);

@@ -36,8 +36,8 @@ impl Codec for TwoBit {
     }
 }
 
-/// Takes from each of up to four numbers what is sent of it; returns the codes. Without branches, which would be taken at
-/// random.
+/// Takes from each of up to four numbers what is sent of it; returns the codes. Without branches, which would be taken
+/// at random.
 #[inline]
 fn take(group: &mut [f32], threshold: f32) -> u8 {
     let mut byte = 0;

@@ -1,7 +1,7 @@
 //! The ops: what each computes, on which inputs, giving which outputs.
 //!
-//! A family of ops has a file, with its settings, how a layer of it is added to a network (`Builder`: shapes, parameters) and
-//! how it is differentiated; here they are one type, with the table of their names and work.
+//! A family of ops has a file, with its settings, how a layer of it is added to a network (`Builder`: shapes,
+//! parameters) and how it is differentiated; here they are one type, with the table of their names and work.
 //!
 //! Tensors are named in the order in which a node lists them. `x` is an op's input, `y` its output, `w`
 //! the weight, `b` the bias; `d…` is the loss gradient of …. Arithmetic and sums are f32; a tensor
@@ -28,8 +28,8 @@ use super::{Node, NodeId, TensorId};
 #[allow(missing_docs, reason = "the comment of an op explains its fields")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
-    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = `pixels·scale[c] + shift[c]`, each operation rounded; 0 where the label is
-    /// below 0, which marks a place without an image. C is 3 at most.
+    /// pixels (N,H,W,C), labels (N) → y (N,C,H,W) = `pixels·scale[c] + shift[c]`, each operation rounded; 0 where the
+    /// label is below 0, which marks a place without an image. C is 3 at most.
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
@@ -38,7 +38,8 @@ pub enum Op {
     Conv2dBackwardData(Conv2d),
     /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::fuse`).
     Conv2dBackwardDataRelu(Conv2d),
-    /// dy, w, z (N,C,H,W) → dx + z: what is known of the input's gradient by then, with this part of it (`Graph::fuse`).
+    /// dy, w, z (N,C,H,W) → dx + z: what is known of the input's gradient by then, with this part of it
+    /// (`Graph::fuse`).
     Conv2dBackwardDataAdd(Conv2d),
     /// x, dy → dw, db?
     Conv2dBackwardWeights(Conv2d),
@@ -62,20 +63,21 @@ pub enum Op {
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
     /// unbiased one, divided by n − 1. In a graph the running statistics are the same tensors before and after.
-    /// With `add` another input z (N,C,H,W) follows, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing is
-    /// saved, unless the device wants it (`OpFusions::mask`).
-    /// With `given` the last input is moments (R,2,C), or (2,C): of a batch of which R ranks have equal parts, n = R·N·H·W.
-    /// Over ranks nothing is saved for `relu`: the backward ops compute again whether y > 0.
+    /// With `add` another input z (N,C,H,W) follows, y = ReLU((x − mean)/√(variance + epsilon)·w + b + z), and nothing
+    /// is saved, unless the device wants it (`OpFusions::mask`).
+    /// With `given` the last input is moments (R,2,C), or (2,C): of a batch of which R ranks have equal parts, n =
+    /// R·N·H·W. Over ranks nothing is saved for `relu`: the backward ops compute again whether y > 0.
     BatchNorm(BatchNorm),
     /// x, w, b, mean, variance → y, saved (as above; where a backward op follows), normalised with the given mean and
-    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again, to the bit what it
-    /// gave the first time. With `add` z comes last.
+    /// variance: running ones in evaluation, those of the batch where a normalisation is computed again, to the bit
+    /// what it gave the first time. With `add` z comes last.
     BatchNormInference(BatchNorm),
-    /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with x̂
-    /// the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
+    /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with
+    /// x̂ the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
     BatchNormSums(BatchNorm),
-    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y (or what was saved) →
-    /// dz, dw, db, dx, where dz is dy where y > 0, else 0. With `given` it is dy, x, w, b, mean, variance, sums (R,2,C) → dx.
+    /// dy, x, w, mean, variance, saved (only with `relu`) → dx, dw, db. With `add` it is dy, x, w, mean, variance, y
+    /// (or what was saved) → dz, dw, db, dx, where dz is dy where y > 0, else 0. With `given` it is dy, x, w, b, mean,
+    /// variance, sums (R,2,C) → dx.
     BatchNormBackward(BatchNorm),
 
     /// x → y = x/(k + alpha/size·s)^beta with s the sum of squares of the `size` channels around x's own
@@ -123,13 +125,14 @@ pub enum Op {
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
     /// The target is (1 − smoothing)·onehot + smoothing/K (Szegedy et al. 2016, as PyTorch has it). The losses are
     /// multiplied by `weight`: less than 1 for auxiliary heads.
-    /// Where samples are mixed (mixup, cutmix) others (N) and shares (N) are inputs too: the target of a sample is share λ
-    /// (0 to 1) of its label and 1 − λ of its other one, so that with label smoothing s it is
+    /// Where samples are mixed (mixup, cutmix) others (N) and shares (N) are inputs too: the target of a sample is
+    /// share λ (0 to 1) of its label and 1 − λ of its other one, so that with label smoothing s it is
     /// (1−s)·(λ·onehot(label) + (1−λ)·onehot(other)) + s/K. A hit is one of the label with the larger share, the first
     /// of two equal ones. A sample with a label below 0 counts nowhere.
     SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
-    /// logits (N,K), labels (N), others?, shares? → dlogits = (softmax − target)·weight·gradient_scale, the scale that of the
-    /// run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are means.
+    /// logits (N,K), labels (N), others?, shares? → dlogits = (softmax − target)·weight·gradient_scale, the scale that
+    /// of the run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are
+    /// means.
     SoftmaxCrossEntropyBackward { smoothing: f32, weight: f32 },
 }
 
@@ -143,8 +146,8 @@ pub(super) enum Operand {
 /// What an op does with its operands, for counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// For each element of `of` a sum of as many products as `filter` has elements without its first dimension. Both backward
-    /// passes do the same multiplications as the forward pass.
+    /// For each element of `of` a sum of as many products as `filter` has elements without its first dimension. Both
+    /// backward passes do the same multiplications as the forward pass.
     Products { of: Operand, filter: Operand },
     /// One operation an element of output 0: bound by memory, not by arithmetic.
     Elements,

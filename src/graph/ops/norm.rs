@@ -1,5 +1,5 @@
-//! Normalisation: batch normalisation in two halves, moments and what is done with them, which a device may fuse; and local
-//! response normalisation.
+//! Normalisation: batch normalisation in two halves, moments and what is done with them, which a device may fuse; and
+//! local response normalisation.
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
@@ -77,8 +77,8 @@ impl BatchNorm {
     }
 }
 
-/// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their exchange
-/// and the gradient of the input.
+/// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their
+/// exchange and the gradient of the input.
 pub fn batch_norm_backward(b: &mut Backward, id: NodeId, node: &Node, norm: BatchNorm, dy: TensorId) {
     let ([x, weight, bias], [mean, variance]) =
         ([0, 1, 2].map(|index| node.inputs[index]), [1, 2].map(|index| node.outputs[index]));

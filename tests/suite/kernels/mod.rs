@@ -1,5 +1,6 @@
-//! Our CUDA kernels, run on the host (or on a GPU: tests/support/kernels.rs), against the reference device, `device::Rule` and the codecs, or a formula: every kernel, for
-//! every type of number, aligned and not, with the threads of a block in both orders and with different grids.
+//! Our CUDA kernels, run on the host (or on a GPU: tests/support/kernels.rs), against the reference device,
+//! `device::Rule` and the codecs, or a formula: every kernel, for every type of number, aligned and not, with the
+//! threads of a block in both orders and with different grids.
 //!
 //! - `speed`: what ptxas says of them, against limits
 //! - `table`: the sources, kernels/README.md and the PTX have the same kernels; missing barriers are seen

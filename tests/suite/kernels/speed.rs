@@ -1,5 +1,6 @@
-//! What ptxas and the SASS say of the kernels (kernels/kernels.tsv, by `make kernels`), held against limits: on an H200 and an A100 memory
-//! bounds every kernel of ResNet-50's step, not the rate at which instructions are issued. No GPU is asked.
+//! What ptxas and the SASS say of the kernels (kernels/kernels.tsv, by `make kernels`), held against limits: on an H200
+//! and an A100 memory bounds every kernel of ResNet-50's step, not the rate at which instructions are issued. No GPU is
+//! asked.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +42,8 @@ impl Gpu {
         0.65 * 4.0 * self.clock * self.multiprocessors as f64
     }
 
-    /// Bytes under way on a multiprocessor that has as many blocks of 256 threads as registers and shared memory let it have.
+    /// Bytes under way on a multiprocessor that has as many blocks of 256 threads as registers and shared memory let it
+    /// have.
     fn in_flight(&self, kernel: &Kernel) -> u64 {
         let by_registers = 65_536 / (256 * kernel.registers.next_multiple_of(8));
         // A block takes a KiB for itself.
@@ -50,8 +52,8 @@ impl Gpu {
     }
 }
 
-/// A kernel's part of a step: launches, bytes of memory of all of them, and how many of a round's bytes are, where the table also counts
-/// what the cache gives.
+/// A kernel's part of a step: launches, bytes of memory of all of them, and how many of a round's bytes are, where the
+/// table also counts what the cache gives.
 struct Part {
     kernel: &'static str,
     launches: f64,
@@ -80,7 +82,8 @@ fn resnet50() -> Vec<Part> {
         part("batch_norm_sums_join", 53.0, 53.0 * 8.0 * 1584.0 * 64.0),
         part("batch_norm_backward_bf16", 53.0, BATCH * 6.0 * NORMALISED),
         part("add_bf16", 16.0, BATCH * 6.0 * ADDED),
-        // A window reads nine neighbours, of which four are new; a patch of four writes them and reads one window's gradient.
+        // A window reads nine neighbours, of which four are new; a patch of four writes them and reads one window's
+        // gradient.
         Part { round: Some(88.0), ..part("max_pool_3x3s2p1_bf16", 1.0, 88.0 * pooled) },
         Part { round: Some(88.0), ..part("max_pool_backward_3x3s2p1_bf16", 1.0, 88.0 * pooled) },
         part("global_pool_bf16", 1.0, BATCH * 2.0 * 2048.0 * 50.0),
@@ -180,8 +183,8 @@ fn memory_bounds_every_kernel_of_resnet50s_step() {
     assert!(lacking.is_empty(), "docs/gpu.md lacks these rows:\n{}", rows.join("\n"));
 }
 
-/// At 4.3 TB/s and 700 ns from request to answer an H200 must have 23 KiB on the way to each multiprocessor, an A100 at 1.8 TB/s and 600 ns
-/// ten.
+/// At 4.3 TB/s and 700 ns from request to answer an H200 must have 23 KiB on the way to each multiprocessor, an A100 at
+/// 1.8 TB/s and 600 ns ten.
 #[test]
 fn enough_bytes_are_on_the_way_where_most_bytes_go() {
     let table = table();

@@ -103,8 +103,8 @@ fn the_readme_the_sources_and_the_ptx_have_the_same_kernels() {
     }
 }
 
-/// Updates have the host's bits, and forward and backward agree, only if nothing is fused, flushed to zero or approximated;
-/// what computes exponentials and powers does so inside those.
+/// Updates have the host's bits, and forward and backward agree, only if nothing is fused, flushed to zero or
+/// approximated; what computes exponentials and powers does so inside those.
 #[test]
 fn arithmetic_is_rounded_step_by_step() {
     let text = PTX.map(|file| fs::read_to_string(kernels_folder().join(file)).unwrap());

@@ -217,7 +217,8 @@ impl Twin {
         }
     }
 
-    /// Both sides have the same bits; those of rules with norms but for the last, since their sums are added in another order.
+    /// Both sides have the same bits; those of rules with norms but for the last, since their sums are added in another
+    /// order.
     fn compare(&self, what: &str) {
         let bound = |v: f32| if self.rule.has_trust() { 4.0 * f32::EPSILON * v.abs() + 1e-9 } else { 0.0 };
         close(&self.w.read("f32"), &values(&self.there[0]), bound, what);

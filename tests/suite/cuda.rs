@@ -406,8 +406,10 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
     let none = refused(1, cuda, &[("DLTRAIN_CUDA_PATH", nothing.path().to_str().unwrap())]);
     if dltrain::device::cuda::probe().is_err() {
         assert!(none.contains("no CUDA driver library"), "{none}");
-        std::os::unix::fs::symlink(Path::new(path).join("libcuda.so.1"), nothing.path().join("libcuda.so.1"))
-            .unwrap();
+        // The driver's double needs its clock.
+        for name in ["libcuda.so.1", "libclock.so"] {
+            std::os::unix::fs::symlink(Path::new(path).join(name), nothing.path().join(name)).unwrap();
+        }
         let driver_only = refused(1, cuda, &[("DLTRAIN_CUDA_PATH", nothing.path().to_str().unwrap())]);
         let words = ["no cuDNN 9 (libcudnn.so.9)", "DLTRAIN_CUDA_PATH", "--device cpu runs without"];
         words.iter().for_each(|word| assert!(driver_only.contains(word), "{driver_only}"));

@@ -6,9 +6,10 @@
 //!   with tf32, and those that add a gradient in halves to what is there already, on an H100 and an H200;
 //! - a plan that was kept as text is restored.
 //!
-//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's, of several releases: the one
-//! that PyTorch 2.11 brings (9.19) and a newer one. `.ci/deps cudnn` (or torch) has them, and where they are missing
-//! this says so and proves nothing.
+//! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's; `.ci/deps cudnn` (or torch) has
+//! them, and where they are missing this says so and proves nothing. The release that PyTorch 2.11 brings (9.19) is
+//! asked with DLTRAIN_TEST_CUDNN=.deps/cudnn-9.19. It takes much longer, and on an A100 it has neither a ReLU's
+//! gradient nor sums in f32 and tf32, so that the test of these fails.
 
 use crate::support::fake_cuda;
 
@@ -28,8 +29,8 @@ fn releases() -> Vec<Vec<PathBuf>> {
         let nvidia = python.path().join("site-packages/nvidia");
         ["cudnn/lib", "cu13/lib", "cuda_nvrtc/lib"].map(|place| nvidia.join(place)).to_vec()
     });
-    let own = ["cudnn", "cudnn-9.19"].map(|name| vec![root.join(name)]);
-    own.into_iter().chain(torch).filter(|places| libraries(places).is_some()).collect()
+    let own = vec![root.join("cudnn")];
+    std::iter::once(own).chain(torch).filter(|places| libraries(places).is_some()).collect()
 }
 
 /// cuDNN and NVRTC, for whichever CUDA.
@@ -157,7 +158,6 @@ fn what_is_done_along_with_a_convolution_has_engines() {
 }
 
 fn along_with_a_convolution() {
-    let newest = !std::env::var(PLACES).unwrap().contains("9.19");
     let spec = |extents: [usize; 4]| Spec { shape: dltrain::graph::Shape(extents.into()), dtype: DType::F32 };
     let h200 = gpu("NVIDIA H200", 900, 132, 232_448, 50 << 20, 141 << 30);
     for gpu in cards().into_iter().chain([h200]) {
@@ -184,9 +184,7 @@ fn along_with_a_convolution() {
                 let what = format!("{}: {dtype:?}, tf32 {tf32}: {conv:?}: {engines:?}", gpu["deviceName"]);
                 println!("{what}");
                 let [activated, masked, summed, accumulated] = engines;
-                assert!(activated.is_some(), "{what}");
-                // 9.19 masks no gradient in f32 proper.
-                assert!(masked.is_some() || !newest && dtype == DType::F32 && !tf32, "{what}");
+                assert!([activated, masked].iter().all(Option::is_some), "{what}");
                 assert!(summed.is_some() || dtype == DType::F32 && !tf32, "{what}");
                 // To add to what is there needs no engine that is compiled.
                 let wanted = dtype != DType::F32 && gpu["deviceVer"] == 900;

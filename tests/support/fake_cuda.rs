@@ -30,14 +30,12 @@ fn build() -> PathBuf {
     }
     let directory =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_cuda-{:016x}", hasher.finish()));
-    if !directory.exists() {
-        // Under a name of its own first: two processes may build at a time.
-        let new = directory.with_extension(std::process::id().to_string());
-        let status = Command::new(root.join("tests/fake_cuda/build.sh")).arg(&new).status().unwrap();
-        assert!(status.success(), "tests/fake_cuda/build.sh failed (it needs a C++ compiler, c++)");
-        if fs::rename(&new, &directory).is_err() {
-            fs::remove_dir_all(&new).unwrap();
-        }
-    }
+    // Of several processes one builds. Whole or not at all: what is left of a build that was cut off has another name.
+    let lock = directory.with_extension("lock");
+    let once = r#"[ -e "$1" ] || { rm -rf "$1.new" && "$0" "$1.new" && mv "$1.new" "$1"; }"#;
+    let mut build = Command::new("flock");
+    build.arg(lock).args(["sh", "-c", once]).arg(root.join("tests/fake_cuda/build.sh")).arg(&directory);
+    let built = build.status().expect("flock starts").success();
+    assert!(built, "tests/fake_cuda/build.sh failed (it needs a C++ compiler, c++)");
     directory
 }

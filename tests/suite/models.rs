@@ -124,7 +124,11 @@ fn full_images(name: &str) {
 #[test]
 fn every_model_has_a_fixture() {
     for model in MODELS {
-        assert!(path(model.name, "").exists(), "{}: tests/fixtures/make_models.py lacks it", model.name);
+        assert!(
+            path(model.name, "").exists(),
+            "{0}: no tests/fixtures/models/{0}.json, which tests/fixtures/make_models.py writes",
+            model.name
+        );
     }
 }
 

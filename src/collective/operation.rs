@@ -114,15 +114,19 @@ impl Operation {
     }
 
     fn refused(self, route: Route) -> Error {
-        let why = match route {
-            Route::Shm => "works within one node that has room in /dev/shm",
-            Route::Hierarchical => {
-                "takes a reduce-scatter or allgather, as many ranks on every node, and room in /dev/shm"
+        let why = match (route, self) {
+            (Route::Shm, _) => "that works within one node that has room in /dev/shm; use auto".into(),
+            (Route::Hierarchical, Operation::ReduceScatter | Operation::Allgather) => {
+                "that takes as many ranks on every node, and room in /dev/shm; use auto".into()
             }
-            _ => "is none of its ways",
+            _ => {
+                let mut names: Vec<&str> = self.messages().iter().map(|way| way.1).collect();
+                names.extend((!matches!(self, Operation::Broadcast { .. })).then_some("hierarchical"));
+                format!("use {} or shm", names.join(", "))
+            }
         };
         let route = format!("{route:?}").to_lowercase();
-        Error::usage(format!("{} by {route}: that {why}; use auto", self.name()))
+        Error::usage(format!("{} by {route}: {why}", self.name()))
     }
 
     /// All ranks; for a broadcast those from the root on.

@@ -119,10 +119,9 @@ impl Memories {
         let shared = shares_gradients(config, averaging, plan);
         let gradients = Region::allocate(world, if staged { sizes.gradients } else { 0 }, shared)?;
         let on_host = as_memory(&gradients);
-        let averaged = match (device.is_host(), world.size()) {
-            (true, _) => on_host.clone(),
-            (false, 1) => device.allocate(sizes.gradients)?,
-            _ => device.allocate_offered(sizes.gradients)?,
+        let averaged = match device.is_host() {
+            true => on_host.clone(),
+            false => device.allocate_offered(sizes.gradients)?,
         };
         if staged && !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
             device.pin(&on_host);

@@ -21,6 +21,7 @@ mod launcher;
 mod library;
 mod mesh;
 mod node_shared;
+mod progress;
 mod region;
 mod request;
 mod signals;

@@ -12,6 +12,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 
 use super::board::{self, Activity, Line, Phase, Process, Status};
 use super::clock;
+use super::progress::Progress;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
@@ -21,6 +22,9 @@ const SECOND: u64 = 1_000_000_000;
 /// A wait is told to others when it has lasted this long, and again and again so often.
 const SAY_AFTER: u64 = 10_000_000;
 const SAY_EVERY: u64 = 50_000_000;
+
+/// MPI is called so often during a wait (`progress`), whatever is waited for.
+const PROGRESS_EVERY: u64 = 100_000;
 
 /// How much longer than the speaker the others wait until they end the job themselves.
 const GRACE: u64 = 10 * SECOND;
@@ -38,6 +42,7 @@ struct Watch {
     place: Cell<Activity>,
     /// A wait has ended the job: no other is to begin.
     over: Cell<bool>,
+    progress: RefCell<Option<Progress>>,
     job: OnceCell<Job>,
 }
 
@@ -62,6 +67,7 @@ thread_local! {
             limits: Cell::new(Limits { warn: 30 * SECOND, abort: 0 }),
             place: Cell::new(Activity { phase: Phase::Start, number: 0 }),
             over: Cell::new(false),
+            progress: RefCell::new(None),
             job: OnceCell::new(),
         }
     };
@@ -78,12 +84,18 @@ pub(super) fn board_bytes(ranks: usize) -> usize {
 
 /// Starts the watch of this process. `shared` points at `board_bytes`, zeroed, at a page's start, mapped until `stop`;
 /// `None` where ranks of a node share no memory.
-pub(super) fn start(topology: Topology, shared: Option<*mut u8>, news: Option<StallGossip>) {
+pub(super) fn start(
+    topology: Topology,
+    shared: Option<*mut u8>,
+    news: Option<StallGossip>,
+    progress: Progress,
+) {
     let board = match shared {
         Some(address) => Board::Shared(address.cast_const().cast()),
         None => Board::Private((0..topology.size()).map(|_| Line::default()).collect()),
     };
     WATCH.with(|watch| {
+        watch.progress.replace(Some(progress));
         let job = Job { topology, board, news: news.map(RefCell::new) };
         let own = &job.lines()[job.topology.rank()];
         own.set_pid();
@@ -95,8 +107,11 @@ pub(super) fn start(topology: Topology, shared: Option<*mut u8>, news: Option<St
 
 /// Ends it: the board is about to go.
 pub(super) fn stop() {
-    WATCH.with(|watch| watch.limits.set(Limits { warn: 0, abort: 0 }));
-    WATCH.with(|watch| watch.over.set(true));
+    WATCH.with(|watch| {
+        watch.limits.set(Limits { warn: 0, abort: 0 });
+        watch.over.set(true);
+        watch.progress.take().iter_mut().for_each(Progress::stop);
+    });
 }
 
 /// Sets after how many seconds without progress a wait is reported, and after how many the job ends; 0 is never.
@@ -129,6 +144,8 @@ pub struct Wait {
     since: u64,
     /// When it was last looked at the clock.
     looked: u64,
+    /// When MPI is to be called next.
+    poll: u64,
     /// When there is something to say next.
     next: u64,
     /// Whether the others know of it.
@@ -153,6 +170,11 @@ impl Wait {
         let now = clock::now();
         if self.since == 0 {
             (self.since, self.looked, self.next) = (now, now, now + SAY_AFTER);
+            self.poll = now + PROGRESS_EVERY;
+        }
+        if now >= self.poll {
+            self.poll = now + PROGRESS_EVERY;
+            WATCH.with(Watch::make_progress)?;
         }
         let gap = now - self.looked;
         self.looked = now;
@@ -192,6 +214,11 @@ impl Drop for Wait {
 }
 
 impl Watch {
+    /// Lets MPI work.
+    fn make_progress(&self) -> Result<()> {
+        self.progress.borrow_mut().as_mut().map_or(Ok(()), Progress::make)
+    }
+
     /// Says on the board where this rank is, and since when it waits.
     fn say(&self, waiting: Option<u64>) {
         if let Some(job) = self.job.get()

@@ -13,6 +13,7 @@ use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{Library, thread_level};
+use super::progress::Progress;
 use super::request::check;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
@@ -386,7 +387,7 @@ fn watch(Members { control, node, topology }: &Members) -> Result<Option<ffi::MP
     let news =
         if alone || topology.size() == 1 { None } else { Some(StallGossip::new(control.duplicate()?)) };
     let board = window.map(|window| window::part(window, 0)).transpose()?;
-    stall::start(topology.clone(), board, news);
+    stall::start(topology.clone(), board, news, Progress::new()?);
     Ok(window)
 }
 

@@ -99,18 +99,11 @@ fn on_cpu(args: &Args, world: &World) -> Result<(String, String)> {
 }
 
 fn on_gpu(args: &Args, world: &World, number: Option<usize>) -> Result<(String, String)> {
-    let gpus =
-        world.agree(cuda::probe().map_err(|why| Error::environment(format!("--device cuda: {why}"))))?.gpus;
-    let ordinal = number.unwrap_or(world.local_rank() % gpus.len());
-    let gpu = gpus.get(ordinal).ok_or_else(|| {
-        Error::usage(format!(
-            "--device cuda:{ordinal}: there is none; GPUs count from 0 to {}",
-            gpus.len() - 1
-        ))
-    });
-    let tensor_cores = world.agree(gpu)?.compute_capability.0 >= 8;
-    let precision = args.precision.or(if tensor_cores { Precision::Tf32 } else { Precision::F32 });
-    let device = world.agree(Cuda::new(ordinal, precision == Precision::Tf32, world.local_size()))?;
+    let driver =
+        world.agree(cuda::probe().map_err(|why| Error::environment(format!("--device cuda: {why}"))))?;
+    let gpu = world.agree(driver.gpu(number, world.local_rank()))?;
+    let precision = args.precision.or(gpu.default_precision());
+    let device = world.agree(Cuda::new(gpu.index, precision == Precision::Tf32, world.local_size()))?;
     let (graph, dtype) = match (world.agree(graph(args))?, precision) {
         (graph, Precision::Bf16) => (graph.in_bf16(), DType::BF16),
         (graph, Precision::F16) => (graph.narrowed_to(DType::F16), DType::F16),
@@ -128,8 +121,8 @@ fn on_gpu(args: &Args, world: &World, number: Option<usize>) -> Result<(String, 
     let roofline =
         format!("roofline of {:.1} TFLOP/s and {:.0} GB/s, {whence}", rates.0 / 1e12, rates.1 / 1e9);
     let heading = subject.heading(args, precision, world, &roofline);
-    let table =
-        steps::Table::new(&subject.plan, &times.steps, times.updates, update_bytes(&subject.plan), rates);
+    let moved = RULE.bytes_moved(subject.plan.sizes.parameters);
+    let table = steps::Table::new(&subject.plan, &times.steps, times.updates, moved, rates);
     Ok((table.text(&heading, subject.plan.graph.batch(), times.whole), table.csv()))
 }
 
@@ -249,11 +242,6 @@ fn updates(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<Vec<Bo
         (0..RULE.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
     let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, &RULE));
     spans.map(|spans| device.update(&RULE, &spans, &regions.parameters, &regions.gradients, &state)).collect()
-}
-
-/// Updates read parameters and gradients and write parameters, and read and write each state.
-fn update_bytes(plan: &Plan) -> usize {
-    (3 + 2 * RULE.states()) * plan.sizes.parameters
 }
 
 /// Time and arithmetic of some steps.

@@ -18,6 +18,17 @@ impl Rule {
         }
     }
 
+    /// How often an update goes over the parameters' bytes, reading and writing: it reads parameters and gradients and
+    /// writes parameters, and it reads and writes each state.
+    pub fn passes(&self) -> [usize; 2] {
+        [2 + self.states(), 1 + self.states()]
+    }
+
+    /// Bytes that an update moves of parameters that have so many.
+    pub fn bytes_moved(&self, parameters: usize) -> usize {
+        self.passes().iter().sum::<usize>() * parameters
+    }
+
     /// Whether the rule needs norms of each parameter: a span must then be one parameter, and every part of it is
     /// given to `measure` before any is given to `apply`.
     pub fn has_trust(&self) -> bool {

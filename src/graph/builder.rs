@@ -200,16 +200,7 @@ impl Builder {
     }
 
     pub(super) fn tensor(&mut self, name: &str, shape: Shape, dtype: DType, role: Role) -> TensorId {
-        self.tensors.push(Tensor {
-            name: name.into(),
-            spec: Spec { shape, dtype },
-            role,
-            init: None,
-            decay: false,
-            frozen: false,
-            gradient_of: None,
-            number: 0,
-        });
+        self.tensors.push(Tensor::new(name, Spec { shape, dtype }, role));
         TensorId(self.tensors.len() - 1)
     }
 }

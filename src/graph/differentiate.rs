@@ -40,16 +40,8 @@ impl Graph {
 
     pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
         let spec = self.tensor(like).spec.clone();
-        self.tensors.push(Tensor {
-            name: format!("d {}", self.tensor(like).name),
-            spec,
-            role: Role::Activation,
-            init: None,
-            decay: false,
-            frozen: false,
-            gradient_of: None,
-            number: 0,
-        });
+        let name = format!("d {}", self.tensor(like).name);
+        self.tensors.push(Tensor::new(name, spec, Role::Activation));
         TensorId(self.tensors.len() - 1)
     }
 }

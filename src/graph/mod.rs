@@ -135,6 +135,14 @@ pub struct Tensor {
     pub number: u32,
 }
 
+impl Tensor {
+    /// One that is no parameter: it has no first values and takes no part in an update.
+    fn new(name: impl Into<String>, spec: Spec, role: Role) -> Tensor {
+        let name = name.into();
+        Tensor { name, spec, role, init: None, decay: false, frozen: false, gradient_of: None, number: 0 }
+    }
+}
+
 /// One op applied to tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
@@ -262,16 +270,7 @@ impl Graph {
     pub fn mix_labels(mut self) -> Graph {
         let shape = self.tensor(self.labels).spec.shape.clone();
         let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
-            self.tensors.push(Tensor {
-                name: name.into(),
-                spec: Spec { shape: shape.clone(), dtype },
-                role: Role::Input,
-                init: None,
-                decay: false,
-                frozen: false,
-                gradient_of: None,
-                number: 0,
-            });
+            self.tensors.push(Tensor::new(name, Spec { shape: shape.clone(), dtype }, Role::Input));
             TensorId(self.tensors.len() - 1)
         });
         for node in &mut self.nodes {

@@ -65,16 +65,8 @@ impl Graph {
 
     /// A new tensor of a few f32 for each channel.
     pub(super) fn per_channel(&mut self, name: &str, shape: &[usize]) -> TensorId {
-        self.tensors.push(Tensor {
-            name: name.into(),
-            spec: Spec { shape: Shape(shape.to_vec()), dtype: DType::F32 },
-            role: Role::Activation,
-            init: None,
-            decay: false,
-            frozen: false,
-            gradient_of: None,
-            number: 0,
-        });
+        let spec = Spec { shape: Shape(shape.to_vec()), dtype: DType::F32 };
+        self.tensors.push(Tensor::new(name, spec, Role::Activation));
         TensorId(self.tensors.len() - 1)
     }
 }

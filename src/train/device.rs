@@ -103,60 +103,23 @@ fn open_gpu(world: &World, config: &mut Config, number: Option<usize>) -> Result
     }))?;
     let slurm = std::env::var("SLURM_LOCALID").ok().and_then(|text| text.parse().ok());
     let local_rank = slurm.unwrap_or(world.local_rank());
-    let choice = ordinal(number, local_rank, driver.gpus.len());
-    let ordinal =
-        world.agree(choice.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
-    let gpu = &driver.gpus[ordinal];
+    let gpu = driver.gpu(number, local_rank);
+    let gpu =
+        world.agree(gpu.map_err(|e| e.context(format!("rank {} on {}", world.rank(), world.host()))))?;
     // Ranks compute alike: in f32 where one of them cannot do otherwise.
-    let mut oldest = [f64::from(gpu.compute_capability.0)];
-    world.min_f64(&mut oldest)?;
-    let default = if oldest[0] < f64::from(TENSOR_CORES) { Precision::F32 } else { Precision::Tf32 };
+    let mut all_rounded = [f64::from(gpu.default_precision() == Precision::Tf32)];
+    world.min_f64(&mut all_rounded)?;
+    let default = if all_rounded[0] == 0.0 { Precision::F32 } else { Precision::Tf32 };
     config.precision = config.precision.or(default);
-    world.agree(
-        precision(config.precision, gpu).map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host()))),
-    )?;
+    let own = |e: Error| e.context(format!("GPU {} of {}", gpu.index, world.host()));
+    world.agree(gpu.serves(config.precision).map_err(own))?;
     let nccl = config.allreduce == AllreduceKind::NCCL;
     if nccl {
         world.agree(cuda::nccl_found())?;
     }
     let sharers = sharers(world, gpu, nccl)?;
-    let device = Cuda::new(ordinal, config.precision == Precision::Tf32, sharers)
-        .map_err(|e| e.context(format!("GPU {ordinal} of {}", world.host())));
-    Ok(Box::new(world.agree(device)?))
-}
-
-/// The GPU of a rank that sees `count` of them: the one asked for, or that of its place on the node. A rank that sees
-/// one was given it, by Slurm or by CUDA_VISIBLE_DEVICES.
-fn ordinal(number: Option<usize>, local_rank: usize, count: usize) -> Result<usize> {
-    match number {
-        Some(number) if number < count => Ok(number),
-        Some(number) => Err(Error::usage(format!(
-            "--device cuda:{number}: there {}",
-            match count {
-                1 => "is one GPU, number 0".into(),
-                _ => format!("are {count} GPUs, 0 to {}", count - 1),
-            }
-        ))),
-        None => Ok(local_rank % count),
-    }
-}
-
-/// The least compute capability that multiplies tf32 and bf16.
-const TENSOR_CORES: i32 = 8;
-
-fn precision(precision: Precision, gpu: &cuda::Gpu) -> Result<()> {
-    let (major, minor) = gpu.compute_capability;
-    let needed = match precision {
-        Precision::Tf32 | Precision::Bf16 => TENSOR_CORES,
-        Precision::Auto | Precision::F32 | Precision::F16 => 6,
-    };
-    match major >= needed {
-        true => Ok(()),
-        false => Err(Error::environment(format!(
-            "--precision {precision} needs a GPU of sm_{needed}0 or newer, and {} is sm_{major}{minor}",
-            gpu.name
-        ))),
-    }
+    let device = Cuda::new(gpu.index, config.precision == Precision::Tf32, sharers);
+    Ok(Box::new(world.agree(device.map_err(own))?))
 }
 
 /// How many ranks have this rank's GPU; sharing is said once for each GPU, or an error with `nccl`, which cannot.
@@ -168,8 +131,8 @@ fn sharers(world: &World, gpu: &cuda::Gpu, nccl: bool) -> Result<usize> {
     if let Some(shared) = all.iter().map(with).find(|ranks| nccl && ranks.len() > 1) {
         let ranks: Vec<String> = shared.iter().map(usize::to_string).collect();
         return world.agree(Err(Error::usage(format!(
-            "--allreduce nccl: ranks {} share a GPU of {}, and NCCL wants one for each rank. Start as many ranks as there \
-             are GPUs, or use another --allreduce",
+            "--allreduce nccl: ranks {} share a GPU of {}, and NCCL wants one for each rank. Start as many ranks as \
+             there are GPUs, or use another --allreduce",
             ranks.join(", "),
             world.host_of(shared[0])
         ))));
@@ -185,34 +148,4 @@ fn sharers(world: &World, gpu: &cuda::Gpu, nccl: bool) -> Result<usize> {
         );
     }
     Ok(ranks.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_go_round_the_gpus_they_see() {
-        let of = |count| (0..4).map(|rank| ordinal(None, rank, count).unwrap()).collect::<Vec<_>>();
-        assert_eq!((of(4), of(2), of(1)), (vec![0, 1, 2, 3], vec![0, 1, 0, 1], vec![0; 4]));
-        assert_eq!(ordinal(Some(1), 0, 2), Ok(1));
-        let error = ordinal(Some(2), 0, 2).unwrap_err();
-        assert_eq!(error.message, "--device cuda:2: there are 2 GPUs, 0 to 1");
-        assert_eq!(error.exit_code(), 2);
-    }
-
-    #[test]
-    fn a_precision_that_the_gpu_has_not_is_refused_with_what_it_takes() {
-        let gpu = |major| cuda::Gpu {
-            index: 0,
-            name: "P100".into(),
-            compute_capability: (major, 0),
-            memory_bytes: 1,
-            identity: "0".into(),
-        };
-        assert!(precision(Precision::F32, &gpu(6)).is_ok());
-        assert!(precision(Precision::Bf16, &gpu(8)).is_ok());
-        let error = precision(Precision::Tf32, &gpu(6)).unwrap_err();
-        assert!(error.message.contains("sm_80 or newer, and P100 is sm_60"), "{error}");
-    }
 }

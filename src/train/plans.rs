@@ -92,11 +92,10 @@ impl Plans {
         let owners = if self.extent.sharers > 1 { Owners::Node } else { Owners::Everyone };
         let manner = manner(world, config, owners);
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
-        // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
-        let passes = 3 + 2 * config.optimizer.rule.states();
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let seconds = |transfer: &Transfer| averaging.seconds(transfer.cuts.range().len(), shared);
-        let update = |bytes: usize| (passes * bytes) as f64 * averaging.per_byte();
+        let rule = &config.optimizer.rule;
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));
         let rehearsal = plan::rehearse(&scripts, &facts, &Prices { transfer: &seconds, update: &update })?;
         let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
@@ -181,9 +180,8 @@ impl Plans {
 
     /// The update of all parameters, in the same form.
     fn update_as_json(&self, config: &Config) -> String {
-        let bytes = self.training.sizes.parameters;
-        let read = vec![bytes; 2 + config.optimizer.rule.states()];
-        let written = vec![bytes; 1 + config.optimizer.rule.states()];
+        let passes = config.optimizer.rule.passes();
+        let [read, written] = passes.map(|count| vec![self.training.sizes.parameters; count]);
         let update = serde_json::json!({
             "layer": "", "op": "update", "pass": "update", "flop": 0, "read": read, "written": written,
         });
@@ -193,12 +191,11 @@ impl Plans {
     /// What the machine's rates allow, where they are given.
     fn roofline(&self, config: &Config) -> String {
         let Some(rates) = config.roofline else { return String::new() };
-        // An update reads parameter and gradient and writes the parameter, and reads and writes each state.
-        let passes = 3 + 2 * config.optimizer.rule.states();
-        let (step, products) = self.training.roofline(passes * self.training.sizes.parameters, rates);
+        let moved = config.optimizer.rule.bytes_moved(self.training.sizes.parameters);
+        let (step, products) = self.training.roofline(moved, rates);
         format!(
-            "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in products), \
-             {:.1} images/s\n",
+            "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in \
+             products), {:.1} images/s\n",
             rates.0 / 1e12,
             rates.1 / 1e9,
             1e3 * step,
@@ -313,7 +310,7 @@ pub fn computing(config: &Config, device: &dyn Device) -> String {
     format!("{}, {}", device.describe(), config.precision)
 }
 
-/// The same for the opening lines, with what tf32, which nobody need have asked for, is.
+/// The same for the opening lines. tf32 is the default of newer GPUs, so what it does is said too.
 pub fn opening(config: &Config, device: &dyn Device) -> String {
     let rounded = match config.precision {
         Precision::Tf32 => {

@@ -21,6 +21,7 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use dltrain::collective::tuning::Tuning;
 use dltrain::collective::{Collective, Gather, Operation, Route, segment, select, wait};
 use dltrain::comm::{Barrier, Family, Library, Mesh, NodeShared, Region, World};
@@ -524,16 +525,7 @@ fn in_group(world: &World, group: &World) {
         all
     };
     let sum = |index: usize| (0..size).map(|rank| value(rank, index)).sum::<f32>();
-    for kind in [
-        AllreduceKind::Auto,
-        AllreduceKind::RING,
-        AllreduceKind::HALVING_DOUBLING,
-        AllreduceKind::RECURSIVE_DOUBLING,
-        AllreduceKind::TORUS,
-        AllreduceKind::HIERARCHICAL,
-        AllreduceKind::Shm,
-        AllreduceKind::MPI,
-    ] {
+    for &kind in AllreduceKind::value_variants().iter().filter(|kind| !kind.is_between_gpus()) {
         if kind == AllreduceKind::Shm && nodes > 1 || kind == AllreduceKind::HIERARCHICAL && !group.is_even()
         {
             continue;

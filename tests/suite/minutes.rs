@@ -34,8 +34,10 @@ fn bundle(directory: &Path) {
         fs::write(&path, format!("#!/bin/bash\n{body}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/gpu-minutes");
-    fs::copy(script, directory.join("ten-minutes")).unwrap();
+    for (script, name) in [("gpu-minutes", "ten-minutes"), ("gpu-check", "check")] {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci").join(script);
+        fs::copy(script, directory.join(name)).unwrap();
+    }
 }
 
 fn run(directory: &Path, call: &str, minutes: &str) -> Output {

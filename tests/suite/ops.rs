@@ -293,7 +293,7 @@ fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
 
-/// Every test here but those of the CPU alone, with the GPU in its place: in a process that finds the doubles of CUDA's
+/// Every test here but those of `on_the_cpu_alone`, with the GPU in its place: in a process that finds the doubles of CUDA's
 /// libraries, or with DLTRAIN_TEST_ON=card the machine's own.
 #[test]
 fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
@@ -308,8 +308,7 @@ fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
     {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--test-threads", "2"])
-            .args(CPU_ONLY.iter().flat_map(|name| ["--skip", name]))
+            .args(["--test-threads", "2", "--skip", "ops::on_the_cpu_alone::"])
             .arg(tests)
             .env("DLTRAIN_TEST_DEVICE", "cuda")
             .env("DLTRAIN_CUDNN_FUSION", fusion)
@@ -327,15 +326,6 @@ fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
         );
     }
 }
-
-/// What is about oneDNN's layouts, words and threads.
-const CPU_ONLY: [&str; 5] = [
-    "concatenations_of_whole_blocks_keep_their_layout",
-    "a_label_that_is_no_class_is_an_error",
-    "the_words_of_a_layout_tell_unlike_layouts_apart",
-    "a_geometry_that_cannot_be_is_an_error_not_a_crash",
-    "moments_do_not_depend_on_threads_and_survive_a_large_mean",
-];
 
 fn numbers() -> impl Strategy<Value = Numbers> {
     prop_oneof![Just(Numbers::Integers), Just(Numbers::Reals)]
@@ -1067,29 +1057,6 @@ fn synchronised_batch_norm_is_what_it_is_defined_to_be_in_any_layout() {
     });
 }
 
-/// Large enough for many pieces. The mean is a thousand deviations from zero: in f32 the squares of x would lose all of
-/// the variance's digits but one. A piece adds up at most 2¹⁴ numbers; its mean is rounded, and so is that of all.
-#[test]
-fn moments_do_not_depend_on_threads_and_survive_a_large_mean() {
-    let cpus: Vec<Cpu> = [1, 2, 3].map(|threads| Cpu::new(threads).unwrap()).into();
-    for (c, plain) in [(20, true), (20, false), (64, false)] {
-        let mut x = random(&[5, c, 70, 70], Numbers::Reals, 1);
-        x.values.iter_mut().for_each(|v| *v += 1000.0);
-        let pair = [spec(&[2, c])];
-        let run = |cpu: &Cpu| {
-            let there = if plain { upload(cpu, &x) } else { in_chosen_layout(cpu, &x) };
-            download(cpu, &apply(cpu, &Op::BatchNormMoments, &[&there], &pair, None).1[0])
-        };
-        let found: Vec<Vec<f32>> = cpus.iter().map(run).collect();
-        assert!(found.iter().all(|other| *other == found[0]), "threads change the moments");
-        let (_, expected) = through(&Reference, &Op::BatchNormMoments, &[&x], &pair, None);
-        for (channel, (a, b)) in found[0].iter().zip(&expected[0]).enumerate() {
-            let bound = if channel < c { 2.5 * U } else { 16_384.0 * U } * f64::from(*b);
-            assert!((f64::from(*a) - f64::from(*b)).abs() <= bound, "{c} channels: {a} and {b}");
-        }
-    }
-}
-
 /// Parts of a concatenation: their channels, and whether each lies as a library's convolution left it.
 fn parts() -> impl Strategy<Value = Vec<(usize, bool)>> {
     let channels = prop_oneof![3 => Just(16usize), 2 => Just(32), 1 => Just(48), 1 => 1usize..=20];
@@ -1152,24 +1119,6 @@ fn pixels_become_the_images_that_they_are_defined_to_be() {
                 assert_eq!(download(device, &found[0]), expected[0], "{}", kernel.implementation());
             }
         }
-    }
-}
-
-/// What makes a network of concatenations run without reorders: whole blocks stay blocked, forward and backward.
-#[test]
-fn concatenations_of_whole_blocks_keep_their_layout() {
-    let cpu = Cpu::new(1).unwrap();
-    let parts = [16, 32].map(|c| in_chosen_layout(&cpu, &random(&[2, c, 5, 5], Numbers::Reals, c as u32)));
-    let y = [2, 48, 5, 5];
-    let (forward, made) = apply(&cpu, &Op::Concat, &[&parts[0], &parts[1]], &[spec(&y)], None);
-    for (wanted, part) in forward.inputs().iter().zip(&parts) {
-        assert_eq!(*wanted, part.layout);
-    }
-    for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
-        let op = Op::Slice { from };
-        let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
-        assert_eq!(kernel.inputs()[0], made[0].layout);
-        assert_eq!(gradient[0].layout, part.layout);
     }
 }
 
@@ -1544,24 +1493,6 @@ fn the_loss_is_what_it_is_defined_to_be() {
     });
 }
 
-#[test]
-fn a_label_that_is_no_class_is_an_error() {
-    let cpu = Cpu::new(1).unwrap();
-    let logits = upload(&cpu, &random(&[2, 3], Numbers::Reals, 1));
-    let labels = Host { spec: Spec { shape: Shape(vec![2]), dtype: DType::I32 }, values: vec![0.0, 3.0] };
-    let labels = upload(&cpu, &labels);
-    let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
-    let outputs = [spec(&[2]), spec(&[2])];
-    let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 };
-    let request =
-        KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
-    let kernel = cpu.compile(&request).unwrap();
-    let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
-    let mut step = kernel.bind(&[logits.memory, labels.memory], &out, &cpu.allocate(0).unwrap()).unwrap();
-    let error = step.run(&SCALARS).unwrap_err();
-    assert!(error.message.contains("label 3") && error.message.contains("3 classes"), "{error}");
-}
-
 /// conv → max pool → ReLU → linear and all the way back, in the library's own layouts, with reorders only where a
 /// kernel asks for one. On integers, so that every tensor on the way must be exact.
 #[test]
@@ -1684,68 +1615,7 @@ fn clipping_and_averaging_are_the_references_bit_for_bit() {
     }
 }
 
-// ---- what a layout's text promises ----
-
-#[test]
-fn the_words_of_a_layout_tell_unlike_layouts_apart() {
-    let cpu = Cpu::new(1).unwrap();
-    let text = |extents: &[usize]| cpu.plain(&spec(extents)).text().to_string();
-    assert_eq!(text(&[2, 3, 4, 5]), "f32 2x3x4x5 abcd");
-    assert_eq!(text(&[7]), "f32 7 a");
-    assert_ne!(text(&[6, 4]), text(&[4, 6]));
-    let labels = Spec { shape: Shape(vec![7]), dtype: DType::I32 };
-    assert_eq!(cpu.plain(&labels).text(), "s32 7 a");
-}
-
 // ---- bad requests ----
-
-#[test]
-fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
-    let cpu = Cpu::new(1).unwrap();
-    let fails = |op: Op, inputs: &[&[usize]], output: &[usize], words: &str| {
-        let inputs: Vec<_> = inputs.iter().map(|e| (spec(e), Some(cpu.plain(&spec(e))))).collect();
-        let outputs = [spec(output)];
-        let request =
-            KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
-        let error = cpu.compile(&request).err().unwrap_or_else(|| panic!("{} was accepted", op.name()));
-        assert!(error.message.contains(words), "{error}");
-    };
-    let conv = Conv2d { bias: false, ..Conv2d::square(5) };
-    let weights = &[8, 3, 5, 5][..];
-    fails(Op::Conv2d(conv), &[&[1, 3, 4, 4], weights], &[1, 8, 1, 1], "does not fit its input of 4×4");
-    fails(Op::Conv2d(conv), &[&[1, 3, 9, 9], weights], &[1, 8, 9, 9], "should be 5×5");
-    fails(Op::Conv2d(conv), &[&[1, 4, 9, 9], weights], &[1, 8, 5, 5], "cannot take");
-    fails(Op::Conv2d(conv), &[&[1, 3, 9], weights], &[1, 8, 5, 5], "an image is needed");
-    fails(Op::Conv2d(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
-    let split = Conv2d { groups: 2, ..conv };
-    fails(Op::Conv2d(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
-    let still = Conv2d { stride: [0, 1], ..conv };
-    fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
-    fails(Op::Conv2dBackwardData(conv), &[&[1, 8, 5, 5], weights], &[1, 3, 9, 9], "forward op");
-    let pool = Pool2d::square(3);
-    fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
-    fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
-    fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
-    fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
-    fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
-    fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
-    fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
-    fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
-    fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
-    let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };
-    let inputs = [(labels, None)];
-    let op = Op::BatchNormMoments;
-    let request =
-        KernelRequest { op: &op, inputs: &inputs, outputs: &[spec(&[2, 2])], forward: None, training: true };
-    assert!(cpu.compile(&request).err().unwrap().message.contains("not f32 or bf16"));
-    fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
-    fails(
-        Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
-        &[&[4, 10], &[4]],
-        &[4],
-        "1 outputs where there should be 2",
-    );
-}
 
 #[test]
 fn memory_too_small_for_a_tensor_is_refused() {
@@ -1765,4 +1635,133 @@ fn memory_too_small_for_a_tensor_is_refused() {
     let nothing = device.allocate(kernel.workspace()).unwrap();
     let error = kernel.bind(&[enough], &[less], &nothing).err().unwrap();
     assert!(error.message.contains("383 bytes"), "{error}");
+}
+
+/// What is about oneDNN's layouts, words and threads.
+mod on_the_cpu_alone {
+    use super::*;
+
+    /// What makes a network of concatenations run without reorders: whole blocks stay blocked, forward and backward.
+    #[test]
+    fn concatenations_of_whole_blocks_keep_their_layout() {
+        let cpu = Cpu::new(1).unwrap();
+        let parts =
+            [16, 32].map(|c| in_chosen_layout(&cpu, &random(&[2, c, 5, 5], Numbers::Reals, c as u32)));
+        let y = [2, 48, 5, 5];
+        let (forward, made) = apply(&cpu, &Op::Concat, &[&parts[0], &parts[1]], &[spec(&y)], None);
+        for (wanted, part) in forward.inputs().iter().zip(&parts) {
+            assert_eq!(*wanted, part.layout);
+        }
+        for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
+            let op = Op::Slice { from };
+            let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
+            assert_eq!(kernel.inputs()[0], made[0].layout);
+            assert_eq!(gradient[0].layout, part.layout);
+        }
+    }
+
+    #[test]
+    fn a_label_that_is_no_class_is_an_error() {
+        let cpu = Cpu::new(1).unwrap();
+        let logits = upload(&cpu, &random(&[2, 3], Numbers::Reals, 1));
+        let labels = Host { spec: Spec { shape: Shape(vec![2]), dtype: DType::I32 }, values: vec![0.0, 3.0] };
+        let labels = upload(&cpu, &labels);
+        let inputs = [&logits, &labels].map(|t| (t.spec.clone(), Some(t.layout.clone())));
+        let outputs = [spec(&[2]), spec(&[2])];
+        let op = Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 };
+        let request =
+            KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+        let kernel = cpu.compile(&request).unwrap();
+        let out = [cpu.allocate(8).unwrap(), cpu.allocate(8).unwrap()];
+        let mut step = kernel.bind(&[logits.memory, labels.memory], &out, &cpu.allocate(0).unwrap()).unwrap();
+        let error = step.run(&SCALARS).unwrap_err();
+        assert!(error.message.contains("label 3") && error.message.contains("3 classes"), "{error}");
+    }
+
+    #[test]
+    fn the_words_of_a_layout_tell_unlike_layouts_apart() {
+        let cpu = Cpu::new(1).unwrap();
+        let text = |extents: &[usize]| cpu.plain(&spec(extents)).text().to_string();
+        assert_eq!(text(&[2, 3, 4, 5]), "f32 2x3x4x5 abcd");
+        assert_eq!(text(&[7]), "f32 7 a");
+        assert_ne!(text(&[6, 4]), text(&[4, 6]));
+        let labels = Spec { shape: Shape(vec![7]), dtype: DType::I32 };
+        assert_eq!(cpu.plain(&labels).text(), "s32 7 a");
+    }
+
+    #[test]
+    fn a_geometry_that_cannot_be_is_an_error_not_a_crash() {
+        let cpu = Cpu::new(1).unwrap();
+        let fails = |op: Op, inputs: &[&[usize]], output: &[usize], words: &str| {
+            let inputs: Vec<_> = inputs.iter().map(|e| (spec(e), Some(cpu.plain(&spec(e))))).collect();
+            let outputs = [spec(output)];
+            let request =
+                KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+            let error = cpu.compile(&request).err().unwrap_or_else(|| panic!("{} was accepted", op.name()));
+            assert!(error.message.contains(words), "{error}");
+        };
+        let conv = Conv2d { bias: false, ..Conv2d::square(5) };
+        let weights = &[8, 3, 5, 5][..];
+        fails(Op::Conv2d(conv), &[&[1, 3, 4, 4], weights], &[1, 8, 1, 1], "does not fit its input of 4×4");
+        fails(Op::Conv2d(conv), &[&[1, 3, 9, 9], weights], &[1, 8, 9, 9], "should be 5×5");
+        fails(Op::Conv2d(conv), &[&[1, 4, 9, 9], weights], &[1, 8, 5, 5], "cannot take");
+        fails(Op::Conv2d(conv), &[&[1, 3, 9], weights], &[1, 8, 5, 5], "an image is needed");
+        fails(Op::Conv2d(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
+        let split = Conv2d { groups: 2, ..conv };
+        fails(Op::Conv2d(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
+        let still = Conv2d { stride: [0, 1], ..conv };
+        fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
+        fails(Op::Conv2dBackwardData(conv), &[&[1, 8, 5, 5], weights], &[1, 3, 9, 9], "forward op");
+        let pool = Pool2d::square(3);
+        fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
+        fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
+        fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
+        fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
+        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
+        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
+        fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
+        fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
+        fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
+        let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };
+        let inputs = [(labels, None)];
+        let op = Op::BatchNormMoments;
+        let request = KernelRequest {
+            op: &op,
+            inputs: &inputs,
+            outputs: &[spec(&[2, 2])],
+            forward: None,
+            training: true,
+        };
+        assert!(cpu.compile(&request).err().unwrap().message.contains("not f32 or bf16"));
+        fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
+        fails(
+            Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
+            &[&[4, 10], &[4]],
+            &[4],
+            "1 outputs where there should be 2",
+        );
+    }
+
+    /// Large enough for many pieces. The mean is a thousand deviations from zero: in f32 the squares of x would lose all of
+    /// the variance's digits but one. A piece adds up at most 2¹⁴ numbers; its mean is rounded, and so is that of all.
+    #[test]
+    fn moments_do_not_depend_on_threads_and_survive_a_large_mean() {
+        let cpus: Vec<Cpu> = [1, 2, 3].map(|threads| Cpu::new(threads).unwrap()).into();
+        for (c, plain) in [(20, true), (20, false), (64, false)] {
+            let mut x = random(&[5, c, 70, 70], Numbers::Reals, 1);
+            x.values.iter_mut().for_each(|v| *v += 1000.0);
+            let pair = [spec(&[2, c])];
+            let run = |cpu: &Cpu| {
+                let there = if plain { upload(cpu, &x) } else { in_chosen_layout(cpu, &x) };
+                download(cpu, &apply(cpu, &Op::BatchNormMoments, &[&there], &pair, None).1[0])
+            };
+            let found: Vec<Vec<f32>> = cpus.iter().map(run).collect();
+            assert!(found.iter().all(|other| *other == found[0]), "threads change the moments");
+            let (_, expected) = through(&Reference, &Op::BatchNormMoments, &[&x], &pair, None);
+            for (channel, (a, b)) in found[0].iter().zip(&expected[0]).enumerate() {
+                let bound = if channel < c { 2.5 * U } else { 16_384.0 * U } * f64::from(*b);
+                assert!((f64::from(*a) - f64::from(*b)).abs() <= bound, "{c} channels: {a} and {b}");
+            }
+        }
+    }
 }

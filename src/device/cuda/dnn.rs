@@ -398,15 +398,8 @@ pub fn rates(gpu: &Rc<Gpu>, real: Real) -> Result<(f64, f64)> {
     let matrix = |memory| Matrix { memory, real, rows: SIDE, columns: SIDE, transposed: false };
     let (from, to) = (random(COPIED)?, random(COPIED)?);
     let best = |run: &dyn Fn() -> Result<()>| -> Result<f64> {
-        let mut least = f64::INFINITY;
-        for _ in 0..4 {
-            let begun = gpu.stream.record_time()?;
-            (0..REPEATS).try_for_each(|_| run())?;
-            let done = gpu.stream.record_time()?;
-            gpu.stream.synchronize()?;
-            least = least.min(done.seconds_since(&begun)? / f64::from(REPEATS));
-        }
-        Ok(least)
+        let times = (0..4).map(|_| time(gpu, None, run)).collect::<Result<Vec<_>>>()?;
+        Ok(times.into_iter().min().unwrap_or_default().as_secs_f64())
     };
     let product = best(&|| gpu.blas.multiply(&matrix(&a), &matrix(&b), &matrix(&c)))?;
     let copy = best(&|| gpu.stream.copy(&from, &to, COPIED))?;

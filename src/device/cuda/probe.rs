@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 
 use super::library::cuda;
 use super::sys::{CUDA_ERROR_NO_DEVICE, Failed, Outcome};
+use crate::config::Precision;
+use crate::error::{self, Error};
 
 /// A GPU that CUDA lets this process see.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +22,33 @@ pub struct Gpu {
     pub identity: String,
 }
 
+/// The least compute capability that multiplies tf32 and bf16.
+const TENSOR_CORES: i32 = 8;
+
+impl Gpu {
+    /// What it computes in where no precision is asked for.
+    pub fn default_precision(&self) -> Precision {
+        if self.serves(Precision::Tf32).is_ok() { Precision::Tf32 } else { Precision::F32 }
+    }
+
+    /// # Errors
+    /// A precision that it has not, with the GPUs that have it.
+    pub fn serves(&self, precision: Precision) -> error::Result<()> {
+        let (major, minor) = self.compute_capability;
+        let needed = match precision {
+            Precision::Tf32 | Precision::Bf16 => TENSOR_CORES,
+            Precision::Auto | Precision::F32 | Precision::F16 => 6,
+        };
+        match major >= needed {
+            true => Ok(()),
+            false => Err(Error::environment(format!(
+                "--precision {precision} needs a GPU of sm_{needed}0 or newer, and {} is sm_{major}{minor}",
+                self.name
+            ))),
+        }
+    }
+}
+
 /// The driver and its GPUs; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
@@ -27,6 +56,27 @@ pub struct Driver {
     pub cuda_version: (i32, i32),
     /// The GPUs that the driver shows, after CUDA_VISIBLE_DEVICES.
     pub gpus: Vec<Gpu>,
+}
+
+impl Driver {
+    /// The GPU of this number, or where none is given that of a rank's place on its node. A rank that sees one was
+    /// given it, by Slurm or by CUDA_VISIBLE_DEVICES.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn gpu(&self, number: Option<usize>, local_rank: usize) -> error::Result<&Gpu> {
+        let count = self.gpus.len();
+        let number = number.unwrap_or(local_rank % count);
+        self.gpus.get(number).ok_or_else(|| {
+            Error::usage(format!(
+                "--device cuda:{number}: there {}",
+                match count {
+                    1 => "is one GPU, number 0".into(),
+                    _ => format!("are {count} GPUs, 0 to {}", count - 1),
+                }
+            ))
+        })
+    }
 }
 
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -95,5 +145,45 @@ fn visible_devices() -> String {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(value) => format!(" (CUDA_VISIBLE_DEVICES is \"{value}\")"),
         Err(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn driver(count: usize, major: i32) -> Driver {
+        let gpu = |index| Gpu {
+            index,
+            name: "P100".into(),
+            compute_capability: (major, 0),
+            memory_bytes: 1,
+            identity: index.to_string(),
+        };
+        Driver { cuda_version: (13, 0), gpus: (0..count).map(gpu).collect() }
+    }
+
+    #[test]
+    fn ranks_go_round_the_gpus_they_see() {
+        let of = |count| {
+            let driver = driver(count, 9);
+            (0..4).map(|rank| driver.gpu(None, rank).unwrap().index).collect::<Vec<_>>()
+        };
+        assert_eq!((of(4), of(2), of(1)), (vec![0, 1, 2, 3], vec![0, 1, 0, 1], vec![0; 4]));
+        let driver = driver(2, 9);
+        assert_eq!(driver.gpu(Some(1), 0).unwrap().index, 1);
+        let error = driver.gpu(Some(2), 0).unwrap_err();
+        assert_eq!(error.message, "--device cuda:2: there are 2 GPUs, 0 to 1");
+        assert_eq!(error.exit_code(), 2);
+    }
+
+    #[test]
+    fn a_precision_that_the_gpu_has_not_is_refused_with_what_it_takes() {
+        let gpu = |major| driver(1, major).gpus.remove(0);
+        assert!(gpu(6).serves(Precision::F32).is_ok());
+        assert!(gpu(8).serves(Precision::Bf16).is_ok());
+        let error = gpu(6).serves(Precision::Tf32).unwrap_err();
+        assert!(error.message.contains("sm_80 or newer, and P100 is sm_60"), "{error}");
+        assert_eq!([6, 8].map(|major| gpu(major).default_precision()), [Precision::F32, Precision::Tf32]);
     }
 }

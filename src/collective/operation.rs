@@ -71,7 +71,7 @@ impl Operation {
         self.messages().iter().map(|(route, ..)| *route).chain(near).collect()
     }
 
-    /// Whether a way through memory that a node shares can be gone.
+    /// Whether this route goes through memory that a node's ranks share, and they can take it here.
     fn is_near(self, route: Route, world: &World, region: &Region) -> bool {
         let here = match route {
             Route::Shm => world.nodes() == 1,

@@ -1,11 +1,17 @@
-//! Tells the program which MPI compiler it was built with, compiles its one C file, and the GPU's kernels where a CUDA
-//! toolkit is there; without one the GPU's driver compiles them. The revision is not told here: see `revision/`.
+//! Tells the program which MPI compiler it was built with, compiles its one C file, deflates the GPU's kernels, and
+//! assembles them where a CUDA toolkit is there; without one the GPU's driver does. The revision is not told here: see
+//! `revision/`.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
 fn main() {
     compile_constants();
+    deflate_kernels();
     assemble_kernels();
     let mpicc = std::env::var("MPICC").ok().filter(|name| !name.is_empty());
     println!("cargo:rustc-env=DLTRAIN_MPICC={}", mpicc.as_deref().unwrap_or("mpicc"));
@@ -29,6 +35,20 @@ fn compile_constants() {
         build.compiler(mpicc);
     }
     build.compile("dltrain_comm");
+}
+
+/// Writes kernels/*.ptx to OUT_DIR, compressed.
+fn deflate_kernels() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    for name in ["dltrain.ptx", "dltrain.sm_80.ptx"] {
+        let source = format!("kernels/{name}");
+        println!("cargo:rerun-if-changed={source}");
+        let text = std::fs::read(&source).unwrap_or_else(|e| panic!("{source}: {e}"));
+        let mut deflated = GzEncoder::new(Vec::new(), Compression::best());
+        let deflated = deflated.write_all(&text).and_then(|()| deflated.finish()).expect("memory takes it");
+        let file = out.join(format!("{name}.gz"));
+        std::fs::write(&file, deflated).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    }
 }
 
 /// GPUs for which the kernels are assembled ahead: each serves those of its generation.

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
 use super::augment;
 use super::mix::Mix;
@@ -314,20 +315,32 @@ pub fn shorter_side(picture: Picture, size: usize) -> Result<Picture> {
 pub(super) fn resize(
     resizer: &mut Resizer,
     source: &Picture,
+    part: Rectangle,
+    target: &mut Picture,
+) -> std::result::Result<(), String> {
+    match source.channels {
+        1 => resize_pixels::<U8>(resizer, source, part, target),
+        _ => resize_pixels::<U8x3>(resizer, source, part, target),
+    }
+}
+
+/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program.
+fn resize_pixels<P: PixelTrait>(
+    resizer: &mut Resizer,
+    source: &Picture,
     [left, top, width, height]: Rectangle,
     target: &mut Picture,
 ) -> std::result::Result<(), String> {
-    let kind = if source.channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
-    let from = ImageRef::new(source.width as u32, source.height as u32, &source.pixels, kind);
+    let from = TypedImageRef::<P>::from_buffer(source.width as u32, source.height as u32, &source.pixels);
     let from = from.map_err(|error| error.to_string())?;
     let (to_width, to_height) = (target.width as u32, target.height as u32);
-    let to = Image::from_slice_u8(to_width, to_height, &mut target.pixels, kind);
+    let to = TypedImage::<P>::from_buffer(to_width, to_height, &mut target.pixels);
     let mut to = to.map_err(|error| error.to_string())?;
     let options = ResizeOptions::new()
         .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
         .crop(left, top, width, height)
         .use_alpha(false);
-    resizer.resize(&from, &mut to, &options).map_err(|error| error.to_string())
+    resizer.resize_typed(&from, &mut to, &options).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

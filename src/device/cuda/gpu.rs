@@ -3,7 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::io::Read;
 use std::rc::Rc;
+
+use flate2::read::GzDecoder;
 
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
@@ -15,14 +18,24 @@ use crate::device::update::adam_corrections;
 use crate::device::{Memory, Scalars};
 use crate::error::{Error, Result};
 
-/// Our kernels for GPUs from a compute capability on, the newest first; the driver compiles them for the one that is
-/// there, and keeps what it made.
-const PTX: [((i32, i32), &str); 2] = [
-    ((8, 0), concat!(include_str!("../../../kernels/dltrain.sm_80.ptx"), "\0")),
-    ((0, 0), concat!(include_str!("../../../kernels/dltrain.ptx"), "\0")),
+/// Our kernels for GPUs from a compute capability on, the newest first, deflated by build.rs to a sixth; the driver
+/// compiles them for the one that is there, and keeps what it made.
+const PTX: [((i32, i32), &[u8]); 2] = [
+    ((8, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.sm_80.ptx.gz"))),
+    ((0, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.ptx.gz"))),
 ];
 /// The same, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
 const FATBIN: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
+
+/// The PTX for a GPU, closed by a zero.
+fn ptx_for(capability: (i32, i32)) -> Result<Vec<u8>> {
+    let (_, deflated) = PTX[PTX.iter().position(|(from, _)| *from <= capability).unwrap_or(PTX.len() - 1)];
+    let mut text = Vec::new();
+    let inflated = GzDecoder::new(deflated).read_to_end(&mut text);
+    inflated.map_err(|e| Error::internal(format!("the kernels do not inflate: {e}")))?;
+    text.push(0);
+    Ok(text)
+}
 
 /// The driver reads words.
 #[repr(align(16))]
@@ -85,13 +98,11 @@ impl Gpu {
             let probe = &cuda().map_err(Error::environment)?.probe;
             probe.cuDeviceGetAttribute(&mut multiprocessors, MULTIPROCESSORS, context.device)?;
         }
-        let (_, ptx) =
-            PTX[PTX.iter().position(|(from, _)| *from <= gpu.compute_capability).unwrap_or(PTX.len() - 1)];
         let assembled = (!FATBIN.is_empty()).then(|| Module::load(&context, FATBIN));
         // The GPU may be another one than those.
         let module = assembled
             .and_then(Result::ok)
-            .map_or_else(|| Module::load(&context, ptx.as_bytes()), Ok)
+            .map_or_else(|| Module::load(&context, &ptx_for(gpu.compute_capability)?), Ok)
             .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
         let found = &context.libraries.found;
         let tuned = Tuned::of(&format!("{}, {}", gpu.name, found.versions()));

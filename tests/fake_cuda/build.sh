@@ -8,7 +8,7 @@ to=$1
 mkdir -p "$to"
 # No contraction into fused multiply-adds, as on the GPU; halves are read as words, too; a misaligned wide access, which a GPU refuses,
 # ends the process.
-flags=(-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -Wall -Wno-unknown-pragmas -Wno-unused-function -Wno-sign-compare
+flags=(-std=c++17 -O3 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -Wall -Wno-unknown-pragmas -Wno-unused-function -Wno-sign-compare
     -fsanitize=alignment -fsanitize-undefined-trap-on-error)
 
 # build NAME SOURCE...: one library; it finds the driver's double beside itself.

@@ -176,7 +176,7 @@ struct Operands {
     }
 };
 
-// Calls f(index in x, in w, in y) for the multiplications of a group's first input channel; the others follow in x and in w.
+// Calls f(index in x, in w, in y) for the multiplications of a group's first input and output channels; the others follow.
 template <class F> void each_first_product(const Operands &all, F f) {
     const Tensor &x = all.x, &w = all.w, &y = all.y;
     const Convolution &how = all.how;
@@ -192,9 +192,9 @@ template <class F> void each_first_product(const Operands &all, F f) {
                         // A convolution proper turns the kernel, a correlation, as networks have it, does not.
                         const int wy = how.correlation ? ky : w.h() - 1 - ky;
                         const int wx = how.correlation ? kx : w.w() - 1 - kx;
-                        for (int o = 0; o < w.n(); ++o)
-                            f(x.index(s, o / per_group * w.c(), row, column), w.index(o, 0, wy, wx),
-                              y.index(s, o, i, j));
+                        for (int group = 0; group < all.groups(); ++group)
+                            f(x.index(s, group * w.c(), row, column), w.index(group * per_group, 0, wy, wx),
+                              y.index(s, group * per_group, i, j));
                     }
 }
 
@@ -318,10 +318,30 @@ template <class F> void each_element(const Tensor &of, F f) {
                 for (int w = 0; w < of.w(); ++w) f(n, c, h, w);
 }
 
-inline std::vector<float> read(const Tensor &tensor, const void *memory) {
-    std::vector<float> values(tensor.count());
+inline std::vector<double> read(const Tensor &tensor, const void *memory) {
+    std::vector<double> values(tensor.count());
     for (size_t k = 0; k < values.size(); ++k) values[k] = numbers::get(memory, tensor.type, k);
     return values;
+}
+
+// Adds to each of some numbers the product of a factor and another number: these lie `step` apart, those `stride`.
+__attribute__((no_sanitize("alignment"))) inline void add_products(double *__restrict to, int64_t step, double factor,
+                                                                   const double *__restrict of, int64_t stride,
+                                                                   int count) {
+    if (step == 1 && stride == 1) {
+        for (int i = 0; i < count; ++i) to[i] += factor * of[i];
+    } else {
+        for (int i = 0; i < count; ++i) to[i * step] += factor * of[i * stride];
+    }
+}
+
+// The same weights with output channels side by side, as `w` then says.
+inline std::vector<double> by_output(Tensor &w, const std::vector<double> &values) {
+    const Tensor was = w;
+    w.distance[0] = 1, w.distance[1] = w.n(), w.distance[3] = w.distance[1] * w.c(), w.distance[2] = w.distance[3] * w.w();
+    std::vector<double> turned(w.count());
+    each_element(w, [&](int n, int c, int y, int x) { turned[w.index(n, c, y, x)] = values[was.index(n, c, y, x)]; });
+    return turned;
 }
 
 // With the addresses of tensors, by their numbers.
@@ -333,27 +353,29 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
         if (!here) return fake_fault("a cuDNN convolution");
     }
     const auto values = [&](const Tensor &tensor) { return read(tensor, memory[tensor.number]); };
-    const Operands &all = it.convolution;
-    const Tensor &raw = all.result(), &result = it.result;
-    const std::vector<float> left = values(all.left()), right = values(all.right());
-    std::vector<double> products(raw.count());
-    const int64_t along_x = all.x.distance[1], along_w = all.w.distance[1];
-    const int channels = all.w.c();
+    Operands all = it.convolution;
+    const Tensor raw = all.result(), &result = it.result;
+    const std::vector<double> left = values(all.left());
+    std::vector<double> right = values(all.right()), products(raw.count());
+    if (all.kind == FORWARD) right = by_output(all.w, right);
+    const int64_t *const x_apart = all.x.distance, *const w_apart = all.w.distance, *const y_apart = all.y.distance;
+    const int inputs = all.w.c(), outputs = all.w.n() / all.groups();
     each_first_product(all, [&](size_t x, size_t w, size_t y) {
         if (all.kind == FORWARD) {
-            double sum = products[y];
-            for (int c = 0; c < channels; ++c) sum += double(left[x + c * along_x]) * right[w + c * along_w];
-            products[y] = sum;
-        } else if (all.kind == DATA) {
-            const double factor = left[y];
-            for (int c = 0; c < channels; ++c) products[x + c * along_x] += factor * right[w + c * along_w];
-        } else {
-            const double factor = left[y];
-            for (int c = 0; c < channels; ++c) products[w + c * along_w] += factor * right[x + c * along_x];
+            for (int c = 0; c < inputs; ++c)
+                add_products(&products[y], y_apart[1], left[x + c * x_apart[1]], &right[w + c * w_apart[1]], 1, outputs);
+            return;
+        }
+        for (int o = 0; o < outputs; ++o) {
+            const double factor = left[y + o * y_apart[1]];
+            if (all.kind == DATA)
+                add_products(&products[x], x_apart[1], factor, &right[w + o * w_apart[0]], w_apart[1], inputs);
+            else
+                add_products(&products[w + o * w_apart[0]], w_apart[1], factor, &right[x], x_apart[1], inputs);
         }
     });
-    const std::vector<float> bias = it.bias ? values(*it.bias) : std::vector<float>();
-    const std::vector<float> gate = it.gate ? values(*it.gate) : std::vector<float>();
+    const std::vector<double> bias = it.bias ? values(*it.bias) : std::vector<double>();
+    const std::vector<double> gate = it.gate ? values(*it.gate) : std::vector<double>();
     void *to = memory[result.number];
     std::vector<double> sum(result.c()), squares(result.c());
     each_element(result, [&](int n, int c, int h, int w) {

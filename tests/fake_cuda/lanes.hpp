@@ -1,6 +1,6 @@
-// Runs CUDA kernels on the host: one block at a time, each of its threads a lane with a stack of its own. A lane runs until it
-// ends or reaches a barrier; when all have reached it they go on. Lanes run in ascending or in descending order: what depends on
-// the order, because a barrier is missing, shows in one of them.
+// Runs CUDA kernels on the host: one block at a time, each of its threads a lane. A lane runs until it ends or reaches a
+// barrier, where it keeps its stack; when all have reached it they go on. Lanes run in ascending or in descending
+// order: what depends on the order, because a barrier is missing, shows in one of them.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -26,11 +26,9 @@ struct dim3 {
 
 namespace lanes {
 
-enum class State { Ready, AtBarrier, Ended };
-
 #if defined(__x86_64__)
-// Stores the registers that a call must keep and the stack, and takes up those of another. (swapcontext would also ask the system
-// for the signal mask, at a hundred times the price.)
+// Stores the registers that a call must keep and the stack, and takes up those of another. (swapcontext would also ask
+// the system for the signal mask, at a hundred times the price.)
 extern "C" void lanes_switch(void **from, void *to);
 __asm__(R"(
 .text
@@ -88,39 +86,63 @@ constexpr size_t STACK = 64 << 10;
 struct Lane {
     Context context;
     dim3 index;
-    State state;
 };
 
 // The block that runs now.
 struct Block {
     std::vector<Lane *> lanes;
+    // Those that lanes of this block hold come first.
     std::vector<char *> stacks;
+    size_t held = 0;
     Context scheduler;
-    size_t current = 0;
+    // Whose turn it is in this round, in which every lane goes from one barrier to the next; the first starts them.
+    Lane *running = nullptr;
+    size_t threads = 0, turn = 0, ended = 0;
+    bool first = true, descending = false;
     dim3 index, shape, grid;
     const char *kernel = "";
     void (*invoke)(void **) = nullptr;
     void **arguments = nullptr;
+
+    bool is_last() const { return turn + 1 == threads; }
+    void take_turn(size_t number) {
+        turn = number;
+        running = lanes[descending ? threads - 1 - turn : turn];
+    }
+    void start();
 };
 
-inline Block &block() {
-    static Block it;
-    return it;
+// Each library has its own: kernels find it without asking the loader.
+inline Block the_block __attribute__((visibility("hidden")));
+inline Block &block() { return the_block; }
+inline Lane &lane() { return *block().running; }
+
+// Lets the others run, and comes back in the next round.
+inline void leave() {
+    Block &now = block();
+    Context &own = now.running->context;
+    if (now.is_last()) {
+        own.go(now.scheduler);
+    } else {
+        now.take_turn(now.turn + 1);
+        if (now.first) now.start();
+        own.go(now.running->context);
+    }
 }
 
-inline Lane &lane() { return *block().lanes[block().current]; }
-
-inline void leave(State state) {
-    Lane &own = lane();
-    own.state = state;
-    own.context.go(block().scheduler);
-}
-
+// A lane, and on the same stack, which is still in the cache, the next ones until one stops at a barrier.
 inline void entry() {
-    block().invoke(block().arguments);
-    leave(State::Ended);
+    Block &now = block();
+    for (;; now.take_turn(now.turn + 1)) {
+        now.invoke(now.arguments);
+        ++now.ended;
+        if (!now.first || now.is_last()) break;
+    }
+    leave();
     abort();
 }
+
+inline void Block::start() { running->context.prepare(stacks[held++], STACK, entry); }
 
 [[noreturn]] inline void complain(const char *what) {
     const Block &now = block();
@@ -129,28 +151,14 @@ inline void entry() {
     abort();
 }
 
-inline void run_block(size_t threads, bool descending) {
+inline void run_block() {
     Block &now = block();
-    for (size_t i = 0; i < threads; ++i) {
-        Lane &own = *now.lanes[i];
-        own.index = {unsigned(i % now.shape.x), unsigned(i / now.shape.x % now.shape.y),
-                     unsigned(i / now.shape.x / now.shape.y)};
-        own.state = State::Ready;
-    }
-    // A lane that ends without a barrier leaves its stack, still in the cache, to the next one.
-    size_t held = 0;
-    for (bool first = true;; first = false) {
-        size_t ended = 0;
-        for (size_t i = 0; i < threads; ++i) {
-            now.current = descending ? threads - 1 - i : i;
-            Lane &own = lane();
-            if (first) own.context.prepare(now.stacks[held], STACK, entry);
-            now.scheduler.go(own.context);
-            ended += own.state == State::Ended;
-            if (first && own.state == State::AtBarrier) ++held;
-        }
-        if (ended == threads) return;
-        if (ended > 0) complain("some threads wait at a barrier and others have ended");
+    now.held = now.ended = 0;
+    for (now.first = true; now.ended < now.threads; now.first = false) {
+        if (now.ended > 0) complain("some threads wait at a barrier and others have ended");
+        now.take_turn(0);
+        if (now.first) now.start();
+        now.scheduler.go(now.running->context);
     }
 }
 
@@ -165,16 +173,19 @@ inline void launch(const char *kernel, void (*invoke)(void **), dim3 grid, dim3 
     now.grid = grid;
     now.shape = shape;
     now.arguments = arguments;
-    const size_t threads = size_t(shape.x) * shape.y * shape.z;
-    while (now.lanes.size() < threads) {
+    now.descending = descending;
+    now.threads = size_t(shape.x) * shape.y * shape.z;
+    while (now.lanes.size() < now.threads) {
         now.lanes.push_back(new Lane);
         now.stacks.push_back(new char[STACK]);
     }
+    for (size_t i = 0; i < now.threads; ++i)
+        now.lanes[i]->index = {unsigned(i % shape.x), unsigned(i / shape.x % shape.y), unsigned(i / shape.x / shape.y)};
     for (unsigned z = 0; z < grid.z; ++z)
         for (unsigned y = 0; y < grid.y; ++y)
             for (unsigned x = 0; x < grid.x; ++x) {
                 now.index = {x, y, z};
-                run_block(threads, descending);
+                run_block();
             }
 }
 
@@ -230,7 +241,7 @@ struct Register {
 #define blockDim (lanes::block().shape)
 #define gridDim (lanes::block().grid)
 
-inline void __syncthreads() { lanes::leave(lanes::State::AtBarrier); }
+inline void __syncthreads() { lanes::leave(); }
 inline void __trap() { lanes::complain("it is not made for such a launch"); }
 
 template <class T> inline T atomicAdd(T *at, T value) {

@@ -21,17 +21,18 @@ use crate::support::job;
 
 use std::path::Path;
 
-use gpu_job::{DIGITS, Results, all_but, close, each_failing, refused, with_cuda};
+use gpu_job::{DIGITS, Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{finish, series};
 
 #[test]
 fn a_gpu_trains_what_the_cpu_trains() {
     let mut results = Results::new();
-    let digits = format!("--data {DIGITS} --batch 8 --steps 6 --optimizer sgd --lr 0.01");
+    let run = "--batch 8 --steps 6 --optimizer sgd --lr 0.01";
+    let shapes = format!("--data {SHAPES} {run}");
     for flags in [
-        format!("--model mnist_small {digits}"),
-        format!("--model mnist_net {digits} --clip-norm 0.5 --ema 0.9"),
-        format!("--model mnist_small {digits} --accumulation 2 --optimizer adamw --lr 0.001"),
+        format!("--model mnist_small --data {DIGITS} {run}"),
+        format!("--model mnist_net {shapes} --clip-norm 0.5 --ema 0.9"),
+        format!("--model mnist_small {shapes} --accumulation 2 --optimizer adamw --lr 0.001"),
         "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001".into(),
         "--model googlenet --image-size 32 --classes 10 --batch 2 --steps 1 --optimizer sgd --lr 0.001"
             .into(),
@@ -49,7 +50,7 @@ fn a_gpu_trains_what_the_cpu_trains() {
 fn half_precision_scales_its_loss_and_skips_what_overflows() {
     let mut results = Results::new();
     let flags =
-        format!("--model mnist_small --data {DIGITS} --batch 4 --optimizer sgd --lr 0.01 --precision f16");
+        format!("--model mnist_small --data {SHAPES} --batch 4 --optimizer sgd --lr 0.01 --precision f16");
     let reference = results.losses(1, &format!("{flags} --steps 2 --device reference"));
     let (gpu, done) = results.train_with(1, &format!("{flags} --steps 2 --device cuda"), &[]);
     gpu.iter().zip(&reference).for_each(|(a, b)| assert!((a - b).abs() < 0.01, "{gpu:?} and {reference:?}"));
@@ -174,7 +175,7 @@ fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
 #[test]
 fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
     let mut results = Results::new();
-    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --steps 5 --optimizer sgd --lr 0.01");
+    let flags = format!("--model mnist_small --data {SHAPES} --batch 8 --steps 5 --optimizer sgd --lr 0.01");
     let mixed = format!("{flags} --augment mixup=0.4,cutmix");
     close(
         &results.losses(1, &format!("{mixed} --device cuda")),
@@ -215,7 +216,7 @@ fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
 fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
     let mut results = Results::new();
     let flags = format!(
-        "--model mnist_small --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --device cuda --fusion-threshold-mb 0.1"
+        "--model mnist_small --data {SHAPES} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --device cuda --fusion-threshold-mb 0.1"
     );
     let on_the_host = ("DLTRAIN_CUDA_CODING", "0");
     for (scheme, ranks, more) in [
@@ -291,7 +292,7 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
 fn ranks_that_share_a_gpu_train_as_one_and_repeat_their_bits() {
     let mut results = Results::new();
     let flags = format!(
-        "--model mnist_net --data {DIGITS} --steps 5 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1"
+        "--model mnist_net --data {SHAPES} --steps 5 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1"
     );
     let whole = results.losses(1, &format!("{flags} --batch 16 --device cuda"));
     for ranks in [2, 4] {
@@ -314,7 +315,7 @@ fn ranks_that_share_a_gpu_train_as_one_and_repeat_their_bits() {
 #[test]
 fn a_run_goes_on_where_it_stopped_also_on_another_device() {
     let mut results = Results::new();
-    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --optimizer adam --lr 0.001");
+    let flags = format!("--model mnist_small --data {SHAPES} --batch 8 --optimizer adam --lr 0.001");
     let whole = results.losses(1, &format!("{flags} --device cuda --steps 6"));
     let cpu = results.losses(1, &format!("{flags} --device cpu --steps 6"));
     for (first, second, expected) in
@@ -343,7 +344,7 @@ fn a_run_goes_on_where_it_stopped_also_on_another_device() {
 #[test]
 fn without_a_flag_a_gpu_rounds_products_and_says_so() {
     let mut results = Results::new();
-    let flags = format!("--model mnist_small --data {DIGITS} --batch 8 --optimizer sgd --lr 0.01");
+    let flags = format!("--model mnist_small --data {SHAPES} --batch 8 --optimizer sgd --lr 0.01");
     let rounded = "tf32 (products rounded to 10 bits; --precision f32 rounds none";
     for (more, variables, used) in [
         ("--device cuda", &[][..], "tf32"),
@@ -429,7 +430,7 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
 fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
     let mut results = Results::new();
     let flags =
-        format!("--model mnist_small --data {DIGITS} --batch 256 --epochs 1 --device cuda --tensorboard");
+        format!("--model mnist_small --data {SHAPES} --batch 16 --epochs 1 --device cuda --tensorboard");
     let events = results.directory.path().join("events");
     let (_, done) = results.train_with(2, &format!("{flags} {}", events.display()), &[]);
     for line in ["GPU busy  GPU memory  power", "     50.0%     2147 MB  123 W", "50.0% busy, 2147 MB in use"]

@@ -13,7 +13,7 @@ use crate::support::fake_cuda;
 use crate::support::gpu_job;
 use crate::support::job;
 
-use gpu_job::{DIGITS, Results, all_but, close, each_failing, refused, with_cuda};
+use gpu_job::{Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{DLTRAIN, finish};
 
 /// The host adds in the order of ranks too: the same bits, on a GPU that all share or one each, however late work is
@@ -22,7 +22,7 @@ use job::{DLTRAIN, finish};
 fn gpus_of_a_node_add_up_in_each_others_memory() {
     let mut results = Results::new();
     let flags = format!(
-        "--model mnist_net --data {DIGITS} --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 --device cuda"
+        "--model mnist_net --data {SHAPES} --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 --device cuda"
     );
     for (ranks, gpus, more) in
         [(2, "1", ""), (2, "2", " --accumulation 2 --clip-norm 0.5"), (3, "3", ""), (4, "2", "")]
@@ -136,7 +136,7 @@ fn gpus_that_add_up_by_themselves_train_the_same() {
 fn an_mpi_that_is_cuda_aware_adds_up_in_the_gpus_memory() {
     let mut results = Results::new();
     let flags = format!(
-        "--model mnist_net --data {DIGITS} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 \
+        "--model mnist_net --data {SHAPES} --batch 8 --steps 4 --optimizer sgd --lr 0.01 --fusion-threshold-mb 0.1 \
          --device cuda --allreduce mpi --verbose"
     );
     let preload = fake_cuda::libraries().join("libaware.so");

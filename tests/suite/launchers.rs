@@ -196,3 +196,19 @@ fn the_workstations_script_starts_its_ranks() {
         "{left:?}"
     );
 }
+
+/// A job that hangs fails its test with what ran, and takes its processes along.
+#[test]
+fn a_job_is_ended_at_its_limit() {
+    let job = job::start(2, &["sh", "-c", "echo a rank is here; exec sleep 4321.5"]);
+    let limit = std::time::Duration::from_secs(3);
+    let failed = std::thread::spawn(move || job::finish_within(job, limit).stdout).join().unwrap_err();
+    let said = failed.downcast_ref::<String>().expect("words");
+    assert!(said.contains("still ran after 3s"), "{said}");
+    assert!(["\"-n\" \"2\"", "a rank is here"].iter().all(|word| said.contains(word)), "{said}");
+    let [_, listed] = said.split("ELAPSED").collect::<Vec<_>>()[..] else { panic!("no table: {said}") };
+    let is_rank = |line: &&str| line.ends_with(" sleep 4321.5") && !line.contains("echo");
+    assert_eq!(listed.lines().filter(is_rank).count(), 2, "{said}");
+    let still = Command::new("pgrep").args(["-f", "^sleep 4321.5"]).output().expect("pgrep starts");
+    assert_eq!(text(&still), "");
+}

@@ -278,13 +278,17 @@ fn damaged_checkpoints_are_passed_over_and_named() {
 // ---- 3. signals and time ------------------------------------------------------------------------------
 
 /// A job under way, whose processes can be found.
-struct Running(Child);
+struct Running(Child, job::Watch);
 
 impl Running {
+    fn spawn(command: &mut Command) -> Running {
+        let (child, watch) = job::spawn(command, job::limit());
+        Running(child, watch)
+    }
+
     /// Starts it and waits until it has recorded more than so many steps.
     fn start(mut command: Command, results: &Path, steps: usize) -> Running {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = Running(command.spawn().unwrap());
+        let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
         while recorded(results) <= steps {
             assert_eq!(running.0.try_wait().unwrap(), None, "ended by itself");
             std::thread::sleep(Duration::from_millis(10));
@@ -325,6 +329,7 @@ impl Running {
     /// Waits for the end: success, standard output and error.
     fn end(self) -> (Option<i32>, String, String) {
         let output = self.0.wait_with_output().unwrap();
+        assert_eq!(self.1.ended(), None, "ended at its limit");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     }
@@ -481,8 +486,7 @@ fn survives_kills(times: usize) {
         // At least one kill a run, unless it was faster; then on to the end.
         for _ in 0..3 {
             let mut command = scratch.job(2, &words);
-            command.stdout(Stdio::null()).stderr(Stdio::null());
-            let mut running = Running(command.spawn().unwrap());
+            let mut running = Running::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
             std::thread::sleep(undisturbed.mul_f32(stream.uniform()));
             let ranks = running.ranks();
             if let Some(first) = ranks.first().filter(|_| running.0.try_wait().unwrap().is_none()) {

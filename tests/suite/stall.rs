@@ -23,6 +23,8 @@ use job::{Finished, series};
 /// A job under way.
 struct Running {
     child: Child,
+    /// Or `hear` would wait for a job that says nothing.
+    _watch: job::Watch,
     errors: BufReader<std::process::ChildStderr>,
     /// What it prints after its first steps.
     printed: Option<JoinHandle<String>>,
@@ -36,7 +38,8 @@ impl Running {
         let results = results.to_str().unwrap().to_string();
         let common = ["--batch", "4", "--threads", "1", "--warmup", "0", "--results", &results];
         let mut command = job::job(&[(ranks, &[&common[..], flags].concat())]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (mut child, _watch) = job::spawn(command, job::limit());
         let errors = BufReader::new(child.stderr.take().unwrap());
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -49,7 +52,7 @@ impl Running {
             out.read_to_string(&mut text).unwrap();
             text
         });
-        Running { child, errors, printed: Some(printed), said: String::new(), results }
+        Running { child, _watch, errors, printed: Some(printed), said: String::new(), results }
     }
 
     /// The process of a rank.

@@ -1,9 +1,13 @@
 //! Starting the real program under the real launcher, for tests.
 //!
-//! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried.
+//! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried. A job that
+//! hangs is ended at its limit, with all its processes.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const DLTRAIN: &str = env!("CARGO_BIN_EXE_dltrain");
@@ -56,15 +60,71 @@ pub struct Finished {
     pub took: Duration,
 }
 
-pub fn finish(mut command: Command) -> Finished {
+pub fn finish(command: Command) -> Finished {
+    finish_within(command, limit())
+}
+
+pub fn finish_within(mut command: Command, limit: Duration) -> Finished {
     let begun = Instant::now();
-    let Output { status, stdout, stderr } = command.output().expect("the launcher starts");
-    Finished {
-        success: status.success(),
-        stdout: String::from_utf8_lossy(&stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&stderr).into_owned(),
-        took: begun.elapsed(),
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (child, watch) = spawn(&mut command, limit);
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("the launcher ends");
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    if let Some(processes) = watch.ended() {
+        panic!("{command:?} still ran after {limit:?}, and was ended:\n{processes}\n{stdout}\n{stderr}");
     }
+    Finished { success: status.success(), stdout, stderr, took: begun.elapsed() }
+}
+
+/// How long a job may take: a third of what `.ci/test` gives to a file of tests.
+pub fn limit() -> Duration {
+    let given = std::env::var("DLTRAIN_TEST_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(given.unwrap_or(900)) / 3
+}
+
+/// Ends a job at its limit, unless this is dropped before.
+pub struct Watch {
+    stop: Sender<()>,
+    watcher: JoinHandle<Option<String>>,
+}
+
+impl Watch {
+    /// The processes of the job when it was ended; none if it ended by itself.
+    pub fn ended(self) -> Option<String> {
+        drop(self.stop);
+        self.watcher.join().expect("the watcher returns")
+    }
+}
+
+/// Starts a job that is ended at a limit.
+pub fn spawn(command: &mut Command, limit: Duration) -> (Child, Watch) {
+    /// By which the processes of a job are found, also those whose launcher is gone.
+    const MARK: &str = "DLTRAIN_TEST_JOB";
+    static JOBS: AtomicUsize = AtomicUsize::new(0);
+    let mark = format!("{}.{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
+    let child = command.env(MARK, &mark).spawn().expect("the launcher starts");
+    let (stop, stopped) = mpsc::channel();
+    let watcher = std::thread::spawn(move || match stopped.recv_timeout(limit) {
+        Err(RecvTimeoutError::Timeout) => Some(end_processes(&format!("{MARK}={mark}"))),
+        _ => None,
+    });
+    (child, Watch { stop, watcher })
+}
+
+/// Ends all processes that have this in their environment; returns what they were.
+fn end_processes(variable: &str) -> String {
+    let is_marked = |pid: &String| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let entries = std::fs::read_dir("/proc").expect("Linux has it").flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let pids: Vec<String> = names.filter(is_marked).collect();
+    let mut ps = Command::new("ps");
+    ps.args(["-ww", "-o", "pid,ppid,stat,wchan:24,etime,time,args", "-p", &pids.join(",")]);
+    let listed = ps.output().map(|output| output.stdout).unwrap_or_default();
+    let _ = Command::new("kill").arg("-KILL").args(&pids).status();
+    String::from_utf8_lossy(&listed).into_owned()
 }
 
 /// Runs a job that must succeed; returns what it printed.

@@ -425,7 +425,8 @@ static int set(void *to, size_t bytes, size_t width, unsigned value, void *handl
     if (!memory::is_device(to) || !ranges(to, bytes)) return INVALID_VALUE;
     const stream::Work work([=] {
         char *at = (char *)memory::address(to, bytes);
-        for (size_t i = 0; at && i < bytes; i += width) memcpy(at + i, &value, width);
+        if (at && width == 1) memset(at, value, bytes);
+        for (size_t i = 0; at && width > 1 && i < bytes; i += width) memcpy(at + i, &value, width);
     });
     stream::put(in, work.called("set", clock_kernel(bytes, 0), bytes));
     return poisoned;

@@ -257,7 +257,7 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     let mut results = Results::new();
     let digits = "--data synthetic:shapes:24 --batch 3 --steps 2 --accumulation 2";
     let digits = format!("--model mnist_small {digits} --optimizer sgd --lr 0.01 --device cuda");
-    let shapes = "--model resnet18 --image-size 32 --classes 10 --data synthetic:shapes:8 --batch 3 --optimizer sgd \
+    let shapes = "--model mobilenet_v2 --image-size 32 --classes 10 --data synthetic:shapes:8 --batch 3 --optimizer sgd \
                   --lr 0.001 --device cuda --epochs 1";
     let late = [("FAKE_CUDA_DELAYED", "1")];
     for (ranks, flags, variables) in [

@@ -49,6 +49,10 @@ pub fn start(ranks: usize, program: &[&str]) -> Command {
     let mut command = Command::new(&launcher[0]);
     command.args(&launcher[1..]).env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
     command.args(["-n", &ranks.to_string()]).args(program);
+    if ranks == 1 {
+        // Open MPI's launcher gives the other ranks two seconds when one fails.
+        command.env("OMPI_MCA_odls_base_sigkill_timeout", "0");
+    }
     command
 }
 

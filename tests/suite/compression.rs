@@ -6,13 +6,12 @@
 //! - a run has the memory that its plan says;
 //! - a diverging run stops as it always does; a wrong scheme is refused by name.
 
+use crate::support::digits::{DIGITS, few_tests};
 use crate::support::job;
 
 use std::path::PathBuf;
 
 use job::{refused, run, scalar, series, within_plan};
-
-const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
 /// Trains; returns the results file (in the directory, which must live on) and what was printed.
 fn train(directory: &tempfile::TempDir, ranks: usize, flags: &str) -> (PathBuf, String) {
@@ -54,7 +53,8 @@ fn every_scheme_learns_the_digits_and_says_what_it_saved() {
 fn compressed_runs_repeat_bit_for_bit_with_and_without_overlap() {
     let directory = tempfile::tempdir().unwrap();
     let flags = format!(
-        "--data {DIGITS} --model mnist_net --batch 8 --steps 12 --accumulation 2 --fusion-threshold-mb 0.01"
+        "--data {} --model mnist_net --batch 8 --steps 12 --accumulation 2 --fusion-threshold-mb 0.01",
+        few_tests()
     );
     for scheme in ["topk:0.05", "1bit", "2bit", "powersgd"] {
         let flags = format!("{flags} --compress {scheme}");

@@ -15,13 +15,14 @@
 //!
 //! Every op by itself: tests/suite/ops.rs. Sums that never come to the host: tests/gpu_sums.rs.
 
+use crate::support::digits::DIGITS;
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
 use crate::support::job;
 
 use std::path::Path;
 
-use gpu_job::{DIGITS, Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
+use gpu_job::{Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{finish, series};
 
 #[test]

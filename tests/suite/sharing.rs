@@ -4,20 +4,19 @@
 //! - any number of ranks gives the bits of one rank that adds up as many micro-batches and shares nothing
 //! - where shared memory has no room everything is private, with the same bits, and one warning says so
 
+use crate::support::digits::few_tests;
 use crate::support::job;
 
 use std::path::Path;
 
 use job::{finish, job, series};
 
-const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
-
 /// Trains in a mount namespace with a /dev/shm of `shm`, if given, and returns losses of steps and of the test set, and
 /// what was said on stderr.
 fn train(ranks: usize, flags: &str, shm: Option<&str>) -> (Vec<f64>, Vec<f64>, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run.h5");
-    let flags = format!("--data {DIGITS} --results {} {flags}", path.display());
+    let flags = format!("--data {} --results {} {flags}", few_tests(), path.display());
     let flags: Vec<&str> = flags.split_whitespace().collect();
     let mut command = job(&[(ranks, &flags)]);
     if let Some(size) = shm {

@@ -10,13 +10,12 @@
 //! - what is computed again instead of kept changes no loss;
 //! - the digits are learned; the record holds what was printed; the last line is what suites parse.
 
+use crate::support::digits::{DIGITS, few_tests};
 use crate::support::job;
 
 use std::path::PathBuf;
 
 use job::{run, scalar, series};
-
-const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
 struct Results {
     directory: tempfile::TempDir,
@@ -40,7 +39,7 @@ impl Results {
 
     /// The loss of every step of a run on the digits.
     fn losses(&mut self, ranks: usize, flags: &str) -> Vec<f64> {
-        let (path, _) = self.train(ranks, &format!("--data {DIGITS} {flags}"));
+        let (path, _) = self.train(ranks, &format!("--data {} {flags}", few_tests()));
         series(&path, "steps/loss")
     }
 }

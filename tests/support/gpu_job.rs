@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::fake_cuda;
 use super::job::{self, DLTRAIN, Finished, finish, series};
 
-pub const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 /// A run tests its network on 32 images of these. Of the digits it would be 360, which takes longer than the steps.
 pub const SHAPES: &str = "synthetic:shapes:128";
 

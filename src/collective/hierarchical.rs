@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::executor::{self, Algorithm, Executor};
 use super::schedule::Group;
 use super::slot_counters::SlotCounters;
-use super::within::{PIECE, Ticket, Within};
+use super::within::{InCommon, PIECE, Ticket, Within};
 use super::{Collective, Slot, ring};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
@@ -160,6 +160,12 @@ impl Hierarchical {
     /// What every rank owns on all of them, in the host's memory. Collective.
     pub fn allgather(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
         Hierarchical::of(Kind::Allgather, world, wire, region, Box::new(region.clone()))
+    }
+
+    /// What every rank owns on all nodes, in memory that the ranks of a node have in common: it is `region` for all of
+    /// them, and goes to each node once. Collective.
+    pub fn between_nodes(world: &World, region: &Rc<Region>) -> Result<Hierarchical> {
+        Hierarchical::of(Kind::Allgather, world, Wire::F32, region, Box::new(InCommon))
     }
 
     /// The sum, with what adds up and writes on a node. The rings find and leave sums in `region`, if there are several
@@ -351,6 +357,10 @@ impl Collective for Hierarchical {
             }
         }
         Ok(moved)
+    }
+
+    fn sent(&self) -> u64 {
+        self.rings.sent()
     }
 
     fn is_done(&self, slot: Slot) -> bool {

@@ -18,8 +18,16 @@ pub trait Link {
         rank
     }
 
-    /// The range belongs to the message until it has ended.
-    fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Self::Request>;
+    /// The range belongs to the message until it has ended: as soon as it is kept elsewhere, or where it is to be
+    /// `matched` not before the other rank receives it.
+    fn send(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+        matched: bool,
+    ) -> Result<Self::Request>;
 
     /// Receives a message of exactly that length.
     fn receive(
@@ -49,8 +57,18 @@ impl Link for Channel {
         Channel::job_rank(self, rank)
     }
 
-    fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {
-        Channel::send(self, region, range, to, tag)
+    fn send(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+        matched: bool,
+    ) -> Result<Request> {
+        match matched {
+            true => Channel::send_matched(self, region, range, to, tag),
+            false => Channel::send(self, region, range, to, tag),
+        }
     }
 
     fn receive(&self, region: &Rc<Region>, range: &Range<usize>, from: usize, tag: u16) -> Result<Request> {

@@ -48,6 +48,7 @@ mod schedule;
 mod selection;
 mod shm;
 mod slot_counters;
+mod star;
 #[cfg(test)]
 mod threads;
 mod torus;
@@ -118,6 +119,11 @@ pub trait Collective {
     /// cannot tell. For reports, so it may take a while.
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// Bytes that this rank has sent so far in messages of dltrain's own.
+    fn sent(&self) -> u64 {
+        0
     }
 
     /// Ends it in order, when nothing is in flight any more. Collective. What is dropped without this is broken off.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::executor::{Algorithm, Executor};
 use super::schedule::Group;
-use super::{Collective, Hierarchical, Shm, broadcast, ring};
+use super::{Collective, Hierarchical, Shm, broadcast, ring, star};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -41,6 +41,9 @@ pub enum Route {
     Hierarchical,
     /// In memory that the ranks of one node share.
     Shm,
+    /// Messages between each rank and the owners: rank 0, or the last ranks, which have nothing to add.
+    #[value(skip)]
+    Star,
 }
 
 impl Operation {
@@ -56,8 +59,12 @@ impl Operation {
     /// The ways by messages, the usual one first.
     fn messages(self) -> &'static [(Route, &'static str, Algorithm)] {
         match self {
-            Operation::ReduceScatter => &[(Route::Ring, "ring", ring::reduce_scatter)],
-            Operation::Allgather => &[(Route::Ring, "ring", ring::allgather)],
+            Operation::ReduceScatter => {
+                &[(Route::Ring, "ring", ring::reduce_scatter), (Route::Star, "star", star::to_owners)]
+            }
+            Operation::Allgather => {
+                &[(Route::Ring, "ring", ring::allgather), (Route::Star, "star", star::from_owners)]
+            }
             Operation::Broadcast { .. } => {
                 &[(Route::Chain, "chain", broadcast::chain), (Route::Tree, "tree", broadcast::tree)]
             }
@@ -66,9 +73,11 @@ impl Operation {
 
     /// The ways that there are with these ranks and this region.
     pub fn routes(self, world: &World, region: &Region) -> Vec<Route> {
+        // A star is for few owners, which a benchmark of equal parts has not.
+        let messages = self.messages().iter().map(|(route, ..)| *route).filter(|&route| route != Route::Star);
         let near =
             [Route::Hierarchical, Route::Shm].into_iter().filter(|&route| self.is_near(route, world, region));
-        self.messages().iter().map(|(route, ..)| *route).chain(near).collect()
+        messages.chain(near).collect()
     }
 
     /// Whether this route goes through memory that a node's ranks share, and they can take it here.
@@ -120,7 +129,8 @@ impl Operation {
                 "that takes as many ranks on every node, and room in /dev/shm; use auto".into()
             }
             _ => {
-                let mut names: Vec<&str> = self.messages().iter().map(|way| way.1).collect();
+                let messages = self.messages().iter().filter(|way| way.0 != Route::Star);
+                let mut names: Vec<&str> = messages.map(|way| way.1).collect();
                 names.extend((!matches!(self, Operation::Broadcast { .. })).then_some("hierarchical"));
                 format!("use {} or shm", names.join(", "))
             }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use super::cost::{Cost, Nodes};
 use super::executor::{self, Executor};
+use super::operation::{Operation, Route};
 use super::tuning::Tuning;
 use super::{Collective, Hierarchical, MpiAllreduce, Shm, Slot, hierarchical, schedule_of};
 use crate::comm::{Channel, Region, World};
@@ -124,14 +125,48 @@ impl Selection {
     /// The same on every rank: `Environment` when what is asked for needs a shared region and this one is not, `Usage`
     /// for what sums no memory of the host.
     pub fn build(&self, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
+        self.build_half(false, world, region)
+    }
+
+    /// The same for a reduce-scatter: where `to_owners`, a rank gets the sum of what it owns alone, made in the order in
+    /// which the allreduce makes it. An algorithm without halves sums everything for everybody.
+    ///
+    /// # Errors
+    /// As for `build`.
+    pub fn build_half(
+        &self,
+        to_owners: bool,
+        world: &World,
+        region: &Rc<Region>,
+    ) -> Result<Box<dyn Collective>> {
         world.agree(can_work_in(self.kind, region.is_shared()))?;
-        self.make(self.kind, world, region)
+        self.make(self.kind, to_owners, world, region)
+    }
+
+    /// What sums a range of so many bytes of a region, all of it. Collective.
+    ///
+    /// # Errors
+    /// As for `build`.
+    pub fn build_for(&self, bytes: usize, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
+        let kind = self.choose(bytes, region.is_shared()).kind;
+        world.agree(can_work_in(kind, region.is_shared()))?;
+        self.make(kind, false, world, region)
     }
 
     /// One that can work there. Collective.
-    fn make(&self, kind: AllreduceKind, world: &World, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
+    fn make(
+        &self,
+        kind: AllreduceKind,
+        to_owners: bool,
+        world: &World,
+        region: &Rc<Region>,
+    ) -> Result<Box<dyn Collective>> {
+        let half = |route| Operation::ReduceScatter.make(route, self.wire, world, region);
         Ok(match kind {
-            AllreduceKind::Auto => Box::new(PerRange::new(self.clone(), world, region)),
+            AllreduceKind::Auto => Box::new(PerRange::new(self.clone(), to_owners, world, region)),
+            AllreduceKind::RING if to_owners => half(Route::Ring)?,
+            AllreduceKind::Shm if to_owners => half(Route::Shm)?,
+            AllreduceKind::HIERARCHICAL if to_owners => half(Route::Hierarchical)?,
             AllreduceKind::Shm => Box::new(Shm::new(world, region)),
             AllreduceKind::Hierarchical(_) => Box::new(Hierarchical::new(world, self.wire, region)?),
             AllreduceKind::Vendor(_) => Box::new(MpiAllreduce::new(world, region)?),
@@ -162,6 +197,7 @@ fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
 /// `--allreduce auto`: an algorithm for each range. Those that no range needs are not made.
 struct PerRange {
     selection: Selection,
+    to_owners: bool,
     world: World,
     region: Rc<Region>,
     made: Vec<(AllreduceKind, Box<dyn Collective>)>,
@@ -170,9 +206,9 @@ struct PerRange {
 }
 
 impl PerRange {
-    fn new(selection: Selection, world: &World, region: &Rc<Region>) -> PerRange {
+    fn new(selection: Selection, to_owners: bool, world: &World, region: &Rc<Region>) -> PerRange {
         let (made, slots) = (Vec::new(), Vec::new());
-        PerRange { selection, world: world.clone(), region: region.clone(), made, slots }
+        PerRange { selection, to_owners, world: world.clone(), region: region.clone(), made, slots }
     }
 
     /// The algorithm of a range, made if it is the first to need it.
@@ -181,7 +217,7 @@ impl PerRange {
         if let Some(index) = self.made.iter().position(|(other, _)| *other == kind) {
             return Ok(index);
         }
-        self.made.push((kind, self.selection.make(kind, &self.world, &self.region)?));
+        self.made.push((kind, self.selection.make(kind, self.to_owners, &self.world, &self.region)?));
         Ok(self.made.len() - 1)
     }
 }
@@ -231,6 +267,10 @@ impl Collective for PerRange {
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
         let (index, slot) = self.slots[slot];
         self.made[index].1.waiting_for(slot)
+    }
+
+    fn sent(&self) -> u64 {
+        self.made.iter().map(|(_, algorithm)| algorithm.sent()).sum()
     }
 }
 

@@ -58,7 +58,15 @@ impl Link for Threads {
         self.size
     }
 
-    fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Flight> {
+    /// Every message is matched.
+    fn send(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+        _matched: bool,
+    ) -> Result<Flight> {
         let parcel = Arc::new(Parcel { words: words(region, range), taken: AtomicBool::new(false) });
         let mut mail = self.mail.lock().unwrap();
         mail.entry((self.rank, to, tag)).or_default().push_back(parcel.clone());
@@ -129,7 +137,7 @@ fn run(
             slots.iter().for_each(|&slot| collective.start(slot).unwrap());
             slots.iter().rev().for_each(|&slot| wait(&mut collective, slot).unwrap());
             results.push(words(&region, &whole));
-            sent = if results.len() == 1 { collective.bytes_sent() } else { sent };
+            sent = if results.len() == 1 { collective.sent() } else { sent };
             for guard in [0..GUARD, GUARD + length..length + 2 * GUARD] {
                 assert!(words(&region, &guard).iter().all(|&v| v == -7.5), "beyond the range");
             }

@@ -1,6 +1,6 @@
 //! Messages between ranks, straight out of and into regions.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -11,6 +11,17 @@ use super::region::Region;
 use super::request::{self, check};
 use super::world::World;
 use crate::error::Result;
+
+/// `MPI_Isend`, and what is called like it.
+type Send = unsafe extern "C" fn(
+    *const c_void,
+    c_int,
+    ffi::MPI_Datatype,
+    c_int,
+    c_int,
+    ffi::MPI_Comm,
+    *mut ffi::MPI_Request,
+) -> c_int;
 
 /// A space of messages: what is sent on one channel is never received on another.
 pub struct Channel {
@@ -67,16 +78,35 @@ impl Channel {
 
     /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent.
     pub fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {
+        self.send_by(("MPI_Isend", ffi::MPI_Isend), region, range, to, tag)
+    }
+
+    /// The same; the message ends only when it is being received, whatever room MPI has for it.
+    pub fn send_matched(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+    ) -> Result<Request> {
+        self.send_by(("MPI_Issend", ffi::MPI_Issend), region, range, to, tag)
+    }
+
+    fn send_by(
+        &self,
+        (name, send): (&'static str, Send),
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+    ) -> Result<Request> {
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which the request keeps alive.
         let raw = unsafe {
             let mut raw = ffi::RSMPI_REQUEST_NULL;
             let (float, communicator) = (ffi::RSMPI_FLOAT, self.communicator.raw());
             let (to, tag) = (to as c_int, c_int::from(tag));
-            check(
-                "MPI_Isend",
-                ffi::MPI_Isend(address.cast(), count, float, to, tag, communicator, &mut raw),
-            )?;
+            check(name, send(address.cast(), count, float, to, tag, communicator, &mut raw))?;
             raw
         };
         Ok(Request { raw, region: Some(region.clone()) })

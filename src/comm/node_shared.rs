@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use super::region::{accept, room};
+use super::region::{Region, accept, room};
 use super::window::{Counters, Window};
 use super::world::World;
 use crate::error::Result;
@@ -40,6 +40,12 @@ impl NodeShared {
     /// Whether this rank's node has room for it.
     pub fn fits(bytes: usize) -> bool {
         room(bytes).is_ok()
+    }
+
+    /// The same memory, for messages to come to and leave.
+    pub fn region(self: &Rc<Self>) -> Rc<Region> {
+        // SAFETY: the memory is there as long as the window, which the region keeps.
+        unsafe { Region::foreign(self.address, self.bytes, self.clone()) }
     }
 
     /// Where it begins in this process.

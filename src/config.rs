@@ -9,6 +9,7 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
+mod strategy;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -21,6 +22,7 @@ pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
+pub use strategy::Strategy;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -306,6 +308,8 @@ pub struct Config {
     pub loss_scale: Option<LossScale>,
     /// `None`: cores of the node divided by its ranks.
     pub threads: Option<usize>,
+    /// Who updates parameters.
+    pub strategy: Strategy,
     /// How gradients are reduced over ranks.
     pub allreduce: AllreduceKind,
     /// Whether MPI is given the GPU's memory.
@@ -369,6 +373,7 @@ impl Config {
             accumulation: 1,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
+            strategy: Strategy::Allreduce,
             allreduce: AllreduceKind::RING,
             wire: Wire::F32,
             compress: None,

@@ -11,12 +11,12 @@ use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
 use crate::comm::{Region, World};
-use crate::config::{AllreduceKind, Wire};
+use crate::config::{AllreduceKind, Rule, Wire};
 use crate::device::reference::Reference;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fusion::{Fusion, adaptive};
+use crate::fusion::{Carriers, Fusion, adaptive};
 use crate::model;
-use crate::plan::{self, Options, Plan, TAIL};
+use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL};
 use crate::record::{self, Progress};
 
 #[derive(Debug, Clone, clap::Args)]
@@ -90,6 +90,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
 struct Cut {
     name: &'static str,
     buckets: Vec<usize>,
+    script: Script,
     fusion: Fusion,
     wrong: usize,
     totals: Vec<f64>,
@@ -126,10 +127,14 @@ impl Replay<'_> {
     /// Makes the sums of the plan's buckets and checks them. Collective.
     fn prepare(&self, name: &'static str) -> Result<Cut> {
         let sums = self.selection.build(self.world, &self.region)?;
-        let mut fusion = self.world.agree(Fusion::new(sums, &self.plan.buckets, true))?;
-        let wrong = self.check(&mut fusion)?;
+        let manner = Manner::plain((0..self.world.size()).map(|rank| self.world.node_of(rank)).collect());
+        let (rule, rank) =
+            (Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, self.world.rank());
+        let script = self.plan.scripts(&manner, &rule, rank..rank + 1).swap_remove(0);
+        let mut fusion = self.world.agree(Fusion::new(Carriers::of_sums(sums), &script, true))?;
+        let wrong = self.check(&mut fusion, &script)?;
         let buckets = self.plan.bucket_bytes();
-        Ok(Cut { name, buckets, fusion, wrong, totals: Vec::new(), exposed: Vec::new() })
+        Ok(Cut { name, buckets, script, fusion, wrong, totals: Vec::new(), exposed: Vec::new() })
     }
 
     /// Times the cuts in turn, so that what else the machine does meets all alike, and prints a line for each.
@@ -142,7 +147,7 @@ impl Replay<'_> {
         let progress = Progress::start(self.world.into(), (iterations * cuts.len()) as u64);
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
             for cut in cuts.iter_mut() {
-                let mut seconds = self.pass(&mut cut.fusion, true)?;
+                let mut seconds = self.pass(&mut cut.fusion, &cut.script, true)?;
                 self.world.max_f64(&mut seconds)?;
                 cut.totals.push(seconds[0]);
                 cut.exposed.push(seconds[1]);
@@ -160,24 +165,32 @@ impl Replay<'_> {
     }
 
     /// One backward pass: its seconds, and those in which nothing was computed. Collective.
-    fn pass(&self, fusion: &mut Fusion, compute: bool) -> Result<[f64; 2]> {
+    fn pass(&self, fusion: &mut Fusion, script: &Script, compute: bool) -> Result<[f64; 2]> {
         self.world.barrier()?;
         let begun = Instant::now();
-        fusion.begin(begun);
-        for (index, time) in self.steps.iter().enumerate() {
-            let step = Instant::now();
-            while compute && step.elapsed() < *time {
-                std::hint::spin_loop();
+        fusion.begin(&Reference, begun);
+        for action in &script.actions {
+            match action {
+                Action::Run { steps, .. } => {
+                    for step in steps.clone().filter(|&step| step >= self.plan.forward_steps) {
+                        let (begun, time) = (Instant::now(), self.steps[step - self.plan.forward_steps]);
+                        while compute && begun.elapsed() < time {
+                            std::hint::spin_loop();
+                        }
+                        fusion.advance(&Reference)?;
+                    }
+                }
+                Action::Start(id) => fusion.start(*id, &Reference)?,
+                Action::Wait(id) => fusion.wait(*id, &Reference)?,
+                _ => {}
             }
-            fusion.after_step(self.plan.forward_steps + index, &Reference)?;
         }
-        fusion.finish(&Reference, Vec::new, |_| Ok(()))?;
         let exposed = fusion.times().iter().map(|time| time.exposed).sum();
         Ok([begun.elapsed().as_secs_f64(), exposed])
     }
 
     /// Elements of all ranks that are not the sum of all. Leaves zeros, which stay zeros. Collective.
-    fn check(&self, fusion: &mut Fusion) -> Result<usize> {
+    fn check(&self, fusion: &mut Fusion, script: &Script) -> Result<usize> {
         /// Integers so small that their sums are exact, in halves too while ranks are few.
         fn value(rank: usize, index: usize) -> f32 {
             ((index.wrapping_mul(2_654_435_761) >> 7) % 4 + rank % 2) as f32
@@ -187,7 +200,7 @@ impl Replay<'_> {
         let mut buffer = vec![0.0; count];
         buffer.iter_mut().enumerate().for_each(|(index, to)| *to = value(rank, index));
         self.region.write(0, &buffer);
-        self.pass(fusion, false)?;
+        self.pass(fusion, script, false)?;
         self.region.read(0, &mut buffer);
         let sum = |index| (0..ranks).map(|rank| value(rank, index)).sum::<f32>();
         let wrong = buffer.iter().enumerate().filter(|(index, got)| **got != sum(*index)).count();

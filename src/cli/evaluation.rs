@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 21] = [
+const OF_TRAINING: [&str; 23] = [
     "accumulation",
     "allreduce",
     "augment",
@@ -25,9 +25,11 @@ const OF_TRAINING: [&str; 21] = [
     "roofline",
     "script",
     "steps",
+    "sync",
     "sync-bn",
     "warmup",
     "wire",
+    "zero",
 ];
 
 /// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Strategy, SyncBatchNorm, Wire,
+    most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -122,6 +123,14 @@ pub struct Args {
     /// Threads a rank [default: cores of the node divided by its ranks].
     #[arg(long, value_name = "N", help_heading = "Machine")]
     threads: Option<usize>,
+    /// ZeRO: 1 shares the optimizer's state and the updates among all ranks, over nodes too.
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1),
+          help_heading = "Machine")]
+    zero: u8,
+    /// Who updates the parameters: every rank what it has an allreduce of (allreduce), rank 0 for all (root), or the
+    /// last K ranks, which do nothing else (server[:K], a synchronous parameter server).
+    #[arg(long, value_name = "HOW", default_value = "allreduce", help_heading = "Machine")]
+    sync: Strategy,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -218,6 +227,42 @@ impl Args {
         ])
     }
 
+    /// Who updates what, where that goes with the other flags.
+    fn strategy(&self) -> Result<Strategy> {
+        let strategy = match (self.zero, self.sync) {
+            (0, sync) => sync,
+            (_, Strategy::Allreduce) => Strategy::Zero1,
+            (stage, sync) => {
+                return Err(Error::usage(format!(
+                    "--zero {stage} and {sync}: both say who updates what; leave one out"
+                )));
+            }
+        };
+        let refuse = |flag: String, why: &str| {
+            Err(Error::usage(format!("{flag} and {strategy}: {why}; leave one out")))
+        };
+        match strategy {
+            Strategy::Allreduce => Ok(strategy),
+            _ if self.compress.is_some() => refuse(
+                "--compress".into(),
+                "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
+                 updates",
+            ),
+            _ if self.tensorboard_histograms.is_some() => {
+                refuse("--tensorboard-histograms".into(), "no rank has the sums of all gradients")
+            }
+            _ if self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI => refuse(
+                format!("--allreduce {}", self.allreduce.name()),
+                "gradients go to those who update through the host's memory by dltrain's own messages",
+            ),
+            _ if strategy.is_central() && self.allreduce != AllreduceKind::Auto => refuse(
+                format!("--allreduce {}", self.allreduce.name()),
+                "gradients are added up by those who update, in the order of ranks as by shm",
+            ),
+            _ => Ok(strategy),
+        }
+    }
+
     fn checked(self) -> Result<Config> {
         within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
@@ -235,6 +280,7 @@ impl Args {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
+        let strategy = self.strategy()?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -249,6 +295,7 @@ impl Args {
                 self.allreduce.name()
             )));
         }
+
         let loss_scale = self.loss_scale.validate(self.precision)?;
         if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
             return Err(Error::usage(format!(
@@ -286,6 +333,7 @@ impl Args {
             precision: self.precision,
             loss_scale,
             threads: self.threads,
+            strategy,
             allreduce: self.allreduce,
             cuda_aware: self.cuda_aware,
             wire: self.wire,

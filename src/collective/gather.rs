@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::comm::{Channel, Region, Request, World};
+use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
 use crate::error::{Error, Result};
 
 /// Gathers within groups of consecutive ranks. One is under way at a time; all ranks of a group start the same ones in
@@ -108,6 +108,23 @@ impl Gather {
     /// Whether the numbers of all ranks are there.
     pub fn is_done(&self) -> bool {
         self.held == self.group.size
+    }
+
+    /// Waits for the numbers of all ranks; `what` says in a report what they are. `meanwhile` may move something else
+    /// along and says whether it did.
+    pub fn wait(
+        &mut self,
+        what: impl Fn() -> String,
+        mut meanwhile: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let mut wait = Wait::new();
+        while !self.is_done() {
+            match self.poll()? || meanwhile()? {
+                true => wait.moved(),
+                false => wait.idle(|| Awaited { what: what(), peers: self.waiting_for() })?,
+            }
+        }
+        Ok(())
     }
 
     /// The rank whose numbers are missing, by its number in the job.

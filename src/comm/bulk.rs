@@ -23,6 +23,15 @@ impl World {
         Ok(())
     }
 
+    /// One rank's numbers to rank 0, both of which call it; where that is rank 0 they are there.
+    pub fn to_first_f32(&self, from: usize, numbers: &mut [f32]) -> Result<()> {
+        match self.rank() {
+            _ if from == 0 => Ok(()),
+            0 => self.control().receive(numbers, from),
+            _ => self.control().send(numbers, 0),
+        }
+    }
+
     /// The reverse of `gather_f32`: to every rank its row of what rank 0 has.
     pub fn scatter_f32(&self, all: Option<&[f32]>, own: &mut [f32]) -> Result<()> {
         let Some(all) = all else { return self.control().receive(own, 0) };

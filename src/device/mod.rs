@@ -26,7 +26,7 @@ use crate::graph::{Op, OpFusions, Spec};
 pub use codec::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Piece};
 pub use layout::Layout;
 pub use memory::Memory;
-pub use update::{Rule, Span};
+pub use update::{Rule, Span, Squares, clip_factor};
 pub use usage::{Metered, Usage};
 
 /// The numbers that change from step to step. Everything else about a step is fixed when it is bound.
@@ -152,12 +152,15 @@ pub trait Device {
         state: &[Memory],
     ) -> Result<Box<dyn Step>>;
     /// Scales all gradients in this memory so that their norm is at most `max_norm`, as a step.
-    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>>;
+    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
+        let scale = self.scale(gradients, &self.allocate(4)?)?;
+        Ok(update::clip(max_norm, self.squares(std::slice::from_ref(gradients))?, scale))
+    }
+    /// The sum of the squares of all gradients in these parts, in one order whatever the threads.
+    fn squares(&self, parts: &[Memory]) -> Result<Squares>;
     /// Multiplies all gradients in this memory by `Scalars::gradient_scale`, as a step, and puts an `u32` that is not 0
     /// into `broken` where one is not finite; else `broken` stays as it is.
-    fn scale(&self, _gradients: &Memory, _broken: &Memory) -> Result<Box<dyn Step>> {
-        Err(Error::internal(format!("{} scales no loss", self.name())))
-    }
+    fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>>;
     /// `into` = `decay`·`into` + (1 − `decay`)·`from`, both `f32`, as a step; the first update takes `from` over.
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).

@@ -11,8 +11,8 @@ use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
 
 use super::memory::{bytes_of, bytes_of_mut};
-use super::update::{average, clip_factor};
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Step};
+use super::update::average;
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
@@ -72,8 +72,9 @@ impl Device for Reference {
         }))
     }
 
-    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
-        Ok(Box::new(Clip { max_norm, gradients: gradients.clone() }))
+    fn squares(&self, parts: &[Memory]) -> Result<Squares> {
+        let sums = Memory::host(size_of::<f64>())?;
+        Ok(Squares::new(Box::new(SumOfSquares { parts: parts.to_vec(), sum: sums.clone() }), sums))
     }
 
     fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
@@ -660,19 +661,16 @@ impl Step for Update {
     }
 }
 
-struct Clip {
-    max_norm: f32,
-    gradients: Memory,
+struct SumOfSquares {
+    parts: Vec<Memory>,
+    sum: Memory,
 }
 
-impl Step for Clip {
+impl Step for SumOfSquares {
     fn run(&mut self, _: &Scalars) -> Result<()> {
-        let mut gradients = read_f32(&self.gradients);
-        let sum = gradients.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
-        if let Some(factor) = clip_factor(self.max_norm, sum) {
-            gradients.iter_mut().for_each(|g| *g *= factor);
-            self.gradients.write(bytes_of(&gradients));
-        }
+        let numbers = self.parts.iter().flat_map(read_f32);
+        let sum: f64 = numbers.map(|g| f64::from(g) * f64::from(g)).sum();
+        self.sum.write(bytes_of(&[sum]));
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! The arithmetic of each optimizer on a run of elements: `config::Rule` with its numbers, which a device runs over
 //! spans. The host devices share the loops here; a CUDA kernel restates them and is tested against them.
 
-use super::Scalars;
+use super::memory::bytes_of_mut;
+use super::{Device, Memory, Scalars, Step};
 pub use crate::config::Rule;
+use crate::error::Result;
 
 /// Elements whose direction `Lamb` holds at a time.
 const BLOCK: usize = 256;
@@ -194,9 +196,58 @@ pub(super) fn sum_of_squares(numbers: &[f32]) -> f64 {
 
 /// What gradients whose squares add up to `sum` are multiplied with so that their norm is at most `max_norm`, as
 /// PyTorch's `clip_grad_norm_` has it (Pascanu, Mikolov and Bengio, 2013); `None`: they stay.
-pub(super) fn clip_factor(max_norm: f32, sum: f64) -> Option<f32> {
+pub fn clip_factor(max_norm: f32, sum: f64) -> Option<f32> {
     let factor = f64::from(max_norm) / (sum.sqrt() + 1e-6);
     (factor < 1.0).then_some(factor as f32)
+}
+
+/// A step that leaves sums of squares in memory: in `f64`, in an order of its own.
+pub struct Squares {
+    step: Box<dyn Step>,
+    sums: Memory,
+    values: Vec<f64>,
+}
+
+impl Squares {
+    /// The step writes all of `sums`.
+    pub(super) fn new(step: Box<dyn Step>, sums: Memory) -> Squares {
+        let values = vec![0.0; sums.bytes() / size_of::<f64>()];
+        Squares { step, sums, values }
+    }
+
+    /// Runs the step and waits for the sum of its sums.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn sum(&mut self, device: &dyn Device) -> Result<f64> {
+        self.step.run(&Scalars::default())?;
+        device.download(&self.sums, bytes_of_mut(&mut self.values))?;
+        Ok(self.values.iter().sum())
+    }
+}
+
+/// Clipping on a device of the host.
+struct Clip {
+    max_norm: f32,
+    squares: Squares,
+    scale: Box<dyn Step>,
+}
+
+/// Runs `scale` by the factor that the squares ask for. For devices of the host.
+pub(super) fn clip(max_norm: f32, squares: Squares, scale: Box<dyn Step>) -> Box<dyn Step> {
+    Box::new(Clip { max_norm, squares, scale })
+}
+
+impl Step for Clip {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let Squares { step, sums, values } = &mut self.squares;
+        step.run(scalars)?;
+        sums.read(bytes_of_mut(values));
+        match clip_factor(self.max_norm, values.iter().sum()) {
+            Some(gradient_scale) => self.scale.run(&Scalars { gradient_scale, ..*scalars }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// One step of an exponential moving average, as PyTorch's `swa_utils` has it: the first value is taken over.

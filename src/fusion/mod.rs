@@ -1,15 +1,19 @@
-//! Buckets in flight: the only meeting of the plan's gradients and the collectives.
+//! Transfers in flight: the only meeting of the plan's gradients and parameters and the collectives.
 //!
-//! The plan says after which step a bucket is complete. `after_step` starts it there and moves along whatever is
-//! under way, on the thread that runs the steps; so does `reach` while a device with a queue computes; `finish` waits
-//! for the rest. What is waited for there when nothing computes any more, no computation hid: that is the exposed
-//! communication. The last bucket carries the step's own numbers (`tail`). Between steps ranks also exchange the
-//! statistics of synchronised normalisations (`exchange`). Gradients may leave compressed (`compress`), or be added up
-//! by the devices (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
+//! The script says when a transfer starts and when it is waited for (`plan::Action`). Between two actions `advance`
+//! moves along whatever is under way, on the thread that runs the steps; so does `reach` while a device with a queue
+//! computes. What is waited for when nothing computes any more, no computation hid: that is the exposed communication.
+//! `line` has the transfers of one kind: sums of gradients, the new parameters of owners, and the step's own numbers
+//! (`tail`), which travel with the last bucket unless owners are apart. Between steps ranks also exchange the
+//! statistics of synchronised normalisations (`exchange`), and where owners are apart the norms of what each owns
+//! (`norms`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May
+//! use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod adaptive;
 pub mod compress;
 mod exchange;
+mod line;
+mod norms;
 mod on_device;
 mod peers;
 mod tail;
@@ -19,12 +23,15 @@ use std::time::Instant;
 
 use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
+use crate::cuts::Cuts;
 use crate::device::{Device, Event, Memory};
 use crate::error::{Error, Result};
-use crate::plan::Bucket;
+use crate::plan::{Area, Kind, Region, Script, Transfer, TransferId};
 use crate::trace::{self, BucketTime};
 
 pub use exchange::Exchanges;
+pub use line::{Line, Words};
+pub use norms::Norms;
 pub use on_device::{OnDevice, adds_up};
 pub use peers::Peers;
 pub use tail::{Tail, Values};
@@ -39,28 +46,52 @@ fn from_text(text: &str) -> Result<Vec<u8>> {
     text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().map_err(damaged)
 }
 
+/// Waits until a device comes to a point. `meanwhile` moves something else along and says whether it did.
+fn until(device: &dyn Device, event: &Event, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
+    while !device.reached(event)? {
+        if !meanwhile()? {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
 /// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a
 /// bucket, or sums one chunk: with one a step a link would rest for most of it.
 const POLLS: usize = 64;
 
-/// The buckets of a plan, and the collective that averages them.
+/// What carries out the transfers of a script.
 pub struct Fusion {
-    allreduce: Box<dyn Collective>,
-    buckets: Vec<InFlight>,
-    times: Vec<BucketTime>,
+    /// Which of the below a transfer is.
+    ways: Vec<Way>,
+    /// Sums of gradients, and what else there is of lines.
+    lines: Vec<Line>,
+    /// Which line's last transfer has the tail.
+    with_tail: usize,
+    tail: Option<Tail>,
+    /// Whether the tail of this step was found summed.
+    summed: bool,
+    norms: Option<Norms>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
     overlap: bool,
     begun: Instant,
-    at: ReduceAt,
-    tail: Option<Tail>,
-    /// Buckets whose step has run; of these the first `started` have been started.
-    complete: usize,
-    started: usize,
-    finished: usize,
-    /// The point behind the last step, where the buckets do not tell, and when the device was seen to have come to it.
+    /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
+    waited: f64,
+    /// Whether all steps are enqueued, the point behind the last one where the buckets do not tell, and when the device was
+    /// seen to have come to it.
+    enqueued: bool,
     computed: Option<Event>,
     computed_at: Option<f64>,
+}
+
+/// How a transfer is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// As number such of a line.
+    Line(usize, usize),
+    Norms,
+    Exchange(usize),
 }
 
 /// Where gradients are averaged.
@@ -73,8 +104,9 @@ pub enum ReduceAt {
     Device,
 }
 
-/// The gradients on a device with memory of its own, and the memory of the host in which they are averaged: a bucket is
+/// Numbers on a device with memory of its own, and memory of the host in which they go between ranks: a bucket is
 /// fetched when it is complete, and put back when it is averaged, both beside what the device computes.
+#[derive(Clone)]
 pub struct Staging {
     /// On the device.
     pub device: Memory,
@@ -88,52 +120,84 @@ impl Staging {
     }
 }
 
-struct InFlight {
-    after: usize,
-    slot: usize,
-    /// When the bucket is where the collective finds it: a device may still be writing, or copying.
-    written: Option<Event>,
-    /// When its sum is back on the device.
-    back: Option<Event>,
-    bytes: Range<usize>,
-    /// For the timeline.
-    begun: u64,
+/// A table in elements, of one in bytes.
+fn elements(cuts: &Cuts) -> Cuts {
+    let part = |rank: usize| cuts.part(rank).start / 4..cuts.part(rank).end / 4;
+    Cuts::new(cuts.range().start / 4..cuts.range().end / 4, (0..cuts.ranks()).map(part).collect())
+}
+
+/// What carries each kind of transfer.
+pub struct Carriers {
+    /// Sums of gradients.
+    pub sums: Line,
+    /// Where owners are apart: the step's own numbers, and new parameters.
+    pub apart: Option<[Line; 2]>,
+    /// With norms to gather.
+    pub norms: Option<Norms>,
+    /// With exchanges between the steps of the program.
+    pub exchanges: Option<Exchanges>,
+}
+
+impl Carriers {
+    /// Of sums alone, made where gradients lie.
+    pub fn of_sums(allreduce: Box<dyn Collective>) -> Carriers {
+        let words = Words { what: "bucket", operation: "allreduce" };
+        let sums = Line::new(words, allreduce, ReduceAt::InPlace);
+        Carriers { sums, apart: None, norms: None, exchanges: None }
+    }
 }
 
 impl Fusion {
-    /// Prepares a collective for every bucket. Without `overlap` all of them start in `finish`.
-    pub fn new(mut allreduce: Box<dyn Collective>, buckets: &[Bucket], overlap: bool) -> Result<Fusion> {
-        let mut flights = Vec::with_capacity(buckets.len());
-        for bucket in buckets {
-            let slot = allreduce.prepare(bucket.bytes.start / 4..bucket.bytes.end / 4)?;
-            let (after, bytes) = (bucket.after, bucket.bytes.clone());
-            flights.push(InFlight { after, slot, written: None, back: None, bytes, begun: 0 });
+    /// Prepares every transfer of a script. Without `overlap` nothing is moved along before it is waited for.
+    /// Collective.
+    pub fn new(carriers: Carriers, script: &Script, overlap: bool) -> Result<Fusion> {
+        let mut lines = vec![carriers.sums];
+        lines.extend(carriers.apart.into_iter().flatten());
+        let mut ways = Vec::new();
+        let mut exchanges = 0;
+        for transfer in script.transfers.iter() {
+            let Transfer { kind, area, cuts, axis, .. } = transfer;
+            let line = match (kind, area) {
+                (Kind::SumToOwners, _) => 0,
+                (Kind::Sum, _) if lines.len() == 1 => 0,
+                (Kind::Sum, _) => 1,
+                (Kind::FromOwners, Area::Of(Region::Parameters)) => 2,
+                (Kind::Gather, Area::Norms) => {
+                    ways.push(Way::Norms);
+                    continue;
+                }
+                (Kind::Gather, _) => {
+                    ways.push(Way::Exchange(exchanges));
+                    exchanges += 1;
+                    continue;
+                }
+                _ => return Err(Error::internal(format!("nothing carries {transfer}"))),
+            };
+            let (own, all) = (cuts.part(script.place(*axis)).clone(), cuts.range());
+            let (gives, gets) = match kind {
+                Kind::FromOwners => (own, all.clone()),
+                Kind::SumToOwners => (all.clone(), own),
+                _ => (all.clone(), all.clone()),
+            };
+            let slot = lines[line].collective().prepare_cut(&elements(cuts))?;
+            ways.push(Way::Line(line, lines[line].transfers()));
+            lines[line].push(slot, all, gives, gets);
         }
         Ok(Fusion {
-            allreduce,
-            times: vec![BucketTime::default(); flights.len()],
-            buckets: flights,
-            exchanges: None,
+            ways,
+            with_tail: usize::from(lines.len() > 1),
+            lines,
+            tail: None,
+            summed: false,
+            norms: carriers.norms,
+            exchanges: carriers.exchanges,
             overlap,
             begun: Instant::now(),
-            at: ReduceAt::InPlace,
-            tail: None,
-            complete: 0,
-            started: 0,
-            finished: 0,
+            waited: 0.0,
+            enqueued: false,
             computed: None,
             computed_at: None,
         })
-    }
-
-    /// With exchanges between the steps of the program.
-    pub fn with_exchanges(self, exchanges: Option<Exchanges>) -> Fusion {
-        Fusion { exchanges, ..self }
-    }
-
-    /// For a device with memory of its own.
-    pub fn at(self, at: ReduceAt) -> Fusion {
-        Fusion { at, ..self }
     }
 
     /// With numbers of the step at the end of the last bucket.
@@ -141,26 +205,37 @@ impl Fusion {
         Fusion { tail: Some(tail), ..self }
     }
 
-    /// Writes the tail: before the last bucket is complete.
+    /// Writes the tail: before its transfer starts.
     pub fn write_tail(&self, device: &dyn Device, values: &Values) -> Result<()> {
         self.tail.as_ref().map_or(Ok(()), |tail| tail.write(device, values))
     }
 
-    /// The sum of all ranks' tails, when all buckets are finished.
+    /// The sum of all ranks' tails, when it was waited for.
     pub fn read_tail(&mut self, device: &dyn Device) -> Result<Values> {
         self.tail.as_mut().map_or(Ok(Values::default()), |tail| tail.read(device))
     }
 
-    /// Ends what sums the buckets in order. Collective.
+    /// What this rank tells the others with the norms, before they start.
+    pub fn set_norm(&mut self, squares: f64) {
+        if let Some(norms) = &mut self.norms {
+            norms.own = squares;
+        }
+    }
+
+    /// The sum of all ranks' norms squared, in the order of ranks.
+    pub fn norms(&self) -> f64 {
+        self.norms.as_ref().map_or(0.0, Norms::sum)
+    }
+
+    /// Ends what carries the transfers in order. Collective.
     pub fn leave(mut self) -> Result<()> {
-        self.allreduce.leave()
+        self.lines.iter_mut().try_for_each(Line::leave)
     }
 
     /// What sums the buckets: "shm", or "shm and recursive-doubling" where they differ.
     pub fn algorithms(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
-        for bucket in &self.buckets {
-            let name = self.allreduce.algorithm(bucket.slot);
+        for name in self.lines[0].algorithms() {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -170,69 +245,167 @@ impl Fusion {
 
     /// The buckets' times in the last step.
     pub fn times(&self) -> &[BucketTime] {
-        &self.times
+        self.lines[0].times()
     }
 
-    /// Seconds that exchanges took in the last step.
-    pub fn exchange_seconds(&self) -> f64 {
-        self.exchanges.as_ref().map_or(0.0, |exchanges| exchanges.seconds)
+    /// Seconds of the last step in which the rank waited for others, but for the buckets.
+    pub fn waited(&self) -> f64 {
+        self.waited + self.exchanges.as_ref().map_or(0.0, |exchanges| exchanges.seconds)
     }
 
-    /// Begins a step; `begun` is its clock's zero.
-    pub fn begin(&mut self, begun: Instant) {
-        self.begun = begun;
+    /// Bytes that this rank has sent so far in messages of gradients, parameters and the step's own numbers.
+    pub fn sent(&self) -> u64 {
+        self.lines.iter().map(Line::sent).sum()
+    }
+
+    /// Begins a step; `begun` is its clock's zero. New parameters of the step before may be on their way.
+    pub fn begin(&mut self, device: &dyn Device, begun: Instant) {
+        (self.begun, self.waited, self.summed) = (begun, 0.0, false);
+        self.lines.iter_mut().take(self.with_tail + 1).for_each(Line::reset);
         if let Some(exchanges) = &mut self.exchanges {
             exchanges.seconds = 0.0;
         }
-        (self.complete, self.started, self.finished) = (0, 0, 0);
-        (self.computed, self.computed_at) = (None, None);
+        (self.enqueued, self.computed) = (false, None);
+        self.computed_at = device.is_host().then_some(0.0);
     }
 
-    /// Waits until the device comes to a point; buckets go on meanwhile. This is no wait for other ranks.
+    /// Waits until the device comes to a point; transfers go on meanwhile. This is no wait for other ranks.
     pub fn reach(&mut self, device: &dyn Device, event: &Event) -> Result<()> {
-        while !device.reached(event)? {
-            if !(self.overlap && self.progress(device)?) {
-                std::thread::yield_now();
+        until(device, event, || Ok(self.overlap && self.progress(device)?))
+    }
+
+    /// A transfer's numbers are complete, and it starts.
+    pub fn start(&mut self, id: TransferId, device: &dyn Device) -> Result<()> {
+        match self.ways[id] {
+            Way::Line(line, index) => {
+                self.lines[line].complete(index, device)?;
+                if line == 0 && self.lines[0].is_complete() {
+                    self.enqueued = true;
+                    // Else the last bucket is written at that point.
+                    self.computed = (!self.lines[0].is_in_place()).then(|| device.record()).transpose()?;
+                }
+                self.advance(device)
+            }
+            Way::Norms => self.norms.as_mut().map_or(Ok(()), Norms::start),
+            Way::Exchange(index) => {
+                self.exchanges.as_mut().map_or(Ok(()), |exchanges| exchanges.start(index, device))
+            }
+        }
+    }
+
+    /// Waits until a transfer has come. What was never started, before the first step has ended, has come.
+    pub fn wait(&mut self, id: TransferId, device: &dyn Device) -> Result<()> {
+        match self.ways[id] {
+            Way::Line(line, index) => self.wait_line(line, index, device),
+            Way::Norms => self.beside(
+                |fusion, device| match fusion.norms.take() {
+                    None => Ok(()),
+                    Some(mut norms) => {
+                        let outcome = norms.wait(|| fusion.moved_meanwhile(device));
+                        fusion.norms = Some(norms);
+                        outcome
+                    }
+                },
+                device,
+            ),
+            Way::Exchange(_) => {
+                let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
+                let outcome = exchanges.wait(device, || self.moved_meanwhile(device));
+                self.exchanges = Some(exchanges);
+                outcome
+            }
+        }
+    }
+
+    /// Whether other transfers could be moved along while one is waited for.
+    fn moved_meanwhile(&mut self, device: &dyn Device) -> Result<bool> {
+        if self.overlap { self.progress(device) } else { Ok(false) }
+    }
+
+    /// Counts what something takes as a wait for other ranks.
+    fn beside(
+        &mut self,
+        what: impl FnOnce(&mut Fusion, &dyn Device) -> Result<()>,
+        device: &dyn Device,
+    ) -> Result<()> {
+        let begun = Instant::now();
+        what(self, device)?;
+        self.waited += begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn wait_line(&mut self, line: usize, index: usize, device: &dyn Device) -> Result<()> {
+        if index >= self.lines[line].complete_so_far() {
+            return Ok(());
+        }
+        while !self.overlap && line == 0 && self.computing(device)? {
+            std::thread::yield_now();
+        }
+        let waited_from = self.begun.elapsed().as_secs_f64();
+        if !self.lines[line].is_finished(index) {
+            let begun = trace::now();
+            let awaited = |fusion: &Fusion| fusion.lines[line].awaited(index);
+            self.go_on_until(device, |fusion| fusion.lines[line].is_finished(index), awaited)?;
+            trace::record(trace::EventKind::Wait, begun, index, 0, 0);
+            let now = self.begun.elapsed().as_secs_f64();
+            let exposed = match line {
+                // While a device computes a step that is enqueued nobody waits for anybody.
+                2 => now - waited_from,
+                _ => now - self.computed_at.unwrap_or(now).max(waited_from),
+            };
+            match line {
+                0 => self.lines[0].exposed(index, exposed),
+                _ => self.waited += exposed,
+            }
+        }
+        self.lines[line].use_on(index, device)
+    }
+
+    /// Waits for other ranks by something else than a transfer: until `missing` are none. Transfers go on meanwhile.
+    pub fn wait_for(
+        &mut self,
+        device: &dyn Device,
+        what: &'static str,
+        missing: impl Fn() -> Vec<usize>,
+    ) -> Result<()> {
+        if missing().is_empty() {
+            return Ok(());
+        }
+        let awaited = |_: &Fusion| Awaited { what: what.into(), peers: missing() };
+        self.beside(|fusion, device| fusion.go_on_until(device, |_| missing().is_empty(), awaited), device)
+    }
+
+    /// Moves along what is under way until `done`.
+    fn go_on_until(
+        &mut self,
+        device: &dyn Device,
+        done: impl Fn(&Fusion) -> bool,
+        awaited: impl Fn(&Fusion) -> Awaited,
+    ) -> Result<()> {
+        let mut wait = Wait::new();
+        while !done(self) {
+            match self.progress(device)? {
+                true => wait.moved(),
+                // Others wait for this rank, if anybody waits.
+                false if self.computing(device)? => std::thread::yield_now(),
+                false => wait.idle(|| awaited(self))?,
             }
         }
         Ok(())
     }
 
-    /// To be called after each step of the plan, forward and backward: what the step gives to other ranks is given,
-    /// what the next one needs of theirs is there when this returns. Buckets go on meanwhile.
-    pub fn exchange(&mut self, step: usize, device: &dyn Device) -> Result<()> {
-        let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
-        let outcome = exchanges.after_step(step, device, || match self.overlap {
-            true => self.progress(device),
-            false => Ok(false),
-        });
-        self.exchanges = Some(exchanges);
-        outcome
+    /// Waits for everything under way: before others than steps look at parameters.
+    pub fn settle(&mut self, device: &dyn Device) -> Result<()> {
+        for line in 0..self.lines.len() {
+            (0..self.lines[line].complete_so_far())
+                .try_for_each(|index| self.wait_line(line, index, device))?;
+        }
+        Ok(())
     }
 
-    /// To be called after each step of the plan has been enqueued: starts the buckets that it completes and makes
-    /// progress on those under way.
-    pub fn after_step(&mut self, step: usize, device: &dyn Device) -> Result<()> {
-        let last = self.buckets.last().is_some_and(|bucket| bucket.after <= step);
-        let due = self.overlap || last;
-        while due && self.complete < self.buckets.len() && self.buckets[self.complete].after <= step {
-            let bucket = &mut self.buckets[self.complete];
-            bucket.written = match &self.at {
-                ReduceAt::InPlace => Some(device.record()?),
-                ReduceAt::Staged(staging) => {
-                    let [own, host] = staging.parts(&bucket.bytes);
-                    Some(device.copy_to_host_after(&own, &host, &device.record()?)?)
-                }
-                // The sum is enqueued behind.
-                ReduceAt::Device => None,
-            };
-            self.complete += 1;
-            // Else the last bucket is written at that point.
-            if self.complete == self.buckets.len() && !matches!(self.at, ReduceAt::InPlace) {
-                self.computed = Some(device.record()?);
-            }
-        }
-        if self.overlap && self.complete > 0 {
+    /// To be called between steps of the plan: makes progress on what is under way.
+    pub fn advance(&mut self, device: &dyn Device) -> Result<()> {
+        if self.overlap && self.lines.iter().any(Line::is_flying) {
             for _ in 0..POLLS {
                 if !self.progress(device)? {
                     break;
@@ -244,126 +417,32 @@ impl Fusion {
 
     /// Starts what can start and moves along what is under way, without waiting. Returns whether anything moved.
     fn progress(&mut self, device: &dyn Device) -> Result<bool> {
-        let started = self.started;
-        while self.started < self.complete {
-            let bucket = &self.buckets[self.started];
-            if let Some(event) = &bucket.written
-                && !device.reached(event)?
-            {
-                break;
-            }
-            let begun = trace::now();
-            self.allreduce.start(bucket.slot)?;
-            self.buckets[self.started].begun = begun;
-            self.times[self.started].start = self.begun.elapsed().as_secs_f64();
-            self.started += 1;
+        let mut moved = false;
+        for line in self.lines.iter_mut().filter(|line| line.is_flying()) {
+            moved |= line.progress(device, self.begun)?;
         }
-        let mut moved = self.started > started;
-        if self.finished < self.started {
-            moved |= self.allreduce.poll()?;
-        }
-        while self.finished < self.started && self.allreduce.is_done(self.buckets[self.finished].slot) {
-            let now = self.begun.elapsed().as_secs_f64();
-            let time = &mut self.times[self.finished];
-            (time.finish, time.exposed) = (now, 0.0);
-            let bucket = &self.buckets[self.finished];
-            trace::record(
-                trace::EventKind::Bucket,
-                bucket.begun,
-                self.finished,
-                bucket.slot,
-                bucket.bytes.len(),
-            );
-            self.finished += 1;
-            self.bring_back(device)?;
+        let line = &self.lines[self.with_tail];
+        if !self.summed && line.is_complete() && !line.is_flying() {
+            self.summed = true;
+            let on_device = line.is_on_device();
+            self.tail.as_mut().map_or(Ok(()), |tail| {
+                tail.summed(device, || if on_device { device.record() } else { Ok(Event(None)) })
+            })?;
         }
         Ok(moved)
     }
 
-    /// Has the sum of the bucket that was finished last copied to where the device and the host want it, beside what is
-    /// computed.
-    fn bring_back(&mut self, device: &dyn Device) -> Result<()> {
-        let bucket = &mut self.buckets[self.finished - 1];
-        if let ReduceAt::Staged(staging) = &self.at {
-            let [own, host] = staging.parts(&bucket.bytes);
-            bucket.back = Some(device.copy_to_device_async(&host, &own)?);
-        }
-        match &mut self.tail {
-            Some(tail) if self.finished == self.buckets.len() => tail.summed(device, || match &self.at {
-                ReduceAt::Device => device.record(),
-                _ => Ok(Event(None)),
-            }),
-            _ => Ok(()),
-        }
-    }
-
     /// Whether the device has yet to come to the end of the steps, all of which are enqueued.
     fn computing(&mut self, device: &dyn Device) -> Result<bool> {
-        let end = self.computed.as_ref().or_else(|| self.buckets.last()?.written.as_ref());
-        let computed = match end {
-            Some(end) if self.computed_at.is_none() => device.reached(end)?,
-            _ => true,
-        };
-        if computed && self.computed_at.is_none() {
+        if self.computed_at.is_some() || !self.enqueued {
+            return Ok(false);
+        }
+        let end = self.computed.as_ref().or_else(|| self.lines[0].last_written());
+        let computed = end.map_or(Ok(true), |end| device.reached(end))?;
+        if computed {
             self.computed_at = Some(self.begun.elapsed().as_secs_f64());
         }
         Ok(!computed)
-    }
-
-    /// What is waited for while a bucket is not done.
-    fn awaited(&self, index: usize) -> Awaited {
-        let algorithm = self.allreduce.algorithm(self.buckets[index].slot);
-        let what = format!("bucket {} of {} ({algorithm} allreduce)", index + 1, self.buckets.len());
-        let peers = if index < self.started {
-            self.allreduce.waiting_for(self.buckets[index].slot)
-        } else {
-            Vec::new()
-        };
-        Awaited { what, peers }
-    }
-
-    /// Waits for every bucket, in order, and calls `averaged` with the index of each as soon as it is done; but not
-    /// before `readers`, the other ranks that still read the parameters that it will write, are none.
-    pub fn finish(
-        &mut self,
-        device: &dyn Device,
-        readers: impl Fn() -> Vec<usize>,
-        mut averaged: impl FnMut(usize) -> Result<()>,
-    ) -> Result<()> {
-        if device.is_host() {
-            self.computed_at = Some(0.0);
-        }
-        while !self.overlap && self.computing(device)? {
-            std::thread::yield_now();
-        }
-        for index in 0..self.buckets.len() {
-            let waited_from = self.begun.elapsed().as_secs_f64();
-            if self.finished <= index || !readers().is_empty() {
-                let mut wait = Wait::new();
-                let begun = trace::now();
-                while self.finished <= index || !readers().is_empty() {
-                    match self.progress(device)? {
-                        true => wait.moved(),
-                        // Others wait for this rank, if anybody waits.
-                        false if self.computing(device)? => std::thread::yield_now(),
-                        false if self.finished <= index => wait.idle(|| self.awaited(index))?,
-                        false => wait.idle(|| Awaited {
-                            what: "the end of the backward pass".into(),
-                            peers: readers(),
-                        })?,
-                    }
-                }
-                drop(wait);
-                trace::record(trace::EventKind::Wait, begun, index, 0, 0);
-                let now = self.begun.elapsed().as_secs_f64();
-                self.times[index].exposed = now - self.computed_at.unwrap_or(now).max(waited_from);
-            }
-            if let Some(back) = self.buckets[index].back.take() {
-                device.wait_event(&back)?;
-            }
-            averaged(index)?;
-        }
-        Ok(())
     }
 }
 
@@ -375,6 +454,7 @@ mod tests {
 
     use super::*;
     use crate::device::reference::Reference;
+    use crate::plan::{self, Action, Bucket, Manner, Outline};
 
     /// Records what is asked of it; each bucket is done after two polls.
     struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>);
@@ -404,22 +484,36 @@ mod tests {
 
     fn run(overlap: bool) -> Vec<String> {
         let said = Rc::new(RefCell::new(Vec::new()));
-        let buckets = [Bucket { bytes: 0..64, after: 1 }, Bucket { bytes: 64..192, after: 3 }];
-        let mut fusion = Fusion::new(Box::new(Script(said.clone(), Vec::new())), &buckets, overlap).unwrap();
-        fusion.begin(Instant::now());
-        for step in 0..4 {
-            said.borrow_mut().push(format!("step {step}"));
-            fusion.after_step(step, &Reference).unwrap();
+        let script = script_of(&[(0..64, 1), (64..192, 3)], 4, overlap);
+        let sums = Box::new(Script(said.clone(), Vec::new()));
+        let mut fusion = Fusion::new(Carriers::of_sums(sums), &script, overlap).unwrap();
+        fusion.begin(&Reference, Instant::now());
+        for action in &script.actions {
+            match action {
+                Action::Run { steps, .. } => steps.clone().for_each(|step| {
+                    said.borrow_mut().push(format!("step {step}"));
+                    fusion.advance(&Reference).unwrap();
+                }),
+                Action::Start(id) => fusion.start(*id, &Reference).unwrap(),
+                Action::Wait(id) => fusion.wait(*id, &Reference).unwrap(),
+                Action::Update(part) => said.borrow_mut().push(format!("averaged {part}")),
+                _ => {}
+            }
         }
-        let heard = said.clone();
-        fusion
-            .finish(&Reference, Vec::new, |bucket| {
-                heard.borrow_mut().push(format!("averaged {bucket}"));
-                Ok(())
-            })
-            .unwrap();
         assert!(fusion.times().iter().all(|time| time.finish >= time.start));
         said.take()
+    }
+
+    /// What one rank does with such buckets, each complete after a step.
+    fn script_of(buckets: &[(Range<usize>, usize)], steps: usize, overlap: bool) -> plan::Script {
+        let buckets: Vec<Bucket> =
+            buckets.iter().map(|(bytes, after)| Bucket { bytes: bytes.clone(), after: *after }).collect();
+        let share = |bucket: usize, _: usize, _: usize| buckets[bucket].bytes.clone();
+        let sums = buckets.last().map_or(0, |bucket| bucket.bytes.end);
+        let (readers, exchanges) = (vec![0; buckets.len()], Vec::new());
+        let outline =
+            Outline { steps, forward: 1, buckets: &buckets, readers, exchanges, sums, share: &share };
+        plan::scripts(&Manner { overlap, ..Manner::plain(vec![0]) }, &outline, 0..1).remove(0)
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The tail of the last bucket (`plan::TAIL`): numbers of a step that travel with its gradients.
 
+use super::until;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Memory};
 use crate::error::Result;
@@ -75,12 +76,7 @@ impl Tail {
     /// When all buckets are finished.
     pub(super) fn read(&mut self, device: &dyn Device) -> Result<Values> {
         let mut values = Values::default();
-        while let Some(event) = &self.arrives
-            && !device.reached(event)?
-        {
-            std::thread::yield_now();
-        }
-        self.arrives = None;
+        self.arrives.take().map_or(Ok(()), |event| until(device, &event, || Ok(false)))?;
         match &self.way {
             Way::Host => device.download(&self.memory, bytes_of_mut(&mut values))?,
             Way::Copied(host) | Way::Staged(_, host) | Way::Alone(host) => {

@@ -58,7 +58,7 @@ pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flo
 pub use owners::Owners;
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, rehearse};
-pub use script::{Manner, Script, Transfer};
+pub use script::{Action, Area, Kind, Manner, Outline, Part, Script, Transfer, TransferId, scripts};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

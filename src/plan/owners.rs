@@ -29,6 +29,25 @@ impl Owners {
         !matches!(self, Owners::Everyone | Owners::Node)
     }
 
+    /// In words, for so many ranks on so many nodes.
+    pub fn describe(self, ranks: usize, nodes: usize) -> String {
+        let share = "share the updates and the optimizer's state";
+        match self {
+            Owners::Everyone if ranks == 1 => "one rank".into(),
+            Owners::Everyone => "data parallel; every rank updates all parameters".into(),
+            Owners::Node if nodes == 1 => format!("data parallel; the {ranks} ranks {share}, as by --zero 1"),
+            Owners::Node => format!("data parallel; the ranks of a node {share}"),
+            Owners::Data => format!("--zero 1; all {ranks} ranks {share}"),
+            Owners::Root => "--sync root; rank 0 updates for all".into(),
+            Owners::Servers(1) => format!("--sync server; rank {} updates for the others", ranks - 1),
+            Owners::Servers(servers) => format!(
+                "--sync server:{servers}; ranks {} to {} update for the others",
+                ranks - servers,
+                ranks - 1
+            ),
+        }
+    }
+
     /// Whether a rank has no graph.
     pub fn serves(self, rank: usize, ranks: usize) -> bool {
         matches!(self, Owners::Servers(servers) if rank + servers >= ranks)

@@ -97,6 +97,16 @@ pub enum Action {
         /// For which images.
         micro: usize,
     },
+    /// The forward pass is over, and its losses and hits leave the device.
+    Losses {
+        /// The micro-step's number.
+        micro: usize,
+    },
+    /// All steps have been enqueued: the batch behind this one is sent to the device.
+    Prefetch {
+        /// The number of the micro-step that has just run.
+        micro: usize,
+    },
     /// A transfer begins. Until it is waited for its range belongs to it.
     Start(TransferId),
     /// The transfer has ended.
@@ -113,8 +123,10 @@ pub enum Action {
     },
     /// Losses, hits and flags of the step are written to the tail of the sums.
     Tail,
-    /// The factor of the loss is taken out of the gradients; is one of them broken, there is no update.
+    /// The factor of the loss is taken out of the gradients.
     Unscale,
+    /// Whether any gradient was broken: then there is no update.
+    Check,
     /// The norm of what this rank owns.
     Norm,
     /// Gradients are scaled where their norm is too large.
@@ -126,7 +138,10 @@ pub enum Action {
     /// This rank tells the others of its node that it has come so far.
     Arrive,
     /// All ranks of the node have.
-    Await,
+    Await {
+        /// Whether they come with new parameters, or have read the old ones.
+        updated: bool,
+    },
 }
 
 /// Bytes of a bucket that this rank updates.
@@ -163,8 +178,10 @@ pub struct Script {
 
 /// What a script needs to know of a plan.
 pub struct Outline<'a> {
-    /// How many steps it has.
+    /// How many steps it has, and how many of them are the forward pass.
     pub steps: usize,
+    /// Of these.
+    pub forward: usize,
     /// Its buckets.
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
@@ -186,6 +203,8 @@ pub struct Manner {
     pub nodes: Vec<usize>,
     /// Who updates what.
     pub owners: Owners,
+    /// Whether the ranks of a node have parameters in common.
+    pub in_common: bool,
     /// Micro-steps of an update.
     pub micro_steps: usize,
     /// Whether gradients are clipped by their norm.
@@ -198,7 +217,31 @@ pub struct Manner {
     pub overlap: bool,
 }
 
+impl Manner {
+    /// Plain data parallelism over ranks on these nodes.
+    pub fn plain(nodes: Vec<usize>) -> Manner {
+        Manner {
+            mesh: MeshShape::of_data(nodes.len()),
+            nodes,
+            owners: Owners::Everyone,
+            in_common: false,
+            micro_steps: 1,
+            clip: false,
+            unscale: false,
+            average: false,
+            overlap: true,
+        }
+    }
+}
+
 impl Plan {
+    /// Bytes of each bucket's parameters that a rank updates.
+    pub fn owned(&self, owners: Owners, rule: &Rule, nodes: &[usize], rank: usize) -> Vec<Range<usize>> {
+        let share =
+            |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
+        (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, nodes, &share)).collect()
+    }
+
     /// The scripts of some ranks, by rank.
     pub fn scripts(&self, manner: &Manner, rule: &Rule, ranks: Range<usize>) -> Vec<Script> {
         let share =
@@ -218,6 +261,7 @@ impl Plan {
             manner,
             &Outline {
                 steps: self.steps.len(),
+                forward: self.forward_steps,
                 buckets: &self.buckets,
                 readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
                 exchanges: exchanges.map(|(index, step)| (index, rows(step))).collect(),
@@ -291,7 +335,9 @@ impl Flow {
                 sums.push(add(Kind::Sum, Area::Sums, cuts));
             }
         }
-        let tail = apart.then(|| add(Kind::Sum, Area::Sums, Cuts::even(&(gradients..end), ranks)));
+        // With the last bucket it would be the last owner's: so it is added up in the same order.
+        let tail =
+            apart.then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
         let normed = apart && (manner.clip || manner.unscale);
         let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
         // Servers have no statistics.
@@ -316,7 +362,9 @@ impl Script {
             for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
-            after.push((end - 1, vec![Action::Metrics { micro }]));
+            after.extend(outline.forward.checked_sub(1).map(|last| (last, vec![Action::Losses { micro }])));
+            // Losses are read late: a device with a queue would run dry while the host waits for them.
+            after.push((end - 1, vec![Action::Prefetch { micro }, Action::Metrics { micro }]));
             if manner.micro_steps > 1 {
                 after.push((end - 1, vec![Action::Accumulate { micro }]));
             }
@@ -372,12 +420,13 @@ impl Script {
     /// A rank without a graph: it waits for its parameters to have left, and for sums.
     fn serve(&mut self, flow: &Flow) {
         self.actions.extend(flow.parameters.iter().map(|&id| Action::Wait(id)));
+        self.actions.push(Action::Tail);
         self.actions.extend(flow.sums.iter().chain(&flow.tail).map(|&id| Action::Start(id)));
     }
 
     /// Sums come in, parts are updated, and where owners are apart new parameters leave.
     fn update(&mut self, manner: &Manner, flow: &Flow) {
-        let shared = manner.owners == Owners::Node;
+        let shared = manner.in_common;
         let late = manner.clip || manner.unscale;
         if shared {
             self.actions.push(Action::Arrive);
@@ -387,27 +436,33 @@ impl Script {
             self.actions.push(Action::Wait(sum));
             if !late {
                 // The others of the node still read what is written now.
-                self.actions.extend(std::mem::take(&mut read).then_some(Action::Await));
+                self.actions.extend(std::mem::take(&mut read).then_some(Action::Await { updated: false }));
                 self.new_parameters(index, manner, flow);
             }
         }
         if late {
-            if manner.unscale {
-                self.actions.push(Action::Unscale);
-            }
-            self.actions.push(Action::Norm);
-            if let Some(norms) = flow.norms {
-                self.actions.extend([Action::Start(norms), Action::Wait(norms)]);
-            }
-            if manner.clip {
-                self.actions.push(Action::Clip);
-            }
-            self.actions.extend(read.then_some(Action::Await));
+            self.scale(manner, flow);
+            self.actions.extend(read.then_some(Action::Await { updated: false }));
             (0..flow.sums.len()).for_each(|index| self.new_parameters(index, manner, flow));
         }
         self.actions.extend(flow.tail.map(Action::Wait));
-        if shared {
-            self.actions.extend([Action::Arrive, Action::Await]);
+        // Else new parameters are awaited.
+        if shared && !manner.owners.are_apart() {
+            self.actions.extend([Action::Arrive, Action::Await { updated: true }]);
+        }
+    }
+
+    /// What is done to gradients when all of them are there. Where owners are apart, norms go between ranks, and a
+    /// broken gradient makes a broken norm.
+    fn scale(&mut self, manner: &Manner, flow: &Flow) {
+        self.actions.extend(manner.unscale.then_some(Action::Unscale));
+        if let Some(norms) = flow.norms {
+            self.actions.extend([Action::Norm, Action::Start(norms), Action::Wait(norms)]);
+        }
+        self.actions.extend(manner.unscale.then_some(Action::Check));
+        if manner.clip {
+            self.actions.extend(flow.norms.is_none().then_some(Action::Norm));
+            self.actions.push(Action::Clip);
         }
     }
 
@@ -464,16 +519,24 @@ impl Script {
             }
             Action::Start(id) => format!("start {}", self.named(*id)),
             Action::Wait(id) => format!("wait for {}", self.named(*id)),
+            Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
+            Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
             Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
             Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),
             Action::Tail => "write losses, hits and flags to the tail".into(),
             Action::Unscale => "unscale the gradients".into(),
+            Action::Check => "check that no gradient was broken".into(),
             Action::Norm => "compute the norm of the gradients".into(),
             Action::Clip => "clip the gradients".into(),
             Action::Update(part) => format!("update {}", self.parts[*part]),
             Action::Average(part) => format!("average {}", self.parts[*part]),
             Action::Arrive => "arrive at the barrier of the node".into(),
-            Action::Await => "wait for the node's ranks at the barrier".into(),
+            Action::Await { updated: false } => {
+                "wait at the barrier for the node's ranks to have read the parameters".into()
+            }
+            Action::Await { updated: true } => {
+                "wait at the barrier for the node's ranks to have updated theirs".into()
+            }
         };
         format!("{action} ({text})")
     }

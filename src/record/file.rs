@@ -88,6 +88,11 @@ const SUMMARY_COUNTS: &Columns = &[
     ("images", "1", "images of all ranks in these steps"),
     ("sent", "B", "what a rank sent of compressed gradients in these steps, by rings; 0 without compression"),
     ("sent_uncompressed", "B", "what it would have sent without compression"),
+    (
+        "sent_a_step",
+        "B",
+        "sent in a step by the rank that sends most, of gradients and parameters; 0 where MPI, GPUs or shared memory carry them",
+    ),
     ("planned_memory", "B", "peak memory of a rank as planned, the largest of all ranks"),
     ("peak_memory", "B", "peak memory of a rank as measured (resident set), the largest of all ranks"),
 ];
@@ -212,6 +217,8 @@ impl ResultsFile {
         }
         let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
         describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
+        let owned = config.new_dataset_builder().with_data(&about.owned).create("owned_bytes")?;
+        describe(&owned, "B", "bytes of parameters that each rank updates")?;
         let (names, seconds): (Vec<_>, Vec<f64>) =
             about.choices.iter().map(|(name, seconds)| (unicode(name), *seconds)).unzip();
         let names = names.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
@@ -337,7 +344,8 @@ impl ResultsFile {
         let c = closing;
         let memory = |of: fn(&super::Memory) -> usize| c.memory.as_ref().map_or(0, of) as u64;
         let [sent, uncompressed] = c.sent;
-        let counts = [c.steps, c.images, sent, uncompressed, memory(|m| m.planned), memory(|m| m.measured)];
+        let [planned, measured] = [memory(|m| m.planned), memory(|m| m.measured)];
+        let counts = [c.steps, c.images, sent, uncompressed, c.sent_a_step, planned, measured];
         for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }

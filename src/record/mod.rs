@@ -184,6 +184,13 @@ impl Recorder {
         }
     }
 
+    /// What the rank that sends most sent in a step, in bytes.
+    pub fn sent_a_step(&mut self, bytes: u64) {
+        if let Some(writer) = &mut self.writer {
+            writer.closing.sent_a_step = bytes;
+        }
+    }
+
     /// What the run had in memory, as planned and as it came.
     pub fn memory(&mut self, memory: Memory) {
         if let Some(writer) = &mut self.writer {
@@ -395,6 +402,10 @@ pub struct Description {
     pub steps: u64,
     /// The first steps, left out of rates and totals.
     pub warmup: u64,
+    /// Ranks that compute gradients.
+    pub computing: usize,
+    /// Bytes of parameters that each rank updates.
+    pub owned: Vec<u64>,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
     pub buckets: Vec<u64>,
     /// For each of these the collective that sums it, and the seconds that it is expected to take.

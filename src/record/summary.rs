@@ -19,7 +19,7 @@ pub(super) fn closing(
     results: Option<&Path>,
 ) -> String {
     let mut rows = settings(place, about);
-    rows.extend(outcome(place, about, c, speed));
+    rows.extend(outcome(about, c, speed));
     rows.push(("software", software(about.text("mpi"))));
     rows.push(("command", about.text("command").into()));
     rows.push(("results", results.map_or(String::new(), |path| path.display().to_string())));
@@ -44,13 +44,14 @@ fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
         ("data", about.text("images").into()),
         ("device", about.device.clone()),
         ("ranks x threads", format!("{} x {}{}", place.size, about.threads, on(about.text("hosts")))),
-        ("batch", batch(place, about)),
+        ("batch", batch(about)),
         ("optimizer", optimizer(about)),
+        ("strategy", about.text("owners").into()),
         ("allreduce", allreduce),
     ]
 }
 
-fn outcome(place: RankInfo, about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
+fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
     let mut rows = match about.epochs {
         0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],
@@ -66,7 +67,7 @@ fn outcome(place: RankInfo, about: &Description, c: &Closing, speed: &Speed) -> 
     let deviation = speed
         .deviation()
         .map_or(String::new(), |sd| format!("; single steps {:.1} ± {sd:.1} (sd)", speed.mean));
-    rows.push(("images/sec", format!("{rate:.2}, a rank {:.2}{deviation}", rate / place.size as f64)));
+    rows.push(("images/sec", format!("{rate:.2}, a rank {:.2}{deviation}", rate / about.computing as f64)));
     let parts = [c.compute, c.communication, c.input].map(|seconds| c.share(seconds));
     let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
@@ -162,6 +163,8 @@ pub(super) struct Closing {
     pub best_test_accuracy: (f64, u64),
     pub final_test_accuracy: f64,
     pub memory: Option<Memory>,
+    /// Bytes that the rank that sends most sent in a step.
+    pub sent_a_step: u64,
     /// Seconds of this run's earlier parts.
     pub earlier: f64,
 }
@@ -184,6 +187,7 @@ impl Closing {
             best_test_accuracy: (f64::NAN, 0),
             final_test_accuracy: f64::NAN,
             memory: None,
+            sent_a_step: 0,
             earlier: 0.0,
         }
     }

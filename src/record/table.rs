@@ -29,7 +29,7 @@ pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
         thousands(about.parameters),
         plural(place.size, "rank"),
         plural(about.threads, "thread"),
-        batch(place, about),
+        batch(about),
         about.device,
     )
 }
@@ -112,8 +112,8 @@ impl Speed {
     }
 }
 
-pub(super) fn batch(place: RankInfo, about: &Description) -> String {
-    let global = about.batch * place.size * about.accumulation;
+pub(super) fn batch(about: &Description) -> String {
+    let global = about.batch * about.computing * about.accumulation;
     match about.accumulation {
         1 => format!("{} a rank, {global} in all", about.batch),
         n => format!("{} a rank, accumulated over {n}, {global} in all", about.batch),

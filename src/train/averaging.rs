@@ -5,7 +5,7 @@ use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
 use crate::comm::World;
-use crate::config::{AllreduceKind, Compression, Config};
+use crate::config::{AllreduceKind, Compression, Config, Strategy};
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::adaptive;
@@ -22,13 +22,15 @@ pub struct Averaging {
     /// Whether gradients stay in the memory of a device that has its own, and never come to the host.
     pub on_device: bool,
     compress: Option<Compression>,
+    /// Whether those who update add up gradients themselves.
+    central: bool,
 }
 
 /// What is known beforehand of a bucket's sum.
 pub struct Expected {
     /// The collective, or that gradients are compressed.
     pub name: &'static str,
-    /// NaN with compression and between GPUs, of which the costs say nothing.
+    /// NaN with compression, between GPUs and by owners' stars, of which the costs say nothing.
     pub seconds: f64,
 }
 
@@ -43,7 +45,8 @@ impl Averaging {
         let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
-        if gpu_direct::gpus_serve(world, config, device)? {
+        // Owners that are apart add in the host's memory.
+        if config.strategy == Strategy::Allreduce && gpu_direct::gpus_serve(world, config, device)? {
             selection = of(AllreduceKind::IPC)?;
         }
         let on_device = match selection.kind() {
@@ -61,6 +64,7 @@ impl Averaging {
             threshold: config.fusion_threshold,
             on_device,
             compress: config.compress,
+            central: config.strategy.is_central(),
         })
     }
 
@@ -88,7 +92,7 @@ impl Averaging {
     pub fn seconds(&self, bytes: usize, shared: bool) -> f64 {
         let choice = self.selection.choose(bytes, shared);
         // What cuts between GPUs are made by is nothing to be told.
-        let known = self.compress.is_none() && !choice.kind.is_between_gpus();
+        let known = self.compress.is_none() && !self.central && !choice.kind.is_between_gpus();
         if known { choice.seconds } else { f64::NAN }
     }
 
@@ -96,6 +100,7 @@ impl Averaging {
     pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
         let of = |bytes: &usize| match self.compress {
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
+            None if self.central => Expected { name: "star", seconds: f64::NAN },
             None => Expected {
                 name: self.selection.choose(*bytes, shared).kind.name(),
                 seconds: self.seconds(*bytes, shared),

@@ -246,10 +246,10 @@ impl Saver {
     }
 
     /// Takes a checkpoint: copies the state, and leaves the writing to a thread. `record` gives what the record wants
-    /// kept, on the rank that writes. Collective.
+    /// kept, on the rank that writes; of what ranks have of their own those of `peers` count. Collective.
     pub fn take(
         &mut self,
-        world: &World,
+        [world, peers]: [&World; 2],
         device: &dyn Device,
         state: &State,
         standing: &Standing,
@@ -261,11 +261,11 @@ impl Saver {
         }
         let begun = Instant::now();
         let mut values = self.checkpoints.buffer();
-        state.copy(world, device, values.as_mut())?;
+        state.copy(world, peers, device, values.as_mut())?;
         if let Some(values) = values {
             let mut numbers = standing.numbers();
             numbers.extend(record());
-            let arrays = state.arrays(world.size());
+            let arrays = state.arrays(peers.size());
             let contents = Contents { texts: self.texts.clone(), numbers, arrays, values };
             let best = standing.best.map(|(_, step)| step as u64);
             self.checkpoints.write(standing.at.done as u64, best, contents, begun);

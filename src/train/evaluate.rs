@@ -11,7 +11,10 @@ use crate::plan::Program;
 
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
-    pub program: Program,
+    /// `None` on a rank without a graph, which tests nothing.
+    pub program: Option<Program>,
+    /// Those whose statistics count as this rank's do.
+    pub peers: World,
     /// Every running statistic, where training keeps it.
     pub statistics: Memory,
     pub loader: TestLoader,
@@ -29,7 +32,7 @@ impl Evaluator {
     ) -> Result<Option<Test>> {
         let scalars =
             Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
-        agree_on_statistics(world, device, &self.statistics)?;
+        agree_on_statistics(&self.peers, device, &self.statistics)?;
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.batch.labels.len()];
         for batch in 0..self.loader.steps() {
@@ -38,17 +41,18 @@ impl Evaluator {
             if stopping != [0.0] {
                 return Ok(None);
             }
+            let Some(program) = &mut self.program else { continue };
             let images = self.loader.fill(batch, &mut self.batch)?;
             sums[2] += images as f64;
             if images == 0 {
                 continue;
             }
-            Inputs::of(&self.program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
-            for step in &mut self.program.steps {
+            Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
+            for step in &mut program.steps {
                 step.run(&scalars)?;
             }
             device.synchronize()?;
-            for (sum, memory) in sums.iter_mut().zip([&self.program.losses, &self.program.hits]) {
+            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]) {
                 device.download(memory, bytes_of_mut(&mut metrics))?;
                 *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
             }

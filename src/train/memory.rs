@@ -7,12 +7,12 @@ use super::averaging::Averaging;
 use super::plans::{codes_on_device, shares_gradients};
 use super::weights::Start;
 use crate::comm::{NodeShared, Region, World};
-use crate::config::Config;
+use crate::config::{Config, Strategy};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::Init;
-use crate::plan::{Bucket, Parameter, Plan, Regions, Sizes};
+use crate::plan::{Owners, Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
@@ -25,14 +25,19 @@ const ROWS: usize = 192;
 pub struct Memories {
     /// What the plans are bound to.
     pub regions: Regions,
-    /// Optimizer state, each as large as the parameters.
+    /// Optimizer state: each as large as the parameters, or where owners are apart as what this rank owns.
     pub state: Vec<Memory>,
-    /// Whose parameters, state and average these are.
+    /// Who updates what, by which rule.
+    pub owners: Owners,
+    pub rule: Rule,
+    /// Whose parameters these are; and state and average, unless owners are apart.
     pub sharing: Sharing,
     /// What of each bucket's parameters this rank updates, in bytes.
     pub parts: Vec<Range<usize>>,
-    /// The moving average of the parameters, where one is asked for.
+    /// The moving average of the parameters, where one is asked for: as large as a state.
     pub average: Option<Memory>,
+    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
+    pub travelling: Option<Rc<Region>>,
     /// Where gradients are averaged: memory that `comm` gave, in a shared window where that serves.
     pub gradients: Rc<Region>,
     /// The same memory as a device of the host sees it.
@@ -64,13 +69,10 @@ impl Sharing {
     }
 
     /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
-    pub fn expected(world: &World, device: &dyn Device, bytes: usize) -> Sharing {
-        let fits = device.is_host() && some_share(world) && NodeShared::fits(bytes);
+    pub fn expected(world: &World, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
+        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+        let fits = wanted && NodeShared::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
-    }
-
-    fn part(&self, plan: &Plan, bucket: &Bucket, rule: &Rule) -> Range<usize> {
-        plan.share(bucket, rule, self.rank, self.ranks)
     }
 
     /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the
@@ -80,12 +82,6 @@ impl Sharing {
             return Ok(());
         }
         parts.iter().try_for_each(|part| device.zero(&memory.slice(part.start, part.len())))
-    }
-
-    /// The most bytes of parameters that a rank updates.
-    pub fn largest(&self, plan: &Plan, rule: &Rule) -> usize {
-        let of = |rank| plan.buckets.iter().map(|b| plan.share(b, rule, rank, self.ranks).len()).sum();
-        (0..self.ranks).map(of).max().unwrap_or(0)
     }
 
     /// The most bytes of frozen parameters that a rank initialises.
@@ -131,19 +127,54 @@ impl Memories {
             1 => averaged.clone(),
             _ => device.allocate(sizes.gradients)?,
         };
-        let copies = 1 + rule.states() + usize::from(config.optimizer.ema.is_some());
-        let (sharing, mut copies) = like_parameters(world, device, sizes, copies)?;
-        let parts: Vec<_> = plan.buckets.iter().map(|bucket| sharing.part(plan, bucket, rule)).collect();
-        let parameters = copies.remove(0);
-        sharing.clear(device, &parts, &parameters)?;
-        let average = config.optimizer.ema.and_then(|_| copies.pop());
-        let regions = Regions::new(sizes, parameters, written, |bytes| device.allocate(bytes))?;
-        Ok(Memories { regions, state: copies, sharing, parts, average, gradients, on_host, averaged })
+        let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
+        let common = Common::new(world, device, sizes, config, copies)?;
+        let (owners, nodes) = (common.owners, nodes(world));
+        let parts = plan.owned(owners, rule, &nodes, world.rank());
+        common.sharing.clear(device, &parts, &common.parameters)?;
+        let own: usize = parts.iter().map(ExactSizeIterator::len).sum();
+        let mut state = match common.copies {
+            Some(copies) => copies,
+            None => (0..copies).map(|_| device.allocate(own)).collect::<Result<_>>()?,
+        };
+        let average = config.optimizer.ema.and_then(|_| state.pop());
+        // Who serves has no graph to run.
+        let sizes = match owners.serves(world.rank(), world.size()) {
+            true => &Sizes { activations: 0, workspace: 0, inputs: 0, metrics: 0, ..*sizes },
+            false => sizes,
+        };
+        let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
+        let (sharing, travelling) = (common.sharing, common.travelling);
+        Ok(Memories {
+            regions,
+            state,
+            owners,
+            rule: *rule,
+            sharing,
+            parts,
+            average,
+            travelling,
+            gradients,
+            on_host,
+            averaged,
+        })
+    }
+
+    /// A bucket's part of a state or of the average.
+    pub fn of_part(&self, region: &Memory, bucket: usize) -> Memory {
+        let part = &self.parts[bucket];
+        let start = match self.owners.are_apart() {
+            true => self.parts[..bucket].iter().map(ExactSizeIterator::len).sum(),
+            false => part.start,
+        };
+        region.slice(start, part.len())
     }
 
     /// What the evaluation plan is bound to: the averaged parameters where there are such.
+    /// Where owners are apart these take the parameters' place for that time (`Trainer::exchange_averages`).
     pub fn evaluated(&self) -> Regions {
-        let parameters = self.average.as_ref().unwrap_or(&self.regions.parameters).clone();
+        let average = self.average.as_ref().filter(|_| !self.owners.are_apart());
+        let parameters = average.unwrap_or(&self.regions.parameters).clone();
         Regions { parameters, ..self.regions.clone() }
     }
 
@@ -167,7 +198,7 @@ impl Memories {
             let key = key(seed, Purpose::Initialise, tensor.number);
             let values = given(&parameter.name)?;
             // No update will take a frozen one over into the average.
-            let average = self.average.as_ref().filter(|_| parameter.frozen);
+            let average = self.average.as_ref().filter(|_| parameter.frozen && !self.owners.are_apart());
             for region in [&self.regions.parameters].into_iter().chain(average) {
                 self.write(device, parameter, region, |range, piece| match &values {
                     Some(values) => piece.copy_from_slice(&values[range]),
@@ -176,8 +207,10 @@ impl Memories {
             }
         }
         // Now that no values of a file are held beside it: state then adds nothing to the peak.
-        let mut others = self.state.iter().chain(&self.average);
-        others.try_for_each(|memory| self.sharing.clear(device, &self.parts, memory))?;
+        if !self.owners.are_apart() {
+            let mut others = self.state.iter().chain(&self.average);
+            others.try_for_each(|memory| self.sharing.clear(device, &self.parts, memory))?;
+        }
         for statistic in &plan.statistics {
             let mut values = vec![0f32; statistic.spec.shape.elements()];
             match given(&statistic.name)? {
@@ -285,26 +318,83 @@ fn whole(device: &dyn Device, parameter: &Parameter, into: bool) -> Result<Box<d
     device.reorder(&parameter.spec, from, to)
 }
 
-/// Memory for the parameters and what else is as large, in common with the other ranks of the node if there is room.
-/// Collective.
-fn like_parameters(
-    world: &World,
-    device: &dyn Device,
-    sizes: &Sizes,
-    copies: usize,
-) -> Result<(Sharing, Vec<Memory>)> {
-    let bytes = sizes.parameters;
-    let common = if device.is_host() && some_share(world) {
-        NodeShared::allocate(world, copies * bytes)?
-    } else {
-        None
-    };
-    let Some(common) = common else {
-        let memories = (0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?;
-        return Ok((Sharing::ALONE, memories));
-    };
-    let all = common_memory(&common);
-    Ok((Sharing::of_node(world), (0..copies).map(|copy| all.slice(copy * bytes, bytes)).collect()))
+/// On which node each rank is.
+pub fn nodes(world: &World) -> Vec<usize> {
+    (0..world.size()).map(|rank| world.node_of(rank)).collect()
+}
+
+/// Who is to update what if the ranks of a node can have memory in common.
+pub fn expected_owners(world: &World, strategy: Strategy, in_common: bool) -> Owners {
+    match strategy {
+        _ if world.size() == 1 => Owners::Everyone,
+        Strategy::Root => Owners::Root,
+        Strategy::Servers(servers) => Owners::Servers(servers),
+        // On one node that is the same, and needs no messages.
+        Strategy::Zero1 if !in_common || world.nodes() > 1 => Owners::Data,
+        _ if in_common => Owners::Node,
+        _ => Owners::Everyone,
+    }
+}
+
+/// Whether a strategy has the ranks of a node share parameters at all.
+fn may_share(world: &World, strategy: Strategy) -> bool {
+    match strategy {
+        Strategy::Allreduce => true,
+        Strategy::Zero1 => world.nodes() == 1 || world.is_even(),
+        Strategy::Root | Strategy::Servers(_) => false,
+    }
+}
+
+/// The parameters, and what may lie beside them in memory that the ranks of a node have in common.
+struct Common {
+    owners: Owners,
+    sharing: Sharing,
+    parameters: Memory,
+    /// State and average, unless owners are apart.
+    copies: Option<Vec<Memory>>,
+    travelling: Option<Rc<Region>>,
+}
+
+impl Common {
+    /// Collective.
+    fn new(
+        world: &World,
+        device: &dyn Device,
+        sizes: &Sizes,
+        config: &Config,
+        copies: usize,
+    ) -> Result<Common> {
+        let (bytes, strategy) = (sizes.parameters, config.strategy);
+        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+        let apart = expected_owners(world, strategy, wanted).are_apart();
+        let beside = if apart { 0 } else { copies };
+        let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };
+        let owners = expected_owners(world, strategy, common.is_some());
+        if let Some(common) = common {
+            let all = common_memory(&common);
+            let copy = |copy| all.slice(copy * bytes, bytes);
+            let (travelling, copies) = match apart {
+                true => (Some(common.region()), None),
+                false => (None, Some((1..=beside).map(copy).collect())),
+            };
+            let sharing = Sharing::of_node(world);
+            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling });
+        }
+        let travelling = owners.are_apart().then(|| Region::private(bytes).map(Rc::new));
+        let travelling = world.agree(travelling.transpose())?;
+        let parameters = match &travelling {
+            Some(region) if device.is_host() => as_memory(region),
+            _ => device.allocate(bytes)?,
+        };
+        if let (Some(region), false) = (&travelling, device.is_host()) {
+            device.pin(&as_memory(region));
+        }
+        let copies = match owners.are_apart() {
+            true => None,
+            false => Some((0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?),
+        };
+        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling })
+    }
 }
 
 /// Memory of all ranks of a node as that of a host device.

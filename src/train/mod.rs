@@ -20,6 +20,7 @@ mod max_batch;
 mod memory;
 mod metrics;
 mod network;
+mod owned;
 mod plans;
 mod setup;
 mod source;
@@ -60,8 +61,8 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
         return Ok(());
     };
-    let outcome = epochs(world, &mut job, &mut recorder)
-        .and_then(|()| weights::save(world, &config, &*job.device, &job.plan, &job.memories));
+    let outcome =
+        epochs(world, &mut job, &mut recorder).and_then(|()| save_weights(world, &config, &mut job));
     let fusion = job.trainer.fusion;
     let left = match &outcome {
         // Others may wait for this rank, and a device with them: what devices do together is broken off.
@@ -116,8 +117,21 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     }
     comm::enter(Phase::End, 0);
     let measured = greatest(world, host::peak_resident().unwrap_or(0))?;
+    let sent = job.trainer.fusion.sent() as usize / job.trainer.runs.max(1);
+    recorder.sent_a_step(greatest(world, sent)? as u64);
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
+}
+
+/// The file of `--save-weights`. Collective.
+fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
+    job.trainer.settle(&*job.device)?;
+    if config.save_weights.is_none() {
+        return Ok(());
+    }
+    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
+    weights::save(world, &job.peers, config, &*job.device, &job.plan, &job.memories)?;
+    job.trainer.exchange_averages(world, &*job.device, &job.memories)
 }
 
 /// The end of an epoch: the test set, and a checkpoint where one is due.
@@ -150,7 +164,10 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     };
     let (saver, epoch, begun) = (&job.saver, job.standing.at.epoch + 1, trace::now());
     comm::enter(Phase::Evaluation, epoch as u64);
+    job.trainer.settle(&*job.device)?;
+    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
     let test = evaluator.run(world, &*job.device, || saver.flags().stop)?;
+    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
     if test.is_some() {
         trace::record(trace::EventKind::Evaluation, begun, epoch, 0, 0);
     }
@@ -240,9 +257,10 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     if job.saver.active {
         all_finite(world, job)?;
     }
+    job.trainer.settle(&*job.device)?;
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let scaling = job.trainer.scaling.as_ref();
-    job.saver.take(world, &*job.device, &state, &job.standing, || {
+    job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, || {
         let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
         recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
     })?;
@@ -250,17 +268,22 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     Ok(())
 }
 
-/// Parameters are the same on all ranks, and so is the answer.
-fn all_finite(world: &World, job: &Job) -> Result<()> {
-    match job.trainer.broken_parameter(&*job.device)? {
+/// Whether parameters are finite: the same on all ranks that have all of them. Collective where some have not.
+fn all_finite(world: &World, job: &mut Job) -> Result<()> {
+    job.trainer.settle(&*job.device)?;
+    let found = match job.trainer.broken_parameter(&*job.device)? {
         None => Ok(()),
-        Some(name) => world.agree(Err(Error::new(
+        Some(name) => Err(Error::new(
             ErrorKind::Diverged,
             format!(
                 "parameter {name} is not finite after step {}. Try a smaller --lr, or --lr-warmup",
                 job.standing.at.done - 1
             ),
-        ))),
+        )),
+    };
+    match job.memories.owners.are_apart() {
+        false if found.is_ok() => Ok(()),
+        _ => world.agree(found),
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::averaging::{Averaging, Expected};
 use super::checkpoint;
-use super::memory::Sharing;
+use super::memory::{Sharing, expected_owners, nodes};
 use super::network::Network;
 use crate::comm::World;
-use crate::config::{Config, MeshShape, Precision, Session, SyncBatchNorm};
+use crate::config::{Config, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::files::{self, fnv1a};
 use crate::fusion::compress;
 use crate::host;
 use crate::optim;
-use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Transfer};
+use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Rehearsal, Script, Transfer};
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
@@ -72,7 +72,8 @@ impl Plans {
     /// `Mismatch`, with what ranks compute with where that differs.
     pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
         // How a node's ranks share the updates is agreed upon when there is memory for them.
-        let manner = manner(world, config, Owners::Everyone);
+        let owners = expected_owners(world, config.strategy, false);
+        let manner = manner(world, config, owners, false);
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..1);
         let script = fnv1a(format!("{scripts:?}").bytes());
         let items = [("plan", self.training.hash()), ("script", script)]
@@ -81,16 +82,18 @@ impl Plans {
         world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
     }
 
-    /// What all ranks do in a step, rehearsed: in a line, or rank 0's whole script.
+    /// What all ranks do in a step, and how it goes. Not collective: one rank does it for all.
     ///
     /// # Errors
     /// `Internal` where scripts do not fit together.
-    fn rehearsed(&self, world: &World, config: &Config, averaging: &Averaging) -> Result<String> {
-        if config.evaluate {
-            return Ok(String::new());
-        }
-        let owners = if self.extent.sharers > 1 { Owners::Node } else { Owners::Everyone };
-        let manner = manner(world, config, owners);
+    pub fn rehearse(
+        &self,
+        world: &World,
+        config: &Config,
+        averaging: &Averaging,
+    ) -> Result<(Vec<Script>, Rehearsal)> {
+        let in_common = self.extent.sharers > 1;
+        let manner = manner(world, config, expected_owners(world, config.strategy, in_common), in_common);
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let seconds = |transfer: &Transfer| averaging.seconds(transfer.cuts.range().len(), shared);
@@ -98,6 +101,15 @@ impl Plans {
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));
         let rehearsal = plan::rehearse(&scripts, &facts, &Prices { transfer: &seconds, update: &update })?;
+        Ok((scripts, rehearsal))
+    }
+
+    /// The same in a line, or with rank 0's whole script.
+    fn rehearsed(&self, world: &World, config: &Config, averaging: &Averaging) -> Result<String> {
+        if config.evaluate {
+            return Ok(String::new());
+        }
+        let (scripts, rehearsal) = self.rehearse(world, config, averaging)?;
         let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
         if config.script {
             text += &scripts[0].lines();
@@ -163,7 +175,7 @@ impl Plans {
             if ranks == 1 { "" } else { "s" },
             config.batch,
             config.accumulation,
-            ranks * config.batch * config.accumulation,
+            config.strategy.computing(ranks) * config.batch * config.accumulation,
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
         Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
@@ -206,16 +218,16 @@ impl Plans {
 }
 
 /// How a step of this run is done.
-fn manner(world: &World, config: &Config, owners: Owners) -> Manner {
+pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -> Manner {
     Manner {
-        mesh: MeshShape::of_data(world.size()),
-        nodes: (0..world.size()).map(|rank| world.node_of(rank)).collect(),
         owners,
+        in_common,
         micro_steps: config.accumulation,
         clip: config.optimizer.clip_norm.is_some(),
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
         overlap: config.overlap,
+        ..Manner::plain(nodes(world))
     }
 }
 
@@ -249,16 +261,32 @@ fn extent(
         true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
         false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
     };
-    let copies = 1 + rule.states() + averages;
-    let sharing = Sharing::expected(world, device, copies * plan.sizes.parameters + of_gradients);
-    // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank that
-    // writes checkpoints reads what others have touched.
-    let share = sharing.largest(plan, &rule);
+    let copies = rule.states() + averages;
+    let alone = expected_owners(world, config.strategy, true).are_apart();
+    let beside = 1 + if alone { 0 } else { copies };
+    let in_common = beside * plan.sizes.parameters + of_gradients;
+    let sharing = Sharing::expected(world, device, config.strategy, in_common);
+    let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
+    let share = largest_share(world, plan, &rule, owners);
     let kept = keeps(config) && sharing.ranks > 1;
-    let states = if kept { plan.sizes.parameters } else { share };
-    let averaged =
-        if kept || evaluate { plan.sizes.parameters } else { share + sharing.largest_frozen(plan) };
-    let optimizer = rule.states() * states + averages * averaged;
+    let optimizer = match owners {
+        // Who serves has no graph: it takes more than another rank where this is more than what steps need.
+        Owners::Servers(_) => {
+            let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
+            (copies * share).saturating_sub(steps)
+        }
+        _ if owners.are_apart() => copies * share,
+        // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank
+        // that writes checkpoints reads what others have touched.
+        _ => {
+            let states = if kept { plan.sizes.parameters } else { share };
+            let averaged =
+                if kept || evaluate { plan.sizes.parameters } else { share + sharing.largest_frozen(plan) };
+            rule.states() * states + averages * averaged
+        }
+    };
+    // From the host's memory parameters of a device go to other ranks.
+    messages += if owners.are_apart() && own_memory { plan.sizes.parameters } else { 0 };
     Extent {
         gradients,
         sharers: sharing.ranks,
@@ -275,14 +303,26 @@ fn extent(
     }
 }
 
+/// The most bytes of parameters that a rank updates.
+fn largest_share(world: &World, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
+    let nodes = nodes(world);
+    let of = |rank| plan.owned(owners, rule, &nodes, rank).iter().map(ExactSizeIterator::len).sum();
+    (0..world.size()).map(of).max().unwrap_or(0)
+}
+
 /// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
 /// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
 fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
+    // A parameter's state comes to rank 0 in its layout before it is written in plain order.
+    let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);
+    let passing = if expected_owners(world, config.strategy, true).are_apart() { passing } else { 0 };
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
     // A rank's own come to the first rank from a copy.
-    let bytes =
-        copies * plan.sizes.parameters + world.size() * (plan.sizes.statistics + residuals) + residuals;
+    let bytes = copies * plan.sizes.parameters
+        + world.size() * (plan.sizes.statistics + residuals)
+        + residuals
+        + passing;
     match &config.session {
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),

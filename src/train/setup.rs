@@ -13,7 +13,7 @@ use super::evaluate::Evaluator;
 use super::greatest;
 use super::length::Length;
 use super::max_batch;
-use super::memory::Memories;
+use super::memory::{Memories, nodes};
 use super::network::Network;
 use super::plans::{Plans, computing, opening};
 use super::source::{Source, decided, open_data, open_sets};
@@ -23,16 +23,18 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, environment};
+use crate::config::{Config, JpegDecoder, Strategy, environment};
 use crate::data::Sets;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optim::{self, Schedule};
 use crate::plan::Plan;
 use crate::record::{self, Checkpoints, Description, Recorder};
 
 /// A run that is ready to go.
 pub struct Job {
+    /// The ranks that compute, on one of them; on a rank that serves those that do.
+    pub peers: World,
     pub device: Box<dyn Device>,
     pub source: Source,
     /// `None` for synthetic images.
@@ -64,7 +66,8 @@ pub fn prepare(
 ) -> Result<Option<(Job, Recorder)>> {
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
-    let network = world.agree(Network::new(config, world.size()))?;
+    let workers = world.agree(ranks_that_compute(world, config))?;
+    let network = world.agree(Network::new(config, workers))?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let (device, config) = device::open(world, config, threads)?;
@@ -116,6 +119,11 @@ pub fn prepare(
         record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
         return world.agree(record::printed()).map(|()| None);
     }
+    // All ranks have the same plan, and one goes through the step for all of them.
+    let rehearsed =
+        if world.rank() == 0 { plans.rehearse(world, config, &averaging).map(|_| ()) } else { Ok(()) };
+    world.agree(rehearsed)?;
+    tell("step rehearsed");
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
         world.agree(resumed.check(world, config, &identity))?;
@@ -135,8 +143,19 @@ pub fn prepare(
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     comm::enter(Phase::Memory, 0);
-    let assembly =
-        Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule: &rule };
+    let peers = match config.strategy {
+        Strategy::Servers(_) => world.split(usize::from(world.rank() >= workers), world.rank())?,
+        _ => world.clone(),
+    };
+    let assembly = Assembly {
+        world,
+        peers: &peers,
+        config,
+        averaging: &averaging,
+        plans: &plans,
+        device: &*device,
+        rule: &rule,
+    };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let trainer = assembly.trainer(&memories)?;
     let evaluator = match (&plans.evaluation, test) {
@@ -144,6 +163,7 @@ pub fn prepare(
         _ => None,
     };
     let mut job = Job {
+        peers: peers.clone(),
         schedule: schedule(world, config, &source, length, standing.at.done),
         epochs: length.epochs,
         total_steps: length.steps,
@@ -162,15 +182,19 @@ pub fn prepare(
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
-        world.agree(state.restore(world, &*job.device, &resumed.contents))?;
+        world.agree(state.restore(world, &job.peers, &*job.device, &resumed.contents))?;
         if let Some(scaling) = &mut job.trainer.scaling {
             scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
         }
     } else if config.session.resume.is_some() {
         // Before the record is there: a job killed from now on is resumed by the same command.
-        job.saver.take(world, &*job.device, &state, &job.standing, BTreeMap::new)?;
+        job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
     }
+    let owners = job.memories.owners;
+    description.attributes.push(("owners".into(), owners.describe(world.size(), world.nodes())));
+    description.attributes.push(("mesh".into(), format!("data {workers}, pipeline 1, tensor 1")));
+    description.owned = owned_bytes(world, &job.plan, &job.memories);
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
@@ -186,6 +210,19 @@ pub fn prepare(
         Some(reached) => Recorder::resume(world.into(), path.as_deref(), &description, reached),
     };
     Ok(Some((job, world.agree(recorder)?)))
+}
+
+/// How many ranks compute gradients.
+fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
+    match config.strategy.computing(world.size()) {
+        0 => Err(Error::usage(format!(
+            "{}: of {} rank{} none is left to compute; start more",
+            config.strategy,
+            world.size(),
+            if world.size() == 1 { "" } else { "s" }
+        ))),
+        computing => Ok(computing),
+    }
 }
 
 /// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the
@@ -227,11 +264,19 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
     }
 }
 
+/// Bytes of parameters that each rank updates.
+fn owned_bytes(world: &World, plan: &Plan, memories: &Memories) -> Vec<u64> {
+    let nodes = nodes(world);
+    let of = |rank| plan.owned(memories.owners, &memories.rule, &nodes, rank);
+    (0..world.size()).map(|rank| of(rank).iter().map(|part| part.len() as u64).sum()).collect()
+}
+
 /// The learning rate at every step, from where the run goes on.
 fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> Schedule {
     let with_epochs = config.data.is_some();
     let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
-    Schedule::new(&config.rate, world.size(), steps_per_epoch, length.steps)
+    let ranks = config.strategy.computing(world.size());
+    Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
         .resumed(done, if with_epochs { length.place } else { done })
 }
 
@@ -309,6 +354,8 @@ fn describe(
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
+        computing: config.strategy.computing(world.size()),
+        owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
         memory: plans.kinds(),

@@ -138,9 +138,11 @@ pub fn decided(config: &Config, sets: Option<&Sets>, threads: usize) -> Config {
 
 /// Which images this rank reads.
 pub fn sharding(world: &World, config: &Config) -> Sharding {
+    let ranks = config.strategy.computing(world.size());
     Sharding {
-        ranks: world.size(),
-        rank: world.rank(),
+        ranks,
+        // Who computes nothing reads nothing either.
+        rank: world.rank().min(ranks - 1),
         batch: config.batch,
         accumulation: config.accumulation,
     }
@@ -159,8 +161,9 @@ pub fn open_data(
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
         return Ok((Source::Synthetic(loader, sharding, false), None));
     };
-    let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
-    let reading = world.agree(reading)?;
+    let serves = world.rank() >= sharding.ranks;
+    let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };
+    let reading = world.agree(Reading::new(threads, config.input.strict))?;
     let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());
     let loader = world.agree(loader)?;
     Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, sharding, reading))))

@@ -3,6 +3,7 @@
 //! in plain order, so that another device, thread count or layout reads it.
 
 use super::memory::Memories;
+use super::owned;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
@@ -11,15 +12,27 @@ use crate::fusion::compress::Kept;
 use crate::plan::{Parameter, Plan};
 use crate::record::{Array, Contents};
 
+/// What a file calls the moving average of the parameters.
+const AVERAGE: &str = "average";
+
 /// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of
 /// which each rank has its own.
 pub struct State<'a> {
     plan: &'a Plan,
     memories: &'a Memories,
-    /// Regions with the parameters' offsets, and what a file calls them.
-    regions: Vec<(String, &'a Memory)>,
+    /// What there is of each parameter, as a file calls it, and where it lies.
+    regions: Vec<(String, Lies<'a>)>,
     /// What each rank has of its own, in plain order.
     own: Vec<Own>,
+}
+
+/// Where numbers of all parameters lie.
+#[derive(Clone, Copy)]
+enum Lies<'a> {
+    /// On every rank, at the parameters' offsets.
+    Whole(&'a Memory),
+    /// On every rank those of the parts that it owns.
+    Parts(&'a Memory),
 }
 
 struct Own {
@@ -40,10 +53,14 @@ impl State<'_> {
         states: &[&str],
         compression: &[Kept],
     ) -> State<'a> {
-        let mut regions = vec![("parameters".to_string(), &memories.regions.parameters)];
+        let lies = match memories.owners.are_apart() {
+            true => Lies::Parts,
+            false => Lies::Whole,
+        };
+        let mut regions = vec![("parameters".to_string(), Lies::Whole(&memories.regions.parameters))];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
-        regions.extend(states.zip(&memories.state));
-        regions.extend(memories.average.as_ref().map(|region| ("average".to_string(), region)));
+        regions.extend(states.zip(memories.state.iter().map(lies)));
+        regions.extend(memories.average.as_ref().map(|region| (AVERAGE.to_string(), lies(region))));
         let statistics = plan.statistics.iter().map(|statistic| Own {
             path: format!("statistics/{}", statistic.name),
             shape: statistic.spec.shape.0.clone(),
@@ -61,11 +78,19 @@ impl State<'_> {
         State { plan, memories, regions, own: statistics.chain(compression).collect() }
     }
 
-    /// What is the same on all ranks: (path, parameter, region).
-    fn shared(&self) -> impl Iterator<Item = (String, &Parameter, &Memory)> {
-        self.regions.iter().flat_map(|(group, region)| {
-            let parameters = self.plan.parameters.iter();
-            parameters.map(move |parameter| (format!("{group}/{}", parameter.name), parameter, *region))
+    /// What is the same on all ranks: (path, parameter, where it lies).
+    fn shared(&self) -> impl Iterator<Item = (String, &Parameter, Lies<'_>)> {
+        self.regions.iter().flat_map(move |(group, lies)| {
+            self.plan.parameters.iter().map(move |parameter| {
+                // Nobody owns an average of what is frozen: it is the parameter.
+                let lies = match lies {
+                    Lies::Parts(_) if group == AVERAGE && parameter.frozen => {
+                        Lies::Whole(&self.memories.regions.parameters)
+                    }
+                    lies => *lies,
+                };
+                (format!("{group}/{}", parameter.name), parameter, lies)
+            })
         })
     }
 
@@ -80,15 +105,36 @@ impl State<'_> {
         shared.chain(own).collect()
     }
 
-    /// Copies everything to where rank 0 gives room, in the order of `arrays`. Collective.
-    pub fn copy(&self, world: &World, device: &dyn Device, mut to: Option<&mut Vec<f32>>) -> Result<()> {
+    /// Copies everything to where rank 0 gives room, in the order of `arrays`. Of what ranks have of their own those of
+    /// `peers` count. Collective.
+    pub fn copy(
+        &self,
+        world: &World,
+        peers: &World,
+        device: &dyn Device,
+        mut to: Option<&mut Vec<f32>>,
+    ) -> Result<()> {
         if let Some(to) = &mut to {
-            to.reserve_exact(self.arrays(world.size()).iter().map(Array::elements).sum());
-            for (_, parameter, region) in self.shared() {
+            to.reserve_exact(self.arrays(peers.size()).iter().map(Array::elements).sum());
+        }
+        for (_, parameter, lies) in self.shared() {
+            let room = to.as_deref_mut().map(|to| {
                 let start = to.len();
                 to.resize(start + parameter.spec.shape.elements(), 0.0);
-                self.memories.read_into(device, parameter, region, &mut to[start..])?;
+                &mut to[start..]
+            });
+            match (lies, room) {
+                (Lies::Parts(region), room) => {
+                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)?
+                }
+                (Lies::Whole(region), Some(room)) => {
+                    self.memories.read_into(device, parameter, region, room)?
+                }
+                (Lies::Whole(_), None) => {}
             }
+        }
+        if self.memories.owners.serves(world.rank(), world.size()) {
+            return Ok(());
         }
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];
@@ -98,10 +144,10 @@ impl State<'_> {
             }
             let room = to.as_deref_mut().map(|to| {
                 let start = to.len();
-                to.resize(start + world.size() * values.len(), 0.0);
+                to.resize(start + peers.size() * values.len(), 0.0);
                 &mut to[start..]
             });
-            world.gather_f32(&values, room)?;
+            peers.gather_f32(&values, room)?;
         }
         Ok(())
     }
@@ -109,31 +155,40 @@ impl State<'_> {
     /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the
     /// mean of what ranks had of their own, or starts anew. Ranks that share memory write some
     /// arrays each: none may be read before all are through. Collective.
-    pub fn restore(&self, world: &World, device: &dyn Device, from: &Contents) -> Result<()> {
+    pub fn restore(&self, world: &World, peers: &World, device: &dyn Device, from: &Contents) -> Result<()> {
         self.check(from)?;
-        for (index, (path, parameter, region)) in self.shared().enumerate() {
+        for (index, (path, parameter, lies)) in self.shared().enumerate() {
             let mut values = vec![0f32; parameter.spec.shape.elements()];
             if let Some((_, kept)) = from.array(&path) {
                 values.copy_from_slice(kept);
             }
             world.broadcast_f32(&mut values)?;
-            if self.memories.sharing.writes(index) {
-                self.memories.write(device, parameter, region, |range, piece| {
-                    piece.copy_from_slice(&values[range]);
-                })?;
+            match lies {
+                Lies::Parts(region) => {
+                    owned::scatter(world, self.plan, self.memories, device, parameter, region, &values)?
+                }
+                Lies::Whole(region) if self.memories.sharing.writes(index) => {
+                    self.memories.write(device, parameter, region, |range, piece| {
+                        piece.copy_from_slice(&values[range]);
+                    })?;
+                }
+                Lies::Whole(_) => {}
             }
+        }
+        if self.memories.owners.serves(world.rank(), world.size()) {
+            return Ok(());
         }
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];
             let kept = from.arrays.iter().find(|kept| kept.path == own.path);
             let rows = from.array(&own.path);
-            if kept.is_some_and(|kept| kept.shape[0] == world.size() && kept.shape[1..] == own.shape) {
-                world.scatter_f32(rows.map(|(_, rows)| rows), &mut values)?;
+            if kept.is_some_and(|kept| kept.shape[0] == peers.size() && kept.shape[1..] == own.shape) {
+                peers.scatter_f32(rows.map(|(_, rows)| rows), &mut values)?;
             } else if own.has_mean {
                 if let Some((kept, rows)) = rows {
                     values = kept.mean_over_ranks(rows);
                 }
-                world.broadcast_f32(&mut values)?;
+                peers.broadcast_f32(&mut values)?;
             } else {
                 continue;
             }

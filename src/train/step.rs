@@ -1,22 +1,25 @@
-//! One training step: read, forward, backward with communication, update.
+//! One training step: the interpreter of a rank's script (`plan::Script`). It does what the script says in that order,
+//! and decides nothing.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Instant;
 
 use super::device_prefetch::{DevicePrefetch, Inputs};
+use super::memory::Memories;
 use super::metrics::Metrics;
 use super::source::Source;
 use super::stop::Flags;
-use crate::comm::{Awaited, Barrier, Wait};
+use crate::comm::{Barrier, World};
 use crate::data::Batch;
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Memory, Scalars, Step, Usage};
+use crate::device::{Device, Memory, Scalars, Squares, Step, Usage, clip_factor};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Program, has_not_finite};
+use crate::plan::{Action, Kind, Program, Script, Transfer, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:
@@ -30,8 +33,8 @@ struct Tail {
     diverged: f32,
 }
 
-/// Steps of the program between two points at which the host has something to do: a bucket to start, statistics to
-/// exchange. On a device of the host that is after every step.
+/// Steps of the program between two points at which the host has something to do. On a device of the host that is after
+/// every step.
 pub struct Stretch {
     steps: Range<usize>,
     /// The device's way to do all of them at once, made when they have run once.
@@ -39,15 +42,15 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Cuts a program. `buckets` are the steps after which one is complete.
-    pub fn cut(program: &Program, buckets: impl Iterator<Item = usize>, device: &dyn Device) -> Vec<Stretch> {
-        let end = program.steps.len();
+    /// Cuts a program wherever a run of the script begins or ends.
+    pub fn cut(program: &Program, script: &Script, device: &dyn Device) -> Vec<Stretch> {
+        let ends_of_runs = script.actions.iter().flat_map(|action| match action {
+            Action::Run { steps, .. } => [steps.start, steps.end],
+            _ => [0; 2],
+        });
         let mut ends: Vec<usize> = match device.is_host() {
-            true => (1..=end).collect(),
-            false => {
-                let exchanges = program.exchanges.iter().map(|exchange| exchange.step + 1);
-                buckets.map(|after| after + 1).chain(exchanges).chain([program.forward_steps, end]).collect()
-            }
+            true => (1..=program.steps.len()).collect(),
+            false => ends_of_runs.collect(),
         };
         ends.sort_unstable();
         ends.dedup();
@@ -85,7 +88,10 @@ pub struct StepResult {
 
 /// Everything a step needs, made once.
 pub struct Trainer {
-    pub program: Program,
+    /// What this rank does in a step.
+    pub script: Rc<Script>,
+    /// `None` on a rank without a graph.
+    pub program: Option<Program>,
     pub stretches: Vec<Stretch>,
     /// Steps that this process has done. In the first one libraries make what they need of their own.
     pub runs: usize,
@@ -93,14 +99,14 @@ pub struct Trainer {
     /// Where gradients are compressed: what that comes to, and its state.
     pub compression: Option<Account>,
     /// Scales the gradients of all buckets where their norm is too large.
-    pub clip: Option<Box<dyn Step>>,
+    pub clip: Option<Clip>,
     /// With f16: the factor of the loss.
     pub scaling: Option<Scaling>,
-    /// The update of each bucket's parameters, or of this rank's share of them.
+    /// The update of each of the script's parts.
     pub updates: Vec<Box<dyn Step>>,
-    /// Takes each bucket's new parameters into their moving average; empty where there is none.
+    /// Takes each part's new parameters into their moving average; empty where there is none.
     pub averages: Vec<Box<dyn Step>>,
-    /// Where the ranks of a node share parameters: passed when all have read the old ones, and again when all are new.
+    /// Where the ranks of a node share parameters.
     pub barrier: Option<Barrier>,
     /// Adds a micro-step's gradients to those before; empty without accumulation.
     pub accumulate: Option<Accumulation>,
@@ -113,33 +119,62 @@ pub struct Trainer {
     pub batch: Batch,
     /// The next one, on a device with memory of its own.
     pub ahead: Option<DevicePrefetch>,
-    pub metrics: Metrics,
+    pub metrics: Option<Metrics>,
     /// Every parameter by name.
     pub parameters: Vec<(String, Memory)>,
+}
+
+/// The scaling of gradients whose norm is too large.
+pub enum Clip {
+    /// By a device with memory of its own, which tells nobody the norm.
+    OnDevice(Box<dyn Step>),
+    /// From sums of squares. The norm is that of fixed parts, one or several for each rank, added up in the order of
+    /// ranks: whoever owns them, and whoever adds them up, it has the same bits.
+    Of { max_norm: f32, squares: Vec<Squares>, scale: Vec<Box<dyn Step>>, total: f64 },
+}
+
+impl Clip {
+    /// The sum of the squares of what this rank owns.
+    fn measure(&mut self, device: &dyn Device) -> Result<f64> {
+        let Clip::Of { squares, total, .. } = self else { return Ok(0.0) };
+        *total = 0.0;
+        for part in squares {
+            *total += part.sum(device)?;
+        }
+        Ok(*total)
+    }
+
+    /// `total`: the sum of all ranks' squares, where it is not this rank's.
+    fn run(&mut self, scalars: &Scalars, others: Option<f64>) -> Result<()> {
+        let (max_norm, scale, total) = match self {
+            Clip::OnDevice(step) => return step.run(scalars),
+            Clip::Of { max_norm, scale, total, .. } => (*max_norm, scale, others.unwrap_or(*total)),
+        };
+        let Some(gradient_scale) = clip_factor(max_norm, total) else { return Ok(()) };
+        scale.iter_mut().try_for_each(|step| step.run(&Scalars { gradient_scale, ..*scalars }))
+    }
 }
 
 /// Loss scaling: what gradients are divided by when all are averaged, and whether they are finite then.
 pub struct Scaling {
     pub scaler: LossScaler,
-    /// Multiplies them by the gradient scale that it is given.
-    pub step: Box<dyn Step>,
+    /// Multiplies those that this rank owns by the gradient scale that it is given.
+    pub steps: Vec<Box<dyn Step>>,
     pub broken: Memory,
     /// Whether a step overflowed although the factor is as small as it may be.
     pub stuck: bool,
 }
 
 impl Scaling {
-    /// Divides the gradients by the factor; returns whether the step counts, or else is to be skipped. All ranks have
-    /// the same gradients and so come to the same.
+    /// Divides the gradients by the factor; returns whether all that this rank owns are finite.
     fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
         let scale = self.scaler.scale();
         device.zero(&self.broken)?;
-        self.step.run(&Scalars { gradient_scale: 1.0 / scale, ..*scalars })?;
+        let scalars = Scalars { gradient_scale: 1.0 / scale, ..*scalars };
+        self.steps.iter_mut().try_for_each(|step| step.run(&scalars))?;
         let mut broken = [0i32];
         device.download(&self.broken, bytes_of_mut(&mut broken))?;
-        let finite = broken == [0];
-        self.stuck = !self.scaler.step(finite);
-        Ok(finite)
+        Ok(broken == [0])
     }
 }
 
@@ -149,6 +184,32 @@ pub struct Accumulation {
     pub add: Box<dyn Step>,
     /// The part of the gradient region that holds gradients, without the tail.
     pub sum: Memory,
+}
+
+impl Accumulation {
+    fn add(&mut self, device: &dyn Device, micro: usize, scalars: &Scalars) -> Result<()> {
+        if micro == 0 {
+            device.zero(&self.sum)?;
+        }
+        self.add.run(scalars)
+    }
+}
+
+/// A step that is being done.
+struct Moment<'a> {
+    device: &'a dyn Device,
+    source: &'a mut Source,
+    /// The step's number in the epoch, how many of these are to be done, and its number in the run.
+    step: usize,
+    steps: usize,
+    done: usize,
+    scalars: Scalars,
+    tail: Tail,
+    result: StepResult,
+    /// Whether a gradient was broken: then nothing is updated.
+    broken: bool,
+    /// When the present pass began, for the timeline.
+    begun: u64,
 }
 
 impl Trainer {
@@ -162,8 +223,8 @@ impl Trainer {
         learning_rate: f32,
     ) -> Result<StepResult> {
         let (begun, traced) = (Instant::now(), trace::now());
-        self.fusion.begin(begun);
-        let mut scalars = Scalars {
+        self.fusion.begin(device, begun);
+        let scalars = Scalars {
             seed: self.seed,
             step: done as u64,
             first_sample: 0,
@@ -172,24 +233,19 @@ impl Trainer {
             // A skipped step is no update.
             update: done as u64 + 1 - self.skipped(),
         };
-        let mut result = StepResult { learning_rate, ..StepResult::default() };
-        let mut tail = Tail::default();
-        let micro_steps = self.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
         if self.runs == 1 {
             self.capture(device, &scalars)?;
         }
         self.runs += 1;
-        for micro in 0..micro_steps {
-            result.input += self.read(device, source, step, [done, micro])?;
-            scalars.first_sample = source.first_sample(micro) as u64;
-            let next = if micro + 1 < micro_steps { [0, micro + 1] } else { [1, 0] };
-            let next = (step + next[0] < steps).then_some([step + next[0], done + next[0], next[1]]);
-            self.forward_and_backward(device, &scalars, micro, &mut tail, &mut result, |ahead| {
-                next.map_or(Ok(()), |[step, done, micro]| ahead.send(device, source, [done, micro], step))
-            })?;
-        }
-        self.communicate_and_update(device, &scalars, &mut result)?;
+        let (tail, result) = (Tail::default(), StepResult { learning_rate, ..StepResult::default() });
+        let mut at =
+            Moment { device, source, step, steps, done, scalars, tail, result, broken: false, begun: traced };
+        let script = self.script.clone();
+        script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
+        let Moment { mut result, .. } = at;
         self.read_tail(device, &mut result)?;
+        result.communication =
+            self.fusion.waited() + self.fusion.times().iter().map(|time| time.exposed).sum::<f64>();
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.usage = device.usage();
         result.seconds = begun.elapsed().as_secs_f64();
@@ -198,191 +254,209 @@ impl Trainer {
         Ok(result)
     }
 
+    /// Does one thing.
+    fn act(&mut self, action: &Action, at: &mut Moment) -> Result<()> {
+        let device = at.device;
+        match action {
+            Action::Read { micro } => self.read(*micro, at),
+            Action::Run { steps, .. } => self.run(steps, at),
+            Action::Losses { .. } => {
+                trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
+                at.begun = trace::now();
+                self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(device))
+            }
+            Action::Prefetch { micro } => self.prefetch(*micro, at),
+            Action::Metrics { .. } => {
+                trace::record(trace::EventKind::Backward, at.begun, 0, 0, 0);
+                self.read_metrics(at)
+            }
+            Action::Accumulate { micro } => {
+                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, &at.scalars))
+            }
+            Action::Tail => self.write_tail(at),
+            Action::Start(id) => self.fusion.start(*id, device),
+            Action::Wait(id) => self.fusion.wait(*id, device),
+            Action::Unscale => self.unscale(at),
+            Action::Norm => self.measure(at),
+            Action::Check => self.check(at),
+            Action::Clip if at.broken => Ok(()),
+            Action::Clip => {
+                let others = self.script.owners.are_apart().then(|| self.fusion.norms());
+                self.clip.as_mut().map_or(Ok(()), |clip| clip.run(&at.scalars, others))
+            }
+            Action::Update(_) | Action::Average(_) if at.broken => Ok(()),
+            Action::Update(part) => {
+                let begun = trace::now();
+                self.updates[*part].run(&at.scalars)?;
+                trace::record(trace::EventKind::Update, begun, *part, 0, 0);
+                Ok(())
+            }
+            Action::Average(part) => self.averages[*part].run(&at.scalars),
+            Action::Arrive => {
+                self.barrier.iter_mut().for_each(Barrier::arrive);
+                Ok(())
+            }
+            Action::Await { updated } => {
+                let what = if *updated { "new parameters" } else { "the end of the backward pass" };
+                let missing = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
+                self.fusion.wait_for(device, what, missing)
+            }
+        }
+    }
+
     /// Steps of the run whose update was skipped.
     fn skipped(&self) -> u64 {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
     }
 
-    /// Gives the program micro-step `micro` of step `done` of the run, step `step` of the epoch; returns the seconds
-    /// that took.
-    fn read(
-        &mut self,
-        device: &dyn Device,
-        source: &mut Source,
-        step: usize,
-        [done, micro]: [usize; 2],
-    ) -> Result<f64> {
+    /// Gives the program the images of a micro-step.
+    fn read(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
         let (begun, traced) = (Instant::now(), trace::now());
-        let batch = &mut self.batch;
-        let taken = self.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(device, [done, micro], batch));
-        if !taken? && source.fill(step, micro, batch)? {
-            Inputs::of(&self.program).fill(batch, |bytes, part| device.upload(bytes, part))?;
+        let (batch, number) = (&mut self.batch, [at.done, micro]);
+        let taken = self.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(at.device, number, batch))?;
+        if !taken
+            && at.source.fill(at.step, micro, batch)?
+            && let Some(program) = &self.program
+        {
+            Inputs::of(program).fill(batch, |bytes, part| at.device.upload(bytes, part))?;
         }
         trace::record(trace::EventKind::Input, traced, 0, 0, 0);
-        Ok(begun.elapsed().as_secs_f64())
+        at.result.input += begun.elapsed().as_secs_f64();
+        at.scalars.first_sample = at.source.first_sample(micro) as u64;
+        at.begun = trace::now();
+        Ok(())
     }
 
-    /// The steps of one stretch; returns the last of them.
-    fn run_stretch(&mut self, index: usize, scalars: &Scalars) -> Result<usize> {
-        let Stretch { steps, captured } = &mut self.stretches[index];
-        let begun = trace::now();
-        match captured {
-            Some(captured) => {
-                captured.run(scalars)?;
-                trace::record(trace::EventKind::Layer, begun, steps.start, 0, 0);
-            }
-            None => {
-                for step in steps.clone() {
-                    let begun = trace::now();
-                    self.program.steps[step].run(scalars)?;
-                    trace::record(trace::EventKind::Layer, begun, step, 0, 0);
+    /// Sends the batch behind this one, if there is one.
+    fn prefetch(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
+        let Some(ahead) = &mut self.ahead else { return Ok(()) };
+        let micro_steps = self.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
+        let [later, micro] = if micro + 1 < micro_steps { [0, micro + 1] } else { [1, 0] };
+        match at.step + later < at.steps {
+            true => ahead.send(at.device, at.source, [at.done + later, micro], at.step + later),
+            false => Ok(()),
+        }
+    }
+
+    /// Steps of the program, and transfers between them.
+    fn run(&mut self, steps: &Range<usize>, at: &mut Moment) -> Result<()> {
+        let Some(program) = &mut self.program else { return Ok(()) };
+        let first = self.stretches.partition_point(|stretch| stretch.steps.start < steps.start);
+        for stretch in self.stretches[first..].iter_mut().take_while(|other| other.steps.end <= steps.end) {
+            let begun = trace::now();
+            match &mut stretch.captured {
+                Some(captured) => {
+                    captured.run(&at.scalars)?;
+                    trace::record(trace::EventKind::Layer, begun, stretch.steps.start, 0, 0);
+                }
+                None => {
+                    for step in stretch.steps.clone() {
+                        let begun = trace::now();
+                        program.steps[step].run(&at.scalars)?;
+                        trace::record(trace::EventKind::Layer, begun, step, 0, 0);
+                    }
                 }
             }
+            self.fusion.advance(at.device)?;
         }
-        Ok(steps.end - 1)
+        Ok(())
     }
 
     /// Lets the device do each stretch at once from now on, if it can: before the second step.
     fn capture(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<()> {
+        let Some(program) = &mut self.program else { return Ok(()) };
         for stretch in &mut self.stretches {
-            let steps = &mut self.program.steps[stretch.steps.clone()];
-            stretch.captured = device.capture(steps, scalars)?;
+            stretch.captured = device.capture(&mut program.steps[stretch.steps.clone()], scalars)?;
         }
         Ok(())
     }
 
-    fn forward_and_backward(
-        &mut self,
-        device: &dyn Device,
-        scalars: &Scalars,
-        micro: usize,
-        tail: &mut Tail,
-        result: &mut StepResult,
-        mut send_next: impl FnMut(&mut DevicePrefetch) -> Result<()>,
-    ) -> Result<()> {
-        let mut begun = trace::now();
-        let (forward, end) = (self.program.forward_steps, self.program.steps.len());
-        let last = self.accumulate.as_ref().is_none_or(|accumulation| micro + 1 == accumulation.micro_steps);
-        for stretch in 0..self.stretches.len() {
-            let index = self.run_stretch(stretch, scalars)?;
-            self.fusion.exchange(index, device)?;
-            if index + 1 == forward {
-                trace::record(trace::EventKind::Forward, begun, 0, 0, 0);
-                begun = trace::now();
-                self.metrics.fetch(device)?;
-            }
-            if index + 1 == end {
-                // The device has enough to do.
-                self.ahead.as_mut().map_or(Ok(()), &mut send_next)?;
-                // Not before: a device with a queue would run dry while the host waits for them.
-                self.read_metrics(device, scalars, tail, result)?;
-                self.end_micro_step(device, scalars, micro, last.then_some(&*tail))?;
-            }
-            // With accumulation no bucket is complete before the last micro-step has been added.
-            if last && index >= forward && (self.accumulate.is_none() || index + 1 == end) {
-                self.fusion.after_step(index, device)?;
-            }
-        }
-        trace::record(trace::EventKind::Backward, begun, 0, 0, 0);
-        Ok(())
-    }
-
-    fn read_metrics(
-        &mut self,
-        device: &dyn Device,
-        scalars: &Scalars,
-        tail: &mut Tail,
-        result: &mut StepResult,
-    ) -> Result<()> {
+    fn read_metrics(&mut self, at: &mut Moment) -> Result<()> {
+        let (Some(metrics), Some(program)) = (&mut self.metrics, &mut self.program) else { return Ok(()) };
         let fusion = &mut self.fusion;
-        let [loss, hits] = self.metrics.sums(device, |event| fusion.reach(device, event))?;
-        tail.loss += loss;
-        tail.hits += hits;
+        let [loss, hits] = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
+        at.tail.loss += loss;
+        at.tail.hits += hits;
         // An image that could not be read has no label, and counts nowhere.
-        tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
-        if !loss.is_finite() && result.where_diverged.is_none() {
-            tail.diverged = 1.0;
-            result.where_diverged = self.program.first_not_finite(device, scalars)?;
+        at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
+        if !loss.is_finite() && at.result.where_diverged.is_none() {
+            at.tail.diverged = 1.0;
+            at.result.where_diverged = program.first_not_finite(at.device, &at.scalars)?;
             // Else it came from a rank that shares its statistics, which will say so.
-            if self.program.exchanges.is_empty() {
-                result.where_diverged.get_or_insert_with(|| "in the sum of the losses".into());
+            if program.exchanges.is_empty() {
+                at.result.where_diverged.get_or_insert_with(|| "in the sum of the losses".into());
             }
         }
         Ok(())
     }
 
-    /// After the last step of a micro-step: gradients are added up, and after the last micro-step the tail joins its
-    /// bucket.
-    fn end_micro_step(
-        &mut self,
-        device: &dyn Device,
-        scalars: &Scalars,
-        micro: usize,
-        tail: Option<&Tail>,
-    ) -> Result<()> {
-        if let Some(accumulation) = &mut self.accumulate {
-            if micro == 0 {
-                device.zero(&accumulation.sum)?;
-            }
-            accumulation.add.run(scalars)?;
-        }
-        let Some(tail) = tail else { return Ok(()) };
-        let mut values = Values::default();
+    fn write_tail(&mut self, at: &mut Moment) -> Result<()> {
         let flag = |set| if set { 1.0 } else { 0.0 };
-        let flags = [flag(self.flags.stop), flag(self.flags.checkpoint)];
-        values[..4].copy_from_slice(&[tail.loss, tail.hits, tail.images, tail.diverged]);
-        values[4..6].copy_from_slice(&flags);
-        self.fusion.write_tail(device, &values)
+        let Tail { loss, hits, images, diverged } = at.tail;
+        let mut values = Values::default();
+        values[..4].copy_from_slice(&[loss, hits, images, diverged]);
+        values[4..6].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);
+        self.fusion.write_tail(at.device, &values)
     }
 
-    /// Each bucket's parameters are updated as soon as it is averaged, while the next ones are under way; but where
-    /// gradients are clipped or unscaled only when all are there. Every rank has the same gradients and so the same
-    /// norm. A rank with parameters in common updates its share, when no rank of its node reads them any more.
-    fn communicate_and_update(
-        &mut self,
-        device: &dyn Device,
-        scalars: &Scalars,
-        result: &mut StepResult,
-    ) -> Result<()> {
-        let (updates, averages) = (&mut self.updates, &mut self.averages);
-        let mut update = |bucket: usize| {
-            let begun = trace::now();
-            updates[bucket].run(scalars)?;
-            averages.get_mut(bucket).map_or(Ok(()), |average| average.run(scalars))?;
-            trace::record(trace::EventKind::Update, begun, bucket, 0, 0);
-            Ok(())
-        };
-        if let Some(barrier) = &mut self.barrier {
-            barrier.arrive();
-        }
-        let readers = || self.barrier.as_ref().map_or(Vec::new(), Barrier::missing);
-        let buckets = self.fusion.times().len();
-        match (&mut self.clip, &mut self.scaling) {
-            (None, None) => self.fusion.finish(device, readers, &mut update)?,
-            (clip, scaling) => {
-                self.fusion.finish(device, readers, |_| Ok(()))?;
-                if scaling.as_mut().map_or(Ok(true), |scaling| scaling.unscale(device, scalars))? {
-                    clip.as_mut().map_or(Ok(()), |clip| clip.run(scalars))?;
-                    (0..buckets).try_for_each(update)?;
-                }
-            }
-        }
-        result.communication = self.fusion.exchange_seconds() + self.await_new_parameters()?;
-        self.fusion.times().iter().for_each(|time| result.communication += time.exposed);
+    fn unscale(&mut self, at: &mut Moment) -> Result<()> {
+        let Some(scaling) = &mut self.scaling else { return Ok(()) };
+        at.broken = !scaling.unscale(at.device, &at.scalars)?;
         Ok(())
     }
 
-    /// Waits until the other ranks of the node have updated their shares; returns the seconds that took.
-    fn await_new_parameters(&mut self) -> Result<f64> {
-        let begun = Instant::now();
-        if let Some(barrier) = &mut self.barrier {
-            barrier.arrive();
-            let mut wait = Wait::new();
-            while !barrier.missing().is_empty() {
-                wait.idle(|| Awaited { what: "new parameters".into(), peers: barrier.missing() })?;
-            }
+    /// The norm of what this rank owns; where norms are gathered, that of a broken gradient is no number.
+    fn measure(&mut self, at: &mut Moment) -> Result<()> {
+        let squares = self.clip.as_mut().map_or(Ok(0.0), |clip| clip.measure(at.device))?;
+        self.fusion.set_norm(if at.broken { f64::NAN } else { squares });
+        Ok(())
+    }
+
+    /// All ranks come to the same: they have the same gradients, or were told of the others'.
+    fn check(&mut self, at: &mut Moment) -> Result<()> {
+        at.broken |= self.script.owners.are_apart() && !self.fusion.norms().is_finite();
+        if let Some(scaling) = &mut self.scaling {
+            scaling.stuck = !scaling.scaler.step(!at.broken);
         }
-        Ok(begun.elapsed().as_secs_f64())
+        Ok(())
+    }
+
+    /// Waits for what is on its way: before others than steps look at parameters.
+    pub fn settle(&mut self, device: &dyn Device) -> Result<()> {
+        self.fusion.settle(device)
+    }
+
+    /// Where owners are apart and parameters have a moving average: the two change places, on all ranks. Whoever reads
+    /// parameters then, an evaluation, finds the averages; a second time brings them back. Collective.
+    pub fn exchange_averages(
+        &mut self,
+        world: &World,
+        device: &dyn Device,
+        memories: &Memories,
+    ) -> Result<()> {
+        let Some(average) = memories.average.as_ref().filter(|_| memories.owners.are_apart()) else {
+            return Ok(());
+        };
+        // Others of the node may read what is written now.
+        world.barrier()?;
+        for (bucket, part) in memories.parts.iter().enumerate() {
+            let places = [
+                memories.regions.parameters.slice(part.start, part.len()),
+                memories.of_part(average, bucket),
+            ];
+            let mut values = [vec![0u8; part.len()], vec![0u8; part.len()]];
+            for (place, values) in places.iter().zip(&mut values) {
+                device.download(place, values)?;
+            }
+            places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
+        }
+        let is_new = |transfer: &Transfer| transfer.kind == Kind::FromOwners;
+        let transfers = self.script.transfers.clone();
+        for id in (0..transfers.len()).filter(|&id| is_new(&transfers[id])) {
+            self.fusion.start(id, device)?;
+        }
+        self.fusion.settle(device)?;
+        world.barrier()
     }
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {

@@ -46,7 +46,15 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
     comm::enter(Phase::Memory, 0);
     let rule = &config.optimizer.rule;
-    let assembly = Assembly { world, config, averaging: &averaging, plans: &plans, device: &*device, rule };
+    let assembly = Assembly {
+        world,
+        peers: world,
+        config,
+        averaging: &averaging,
+        plans: &plans,
+        device: &*device,
+        rule,
+    };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(Phase::Evaluation, 1);

@@ -137,16 +137,17 @@ fn differences(
 }
 
 /// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and
-/// statistics agreed on by all ranks. Collective.
+/// statistics agreed on by `peers`. Collective.
 pub fn save(
     world: &World,
+    peers: &World,
     config: &Config,
     device: &dyn Device,
     plan: &Plan,
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.save_weights else { return Ok(()) };
-    agree_on_statistics(world, device, &memories.regions.statistics)?;
+    agree_on_statistics(peers, device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
     let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
         Some(parameter) => memories.read(device, parameter, &parameters),

@@ -111,6 +111,7 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
     halves_and_groups(&hosts);
     trains_alike(&hosts);
     gpus_train_alike(&hosts);
+    owners_train_alike(&hosts);
 }
 
 /// Reduce-scatter and allgather between nodes, and groups across them: the scenes of `collectives`.
@@ -194,4 +195,55 @@ fn gpus_train_alike(hosts: &Hosts) {
         assert_eq!(reached, staged, "{model}, {wire}");
         assert!(printed.contains(" ipc,"), "{printed}");
     }
+}
+
+/// Whoever updates what: the same losses and weights to the bit, a checkpoint of any goes on with any other, and ZeRO-1
+/// has less memory, as planned.
+fn owners_train_alike(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let common = "--model mnist_small --batch 4 --warmup 0 --threads 1 --fusion-threshold-mb 0.01 --optimizer adam \
+                  --clip-norm 0.5 --ema 0.9";
+    let run = |slots: &str, name: &str, words: &str| {
+        let words = format!("{words} --results {place}/{name}.h5 --save-weights {place}/{name}.safetensors");
+        hosts.run(slots, &words.split_whitespace().collect::<Vec<_>>());
+        let [results, weights] =
+            ["h5", "safetensors"].map(|kind| directory.path().join(format!("{name}.{kind}")));
+        (series(&results, "steps/loss"), std::fs::read(weights).unwrap())
+    };
+    for (slots, allreduce) in [
+        ("h0:1,h1:1,h2:1", "ring"),
+        ("h0:2,h1:2", "hierarchical"),
+        ("h0:2,h1:2", "ring"),
+        ("h0:2,h1:1", "ring"),
+    ] {
+        let name = |kind: &str| format!("{kind}-{}-{allreduce}", slots.replace([':', ','], ""));
+        let words = format!("{common} --steps 4 --allreduce {allreduce}");
+        let plain = run(slots, &name("plain"), &words);
+        let keep =
+            format!("--checkpoint {place}/{} --checkpoint-every 2steps --checkpoint-keep 9", name("c"));
+        let zero = run(slots, &name("zero"), &format!("{words} --zero 1 {keep}"));
+        assert!(zero == plain, "{slots} {allreduce}: {:?} and {:?}", zero.0, plain.0);
+        let resume = format!("--resume {place}/{}/step-00000002.h5", name("c"));
+        let rest = run(slots, &name("rest"), &format!("{words} {resume}"));
+        assert!(rest.0 == plain.0[2..] && rest.1 == plain.1, "{slots} {allreduce}: {:?}", rest.0);
+    }
+    let central =
+        |slots: &str, name: &str, flags: &str| run(slots, name, &format!("{common} --steps 4 {flags}"));
+    let plain = central("h0:3", "shm", "--allreduce shm");
+    assert!(central("h0:1,h1:1,h2:1", "root", "--sync root") == plain, "--sync root");
+    assert!(central("h0:1,h1:1,h2:1,h3:1", "server", "--sync server") == plain, "--sync server");
+    let peak = |name: &str, flags: &str| {
+        let results = format!("{place}/{name}.h5");
+        let words = format!(
+            "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam --ema 0.9 \
+             --allreduce ring {flags} --results {results}"
+        );
+        hosts.run("h0:1,h1:1", &words.split_whitespace().collect::<Vec<_>>());
+        job::within_plan(results.as_ref()).unwrap_or_else(|said| panic!("{flags}: {said}"));
+        job::scalar(results.as_ref(), "summary/peak_memory")
+    };
+    let (plain, zero) = (peak("peak", ""), peak("peak-zero", "--zero 1"));
+    // Of three copies of 244 MB, two states and an average, half is on the other host; parameters travel in place.
+    assert!(plain > zero + 300_000_000, "{plain} and {zero} bytes");
 }

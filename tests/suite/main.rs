@@ -39,6 +39,7 @@ mod restart;
 mod sharing;
 mod slurm;
 mod stall;
+mod strategies;
 mod tensorboard;
 mod timeline;
 mod training;

@@ -119,7 +119,7 @@ fn by_hand(step: &[Work], way: Way, overlap: bool, ranks: i64, rate: f64) -> (i6
         if work.what == "launch" {
             launched += 1;
             // Peers add up a bucket where it lies.
-            if way == Way::Peers && launched > launches - buckets + 1 {
+            if way == Way::Peers && overlap && launched > launches - buckets + 1 {
                 ready.push(time);
             }
         } else if first_of_a_bucket(&down, at) {
@@ -138,10 +138,11 @@ fn by_hand(step: &[Work], way: Way, overlap: bool, ranks: i64, rate: f64) -> (i6
         ready.push(end);
     }
     if !overlap {
-        ready.fill(end);
+        ready = vec![end; buckets];
     }
     decoding.resize(buckets, 0);
-    assert_eq!((ready.len(), launches), (buckets, buckets + 1));
+    // Nothing starts in the backward pass without overlap, so that it is one launch.
+    assert_eq!((ready.len(), launches), (buckets, 1 + if overlap { buckets } else { 1 }));
     let sums: Vec<i64> = step.iter().filter(|work| work.what == "add_parts").map(takes).collect();
     let message = |bytes: f64| LATENCY + (bytes / rate) as i64;
     let travels = |bucket: usize| match way {

@@ -38,6 +38,8 @@ fn description(epochs: u64, steps: u64) -> Description {
         epochs,
         steps,
         warmup: 0,
+        computing: 2,
+        owned: vec![804_884; 2],
         buckets: vec![1_605_632, 4_136],
         choices: vec![("shm".into(), 0.0004), ("recursive-doubling".into(), 2e-6)],
         memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
@@ -51,6 +53,7 @@ fn description(epochs: u64, steps: u64) -> Description {
             ("rate.base", "0.0010000000474974513"),
             ("rate.schedule", "constant"),
             ("seed", "7"),
+            ("owners", "data parallel; the 2 ranks share the updates"),
             ("allreduce_used", "shm and recursive-doubling"),
             ("mpi", "MPI 5"),
             ("command", "dltrain --seed 7"),
@@ -586,6 +589,7 @@ device           cpu: oneDNN 3.9.1, avx512_core
 ranks x threads  2 x 1 on n0 (2)
 batch            64 a rank, 128 in all
 optimizer        adam, learning rate 0.001 (constant), seed 7
+strategy         data parallel; the 2 ranks share the updates
 allreduce        shm and recursive-doubling, 1.6 MB in 2 buckets
 epochs           2 (4 steps)
 test accuracy    - at the end, best 98.06% in epoch 1

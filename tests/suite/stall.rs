@@ -234,3 +234,22 @@ fn a_killed_rank_ends_the_job_with_words() {
     assert!(all.contains(said), "{all}");
     assert!(pids.iter().all(|pid| goes(pid)));
 }
+
+/// The last rank, on which all others wait for new parameters.
+#[test]
+fn a_stopped_server_is_named_and_a_killed_one_ends_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, abort) in [("-STOP", "1"), ("-KILL", "0")] {
+        let results = directory.path().join(format!("run{name}.h5"));
+        let flags = ["--sync", "server", "--steps", "100000", "--stall-warn", "0", "--stall-abort", abort];
+        let run = Running::training(3, &results, &flags);
+        let pids = [run.pid(0), run.pid(1), run.pid(2)];
+        signal(name, &pids[2]);
+        let done = run.end();
+        assert!(!done.success && done.took < job::SECONDS, "{:?} {}", done.took, done.stderr);
+        if name == "-STOP" {
+            assert!(done.stderr.contains(" s for rank 2 on "), "{}", done.stderr);
+        }
+        assert!(pids.iter().all(|pid| goes(pid)), "left behind");
+    }
+}

@@ -83,7 +83,7 @@ pub fn finish_within(mut command: Command, limit: Duration) -> Finished {
 /// How long a job may take: a third of what `.ci/test` gives to a file of tests.
 pub fn limit() -> Duration {
     let given = std::env::var("DLTRAIN_TEST_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(given.unwrap_or(900)) / 3
+    Duration::from_secs(given.unwrap_or(1500)) / 3
 }
 
 /// Ends a job at its limit, unless this is dropped before.

@@ -44,7 +44,7 @@ use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{
     CodecSetup, Device, DeviceCodec, Event, Group, Kernel, KernelRequest, Layout, Memory, PeerMemory, Rule,
-    Scalars, Span, Step, Usage,
+    Scalars, Span, Squares, Step, Usage,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
@@ -225,6 +225,10 @@ impl Device for Cuda {
 
     fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
         update::clip(&self.gpu, max_norm, gradients)
+    }
+
+    fn squares(&self, parts: &[Memory]) -> Result<Squares> {
+        update::squares(&self.gpu, parts)
     }
 
     fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::gpu::{Argument::*, Gpu};
 use super::handle::allocate;
 use super::kernel::Operands;
-use crate::device::{Memory, Rule, Span, Step};
+use crate::device::{Memory, Rule, Span, Squares, Step};
 use crate::error::{Error, Result};
 
 /// Elements that one block does at a time.
@@ -160,6 +160,19 @@ pub fn clip(gpu: &Rc<Gpu>, max_norm: f32, gradients: &Memory) -> Result<Box<dyn 
         operands.launch("clip_factor", [1, 1, 1], &arguments)?;
         operands.launch("clip", gpu.blocks(n), &[Memory(gradients), Long(n), Memory(&factor)])
     })
+}
+
+/// The squares of gradients, added up in parts.
+pub fn squares(gpu: &Rc<Gpu>, parts: &[Memory]) -> Result<Squares> {
+    let parts: Vec<&Memory> = parts.iter().filter(|part| part.bytes() > 0).collect();
+    let sums = allocate(&gpu.context, 8 * PARTIALS * parts.len())?;
+    let step = Operands::step(gpu, &sums, |operands| {
+        parts.iter().enumerate().try_for_each(|(index, part)| {
+            let (n, sums) = (part.bytes() / 4, sums.slice(8 * PARTIALS * index, 8 * PARTIALS));
+            operands.launch("squares", [PARTIALS as u32, 1, 1], &[Memory(part), Long(n), Memory(&sums)])
+        })
+    })?;
+    Ok(Squares::new(step, sums))
 }
 
 /// gradients ·= the scalars' gradient scale; whether one is not finite goes to `broken`.

@@ -43,7 +43,7 @@ use std::rc::Rc;
 use self::handle::Engine;
 use self::host::{HostKernel, Workers};
 use self::primitive::PrimitiveKernel;
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Step};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Op, OpFusions, Spec};
 
@@ -218,8 +218,12 @@ impl Device for Cpu {
         update::update(&self.workers, rule, spans, parameters, gradients, state)
     }
 
-    fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
-        Ok(update::clip(&self.workers, max_norm, gradients))
+    fn squares(&self, parts: &[Memory]) -> Result<Squares> {
+        update::squares(&self.workers, parts)
+    }
+
+    fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
+        Ok(update::scale(&self.workers, gradients, broken))
     }
 
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {

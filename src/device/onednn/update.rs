@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::host::{Numbers, Workers, pieces};
-use crate::device::update::{self, sum_of_squares};
+use crate::device::memory::bytes_of;
+use crate::device::update::{self, Squares, sum_of_squares};
 use crate::device::{Memory, Rule, Scalars, Span, Step};
 use crate::error::{Error, Result};
 
@@ -136,37 +137,68 @@ impl PieceSums {
     }
 }
 
-/// The norm of gradients, and their scaling where it is too large.
-struct Clip {
-    max_norm: f32,
-    gradients: Memory,
-    pieces: Vec<Range<usize>>,
+/// The sums of squares of pieces.
+struct SumsOfSquares {
+    parts: Vec<Memory>,
+    /// Elements of a part.
+    pieces: Vec<(usize, Range<usize>)>,
     sums: PieceSums,
+    /// Where they are left.
+    written: Memory,
     workers: Rc<Workers>,
 }
 
-/// The clipping of all gradients in a memory, as a step.
-pub fn clip(workers: &Rc<Workers>, max_norm: f32, gradients: &Memory) -> Box<dyn Step> {
-    let pieces: Vec<_> = pieces(gradients.bytes() / 4).collect();
-    let sums = PieceSums::new(pieces.len());
-    Box::new(Clip { max_norm, gradients: gradients.clone(), pieces, sums, workers: workers.clone() })
+/// The sums of squares of all gradients in these parts.
+pub fn squares(workers: &Rc<Workers>, parts: &[Memory]) -> Result<Squares> {
+    let of_part = |(index, part): (usize, &Memory)| pieces(part.bytes() / 4).map(move |piece| (index, piece));
+    let pieces: Vec<_> = parts.iter().enumerate().flat_map(of_part).collect();
+    let written = Memory::host(pieces.len() * size_of::<f64>())?;
+    let (sums, parts, workers) = (PieceSums::new(pieces.len()), parts.to_vec(), workers.clone());
+    let step = SumsOfSquares { parts, pieces, sums, written: written.clone(), workers };
+    Ok(Squares::new(Box::new(step), written))
 }
 
-impl Step for Clip {
+impl Step for SumsOfSquares {
     fn run(&mut self, _: &Scalars) -> Result<()> {
-        let (gradients, pieces, sums) = (Numbers::of(&self.gradients), &self.pieces, &self.sums);
+        let (pieces, sums) = (&self.pieces, &self.sums);
+        let numbers: Vec<Numbers> = self.parts.iter().map(Numbers::of).collect();
         self.workers.each(pieces.len(), |piece| {
+            let (part, range) = &pieces[piece];
             // SAFETY: nothing writes the gradients now.
-            let part = unsafe { gradients.part(pieces[piece].clone()) };
-            sums.set(piece, sum_of_squares(part));
+            sums.set(piece, sum_of_squares(unsafe { numbers[*part].part(range.clone()) }));
         });
-        let sum = (0..pieces.len()).map(|piece| sums.get(piece)).sum();
-        if let Some(factor) = update::clip_factor(self.max_norm, sum) {
-            self.workers.each(pieces.len(), |piece| {
-                // SAFETY: pieces do not overlap, and nothing else uses the gradients now.
-                let part = unsafe { gradients.part_mut(pieces[piece].clone()) };
-                part.iter_mut().for_each(|g| *g *= factor);
-            });
+        let sums: Vec<f64> = (0..pieces.len()).map(|piece| sums.get(piece)).collect();
+        self.written.write(bytes_of(&sums));
+        Ok(())
+    }
+}
+
+/// Gradients times the scalars' gradient scale.
+struct Scale {
+    gradients: Memory,
+    broken: Memory,
+    workers: Rc<Workers>,
+}
+
+/// The scaling of all gradients in a memory, as a step that sees whether any is broken.
+pub fn scale(workers: &Rc<Workers>, gradients: &Memory, broken: &Memory) -> Box<dyn Step> {
+    Box::new(Scale { gradients: gradients.clone(), broken: broken.clone(), workers: workers.clone() })
+}
+
+impl Step for Scale {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        let (gradients, factor) = (Numbers::of(&self.gradients), scalars.gradient_scale);
+        let broken = AtomicBool::new(false);
+        self.workers.each_piece(self.gradients.bytes() / 4, |range| {
+            // SAFETY: pieces do not overlap, and nothing else uses the gradients now.
+            let part = unsafe { gradients.part_mut(range) };
+            part.iter_mut().for_each(|g| *g *= factor);
+            if part.iter().any(|g| !g.is_finite()) {
+                broken.store(true, Ordering::Relaxed);
+            }
+        });
+        if broken.into_inner() {
+            self.broken.write(bytes_of(&[1i32]));
         }
         Ok(())
     }

@@ -1,0 +1,103 @@
+//! Arrays of which each rank has the parts that it owns, whole on rank 0 and back: checkpoints.
+
+use std::ops::Range;
+
+use super::memory::{Memories, nodes};
+use crate::comm::World;
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Memory};
+use crate::error::Result;
+use crate::plan::{Parameter, Plan};
+
+/// Elements that go between two ranks at a time.
+const PIECE: usize = 2 << 20;
+
+/// Some bytes of a parameter that one rank owns: counted from the parameter's start, and where they lie in what that
+/// rank has.
+struct Piece {
+    owner: usize,
+    bytes: Range<usize>,
+    at: usize,
+}
+
+/// Who owns which bytes of a parameter, in an order that is the same on every rank.
+fn pieces(world: &World, plan: &Plan, memories: &Memories, parameter: &Parameter) -> Vec<Piece> {
+    let (nodes, rule) = (nodes(world), &memories.rule);
+    let whole = parameter.offset..parameter.offset + parameter.layout.bytes();
+    let mut pieces = Vec::new();
+    for owner in 0..world.size() {
+        let mut place = 0;
+        for part in plan.owned(memories.owners, rule, &nodes, owner) {
+            let (start, end) = (part.start.max(whole.start), part.end.min(whole.end));
+            for start in (start..end.max(start)).step_by(4 * PIECE) {
+                let bytes = start - whole.start..end.min(start + 4 * PIECE) - whole.start;
+                pieces.push(Piece { owner, bytes, at: place + start - part.start });
+            }
+            place += part.len();
+        }
+    }
+    pieces
+}
+
+/// A parameter that lies alone in memory of its own.
+fn alone(device: &dyn Device, parameter: &Parameter) -> Result<(Parameter, Memory)> {
+    let memory = device.allocate(parameter.layout.bytes())?;
+    Ok((Parameter { offset: 0, ..parameter.clone() }, memory))
+}
+
+/// What all ranks have of a parameter, in plain order to where rank 0 gives room. Collective.
+pub fn gather(
+    world: &World,
+    plan: &Plan,
+    memories: &Memories,
+    device: &dyn Device,
+    parameter: &Parameter,
+    region: &Memory,
+    room: Option<&mut [f32]>,
+) -> Result<()> {
+    let (rank, whole) = (world.rank(), room.as_ref().map(|_| alone(device, parameter)).transpose()?);
+    let mut values = Vec::new();
+    for Piece { owner, bytes, at } in pieces(world, plan, memories, parameter) {
+        if rank != owner && whole.is_none() {
+            continue;
+        }
+        values.resize(bytes.len() / 4, 0f32);
+        if rank == owner {
+            device.download(&region.slice(at, bytes.len()), bytes_of_mut(&mut values))?;
+        }
+        world.to_first_f32(owner, &mut values)?;
+        if let Some((_, memory)) = &whole {
+            device.upload(bytes_of(&values), &memory.slice(bytes.start, bytes.len()))?;
+        }
+    }
+    match (room, whole) {
+        (Some(room), Some((parameter, memory))) => memories.read_into(device, &parameter, &memory, room),
+        _ => Ok(()),
+    }
+}
+
+/// The reverse: every rank has all `values` in plain order, and takes what it owns. Not collective.
+pub fn scatter(
+    world: &World,
+    plan: &Plan,
+    memories: &Memories,
+    device: &dyn Device,
+    parameter: &Parameter,
+    region: &Memory,
+    values: &[f32],
+) -> Result<()> {
+    let mut own = pieces(world, plan, memories, parameter);
+    own.retain(|piece| piece.owner == world.rank());
+    if own.is_empty() {
+        return Ok(());
+    }
+    let (parameter, memory) = alone(device, parameter)?;
+    memories.write(device, &parameter, &memory, |range, piece| piece.copy_from_slice(&values[range]))?;
+    let mut bytes_of_piece = Vec::new();
+    for Piece { bytes, at, .. } in own {
+        bytes_of_piece.resize(bytes.len(), 0u8);
+        device.download(&memory.slice(bytes.start, bytes.len()), &mut bytes_of_piece)?;
+        device.upload(&bytes_of_piece, &region.slice(at, bytes.len()))?;
+    }
+    Ok(())
+}

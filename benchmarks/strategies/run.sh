@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Who updates what: plain data parallelism by a ring, ZeRO-1, one rank for all, and parameter servers, over links shaped to
+# 1 Gbit/s between hosts, beside what docs/algorithms.md says that they take; and ZeRO-1 beside PyTorch's
+# DistributedDataParallel with ZeroRedundancyOptimizer over gloo. The hosts are namespaces of this machine
+# (tests/support/hosts.sh), which takes root; Open MPI only.
+#
+# Usage: run.sh DLTRAIN    (make bench-strategies); needs DLTRAIN_MPIRUN and iperf3; PyTorch where .deps/torch has it
+#        RATE=100mbit STEPS=5 run.sh …
+#
+# All strategies must give the same losses, to the bit, before a number is printed: plain, root and servers on one host
+# by shared memory's order of adding, ZeRO-1 by the ring's.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+dltrain=$(realpath "$1")
+. benchmarks/common.sh
+hosts=tests/support/hosts.sh
+rate=${RATE:-1gbit}
+steps=${STEPS:-3}
+trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
+# alexnet at small images: 228 MB of gradients, and little to compute.
+model=(--model alexnet --image-size 63 --batch 1 --threads 1 --optimizer sgd --warmup 1 --fusion-threshold-mb 8)
+
+# Megabits a second that one TCP connection gets from h0 to h1.
+link() {
+    $hosts run h1 iperf3 -s -1 -D >/dev/null
+    sleep 1
+    $hosts run h0 iperf3 -c h1 -t 5 -f m | sed -n 's/^.* \([0-9.]*\) Mbits.*receiver$/\1/p'
+}
+
+job() { # slots, ranks, flags; prints what the run does
+    $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
+        -H "$1" -n "$2" "$dltrain" "${model[@]}" --steps "$steps" "${@:3}" --results "$scratch/r.h5" --verbose 2>&1
+    rm -f "$scratch/r.h5"
+}
+
+# Losses of all steps, as the run prints them.
+losses() { awk '/\+\/-/ { print $NF }'; }
+
+# Seconds of a step, and those in which it waited for other ranks.
+seconds() { # ranks that compute
+    awk -v ranks="$1" '/^total images\/sec:/ { step = ranks / $3 }
+        /^share of time/ { match($0, /communication [0-9.]+/); share = substr($0, RSTART + 14, RLENGTH - 14) / 100 }
+        END { printf "%.2f %.2f\n", step, share * step }'
+}
+
+slots() { seq -s, -f 'h%.0f:1' 0 $(($1 - 1)); }
+
+compare() { # hosts
+    local ranks=$1 bytes=228.0 name flags workers each expected measured said step ring
+    echo
+    echo "$ranks hosts x 1 rank, links of $rate (iperf3: $megabits Mbit/s); seconds a step"
+    printf '%-18s %8s %8s %10s %10s %8s\n' strategy ranks step waiting formula ratio
+    while read -r name workers each flags; do
+        # shellcheck disable=SC2086
+        said=$(job "$(slots "$ranks")" "$ranks" $flags)
+        read -r step measured < <(seconds "$workers" <<<"$said")
+        expected=$(awk -v n="$bytes" -v r="$megabits" -v each="$each" 'BEGIN { print each * n * 8 / r }')
+        printf '%-18s %8s %8s %10s %10.2f %8.2f\n' "$name" "$workers" "$step" "$measured" "$expected" \
+            "$(awk -v a="$measured" -v b="$expected" 'BEGIN { print a / b }')"
+    done < <(
+        ring=$(awk -v p="$ranks" 'BEGIN { print 2 * (p - 1) / p }')
+        echo "plain $ranks $ring --allreduce ring"
+        echo "zero-1 $ranks $ring --zero 1 --allreduce ring"
+        # Both directions of a link at a time: sums come in while parameters of other buckets go out.
+        echo "root $ranks $((ranks - 1)) --sync root"
+        echo "server:1 $((ranks - 1)) $((ranks - 1)) --sync server:1"
+        [ "$ranks" -lt 4 ] || echo "server:2 $((ranks - 2)) $(awk -v p="$ranks" 'BEGIN { print (p - 2) / 2 }') --sync server:2"
+    )
+}
+
+# The same losses by any strategy.
+check() {
+    local plain other
+    plain=$(job h0:3 3 --allreduce shm | losses)
+    [ -n "$plain" ] || { echo "strategies: no losses in what dltrain printed" >&2; exit 1; }
+    for other in "3 --sync root" "4 --sync server"; do
+        # shellcheck disable=SC2086
+        [ "$(job "$(slots "${other%% *}")" $other | losses)" = "$plain" ] || { echo "$other: other losses" >&2; exit 1; }
+    done
+    plain=$(job "$(slots 3)" 3 --allreduce ring | losses)
+    [ "$(job "$(slots 3)" 3 --allreduce ring --zero 1 | losses)" = "$plain" ] || { echo "--zero 1: other losses" >&2; exit 1; }
+    echo "losses of $steps steps: the same by every strategy"
+}
+
+# dltrain on two hosts without a limit to their links, PyTorch by gloo on one.
+peers() {
+    local turn
+    [ -x .deps/torch/bin/python ] || { echo "no PyTorch in .deps/torch: its figures are left out"; return; }
+    $hosts down && $hosts up 2
+    echo
+    echo "vgg11, batch 2, Adam, 2 ranks x 1 thread: images/s and MB of a rank, medians of 3 turns"
+    for turn in 1 2 3; do
+        $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" -H h0:1,h1:1 -n 2 "$dltrain" \
+            --model vgg11 --batch 2 --threads 1 --optimizer adam --warmup 1 --steps 4 --zero 1 --results "$scratch/p.h5" \
+            >"$scratch/ours" 2>&1
+        rm -f "$scratch/p.h5"
+        sed -n 's/^total images\/sec: //p' "$scratch/ours" >>"$scratch/ours.rate"
+        sed -n 's/^memory a rank *\([0-9]*\) MB.*/\1/p' "$scratch/ours" >>"$scratch/ours.memory"
+        .deps/torch/bin/python benchmarks/strategies/peer.py >"$scratch/theirs"
+        awk '{ print $1 }' "$scratch/theirs" >>"$scratch/theirs.rate"
+        awk '{ print $2 }' "$scratch/theirs" >>"$scratch/theirs.memory"
+    done
+    for turn in ours theirs; do
+        printf '%-10s %8s images/s %8s MB\n' "$([ $turn = ours ] && echo dltrain || echo PyTorch)" \
+            "$(median <"$scratch/$turn.rate")" "$(median <"$scratch/$turn.memory")"
+    done
+    awk -v a="$(median <"$scratch/ours.rate")" -v b="$(median <"$scratch/theirs.rate")" \
+        'BEGIN { printf "ratio      %8.2f\n", a / b }'
+}
+
+measure() {
+    $hosts down 2>/dev/null || true
+    $hosts up 4 "$rate"
+    check
+    megabits=$(link)
+    compare 3
+    compare 4
+    peers
+}
+
+report strategies "Who updates what over shaped links between hosts on one machine"

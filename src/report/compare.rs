@@ -29,11 +29,13 @@ const NAMES: [&str; 15] = [
 ];
 /// Of these may differ what is still one curve of a study: what follows from ranks, batch and machine, and how long
 /// it was measured.
-const PASSING: [&str; 13] = [
+const PASSING: [&str; 15] = [
     "ranks",
     "hosts",
     "device",
     "threads",
+    "owners",
+    "mesh",
     "allreduce_used",
     "allreduce_costs",
     "revision",

@@ -301,6 +301,11 @@ int MPI_Isend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, u
     return at().later(arguments, false, bytes_of(count, type), request);
 }
 
+// When it arrives is when it is received, which in this clock is no later.
+int MPI_Issend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm, void *request) {
+    return MPI_Isend(buffer, count, type, to, tag, comm, request);
+}
+
 int MPI_Iallreduce(uintptr_t from, uintptr_t into, uintptr_t count, uintptr_t type, uintptr_t op, uintptr_t comm, void *request) {
     using Call = int (*)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, void *);
     static const Call sum = real<Call>("PMPI_Iallreduce");

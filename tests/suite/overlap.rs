@@ -224,9 +224,7 @@ fn a_steady_step_in_halves_casts_no_weight() {
         let count = |name: &str| step.iter().filter(|work| work.what.starts_with(name)).count();
         // That of the scores' gradient.
         assert_eq!(count(&format!("cast_f32_{precision}")), 1, "{precision}");
-        // The gradients of the weights are cast.
-        assert!(count(&format!("cast_{precision}_f32")) > 3, "{precision}");
-        assert!(count("update_sgd") > 0, "{precision}");
+        assert!(count("update") > 0, "{precision}");
     }
 }
 

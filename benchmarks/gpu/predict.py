@@ -74,6 +74,8 @@ class Prediction:
     def __init__(self, steps, precision, made=(), convolution=CONVOLUTION, ideal=False):
         self.precision, self.made, self.convolution, self.ideal = precision, made, convolution, ideal
         self.parts, self.readers = {}, {}
+        # Weights whose halves are made by a step of the plan, and those whose halves are counted.
+        self.halved, self.counted = {step["layer"] for step in steps if step["op"] == "reorder"}, set()
         for step in steps:
             for name in step.get("inputs", []):
                 self.readers.setdefault(name, []).append(step["op"])
@@ -97,6 +99,8 @@ class Prediction:
 
     def step(self, step):
         op, moved = step["op"], sum(step["read"]) + sum(step["written"])
+        if op.startswith(("conv2d", "linear")):
+            moved -= self.halves_of_weights(step)
         if op.startswith("conv2d"):
             self.convolve(step, moved)
         elif op.startswith("linear"):
@@ -116,6 +120,24 @@ class Prediction:
             self.work("update", moved, ELEMENTWISE)
         elif op != "reshape":
             self.work("other", moved, ELEMENTWISE)
+
+    def halves_of_weights(self, step):
+        """The plan has a weight read in f32, and the kernel reads its halves, which the update has written. Before, a
+        step made them. So many bytes less are read."""
+        if "weights" in step["op"] or step["inputs"][1] in self.halved:
+            return 0
+        name, size = step["inputs"][1], step["read"][1]
+        if name not in self.counted:
+            self.counted.add(name)
+            self.halve(size + size / 2, size / 2)
+        return size / 2
+
+    def halve(self, moved, written):
+        """A weight in halves."""
+        if self.has("small"):
+            self.work("update", written, ELEMENTWISE, kernels=0)
+        else:
+            self.work("small kernels", moved, ELEMENTWISE, kernels=CAST / KERNEL)
 
     def convolve(self, step, moved):
         """A product, and what cuDNN does along with it."""
@@ -182,11 +204,8 @@ class Prediction:
                 self.work("images", step["read"][0] + halves, ELEMENTWISE)
             else:
                 self.cost("images", IMAGES * padded / 16)
-        elif self.has("small"):
-            # A weight in halves: the update writes it along.
-            self.work("update", step["written"][0], ELEMENTWISE, kernels=0)
         else:
-            self.work("small kernels", moved, ELEMENTWISE, kernels=CAST / KERNEL)
+            self.halve(moved, step["written"][0])
 
 
 def main():

@@ -76,6 +76,11 @@ impl Memory {
         self.address
     }
 
+    /// What keeps it alive.
+    pub fn owner(&self) -> &Rc<dyn Any> {
+        &self.owner
+    }
+
     /// A part of this memory.
     ///
     /// # Panics

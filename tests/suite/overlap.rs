@@ -3,7 +3,8 @@
 //!
 //! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and
 //!   without, is what a schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
-//! - a steady step enqueues two things a stretch and a few a step, and waits for no stream.
+//! - a steady step enqueues two things a stretch and a few a step, and waits for no stream;
+//! - in halves it casts no weight: the update has written them.
 
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
@@ -76,10 +77,16 @@ fn steady(work: &[Work]) -> (i64, &[Work]) {
 /// How a bucket travels.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
-    /// Copied to the host, where adding up takes no time.
+    /// Copied to the host, where adding up, and what encodes on the host, takes no time.
     Shared,
     /// Between the hosts, round a ring.
     Ring,
+    /// Between the hosts, halves of what is left there and back.
+    Halving,
+    /// Between the hosts, all of it with one rank after the other.
+    Doubling,
+    /// By the MPI library, in one call.
+    Library,
     /// Added up by a kernel.
     Peers,
     /// Encoded; messages go round a ring.
@@ -149,6 +156,14 @@ fn by_hand(step: &[Work], way: Way, overlap: bool, ranks: i64, rate: f64) -> (i6
         Way::Shared => 0,
         Way::Peers => sums[bucket],
         Way::Ring => 2 * (ranks - 1) * message(step[down[bucket]].bytes as f64 / ranks as f64),
+        Way::Halving => {
+            let halves =
+                (1..=ranks.ilog2()).map(|round| step[down[bucket]].bytes as f64 / f64::from(1 << round));
+            halves.map(|bytes| 2 * message(bytes)).sum()
+        }
+        Way::Doubling => i64::from(ranks.ilog2()) * message(step[down[bucket]].bytes as f64),
+        // As many bytes as a ring sends.
+        Way::Library => message(2.0 * step[down[bucket]].bytes as f64 * (ranks - 1) as f64 / ranks as f64),
         Way::Coded => (ranks - 1) * message(step[down[down.len() / buckets * bucket]].bytes as f64),
     };
     let [mut left, mut summed, mut back, mut done] = [0, 0, 0, end];
@@ -170,7 +185,17 @@ fn the_backward_pass_hides_what_a_schedule_by_hand_hides() {
         (4, "--allreduce ipc", Way::Peers),
         (2, "--allreduce ring", Way::Ring),
         (4, "--allreduce ring", Way::Ring),
+        (2, "--allreduce hierarchical", Way::Shared),
+        (4, "--allreduce hierarchical", Way::Shared),
+        (2, "--allreduce halving-doubling", Way::Halving),
+        (4, "--allreduce halving-doubling", Way::Halving),
+        (2, "--allreduce recursive-doubling", Way::Doubling),
+        (4, "--allreduce recursive-doubling", Way::Doubling),
+        (2, "--allreduce mpi", Way::Library),
+        (4, "--allreduce mpi", Way::Library),
         (2, "--compress 1bit", Way::Coded),
+        // Its factors are added up in the memory that the node shares.
+        (2, "--compress powersgd", Way::Shared),
     ];
     let rate: f64 = RATES.rsplit(',').next().unwrap().parse().unwrap();
     for (ranks, flags, way) in ways {
@@ -189,6 +214,18 @@ fn the_backward_pass_hides_what_a_schedule_by_hand_hides() {
             found
         });
         assert!(exposed[0] < exposed[1], "{ranks} ranks {flags}: {exposed:?}");
+    }
+}
+
+#[test]
+fn a_steady_step_in_halves_casts_no_weight() {
+    for precision in ["bf16", "f16"] {
+        let work = run(1, &format!("--precision {precision}"));
+        let (_, step) = steady(&work);
+        let count = |name: &str| step.iter().filter(|work| work.what.starts_with(name)).count();
+        // That of the scores' gradient.
+        assert_eq!(count(&format!("cast_f32_{precision}")), 1, "{precision}");
+        assert!(count("update") > 0, "{precision}");
     }
 }
 

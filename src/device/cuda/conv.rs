@@ -49,6 +49,14 @@ fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     if conv.groups == 1 { padded_in(spec, real) } else { channels_last_in(spec, real.dtype()) }
 }
 
+/// Of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants padding.
+fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
+    match operand(conv, spec, real) {
+        padded if padded.handle::<usize>().is_some() => padded,
+        _ => channels_last_in(spec, spec.dtype),
+    }
+}
+
 fn named(convolution: &Convolution, real: Real) -> String {
     let more = if convolution.is_joined() { "+" } else { "" };
     format!("cudnn:engine {}{more} {}", convolution.engine(), real.suffix())
@@ -67,16 +75,18 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, activation(conv), conv, real, [x, w, y])?;
-    let mut inputs: Vec<Layout> = [x, w].map(|spec| operand(conv, spec, real)).into();
+    let of_w = weights(conv, w, real);
+    let mut inputs = vec![operand(conv, x, real), of_w.clone()];
     inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
     let outputs = vec![channels_last_in(y, real.dtype())];
     let ([n, o, oh, ow], relu) = (image(y)?, conv.relu);
     let (name, scratch) = (named(&product, real), product.workspace());
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
+        let w = operands.multiplied(1, &of_w, real)?;
         let memory: Vec<&Bytes> = match (operands.inputs, &operands.outputs[0]) {
-            ([x, w, bias], y) if product.is_joined() => vec![x, w, y, bias],
-            ([x, w, ..], y) => vec![x, w, y],
+            ([x, _, bias], y) if product.is_joined() => vec![x, &w, y, bias],
+            ([x, _, ..], y) => vec![x, &w, y],
             _ => return Err(Error::internal("a convolution without a weight")),
         };
         operands.push(product.bind(&memory, &workspace)?);
@@ -93,7 +103,8 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
-    let inputs = [x, w].map(|spec| operand(conv, spec, real)).into();
+    let of_w = weights(conv, w, real);
+    let inputs = vec![operand(conv, x, real), of_w.clone()];
     let outputs = vec![channels_last_in(y, real.dtype()), plain_in(output(request, 1)?, DType::F32)];
     let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
     let (name, scratch) = (named(&product, real), product.workspace());
@@ -104,7 +115,8 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
     };
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
-        let ([x, w], [y, moments]) = (operands.inputs, operands.outputs) else {
+        let w = &operands.multiplied(1, &of_w, real)?;
+        let ([x, _], [y, moments]) = (operands.inputs, operands.outputs) else {
             return Err(Error::internal("a convolution with moments has two inputs and two outputs"));
         };
         if product.is_joined() {
@@ -143,17 +155,19 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> R
     let real = narrowest(&[dx, dy])?;
     let then = if request.inputs.len() == 3 { Then::Mask } else { Then::Nothing };
     let product = compiled(gpu, Direction::BackwardData, then, conv, real, [dx, w, dy])?;
-    let mut inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real)];
+    let of_w = weights(conv, w, real);
+    let mut inputs = vec![channels_last_in(dy, real.dtype()), of_w.clone()];
     inputs.extend(request.inputs.get(2).map(|(given, _)| operand(conv, given, real)));
     let outputs = vec![operand(conv, dx, real)];
     let (elements, scratch) = (outputs[0].bytes() / real.bytes(), product.workspace());
     let name = named(&product, real);
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
+        let w = &operands.multiplied(1, &of_w, real)?;
         let dx = &operands.outputs[0];
         let (memory, mask): (Vec<&Bytes>, _) = match operands.inputs {
-            [dy, w, given] if product.is_joined() => (vec![dx, w, dy, given], None),
-            [dy, w, rest @ ..] => (vec![dx, w, dy], rest.first()),
+            [dy, _, given] if product.is_joined() => (vec![dx, w, dy, given], None),
+            [dy, _, rest @ ..] => (vec![dx, w, dy], rest.first()),
             _ => return Err(Error::internal("a convolution without a weight")),
         };
         operands.push(product.bind(&memory, &workspace)?);
@@ -170,12 +184,14 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
     let real = narrowest(&[dx, dy])?;
     let product = compiled(gpu, Direction::BackwardData, Then::Accumulate, conv, real, [dx, w, dy])?;
     let layout = operand(conv, dx, real);
-    let inputs = vec![channels_last_in(dy, real.dtype()), operand(conv, w, real), layout.clone()];
+    let of_w = weights(conv, w, real);
+    let inputs = vec![channels_last_in(dy, real.dtype()), of_w.clone(), layout.clone()];
     let (bytes, scratch, name) = (layout.bytes(), product.workspace(), named(&product, real));
     let workspace = scratch.next_multiple_of(PART) + if product.is_joined() { 0 } else { bytes };
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
-        let ([dy, w, z], [dx]) = (operands.inputs, operands.outputs) else {
+        let w = &operands.multiplied(1, &of_w, real)?;
+        let ([dy, _, z], [dx]) = (operands.inputs, operands.outputs) else {
             return Err(Error::internal("a convolution's gradient that is added has three inputs"));
         };
         if product.is_joined() {

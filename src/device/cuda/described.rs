@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use super::backend::{Plan, Target};
+use super::backend::{Configuration, Plan, Target};
 use super::conv;
 use super::dnn;
 use super::layout::Real;
 use super::library;
-use super::product::{Direction, Then};
+use super::normalised;
+use super::product::{Direction, Product, Then};
 use super::sys::Dnn;
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, Spec};
@@ -15,6 +16,7 @@ use crate::graph::{Conv2d, DType, Spec};
 /// A cuDNN, and a GPU.
 pub struct Described {
     dnn: &'static Dnn,
+    version: String,
     target: Target,
 }
 
@@ -51,8 +53,14 @@ impl Described {
     /// (before 9.8).
     pub fn new(library: &Path, before: &[&Path], json: &str) -> Result<Described> {
         before.iter().try_for_each(|path| library::keep_open(path)).map_err(Error::environment)?;
-        let dnn: &'static Dnn = Box::leak(Box::new(library::dnn_at(library).map_err(Error::environment)?));
-        Ok(Described { dnn, target: Target::described(dnn, json)? })
+        let (dnn, version) = library::dnn_at(library).map_err(Error::environment)?;
+        let dnn: &'static Dnn = Box::leak(Box::new(dnn));
+        Ok(Described { dnn, version, target: Target::described(dnn, json)? })
+    }
+
+    /// "9.26.0"
+    pub fn version(&self) -> &str {
+        &self.version
     }
 
     /// Engines for a convolution's three products (y, dx, dw) as a run would ask for them, each by itself. None: none
@@ -83,10 +91,33 @@ impl Described {
         ])
     }
 
-    fn engine(&self, question: &Question, direction: Direction, then: Then) -> Result<Option<Engine>> {
+    /// Engines that normalise what they read, which no run asks for: a scale, a shift and a ReLU, then y and its sums;
+    /// the same, then dw; dx, then the ReLU's gradient and a normalisation's.
+    ///
+    /// # Errors
+    /// As `engines`.
+    pub fn normalised(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
+        let directions = [Direction::Forward, Direction::BackwardWeights, Direction::BackwardData];
+        let mut engines = [None; 3];
+        for (engine, direction) in engines.iter_mut().zip(directions) {
+            let product = self.product(question, direction, Then::Nothing)?;
+            *engine = self.first(normalised::ways(&product, self.dnn, &self.target)?)?;
+        }
+        Ok(engines)
+    }
+
+    fn product(&self, question: &Question, direction: Direction, then: Then) -> Result<Product> {
         let Question { conv, tensors, dtype, tf32 } = *question;
-        let product = conv::product(direction, then, conv, Real::of(dtype)?, tf32, tensors)?;
-        for way in product.ways(self.dnn, &self.target)? {
+        conv::product(direction, then, conv, Real::of(dtype)?, tf32, tensors)
+    }
+
+    fn engine(&self, question: &Question, direction: Direction, then: Then) -> Result<Option<Engine>> {
+        self.first(self.product(question, direction, then)?.ways(self.dnn, &self.target)?)
+    }
+
+    /// The first that a plan is finalised with.
+    fn first(&self, ways: Vec<Configuration>) -> Result<Option<Engine>> {
+        for way in ways {
             let Some(plan) = dnn::plan(&way, &self.target)? else { continue };
             // As the next run would have it.
             let again = Plan::restored(self.dnn, &self.target, plan.engine, &plan.text()?)?;

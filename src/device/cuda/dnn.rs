@@ -159,9 +159,10 @@ fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memo
     if memory.len() != operands.len() {
         return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), operands.len())));
     }
-    let wanted = operands.iter().map(Operand::bytes).chain([plan.workspace]);
-    for (memory, bytes) in memory.iter().copied().chain([workspace]).zip(wanted) {
-        let aligned = bytes == 0 || (memory.address() as usize).is_multiple_of(ALIGNMENT);
+    let wanted = operands.iter().map(|operand| (operand.bytes(), operand.alignment()));
+    let wanted = wanted.chain([(plan.workspace, ALIGNMENT)]);
+    for (memory, (bytes, alignment)) in memory.iter().copied().chain([workspace]).zip(wanted) {
+        let aligned = bytes == 0 || (memory.address() as usize).is_multiple_of(alignment);
         if memory.bytes() < bytes || !aligned {
             let at = memory.address();
             return Err(Error::internal(format!("{} bytes at {at:p} for {bytes}", memory.bytes())));

@@ -10,6 +10,7 @@ use flate2::read::GzDecoder;
 
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
+use super::halves::Halves;
 use super::handle::{Context, Event, Function, Module, Registered, Stream, address, allocate, pages};
 use super::library::{Found, cuda};
 use super::tune::Tuned;
@@ -71,6 +72,8 @@ pub struct Gpu {
     pub capability: (i32, i32),
     /// Whether f32 products may be rounded to tf32's 10 bits.
     pub tf32: bool,
+    /// Of the parameters.
+    pub halves: Halves,
     multiprocessors: u32,
     module: Rc<Module>,
     functions: RefCell<HashMap<String, Function>>,
@@ -114,6 +117,7 @@ impl Gpu {
             place: gpu.identity.clone(),
             capability: gpu.compute_capability,
             tf32,
+            halves: Halves::default(),
             multiprocessors: multiprocessors.max(1) as u32,
             module,
             functions: RefCell::default(),
@@ -190,6 +194,10 @@ impl Gpu {
         unsafe { self.stream.upload(slot.as_slice(), &self.scalars) }?;
         self.current.set(Some(*scalars));
         Ok(())
+    }
+
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.get()
     }
 
     /// Records what `enqueue` enqueues as one graph.

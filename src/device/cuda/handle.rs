@@ -386,6 +386,7 @@ pub struct Function {
 struct Allocation {
     context: Rc<Context>,
     address: CUdeviceptr,
+    bytes: usize,
 }
 
 impl Drop for Allocation {
@@ -407,10 +408,21 @@ pub fn allocate(context: &Rc<Context>, bytes: usize) -> Result<Memory> {
     let outcome = unsafe { context.libraries.driver.cuMemAlloc_v2(&mut address, room) };
     outcome
         .map_err(|failed| Error::from(failed).context(format!("{bytes} bytes on GPU {}", context.ordinal)))?;
-    let owner: Rc<dyn Any> = Rc::new(Allocation { context: context.clone(), address });
+    let owner: Rc<dyn Any> = Rc::new(Allocation { context: context.clone(), address, bytes });
     // SAFETY: memory of the GPU, alive with its owner. Its address is never read through on the host: whoever has a
     // `Memory` of a device goes through that device.
     Ok(unsafe { Memory::from_raw(address as *mut u8, bytes, owner) })
+}
+
+/// All of the allocation that this memory is of; memory of another process's is by itself.
+pub fn allocation(memory: &Memory) -> Memory {
+    match memory.owner().downcast_ref::<Allocation>() {
+        // SAFETY: as `allocate` made it.
+        Some(whole) => unsafe {
+            Memory::from_raw(whole.address as *mut u8, whole.bytes, memory.owner().clone())
+        },
+        None => memory.clone(),
+    }
 }
 
 /// What another process needs to open this memory, all of an allocation.

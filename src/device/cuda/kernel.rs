@@ -96,6 +96,7 @@ impl Kernel for CudaKernel {
         let gpu = &self.gpu;
         let mut operands = Operands { gpu, inputs, outputs, workspace, used: 0, work: Vec::new() };
         (self.bind)(&mut operands)?;
+        operands.writes(outputs);
         Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))
     }
 
@@ -179,6 +180,29 @@ impl Operands<'_> {
     fn add(&mut self, launch: Launch) {
         let stream = self.gpu.stream.clone();
         self.push(move || launch.run(&stream));
+    }
+
+    /// Input `index`, of parameters, as it is multiplied: where they lie in f32 a copy of theirs in halves.
+    pub fn multiplied(&mut self, index: usize, layout: &Layout, real: Real) -> Result<Memory> {
+        let master = self.inputs[index].slice(0, layout.bytes());
+        if layout.dtype() == real.dtype() {
+            return Ok(master);
+        }
+        let gpu = self.gpu.clone();
+        let copies = gpu.halves.of(&gpu, &master, real)?;
+        let half = copies.of(&master);
+        copies.reads(&master);
+        self.push(move || gpu.halves.read(&copies, gpu.is_capturing()));
+        Ok(half)
+    }
+
+    /// What is written is not what halves were copied from any more.
+    pub fn writes(&mut self, outputs: &[Memory]) {
+        let (gpu, outputs) = (self.gpu.clone(), outputs.to_vec());
+        self.push(move || {
+            outputs.iter().for_each(|output| gpu.halves.written(output));
+            Ok(())
+        });
     }
 
     /// Adds a copy within the GPU.

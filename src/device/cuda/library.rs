@@ -184,6 +184,7 @@ fn open() -> Result<Libraries> {
     let compiler = nvrtc.as_ref().map(|(library, path)| {
         (nvrtc_version(library), file_of(library, b"nvrtcVersion\0").unwrap_or(path.clone()))
     });
+    compiler.iter().for_each(|(_, path)| open_builtins(path));
     let mut kept: Vec<Library> = lt.into_iter().chain(nvrtc).map(|(library, _)| library).collect();
     let name = format!("libcublas.so.{built_for}");
     let looked = || format!("no {name}, which cuDNN {cudnn} goes with, in {}", listed(&places));
@@ -227,18 +228,36 @@ impl Found {
 
 /// Opens a library for good, for others that look for it.
 pub fn keep_open(path: &Path) -> std::result::Result<(), String> {
+    open_builtins(path);
     std::mem::forget(open_at(path)?);
     Ok(())
 }
 
+/// Opens for good what lies beside NVRTC and is wanted when it compiles: the wheel of 13.0 looks for it only where the
+/// loader looks, so that cuDNN could compile nothing.
+fn open_builtins(nvrtc: &Path) {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if !name(nvrtc).starts_with("libnvrtc.so") {
+        return;
+    }
+    let beside = nvrtc.parent().and_then(|directory| directory.read_dir().ok());
+    for file in beside.into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if name(&file).starts_with("libnvrtc-builtins.so.")
+            && let Err(why) = open_at(&file).map(std::mem::forget)
+        {
+            log::debug!("{why}");
+        }
+    }
+}
+
 /// The functions of the cuDNN in this file, which stays open: what can be asked of it without a GPU needs no driver.
-pub fn dnn_at(path: &Path) -> std::result::Result<Dnn, String> {
+pub fn dnn_at(path: &Path) -> std::result::Result<(Dnn, String), String> {
     let library = open_at(path)?;
-    dnn_version(&library)?;
+    let (version, _) = dnn_version(&library)?;
     // SAFETY: the library says that it is cuDNN 9, and is never closed.
     let dnn = unsafe { Dnn::load(&library) }.map_err(|name| format!("{} has no {name}", path.display()));
     std::mem::forget(library);
-    dnn
+    Ok((dnn?, version))
 }
 
 /// cuDNN's version in words, and the major version of the CUDA it was built for.

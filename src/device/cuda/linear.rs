@@ -36,11 +36,13 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Resul
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, x, w, y)?;
     let (real, result) = (narrowest(&[x, y])?, Real::of(y.dtype)?);
-    let mut inputs = vec![plain_in(x, real.dtype()), plain_in(w, real.dtype())];
+    let weights = plain(w);
+    let mut inputs = vec![plain_in(x, real.dtype()), weights.clone()];
     inputs.extend(request.inputs.get(2).map(|(bias, _)| plain_in(bias, DType::F32)));
     let [of_x, of_w, of_y] = [flat(x), [w.shape.0[0], w.shape.0[1]], flat(y)];
     let bind = move |operands: &mut Operands| {
-        let ([x, w], y) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
+        let w = operands.multiplied(1, &weights, real)?;
+        let (x, y) = (operands.inputs[0].clone(), operands.outputs[0].clone());
         let gpu = operands.gpu.clone();
         operands.push(move || {
             let (x, w) = (matrix(&x, real, of_x, false), matrix(&w, real, of_w, true));
@@ -56,10 +58,12 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKerne
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, dx, w, dy)?;
     let (real, result) = (narrowest(&[dx, dy])?, Real::of(dx.dtype)?);
-    let inputs = vec![plain_in(dy, real.dtype()), plain_in(w, real.dtype())];
+    let weights = plain(w);
+    let inputs = vec![plain_in(dy, real.dtype()), weights.clone()];
     let [of_dy, of_w, of_dx] = [flat(dy), [w.shape.0[0], w.shape.0[1]], flat(dx)];
     let bind = move |operands: &mut Operands| {
-        let ([dy, w], dx) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
+        let w = operands.multiplied(1, &weights, real)?;
+        let (dy, dx) = (operands.inputs[0].clone(), operands.outputs[0].clone());
         let gpu = operands.gpu.clone();
         operands.push(move || {
             let (dy, w) = (matrix(&dy, real, of_dy, false), matrix(&w, real, of_w, false));

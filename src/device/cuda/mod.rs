@@ -4,7 +4,7 @@
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
-//!   engines were chosen, `gpu` is all of it for one GPU;
+//!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `codec`
 //!   by kernels of our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
@@ -20,6 +20,7 @@ mod conv;
 pub mod described;
 mod dnn;
 mod gpu;
+mod halves;
 mod handle;
 mod ipc;
 mod kernel;
@@ -28,6 +29,7 @@ mod library;
 mod linear;
 mod nccl;
 mod norm;
+mod normalised;
 mod nvml;
 mod pool;
 mod probe;
@@ -250,6 +252,7 @@ impl Device for Cuda {
         if from.is_empty() {
             return Ok(());
         }
+        self.gpu.halves.written(to);
         // SAFETY: whether pinned or not, nobody may write to `from` before the copy has ended, when this returns.
         unsafe { self.gpu.stream.upload(from, to) }?;
         self.synchronize()
@@ -268,6 +271,7 @@ impl Device for Cuda {
     }
 
     fn zero(&self, memory: &Memory) -> Result<()> {
+        self.gpu.halves.written(memory);
         self.gpu.stream.zero(memory)
     }
 
@@ -307,6 +311,7 @@ impl Device for Cuda {
 
     fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
         let coming = &self.gpu.coming;
+        self.gpu.halves.written(to);
         // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next comes behind the
         // event.
         unsafe { coming.upload(from.as_slice(), to) }?;
@@ -314,12 +319,14 @@ impl Device for Cuda {
     }
 
     fn upload_async(&self, from: &Memory, to: &Memory) -> Result<()> {
+        self.gpu.halves.written(to);
         // SAFETY: as above; the caller leaves it alone until it knows that the stream has come by.
         unsafe { self.gpu.stream.upload(from.as_slice(), to) }
     }
 
     fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
         let inputs = &self.gpu.inputs;
+        self.gpu.halves.written(to);
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
         // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event.
         unsafe { inputs.upload(host.as_slice(), to) }?;
@@ -334,6 +341,7 @@ impl Device for Cuda {
         if from.bytes() != to.bytes() {
             return Err(Error::internal(format!("{} bytes for {}", from.bytes(), to.bytes())));
         }
+        self.gpu.halves.written(to);
         self.gpu.stream.copy(from, to, from.bytes())
     }
 
@@ -361,11 +369,13 @@ impl Device for Cuda {
         if environment::CUDA_GRAPH.is_off() {
             return Ok(None);
         }
-        let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
-        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph })))
+        let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)));
+        let halves = self.gpu.halves.captured();
+        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph: graph?, halves })))
     }
 
     fn export_handle(&self, memory: &Memory) -> Result<Vec<u8>> {
+        self.gpu.halves.offered(memory);
         Ok(handle::offer(&self.gpu.context, memory)?.to_vec())
     }
 
@@ -404,11 +414,14 @@ fn is_reached(event: &Event) -> Result<bool> {
 struct Captured {
     gpu: Rc<gpu::Gpu>,
     graph: handle::Graph,
+    /// Copies that its kernels read.
+    halves: Vec<Rc<halves::Copies>>,
 }
 
 impl Step for Captured {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
         self.gpu.set_scalars(scalars)?;
+        self.halves.iter().try_for_each(|copies| self.gpu.halves.read(copies, false))?;
         self.graph.launch()
     }
 }

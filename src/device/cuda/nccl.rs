@@ -219,6 +219,7 @@ impl Group for Communicator {
     fn sum(&mut self, memory: &Memory) -> Result<()> {
         let comm = self.alive()?;
         self.stream.wait(&self.gpu.stream.record()?)?;
+        self.gpu.halves.written(memory);
         let (at, count) = (address(memory) as *mut c_void, memory.bytes() / size_of::<f32>());
         // SAFETY: so many numbers lie there, and nobody touches them until `reached`; communicator and stream are
         // alive.

@@ -68,13 +68,18 @@ pub struct Product {
 pub struct Operand {
     /// Its number in the graph.
     pub number: i64,
-    extents: [usize; 4],
-    real: Real,
+    pub extents: [usize; 4],
+    pub real: Real,
 }
 
 impl Operand {
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.real.bytes()
+    }
+
+    /// What its address is a multiple of. Halves of parameters lie as they do, each in half the room.
+    pub fn alignment(&self) -> usize {
+        if self.number == 2 && self.real != Real::F32 { ALIGNMENT / 2 } else { ALIGNMENT }
     }
 
     /// Numbers to try an engine on: all tensors' together have nothing in common.
@@ -95,18 +100,19 @@ impl Operand {
         (0..words).map(|_| stream.word() & random | exponent).collect()
     }
 
-    fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::Outcome<Rc<Descriptor>> {
+    /// As cuDNN has it; one that does not lie in memory goes from one operation to the next.
+    pub fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::Outcome<Rc<Descriptor>> {
         let [n, c, h, w] = self.extents.map(|extent| extent as i64);
         // Channels innermost.
         let strides = [h * w * c, 1, w * c, c];
-        let tensor =
-            backend::tensor(dnn, self.number, data_type(self.real), [n, c, h, w], strides, ALIGNMENT)?;
+        let (of, extents) = (data_type(self.real), [n, c, h, w]);
+        let tensor = backend::tensor(dnn, self.number, of, extents, strides, self.alignment())?;
         let tensor = if lies { tensor } else { tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])? };
         tensor.finalize()
     }
 }
 
-fn data_type(real: Real) -> c_int {
+pub fn data_type(real: Real) -> c_int {
     (match real {
         Real::F32 => cudnnDataType_t::CUDNN_DATA_FLOAT,
         Real::BF16 => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
@@ -211,7 +217,11 @@ impl Product {
     }
 
     /// The operation that multiplies: x, w and y.
-    fn convolution(&self, dnn: &'static Dnn, [x, w, y]: [Rc<Descriptor>; 3]) -> sys::Outcome<Rc<Descriptor>> {
+    pub fn convolution(
+        &self,
+        dnn: &'static Dnn,
+        [x, w, y]: [Rc<Descriptor>; 3],
+    ) -> sys::Outcome<Rc<Descriptor>> {
         let pair = |values: [usize; 2]| values.map(|value| value as i64);
         let (mode, padding) =
             (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
@@ -303,14 +313,14 @@ impl Product {
 }
 
 // Attributes of an elementwise operation.
-const X: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
-const B: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
-const Y: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
-const DX: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DXDESC;
-const DY: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DYDESC;
+pub const X: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
+pub const B: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
+pub const Y: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
+pub const DX: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DXDESC;
+pub const DY: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DYDESC;
 
 /// An operation on each element, in f32.
-fn elementwise(
+pub fn elementwise(
     dnn: &'static Dnn,
     mode: Mode,
     tensors: &[(Name, &Rc<Descriptor>)],
@@ -328,7 +338,7 @@ fn elementwise(
 }
 
 /// The sum of each channel of `y`, and that of its squares.
-fn sums(
+pub fn sums(
     dnn: &'static Dnn,
     y: &Rc<Descriptor>,
     [sum, squares]: [&Rc<Descriptor>; 2],

@@ -67,6 +67,7 @@ pub fn update(
         gpu.set_betas(beta1, beta2);
     }
     let table = Table::new(gpu, spans)?;
+    let halves = gpu.halves.update(parameters, spans);
     let scratch = allocate(&gpu.context, 16 * table.count)?;
     let trust = allocate(&gpu.context, 4 * table.span_count)?;
     Operands::step(gpu, &scratch, |operands| {
@@ -78,8 +79,16 @@ pub fn update(
         let of_table = [Memory(&table.pieces), Int(table.count), Memory(&table.spans)];
         let (w, g, scalars) = (Memory(parameters), Memory(gradients), gpu.scalars.clone());
         let scalars = Memory(&scalars);
-        // No copy in half precision: the plan casts where it wants one.
-        let half = [Null, Int(0)];
+        let copy = halves.as_ref().map(|update| update.copy(parameters));
+        let half = match &copy {
+            Some((copy, kind)) => [Memory(copy), Int(*kind)],
+            None => [Null, Int(0)],
+        };
+        let (written, of) = (parameters.clone(), gpu.clone());
+        operands.push(move || {
+            of.halves.updated(&written, halves.as_ref(), of.is_capturing());
+            Ok(())
+        });
         match *rule {
             Rule::Sgd { momentum, nesterov, weight_decay } => {
                 let numbers = [Float(momentum), Bool(nesterov), Float(weight_decay), scalars];
@@ -194,6 +203,7 @@ pub fn average(gpu: &Rc<Gpu>, decay: f32, from: &Memory, into: &Memory) -> Resul
     Operands::step(gpu, &into.slice(0, 0), |operands| {
         let scalars = gpu.scalars.clone();
         let arguments = [Memory(from), Memory(into), Long(n), Float(decay), Memory(&scalars)];
+        operands.writes(std::slice::from_ref(into));
         operands.launch("average", gpu.blocks(n), &arguments)
     })
 }

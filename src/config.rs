@@ -9,7 +9,6 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
-mod strategy;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -18,11 +17,11 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
+pub use crate::strategy::Strategy;
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
-pub use strategy::Strategy;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -373,7 +372,7 @@ impl Config {
             accumulation: 1,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
-            strategy: Strategy::Allreduce,
+            strategy: Strategy::ALLREDUCE,
             allreduce: AllreduceKind::RING,
             wire: Wire::F32,
             compress: None,

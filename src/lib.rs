@@ -54,5 +54,6 @@ pub mod plan;
 pub mod random;
 pub mod record;
 pub mod report;
+pub mod strategy;
 pub mod trace;
 pub mod train;

@@ -127,9 +127,8 @@ pub struct Args {
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1),
           help_heading = "Machine")]
     zero: u8,
-    /// Who updates the parameters: every rank what it has an allreduce of (allreduce), rank 0 for all (root), or the
-    /// last K ranks, which do nothing else (server[:K], a synchronous parameter server).
-    #[arg(long, value_name = "HOW", default_value = "allreduce", help_heading = "Machine")]
+    #[arg(long, value_name = "HOW", default_value_t = Strategy::ALLREDUCE, help = Strategy::help(),
+          help_heading = "Machine")]
     sync: Strategy,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
@@ -231,7 +230,7 @@ impl Args {
     fn strategy(&self) -> Result<Strategy> {
         let strategy = match (self.zero, self.sync) {
             (0, sync) => sync,
-            (_, Strategy::Allreduce) => Strategy::Zero1,
+            (_, sync) if [Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&sync) => Strategy::ZERO_1,
             (stage, sync) => {
                 return Err(Error::usage(format!(
                     "--zero {stage} and {sync}: both say who updates what; leave one out"
@@ -242,7 +241,7 @@ impl Args {
             Err(Error::usage(format!("{flag} and {strategy}: {why}; leave one out")))
         };
         match strategy {
-            Strategy::Allreduce => Ok(strategy),
+            _ if strategy == Strategy::ALLREDUCE => Ok(strategy),
             _ if self.compress.is_some() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \

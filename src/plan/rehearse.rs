@@ -461,14 +461,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::Bucket;
-    use super::super::owners::Owners;
     use super::super::script::{Manner, Outline, Part, TransferId, scripts};
     use super::*;
     use crate::config::MeshShape;
     use crate::cuts::{Cuts, segment};
-
-    const OWNERS: [Owners; 5] =
-        [Owners::Everyone, Owners::Node, Owners::Data, Owners::Servers(1), Owners::Root];
+    use crate::strategy::{Owners, Ranks, Strategy};
 
     /// Buckets of so many bytes, each ready after a backward step of its own, and as many forward steps that read their
     /// parameters, the last bucket's first. Steps and transfers take a second.
@@ -524,9 +521,16 @@ mod tests {
         }
     }
 
-    fn manner(ranks: usize, owners: Owners) -> Manner {
-        let in_common = owners == Owners::Node;
+    /// Two ranks a node.
+    fn manner(ranks: usize, strategy: Strategy, in_common: bool) -> Manner {
+        let at = Ranks { ranks, nodes: ranks.div_ceil(2), in_common };
+        let (owners, even) = (strategy.owners(at), ranks.is_multiple_of(2));
+        let in_common = in_common && ranks > 1 && strategy.shares_memory(at, even);
         Manner { owners, in_common, ..Manner::plain((0..ranks).map(|rank| rank / 2).collect()) }
+    }
+
+    fn plain(ranks: usize) -> Manner {
+        manner(ranks, Strategy::ALLREDUCE, false)
     }
 
     /// What went wrong, in words.
@@ -603,13 +607,14 @@ mod tests {
         fn every_manner_of_data_parallelism_gets_through(
             sizes in prop::collection::vec(1usize..40, 1..8),
             ranks in 1usize..9,
-            owners in prop::sample::select(OWNERS.to_vec()),
+            strategy in prop::sample::select(Strategy::all().collect::<Vec<_>>()),
             micro_steps in 1usize..4,
-            flags in 0u8..16,
+            flags in 0u8..32,
         ) {
-            let owners = if ranks == 1 && owners == Owners::Servers(1) { Owners::Root } else { owners };
-            let [clip, unscale, average, overlap] = [1, 2, 4, 8].map(|bit| flags & bit > 0);
-            let manner = Manner { micro_steps, clip, unscale, average, overlap, ..manner(ranks, owners) };
+            let [clip, unscale, average, overlap, in_common] = [1, 2, 4, 8, 16].map(|bit| flags & bit > 0);
+            let manner = manner(ranks, strategy, in_common);
+            let owners = manner.owners;
+            let manner = Manner { micro_steps, clip, unscale, average, overlap, ..manner };
             let example = Example::new(&sizes);
             let scripts = example.scripts(&manner);
             let found = example.rehearse(&scripts);
@@ -622,7 +627,7 @@ mod tests {
             let owned = match owners {
                 Owners::Everyone => ranks,
                 Owners::Node => ranks.div_ceil(2),
-                _ => 1,
+                Owners::Apart { .. } => 1,
             };
             prop_assert_eq!(updated, owned * 64 * sizes.iter().sum::<usize>());
         }
@@ -666,7 +671,7 @@ mod tests {
     #[test]
     fn a_rehearsal_says_how_long_a_step_takes_and_how_long_ranks_wait() {
         let example = Example::new(&[4, 4]);
-        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        let mut scripts = example.scripts(&plain(2));
         // The exchange after the first step is waited for: a second. Sums: from 4 to 5 and from 5 to 6.
         let found = example.rehearse(&scripts).unwrap();
         assert_eq!((found.seconds, found.exposed), (6.0, vec![2.0, 2.0]));
@@ -681,8 +686,9 @@ mod tests {
     fn a_strategy_sends_what_its_table_says() {
         let n = 64 * 60;
         let example = Example::new(&[24, 36]);
-        let sent = |ranks, owners| -> Vec<usize> {
-            let scripts = example.scripts(&manner(ranks, owners));
+        let sent = |ranks, strategy: &str| -> Vec<usize> {
+            let strategy = strategy.parse().expect("a strategy");
+            let scripts = example.scripts(&manner(ranks, strategy, false));
             // Without the tail and the statistics.
             let small = |script: &Script| {
                 let of = |t: &Transfer| t.cuts.range().len() <= 64;
@@ -698,14 +704,11 @@ mod tests {
         for d in [2, 3, 4, 6] {
             // Plain: with the tail.
             let plain = 2 * (n + TAIL) * (d - 1) / d;
-            assert!(
-                sent(d, Owners::Everyone).iter().all(|bytes| bytes.abs_diff(plain) <= 2 * d),
-                "{d} ranks"
-            );
-            assert_eq!(sent(d, Owners::Data), vec![2 * n * (d - 1) / d; d]);
-            let root = sent(d, Owners::Root);
+            assert!(sent(d, "allreduce").iter().all(|bytes| bytes.abs_diff(plain) <= 2 * d), "{d} ranks");
+            assert_eq!(sent(d, "zero1"), vec![2 * n * (d - 1) / d; d]);
+            let root = sent(d, "root");
             assert_eq!((root[0], root.iter().sum()), ((d - 1) * n, 2 * (d - 1) * n));
-            let served = sent(d, Owners::Servers(1));
+            let served = sent(d, "server");
             assert_eq!((served[0], served[d - 1]), (n, (d - 1) * n));
         }
     }
@@ -746,14 +749,14 @@ mod tests {
     fn a_range_touched_on_its_way_is_found_by_name() {
         let example = Example::new(&[4, 4]);
         // An update before its sum is there.
-        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        let mut scripts = example.scripts(&plain(2));
         let at = scripts[1].actions.iter().position(|action| *action == Action::Wait(0)).unwrap();
         moved(&mut scripts[1], |action| *action == Action::Update(0), Some(at));
         let message = fault(&example, &scripts);
         assert!(message.contains("(update bytes 0..256 of bucket 0) touches"), "{message}");
         assert!(message.contains("(start transfer 0, sum of sums 0..256 over data)"), "{message}");
         // A forward step that reads parameters which have yet to come from their owners.
-        let mut scripts = example.scripts(&manner(2, Owners::Data));
+        let mut scripts = example.scripts(&manner(2, Strategy::ZERO_1, false));
         let at = scripts[0].actions.iter().position(|action| *action == Action::Wait(1)).unwrap();
         moved(&mut scripts[0], |action| *action == Action::Wait(1), Some(at + 1));
         let message = fault(&example, &scripts);
@@ -766,7 +769,7 @@ mod tests {
     #[test]
     fn ranks_that_do_unlike_things_together_are_named() {
         let example = Example::new(&[4, 4]);
-        let mut scripts = example.scripts(&manner(2, Owners::Everyone));
+        let mut scripts = example.scripts(&plain(2));
         let mut transfers = (*scripts[1].transfers).clone();
         transfers[0].cuts = Cuts::whole(&(0..256), 2, 1);
         scripts[1].transfers = Rc::new(transfers);
@@ -779,7 +782,7 @@ mod tests {
             "{message}"
         );
         // A barrier that one rank of the node passes by.
-        let mut scripts = example.scripts(&manner(2, Owners::Node));
+        let mut scripts = example.scripts(&manner(2, Strategy::ALLREDUCE, true));
         moved(&mut scripts[1], |action| *action == Action::Arrive, None);
         let message = fault(&example, &scripts);
         assert!(message.contains("at the barrier"), "{message}");

@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::describe::bytes as show;
-use super::owners::{Owners, Share};
 use super::{Bucket, Location, Plan, PlannedStep, Region, TAIL};
 use crate::config::MeshShape;
 use crate::cuts::Cuts;
 use crate::device::Rule;
+use crate::strategy::{Owners, Share};
 
 /// The ranks among which something travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -291,7 +291,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
             parts: (0..outline.buckets.len()).map(part).collect(),
             actions: Vec::new(),
         };
-        match manner.owners.serves(rank, manner.mesh.data) {
+        match manner.owners.serves(rank) {
             true => script.serve(&flow),
             false => script.compute(manner, outline, &flow),
         }
@@ -341,7 +341,7 @@ impl Flow {
         let normed = apart && (manner.clip || manner.unscale);
         let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
         // Servers have no statistics.
-        let computing = (0..ranks).filter(|&rank| !owners.serves(rank, ranks)).count();
+        let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
         let gather = |(_, rows): &(usize, Range<usize>)| {
             add(Kind::Gather, Area::Of(Region::Arena), Cuts::even(rows, computing))
         };

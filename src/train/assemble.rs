@@ -25,7 +25,7 @@ use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{Carriers, Exchanges, Fusion, Line, Norms, OnDevice, ReduceAt, Staging, Tail, Words};
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Area, Owners, Plan, Program, Script, TAIL};
+use crate::plan::{Area, Plan, Program, Script, TAIL};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -54,7 +54,7 @@ impl Assembly<'_> {
         let Assembly { world, plans, device, .. } = *self;
         let plan = &plans.training;
         let script = self.script(memories);
-        let serves = memories.owners.serves(world.rank(), world.size());
+        let serves = memories.owners.serves(world.rank());
         let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
         let program = world.agree(program)?;
         let (fusion, compression) = self.fusion(&script, program.as_ref(), memories)?;
@@ -108,9 +108,9 @@ impl Assembly<'_> {
         let region = memories.travelling.as_ref();
         let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
         let last = plans.training.bucket_bytes().last().copied().unwrap_or(0);
-        let [tail, parameters]: [Box<dyn Collective>; 2] = match memories.owners {
+        let [tail, parameters]: [Box<dyn Collective>; 2] = match self.config.strategy.is_central() {
             // In the order of ranks, as owners add.
-            Owners::Root | Owners::Servers(_) => [
+            true => [
                 Selection::new(
                     AllreduceKind::RING,
                     self.config.wire,
@@ -161,7 +161,7 @@ impl Assembly<'_> {
 
     /// The evaluation that a plan is for.
     pub fn evaluator(&self, plan: &Plan, memories: &Memories, loader: TestLoader) -> Result<Evaluator> {
-        let serves = memories.owners.serves(self.world.rank(), self.world.size());
+        let serves = memories.owners.serves(self.world.rank());
         let program = (!serves).then(|| plan.bind(&memories.evaluated())).transpose();
         Ok(Evaluator {
             program: self.world.agree(program)?,
@@ -203,13 +203,13 @@ impl Assembly<'_> {
             let region = gpu_direct::region(&memories.averaged);
             return Ok((world.agree(selection.build(world, &region))?, None));
         }
-        match memories.owners {
-            Owners::Root | Owners::Servers(_) => {
-                let (scatter, region) = (Operation::ReduceScatter, &memories.gradients);
-                return Ok((scatter.make(Route::Star, self.config.wire, world, region)?, None));
-            }
-            Owners::Data => return Ok((selection.build_half(true, world, &memories.gradients)?, None)),
-            Owners::Everyone | Owners::Node => {}
+        if memories.owners.are_apart() {
+            let (scatter, region) = (Operation::ReduceScatter, &memories.gradients);
+            let sums = match self.config.strategy.is_central() {
+                true => scatter.make(Route::Star, self.config.wire, world, region)?,
+                false => selection.build_half(true, world, region)?,
+            };
+            return Ok((sums, None));
         }
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &memories.gradients))?, None));
@@ -307,22 +307,14 @@ impl Assembly<'_> {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
         let (plan, all) = (&plans.training, self.config.strategy.computing(world.size()));
-        let shares = match memories.owners {
-            Owners::Data => world.rank()..world.rank() + 1,
-            Owners::Root if world.rank() > 0 => 0..0,
-            // Of several servers each has its own part.
-            Owners::Servers(servers) if servers > 1 => 0..0,
-            Owners::Servers(_) if !memories.owners.serves(world.rank(), world.size()) => 0..0,
-            _ => 0..all,
-        };
         let of_share = |share: usize| {
             let share = |bucket| plan.share(bucket, rule, share, all);
             plan.buckets.iter().map(share).collect::<Vec<_>>()
         };
-        let mut parts: Vec<Vec<Range<usize>>> = shares.map(of_share).collect();
-        if matches!(memories.owners, Owners::Servers(servers) if servers > 1) {
-            parts.push(memories.parts.clone());
-        }
+        let parts: Vec<Vec<Range<usize>>> = match memories.owners.normed(world.rank(), all) {
+            Some(shares) => shares.map(of_share).collect(),
+            None => vec![memories.parts.clone()],
+        };
         let squares = |parts: &Vec<Range<usize>>| {
             let parts = parts.iter().filter(|part| !part.is_empty());
             let parts: Vec<Memory> = parts.map(|p| memories.averaged.slice(p.start, p.len())).collect();

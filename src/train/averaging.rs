@@ -46,7 +46,7 @@ impl Averaging {
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
         // Owners that are apart add in the host's memory.
-        if config.strategy == Strategy::Allreduce && gpu_direct::gpus_serve(world, config, device)? {
+        if config.strategy == Strategy::ALLREDUCE && gpu_direct::gpus_serve(world, config, device)? {
             selection = of(AllreduceKind::IPC)?;
         }
         let on_device = match selection.kind() {

@@ -12,8 +12,9 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::Init;
-use crate::plan::{Owners, Parameter, Plan, Regions, Sizes};
+use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
+use crate::strategy::{Owners, Ranks};
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
 const PIECE: usize = 8 << 20;
@@ -139,7 +140,7 @@ impl Memories {
         };
         let average = config.optimizer.ema.and_then(|_| state.pop());
         // Who serves has no graph to run.
-        let sizes = match owners.serves(world.rank(), world.size()) {
+        let sizes = match owners.serves(world.rank()) {
             true => &Sizes { activations: 0, workspace: 0, inputs: 0, metrics: 0, ..*sizes },
             false => sizes,
         };
@@ -325,24 +326,13 @@ pub fn nodes(world: &World) -> Vec<usize> {
 
 /// Who is to update what if the ranks of a node can have memory in common.
 pub fn expected_owners(world: &World, strategy: Strategy, in_common: bool) -> Owners {
-    match strategy {
-        _ if world.size() == 1 => Owners::Everyone,
-        Strategy::Root => Owners::Root,
-        Strategy::Servers(servers) => Owners::Servers(servers),
-        // On one node that is the same, and needs no messages.
-        Strategy::Zero1 if !in_common || world.nodes() > 1 => Owners::Data,
-        _ if in_common => Owners::Node,
-        _ => Owners::Everyone,
-    }
+    strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
 }
 
 /// Whether a strategy has the ranks of a node share parameters at all.
 fn may_share(world: &World, strategy: Strategy) -> bool {
-    match strategy {
-        Strategy::Allreduce => true,
-        Strategy::Zero1 => world.nodes() == 1 || world.is_even(),
-        Strategy::Root | Strategy::Servers(_) => false,
-    }
+    let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
+    strategy.shares_memory(at, world.is_even())
 }
 
 /// The parameters, and what may lie beside them in memory that the ranks of a node have in common.

@@ -13,7 +13,8 @@ use crate::files::{self, fnv1a};
 use crate::fusion::compress;
 use crate::host;
 use crate::optim;
-use crate::plan::{self, Extent, Manner, Options, Owners, Plan, Prices, Rehearsal, Script, Transfer};
+use crate::plan::{self, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Transfer};
+use crate::strategy::Owners;
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
 pub struct Plans {
@@ -271,7 +272,7 @@ fn extent(
     let kept = keeps(config) && sharing.ranks > 1;
     let optimizer = match owners {
         // Who serves has no graph: it takes more than another rank where this is more than what steps need.
-        Owners::Servers(_) => {
+        _ if owners.serves(world.size() - 1) => {
             let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
             (copies * share).saturating_sub(steps)
         }

@@ -23,7 +23,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, Strategy, environment};
+use crate::config::{Config, JpegDecoder, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -143,9 +143,9 @@ pub fn prepare(
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     comm::enter(Phase::Memory, 0);
-    let peers = match config.strategy {
-        Strategy::Servers(_) => world.split(usize::from(world.rank() >= workers), world.rank())?,
-        _ => world.clone(),
+    let peers = match workers < world.size() {
+        true => world.split(usize::from(world.rank() >= workers), world.rank())?,
+        false => world.clone(),
     };
     let assembly = Assembly {
         world,
@@ -191,8 +191,8 @@ pub fn prepare(
         job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
     }
-    let owners = job.memories.owners;
-    description.attributes.push(("owners".into(), owners.describe(world.size(), world.nodes())));
+    let owners = config.strategy.describe(job.memories.owners, world.size(), world.nodes());
+    description.attributes.push(("owners".into(), owners));
     description.attributes.push(("mesh".into(), format!("data {workers}, pipeline 1, tensor 1")));
     description.owned = owned_bytes(world, &job.plan, &job.memories);
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));

@@ -133,7 +133,7 @@ impl State<'_> {
                 (Lies::Whole(_), None) => {}
             }
         }
-        if self.memories.owners.serves(world.rank(), world.size()) {
+        if self.memories.owners.serves(world.rank()) {
             return Ok(());
         }
         for own in &self.own {
@@ -175,7 +175,7 @@ impl State<'_> {
                 Lies::Whole(_) => {}
             }
         }
-        if self.memories.owners.serves(world.rank(), world.size()) {
+        if self.memories.owners.serves(world.rank()) {
             return Ok(());
         }
         for own in &self.own {

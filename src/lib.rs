@@ -18,7 +18,8 @@
 //! 3. **The plan.** [`plan::plan`] asks the [`device::Device`] for a kernel of every op
 //!    ([`device::Device::compile`]), adds reorders where two kernels want different layouts, and gives every tensor its
 //!    place in memory. Gradients lie in the order in which they become ready, so that a bucket ([`plan::Bucket`]) is a
-//!    slice. `fusion::adaptive` cuts the buckets by what a sum costs ([`collective::cost`]).
+//!    slice. [`fusion::threshold`] cuts the buckets where the rehearsal of a step is fastest, by what a sum costs
+//!    ([`collective::cost`]).
 //! 4. **Memory.** [`plan::Plan::bind`] fixes every kernel to its operands: a [`plan::Program`] of [`device::Step`]s.
 //!    The gradients lie in a [`comm::Region`], which the ranks of a node share where that serves.
 //! 5. **The step.** [`data::TrainingLoader`] fills a batch. The program's steps run one after the other, forward and

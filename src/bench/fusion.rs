@@ -14,7 +14,7 @@ use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Rule, Wire};
 use crate::device::reference::Reference;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fusion::{Carriers, Fusion, adaptive};
+use crate::fusion::{Carriers, Fusion, threshold};
 use crate::model;
 use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL};
 use crate::record::{self, Progress};
@@ -66,12 +66,13 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     world.min_f64(&mut threads)?;
     let threads = threads[0] as usize;
     let backward = plan.forward_steps..plan.steps.len();
-    let seconds = &adaptive::step_seconds(&plan, &tuning.parameters, threads)[backward];
+    let seconds = &threshold::step_seconds(&plan, &tuning.parameters, threads)[backward];
     let scale = args.backward_ms.map_or(1.0, |ms| ms / 1e3 / seconds.iter().sum::<f64>());
     let steps = seconds.iter().map(|seconds| Duration::from_secs_f64(seconds * scale)).collect();
-    let predicted = |bytes| selection.choose(bytes, true).seconds;
-    adaptive::cut(&mut plan, &tuning.parameters, threads, predicted);
-    let adapted = plan.buckets.clone();
+    let sum = |bytes| selection.choose(bytes, true).seconds;
+    let expected = threshold::Expected { parameters: &tuning.parameters, threads, sum: &sum };
+    world.agree(expected.cut(&mut plan, 1, true, &RULE))?;
+    let chosen = plan.buckets.clone();
     let region = Region::allocate(world, plan.sizes.gradients, selection.wants_shared(&plan.bucket_bytes()))?;
     let mut replay = Replay { world, plan, steps, selection, region };
     replay.print_header(args);
@@ -81,10 +82,13 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         replay.plan.cut_at(threshold);
         cuts.push(replay.prepare(name)?);
     }
-    replay.plan.buckets = adapted;
-    cuts.push(replay.prepare("adaptive")?);
+    replay.plan.buckets = chosen;
+    cuts.push(replay.prepare("rehearsed")?);
     replay.measure(&mut cuts, args.iterations)
 }
+
+/// Nothing is updated: it only says that any element may be.
+const RULE: Rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
 /// The gradients in buckets of one kind, and what summing them took.
 struct Cut {
@@ -128,9 +132,8 @@ impl Replay<'_> {
     fn prepare(&self, name: &'static str) -> Result<Cut> {
         let sums = self.selection.build(self.world, &self.region)?;
         let manner = Manner::plain((0..self.world.size()).map(|rank| self.world.node_of(rank)).collect());
-        let (rule, rank) =
-            (Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 }, self.world.rank());
-        let script = self.plan.scripts(&manner, &rule, rank..rank + 1).swap_remove(0);
+        let rank = self.world.rank();
+        let script = self.plan.scripts(&manner, &RULE, rank..rank + 1).swap_remove(0);
         let mut fusion = self.world.agree(Fusion::new(Carriers::of_sums(sums), &script, true))?;
         let wrong = self.check(&mut fusion, &script)?;
         let buckets = self.plan.bucket_bytes();

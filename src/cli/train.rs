@@ -127,7 +127,7 @@ pub struct Args {
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1),
           help_heading = "Machine")]
     zero: u8,
-    #[arg(long, value_name = "HOW", default_value_t = Strategy::ALLREDUCE, help = Strategy::help(),
+    #[arg(long, value_name = "HOW", default_value = "allreduce", help = Strategy::help(),
           help_heading = "Machine")]
     sync: Strategy,
     /// How gradients are added up over ranks.
@@ -149,7 +149,7 @@ pub struct Args {
     /// ~/.config/dltrain].
     #[arg(long, value_name = "FILE", help_heading = "Machine")]
     tuning: Option<PathBuf>,
-    /// Gradients are averaged in buckets of at least this many megabytes [default: as their ready times suggest].
+    /// Gradients are averaged in buckets of at least this many megabytes [default: as rehearsed fastest].
     #[arg(long, value_name = "MB", help_heading = "Machine")]
     fusion_threshold_mb: Option<f64>,
     /// Average gradients after the backward pass instead of during it (to compare).

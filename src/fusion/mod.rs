@@ -9,7 +9,6 @@
 //! (`norms`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May
 //! use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
-pub mod adaptive;
 pub mod compress;
 mod exchange;
 mod line;
@@ -17,6 +16,7 @@ mod norms;
 mod on_device;
 mod peers;
 mod tail;
+pub mod threshold;
 
 use std::ops::Range;
 use std::time::Instant;

@@ -38,7 +38,7 @@ pub fn cut(gradients: &[Ready], threshold: usize, steps: usize) -> Vec<Bucket> {
 
 /// A bucket for each run of gradients. The runs follow each other and are all gradients. The tail joins the last
 /// bucket, which waits for the last step.
-pub fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<Bucket> {
+fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<Bucket> {
     let bucket = |group: &Range<usize>| {
         let gradients = &gradients[group.clone()];
         let after = gradients.iter().map(|(_, after)| *after).max().unwrap_or(0);

@@ -190,19 +190,6 @@ impl Plan {
         self.buckets = bucket::cut(&self.gradients, threshold, self.steps.len());
     }
 
-    /// Cuts the gradients into other buckets, each a run of them. Nothing else of a plan depends on buckets.
-    ///
-    /// # Panics
-    /// Unless the runs follow each other and are all gradients.
-    pub fn cut(&mut self, runs: &[std::ops::Range<usize>]) {
-        let ends = runs.iter().fold(0, |end, run| {
-            assert!(run.start == end && run.end > end, "runs of gradients {runs:?}");
-            run.end
-        });
-        assert_eq!(ends, self.gradients.len(), "gradients without a bucket");
-        self.buckets = bucket::of_groups(&self.gradients, runs, self.steps.len());
-    }
-
     /// What enters the hash: every step with its operands' layouts and places, and the buckets.
     fn canonical(&self) -> String {
         let mut text = String::new();

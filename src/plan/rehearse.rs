@@ -85,8 +85,9 @@ pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Res
 /// Ranks that do transfers together, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Line {
-    /// Members of an axis, by their lowest rank.
-    Group(Axis, usize, Range<usize>),
+    /// Members of an axis, by their lowest rank. What few of them own travels to these, or from them: one does not
+    /// keep the other from its way.
+    Group(Axis, usize, Range<usize>, Option<Kind>),
     /// From one rank to another.
     Pair(Axis, usize, usize),
 }
@@ -152,7 +153,12 @@ impl<'a> Player<'a> {
         match transfer.kind {
             Kind::Send { to } => Line::Pair(axis, script.rank, script.peer(axis, to)),
             Kind::Receive { from } => Line::Pair(axis, script.peer(axis, from), script.rank),
-            _ => Line::Group(axis, script.peer(axis, transfer.members.start), transfer.members.clone()),
+            kind => {
+                let Transfer { members, cuts, .. } = transfer;
+                let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
+                    && members.clone().any(|place| cuts.part(place).is_empty());
+                Line::Group(axis, script.peer(axis, members.start), members.clone(), towards.then_some(kind))
+            }
         }
     }
 
@@ -328,7 +334,7 @@ impl Stage<'_> {
     /// Transfers of a line take place one after the other, each when all have started it.
     fn hold(&mut self, line: &Line, index: usize) {
         let wanted = match line {
-            Line::Group(_, _, members) => members.len(),
+            Line::Group(_, _, members, _) => members.len(),
             Line::Pair(..) => 2,
         };
         let meetings = &self.meetings[line];
@@ -404,7 +410,7 @@ impl Stage<'_> {
                         .any(|(other, ..)| *other == wanted)
                 };
                 match &flight.line {
-                    Line::Group(axis, _, members) => members
+                    Line::Group(axis, _, members, _) => members
                         .clone()
                         .map(|place| player.script.peer(*axis, place))
                         .find(|&rank| !here(rank)),

@@ -3,13 +3,14 @@
 use super::gpu_direct;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
-use crate::collective::tuning::Tuning;
+use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::World;
 use crate::config::{AllreduceKind, Compression, Config, Strategy};
 use crate::device::Device;
 use crate::error::Result;
-use crate::fusion::adaptive;
-use crate::plan::Plan;
+use crate::fusion::threshold;
+use crate::plan::{Kind, Plan, Transfer};
+use crate::strategy::{Owners, Ranks};
 
 /// The same on every rank.
 pub struct Averaging {
@@ -17,20 +18,39 @@ pub struct Averaging {
     tuning: Tuning,
     /// Of the rank that has fewest.
     threads: usize,
-    /// Bytes from which a bucket is closed; `None` to decide by ready times and costs.
-    threshold: Option<usize>,
     /// Whether gradients stay in the memory of a device that has its own, and never come to the host.
     pub on_device: bool,
     compress: Option<Compression>,
-    /// Whether those who update add up gradients themselves.
-    central: bool,
+    /// Where few ranks update for all.
+    star: Option<Star>,
+}
+
+/// What goes between few owners and the others, over the link of each owner.
+#[derive(Clone, Copy)]
+struct Star {
+    owners: usize,
+    others: usize,
+    link: Level,
+}
+
+impl Star {
+    fn new(world: &World, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
+        let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: false };
+        let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
+        match strategy.owners(at) {
+            Owners::Apart { first, count, computing } if strategy.is_central() => {
+                Some(Star { owners: count, others: computing - usize::from(first == 0), link })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What is known beforehand of a bucket's sum.
 pub struct Expected {
     /// The collective, or that gradients are compressed.
     pub name: &'static str,
-    /// NaN with compression, between GPUs and by owners' stars, of which the costs say nothing.
+    /// NaN with compression and between GPUs, of which the costs say nothing.
     pub seconds: f64,
 }
 
@@ -54,32 +74,31 @@ impl Averaging {
             AllreduceKind::IPC => world.nodes() == 1,
             _ => given_to_mpi,
         };
+        let star = Star::new(world, config.strategy, &tuning.parameters);
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
-        Ok(Averaging {
-            selection,
-            tuning,
-            threads,
-            threshold: config.fusion_threshold,
-            on_device,
-            compress: config.compress,
-            central: config.strategy.is_central(),
-        })
+        Ok(Averaging { selection, tuning, threads, on_device, compress: config.compress, star })
     }
 
-    /// Cuts the gradients of a training plan into buckets, unless a threshold has.
-    pub fn cut(&self, plan: &mut Plan) {
-        if self.threshold.is_none() {
-            // Whether there is room for shared memory may differ from node to node; buckets must not.
-            let seconds = |bytes| self.selection.choose(bytes, true).seconds;
-            adaptive::cut(plan, &self.tuning.parameters, self.threads, seconds);
+    /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
+    ///
+    /// # Errors
+    /// `Internal` where a script cannot be rehearsed.
+    pub fn cut(&self, plan: &mut Plan, config: &Config) -> Result<()> {
+        if config.fusion_threshold.is_some() {
+            return Ok(());
         }
+        // Whether there is room for shared memory may differ from node to node; buckets must not.
+        let sum = |bytes| self.selection.choose(bytes, true).seconds;
+        let expected =
+            threshold::Expected { parameters: &self.tuning.parameters, threads: self.threads, sum: &sum };
+        expected.cut(plan, config.accumulation, config.overlap, &config.optimizer.rule)
     }
 
     /// What each step of a plan is expected to take.
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
-        adaptive::step_seconds(plan, &self.tuning.parameters, self.threads)
+        threshold::step_seconds(plan, &self.tuning.parameters, self.threads)
     }
 
     /// Seconds a byte that an update reads or writes.
@@ -92,18 +111,35 @@ impl Averaging {
     pub fn seconds(&self, bytes: usize, shared: bool) -> f64 {
         let choice = self.selection.choose(bytes, shared);
         // What cuts between GPUs are made by is nothing to be told.
-        let known = self.compress.is_none() && !self.central && !choice.kind.is_between_gpus();
+        let known = self.compress.is_none() && !choice.kind.is_between_gpus();
         if known { choice.seconds } else { f64::NAN }
+    }
+
+    /// What a transfer of the script is expected to take. Half of an allreduce is the reduce-scatter, half the
+    /// allgather.
+    pub fn transfer(&self, transfer: &Transfer, shared: bool) -> f64 {
+        let seconds = self.seconds(transfer.cuts.range().len(), shared);
+        match transfer.kind {
+            Kind::SumToOwners | Kind::FromOwners => {
+                self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
+            }
+            _ => seconds,
+        }
+    }
+
+    /// The same where few owners send so many bytes to all others, or get as many from each of them.
+    fn star_seconds(&self, bytes: usize) -> Option<f64> {
+        let Star { owners, others, link } = self.star?;
+        Some(others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte()))
     }
 
     /// What each bucket's sum is expected to be.
     pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
         let of = |bytes: &usize| match self.compress {
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
-            None if self.central => Expected { name: "star", seconds: f64::NAN },
             None => Expected {
-                name: self.selection.choose(*bytes, shared).kind.name(),
-                seconds: self.seconds(*bytes, shared),
+                name: self.star.map_or_else(|| self.selection.choose(*bytes, shared).kind.name(), |_| "star"),
+                seconds: self.star_seconds(*bytes).unwrap_or_else(|| self.seconds(*bytes, shared)),
             },
         };
         plan.bucket_bytes().iter().map(of).collect()

@@ -55,7 +55,7 @@ impl Plans {
             false => (graph, None),
         };
         let mut training = plan::plan(graph, device, &options)?;
-        averaging.cut(&mut training);
+        averaging.cut(&mut training, config)?;
         let evaluation = if evaluate {
             let options = Options { training: Some(&training), ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -97,7 +97,7 @@ impl Plans {
         let manner = manner(world, config, expected_owners(world, config.strategy, in_common), in_common);
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
-        let seconds = |transfer: &Transfer| averaging.seconds(transfer.cuts.range().len(), shared);
+        let seconds = |transfer: &Transfer| averaging.transfer(transfer, shared);
         let rule = &config.optimizer.rule;
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));

@@ -1,0 +1,117 @@
+//! Where gradients are cut into buckets: at the threshold whose rehearsal is fastest.
+//!
+//! A small bucket leaves early and is soon there; a large one pays the fixed price of a sum once. PyTorch has one
+//! threshold for all (Li et al.: "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020);
+//! here the step is rehearsed with each of some, by what a sum is expected to take.
+
+use crate::collective::tuning::Parameters;
+use crate::config::Rule;
+use crate::error::Result;
+use crate::plan::{self, Manner, Plan, PlannedStep, Prices};
+
+/// Bytes from which a bucket is closed, to choose from. More in one bucket would only wait: between two steps of a rank
+/// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
+const THRESHOLDS: [usize; 6] = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20];
+
+/// Thresholds are as good as the best one if the step ends later by no more than this share of it. Of these the largest
+/// is taken: what a sum takes is in part the time of the thread that computes.
+const SLACK: f64 = 0.001;
+
+/// What a step is expected to take on this machine.
+pub struct Expected<'a> {
+    /// The machine's rates.
+    pub parameters: &'a Parameters,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Seconds of a sum of so many bytes.
+    pub sum: &'a dyn Fn(usize) -> f64,
+}
+
+impl Expected<'_> {
+    /// Cuts the gradients of a plan; on every rank the same way if all expect the same. One rank is rehearsed, since
+    /// all do the same, in this manner.
+    ///
+    /// # Errors
+    /// `Internal` where a script cannot be rehearsed.
+    pub fn cut(&self, plan: &mut Plan, micro_steps: usize, overlap: bool, rule: &Rule) -> Result<()> {
+        let manner = Manner { micro_steps, overlap, ..Manner::plain(vec![0]) };
+        let seconds = step_seconds(plan, self.parameters, self.threads);
+        let prices =
+            Prices { transfer: &|transfer| (self.sum)(transfer.cuts.range().len()), update: &|_| 0.0 };
+        let rehearsed = |threshold| {
+            plan.cut_at(threshold);
+            let scripts = plan.scripts(&manner, rule, 0..1);
+            plan::rehearse(&scripts, &plan.facts(&seconds), &prices).map(|rehearsal| rehearsal.seconds)
+        };
+        let seconds = THRESHOLDS.map(rehearsed).into_iter().collect::<Result<Vec<f64>>>()?;
+        plan.cut_at(THRESHOLDS[largest_good(&seconds)]);
+        Ok(())
+    }
+}
+
+/// The last that is as good as the best.
+fn largest_good(seconds: &[f64]) -> usize {
+    let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
+    seconds.iter().rposition(|&seconds| seconds <= best * (1.0 + SLACK)).unwrap_or(0)
+}
+
+/// What each step of a plan is expected to take, from its arithmetic and the bytes that it moves, whichever takes
+/// longer.
+pub fn step_seconds(plan: &Plan, parameters: &Parameters, threads: usize) -> Vec<f64> {
+    let rate = parameters.gflops_per_thread * 1e9 * threads.max(1) as f64;
+    // A byte that is copied is read and written.
+    let per_byte = parameters.shared.per_byte() / 2.0;
+    let of = |step: &PlannedStep| match step.node {
+        Some(id) => {
+            let cost = plan.graph.cost(id);
+            (cost.flops as f64 / rate).max(cost.bytes as f64 * per_byte)
+        }
+        None => {
+            step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum::<usize>() as f64 * per_byte
+        }
+    };
+    plan.steps.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::tuning::Tuning;
+    use crate::device::reference::Reference;
+    use crate::model;
+    use crate::plan::{Options, plan};
+
+    const SGD: Rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+
+    fn buckets(sum: &dyn Fn(usize) -> f64, overlap: bool) -> Vec<usize> {
+        let model = model::find("resnet18").unwrap();
+        let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
+        let mut plan = plan(graph, &Reference, &Options { fusion_threshold: 0, training: None }).unwrap();
+        let tuning = Tuning::built_in();
+        let expected = Expected { parameters: &tuning.parameters, threads: 1, sum };
+        expected.cut(&mut plan, 1, overlap, &SGD).unwrap();
+        plan.bucket_bytes()
+    }
+
+    #[test]
+    fn a_sum_that_is_long_by_its_bytes_leaves_in_small_buckets() {
+        // All sums take longer than the backward pass: the sooner the first starts, the sooner the last ends.
+        let small = buckets(&|bytes| bytes as f64 * 1e-7, true);
+        assert!(small[0] < 12 << 20 && small.len() > 8, "{small:?}");
+    }
+
+    #[test]
+    fn a_sum_with_a_high_price_leaves_in_large_buckets() {
+        let large = buckets(&|_| 10.0, true);
+        assert!(large.len() <= 3, "{large:?}");
+        // Nothing is hidden, so that only prices count.
+        assert_eq!(buckets(&|_| 1e-3, false), large);
+    }
+
+    #[test]
+    fn what_is_as_good_is_cut_into_fewer_buckets() {
+        assert_eq!(largest_good(&[1.0, 1.0009, 1.002]), 1);
+        assert_eq!(largest_good(&[f64::NAN, f64::NAN]), 0);
+        assert_eq!(buckets(&|_| 0.0, true), buckets(&|_| 10.0, true));
+    }
+}

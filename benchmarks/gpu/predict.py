@@ -100,7 +100,7 @@ class Prediction:
     def step(self, step):
         op, moved = step["op"], sum(step["read"]) + sum(step["written"])
         if op.startswith(("conv2d", "linear")):
-            moved -= self.halves_of_weights(step)
+            self.halves_of_weights(step)
         if op.startswith("conv2d"):
             self.convolve(step, moved)
         elif op.startswith("linear"):
@@ -122,15 +122,13 @@ class Prediction:
             self.work("other", moved, ELEMENTWISE)
 
     def halves_of_weights(self, step):
-        """The plan has a weight read in f32, and the kernel reads its halves, which the update has written. Before, a
-        step made them. So many bytes less are read."""
+        """The kernel reads the halves of a weight, which the update has written. Before, a step made them."""
         if "weights" in step["op"] or step["inputs"][1] in self.halved:
-            return 0
-        name, size = step["inputs"][1], step["read"][1]
+            return
+        name, halves = step["inputs"][1], step["read"][1]
         if name not in self.counted:
             self.counted.add(name)
-            self.halve(size + size / 2, size / 2)
-        return size / 2
+            self.halve(3 * halves, halves)
 
     def halve(self, moved, written):
         """A weight in halves."""

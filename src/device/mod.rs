@@ -71,6 +71,10 @@ pub trait Kernel {
     fn workspace(&self) -> usize {
         0
     }
+    /// An input of which it reads a copy in halves that the device keeps: half of the bytes.
+    fn halved(&self) -> Option<usize> {
+        None
+    }
     /// An input whose memory output 0 may take over (same bytes, elementwise).
     fn in_place(&self) -> Option<usize> {
         None

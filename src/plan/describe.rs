@@ -178,7 +178,7 @@ impl Plan {
 
     /// FLOP of a step's products, and bytes of its operands.
     pub fn work(&self, step: &PlannedStep) -> (u64, usize) {
-        let moved = step.inputs.iter().chain(&step.outputs).map(|place| place.bytes).sum();
+        let moved = step.bytes_read().chain(step.outputs.iter().map(|place| place.bytes)).sum();
         (step.node.map_or(0, |id| self.graph.products(id)), moved)
     }
 
@@ -188,8 +188,6 @@ impl Plan {
     pub fn steps_as_json(&self) -> String {
         let mut text = String::new();
         for (index, step) in self.steps.iter().enumerate() {
-            let bytes =
-                |places: &[super::Location]| places.iter().map(|place| place.bytes).collect::<Vec<_>>();
             let node = step.node.map(|id| self.graph.node(id));
             let names = |of: fn(&Node) -> &Vec<TensorId>| {
                 let tensors = node.map(|node| of(node).iter().map(|id| self.graph.tensor(*id).name.as_str()));
@@ -201,8 +199,8 @@ impl Plan {
                 "settings": node.map_or(String::new(), |node| format!("{:?}", node.op)),
                 "pass": if index < self.forward_steps { "forward" } else { "backward" },
                 "flop": step.node.map_or(0, |id| self.graph.products(id)),
-                "read": bytes(&step.inputs),
-                "written": bytes(&step.outputs),
+                "read": step.bytes_read().collect::<Vec<_>>(),
+                "written": step.outputs.iter().map(|place| place.bytes).collect::<Vec<_>>(),
                 "inputs": names(|node| &node.inputs),
                 "outputs": names(|node| &node.outputs),
                 "output": node.map_or(&[][..], |node| &self.graph.tensor(node.outputs[0]).spec.shape.0),

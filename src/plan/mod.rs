@@ -100,6 +100,18 @@ pub struct PlannedStep {
     pub outputs: Vec<Location>,
 }
 
+impl PlannedStep {
+    /// Bytes that it reads of each input.
+    pub fn bytes_read(&self) -> impl Iterator<Item = usize> + '_ {
+        let halved = self.kernel.halved();
+        let of = move |(input, place): (usize, &Location)| match halved == Some(input) {
+            true => place.bytes / 2,
+            false => place.bytes,
+        };
+        self.inputs.iter().enumerate().map(of)
+    }
+}
+
 /// A learned tensor: its layout is that of its gradient, its offset counts in both regions. Frozen ones lie behind all
 /// others, where there are no gradients.
 #[derive(Debug, Clone)]

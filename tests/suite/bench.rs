@@ -288,7 +288,7 @@ fn every_cut_of_a_models_gradients_sums_them_right() {
     for allreduce in ["auto", "recursive-doubling"] {
         let flags = ["bench", "fusion", "--model", "mnist_net", "--backward-ms", "1", "--iterations", "1"];
         let printed = run(2, &[&flags[..], &["--allreduce", allreduce]].concat());
-        for cut in ["one a tensor", "4 MB", "16 MB", "64 MB", "adaptive"] {
+        for cut in ["one a tensor", "4 MB", "16 MB", "64 MB", "rehearsed"] {
             let line = printed.lines().find(|line| line.trim_start().starts_with(cut));
             let line = line.unwrap_or_else(|| panic!("no {cut} in\n{printed}"));
             assert!(line.ends_with(" 0") && !line.contains("NaN"), "{line}");

@@ -227,7 +227,7 @@ fn what_does_not_go_together_is_refused() {
         (2, "--sync server:2", "none is left to compute"),
         (1, "--sync server", "none is left to compute"),
         (2, "--sync server:0", "`0` is no number of servers"),
-        (2, "--sync leader", "it is allreduce, root, server or server:K"),
+        (2, "--sync leader", "it is one of allreduce, zero1, root, server[:K]"),
         (2, "--zero 2", "0..=1"),
         (2, "--zero 1 --sync root", "both say who updates what"),
         (2, "--sync root --compress topk", "--compress and --sync root"),

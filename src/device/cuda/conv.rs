@@ -95,7 +95,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
             false => after(operands, real, n * oh * ow, o, relu),
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real))
 }
 
 /// x, w → y, moments
@@ -129,7 +129,7 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
             shape.moments(operands, y, moments)
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))
 }
 
 /// Adds the bias, if there is one (input 2), to output 0, then ReLU if asked for.
@@ -175,7 +175,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> R
         let arguments = [Memory(dx), Memory(given), Memory(dx), Long(elements), Float(f32::INFINITY)];
         operands.each("relu_backward", real, elements, &arguments)
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real))
 }
 
 /// dy, w, z → dx + z, written over z: cuDNN adds to what lies there already (beta = 1), or an addition follows.
@@ -205,7 +205,10 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
         operands.push(product.bind(&[&part, w, dy], &workspace)?);
         operands.each("add", real, n, &[Memory(z), Memory(&part), Memory(dx), Long(n), Bool(false)])
     };
-    Ok(CudaKernel::new(gpu, name, inputs, vec![layout], bind).with_workspace(workspace).in_place(2))
+    Ok(CudaKernel::new(gpu, name, inputs, vec![layout], bind)
+        .with_workspace(workspace)
+        .in_place(2)
+        .multiplies(real))
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied.

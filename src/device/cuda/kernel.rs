@@ -21,6 +21,7 @@ pub struct CudaKernel {
     outputs: Vec<Layout>,
     workspace: usize,
     in_place: Option<usize>,
+    halved: Option<usize>,
     bind: Box<Bind>,
 }
 
@@ -50,6 +51,7 @@ impl CudaKernel {
             outputs,
             workspace: 0,
             in_place: None,
+            halved: None,
             bind: Box::new(bind),
         }
     }
@@ -63,6 +65,12 @@ impl CudaKernel {
     pub fn in_place(self, input: usize) -> CudaKernel {
         let fits = self.inputs[input].bytes() == self.outputs[0].bytes();
         CudaKernel { in_place: fits.then_some(input), ..self }
+    }
+
+    /// States that `Operands::multiplied` gives input 1.
+    pub fn multiplies(self, real: Real) -> CudaKernel {
+        let halved = (self.inputs[1].dtype() != real.dtype()).then_some(1);
+        CudaKernel { halved, ..self }
     }
 }
 
@@ -81,6 +89,10 @@ impl Kernel for CudaKernel {
 
     fn in_place(&self) -> Option<usize> {
         self.in_place
+    }
+
+    fn halved(&self) -> Option<usize> {
+        self.halved
     }
 
     fn implementation(&self) -> String {

@@ -46,6 +46,9 @@ pub struct Rehearsal {
     pub seconds: f64,
     /// For each rank the seconds that it waits.
     pub exposed: Vec<f64>,
+    /// When each action of rank 0 begins and ends, from the start of the step; what it starts ends when it is over,
+    /// which may be in the next step.
+    pub schedule: Vec<[f64; 2]>,
 }
 
 impl Plan {
@@ -72,13 +75,17 @@ pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Res
         Stage { steps, prices, ranks: scripts.iter().map(Player::new).collect(), meetings: HashMap::new() };
     stage.play()?;
     let begun: Vec<f64> = stage.ranks.iter().map(|rank| rank.clock).collect();
-    stage.ranks.iter_mut().for_each(|rank| (rank.at, rank.exposed, rank.first) = (0, 0.0, false));
+    for rank in &mut stage.ranks {
+        (rank.at, rank.exposed, rank.first) = (0, 0.0, false);
+        rank.schedule.clear();
+    }
     stage.play()?;
     stage.finish()?;
     let took = stage.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
     Ok(Rehearsal {
         seconds: took.fold(0.0, f64::max),
         exposed: stage.ranks.iter().map(|rank| rank.exposed).collect(),
+        schedule: stage.schedule(begun.first().copied().unwrap_or(0.0)),
     })
 }
 
@@ -117,6 +124,8 @@ struct Player<'a> {
     first: bool,
     clock: f64,
     exposed: f64,
+    /// When each action of this step began and ended.
+    schedule: Vec<[f64; 2]>,
     flights: Vec<Flight>,
     /// Transfers started on each line.
     counts: HashMap<Line, usize>,
@@ -138,6 +147,7 @@ impl<'a> Player<'a> {
             first: true,
             clock: 0.0,
             exposed: 0.0,
+            schedule: Vec::new(),
             flights: Vec::new(),
             counts: HashMap::new(),
             arrivals: Vec::new(),
@@ -278,7 +288,22 @@ impl Stage<'_> {
             _ => {}
         }
         self.ranks[rank].clock = until;
+        self.ranks[rank].schedule.push([now, until]);
         Ok(true)
+    }
+
+    /// What rank 0 did from this time on.
+    fn schedule(&self, begun: f64) -> Vec<[f64; 2]> {
+        let mut schedule = self.ranks.first().map(|rank| rank.schedule.clone()).unwrap_or_default();
+        for meeting in self.meetings.values().flatten() {
+            for &(rank, action, when) in &meeting.started {
+                if let (0, Some(over), true) = (rank, meeting.over, when >= begun) {
+                    // The step before may have ended with it at that very time.
+                    schedule[action][1] = schedule[action][1].max(over);
+                }
+            }
+        }
+        schedule.iter().map(|times| times.map(|time| time - begun)).collect()
     }
 
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
@@ -680,7 +705,12 @@ mod tests {
         let mut scripts = example.scripts(&plain(2));
         // The exchange after the first step is waited for: a second. Sums: from 4 to 5 and from 5 to 6.
         let found = example.rehearse(&scripts).unwrap();
-        assert_eq!((found.seconds, found.exposed), (6.0, vec![2.0, 2.0]));
+        assert_eq!((found.seconds, &found.exposed), (6.0, &vec![2.0, 2.0]));
+        let of =
+            |wanted: fn(&Action) -> bool| scripts[0].actions.iter().position(wanted).expect("the action");
+        assert_eq!(found.schedule[of(|action| *action == Action::Start(0))], [4.0, 5.0]);
+        assert_eq!(found.schedule[of(|action| *action == Action::Wait(1))], [5.0, 6.0]);
+        assert!(found.schedule.windows(2).all(|pair| pair[0][0] <= pair[1][0]));
         scripts.iter_mut().for_each(|script| {
             moved(script, |action| matches!(action, Action::Start(2)), None);
             moved(script, |action| matches!(action, Action::Wait(2)), None);

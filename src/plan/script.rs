@@ -541,6 +541,15 @@ impl Script {
         format!("{action} ({text})")
     }
 
+    /// The bucket whose sum an action starts.
+    pub fn bucket(&self, action: usize) -> Option<usize> {
+        let Action::Start(id) = self.actions[action] else { return None };
+        let kind = if self.owners.are_apart() { Kind::SumToOwners } else { Kind::Sum };
+        let is_sum = |transfer: &Transfer| transfer.area == Area::Sums && transfer.kind == kind;
+        let before = self.transfers[..id].iter().filter(|transfer| is_sum(transfer)).count();
+        is_sum(&self.transfers[id]).then_some(before)
+    }
+
     fn named(&self, id: TransferId) -> String {
         format!("transfer {id}, {}", self.transfers[id])
     }

@@ -14,7 +14,7 @@ use hdf5::{Dataset, File, Group, H5Type};
 use super::read::Earlier;
 use super::series::{Rows, series};
 use super::summary::Closing;
-use super::{Description, EpochRecord, Spread, StepRecord};
+use super::{Description, EpochRecord, Scheduled, Spread, StepRecord};
 use crate::device::Usage;
 use crate::error::{Error, Result};
 use crate::files;
@@ -125,6 +125,28 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
     shown.map_or([f64::NAN; 3], |usage| [usage.busy, usage.memory, usage.power])
 }
 
+/// What was rehearsed, a value an action in each data set.
+fn script(config: &Group, script: &[Scheduled]) -> Outcome {
+    let texts = script.iter().map(|scheduled| unicode(&scheduled.action));
+    let texts = texts.collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
+    let texts = config.new_dataset_builder().with_data(&texts).create("script_action")?;
+    describe(&texts, "", "what rank 0 does in a step, one after the other")?;
+    let buckets: Vec<i64> = script.iter().map(|at| at.bucket.map_or(-1, |bucket| bucket as i64)).collect();
+    let buckets = config.new_dataset_builder().with_data(&buckets).create("script_bucket")?;
+    describe(&buckets, "1", "the bucket whose sum an action starts; -1 for others")?;
+    let computes: Vec<u64> = script.iter().map(|at| u64::from(at.computes)).collect();
+    let computes = config.new_dataset_builder().with_data(&computes).create("script_computes")?;
+    describe(&computes, "1", "1 where an action runs steps of the network, else 0")?;
+    for (index, name, meaning) in [
+        (0, "script_begin", "when an action is expected to begin, from the step's start"),
+        (1, "script_end", "when it, or the transfer that it starts, is expected to be over"),
+    ] {
+        let times: Vec<f64> = script.iter().map(|scheduled| scheduled.times[index]).collect();
+        describe(&config.new_dataset_builder().with_data(&times).create(name)?, "s", meaning)?;
+    }
+    Ok(())
+}
+
 impl ResultsFile {
     /// Creates the file, with the configuration in it, and lets readers in. Never replaces a file. It has its name when
     /// it can be read: a job that is killed before, and goes on from its first checkpoint, finds none.
@@ -226,6 +248,7 @@ impl ResultsFile {
         describe(&names, "", "the collective that sums each bucket")?;
         let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
         describe(&seconds, "s", "what each bucket's sum is expected to take")?;
+        script(&config, &about.script)?;
         let (kinds, bytes): (Vec<_>, Vec<u64>) =
             about.memory.iter().map(|(kind, bytes)| (unicode(kind), *bytes)).unzip();
         let kinds = kinds.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;

@@ -381,6 +381,19 @@ pub fn hdf5_version() -> String {
     format!("{major}.{minor}.{release}")
 }
 
+/// An action of a step, and when it is expected.
+#[derive(Debug, Clone)]
+pub struct Scheduled {
+    /// In words.
+    pub action: String,
+    /// The bucket whose sum it starts.
+    pub bucket: Option<usize>,
+    /// Whether it runs steps of the plan.
+    pub computes: bool,
+    /// Its begin and end in seconds from the start of the step; NaN where nothing is known.
+    pub times: [f64; 2],
+}
+
 /// What is known of a run before its first step.
 #[derive(Debug, Clone)]
 pub struct Description {
@@ -410,6 +423,8 @@ pub struct Description {
     pub buckets: Vec<u64>,
     /// For each of these the collective that sums it, and the seconds that it is expected to take.
     pub choices: Vec<(String, f64)>,
+    /// What rank 0 does in a step, as rehearsed; empty where nothing was.
+    pub script: Vec<Scheduled>,
     /// Bytes of a rank as planned, by kind.
     pub memory: Vec<(String, u64)>,
     /// Where gradients are compressed.

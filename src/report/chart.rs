@@ -122,7 +122,7 @@ pub fn bars(x: &Axis, names: &[String], rows: &[Row], mark: &str) -> Result<Stri
             let y = (rows.len() - 1 - at) as f64;
             let mut from = 0.0;
             for (part, length) in row.parts.iter().enumerate() {
-                chart.draw_series([bar(from, from + length, y, colour(part))])?;
+                chart.draw_series([bar(from, from + length, [y + 0.18, y + 0.82], colour(part))])?;
                 from += length;
             }
             if let Some(mark) = row.mark {
@@ -134,34 +134,44 @@ pub fn bars(x: &Axis, names: &[String], rows: &[Row], mark: &str) -> Result<Stri
     })
 }
 
-/// A row of `spans`: from start to end, of which the last part stands out.
+/// A row of `spans`: from start to end, of which the last part stands out. Above it what was rehearsed.
 #[derive(Debug, Clone)]
 pub struct Span {
     pub label: String,
     pub start: f64,
     pub end: f64,
     pub last: f64,
+    /// From when to when.
+    pub rehearsed: Vec<(f64, f64)>,
 }
 
 /// Spans of time below each other, and a line at `end`.
 ///
 /// # Errors
 /// `Internal`: it cannot be drawn.
-pub fn spans(x: &Axis, spans: &[Span], names: [&str; 2], end: (f64, &str)) -> Result<String> {
-    let across = x.over(spans.iter().map(|span| span.end).chain([end.0]));
-    let boxes = names.iter().enumerate();
+pub fn spans(x: &Axis, spans: &[Span], names: [&str; 3], end: (f64, &str)) -> Result<String> {
+    let rehearsed = || spans.iter().flat_map(|span| span.rehearsed.iter().map(|(_, to)| *to));
+    let across = x.over(spans.iter().map(|span| span.end).chain(rehearsed()).chain([end.0]));
+    // What nothing is drawn of is not in the legend.
+    let parts = if rehearsed().next().is_some() { 3 } else { 2 };
+    let boxes = names.iter().enumerate().take(parts);
     let boxes =
         boxes.map(|(part, name)| Key { label: name.to_string(), colour: colour(part), shape: Shape::Box });
     let keys: Vec<Key> =
         boxes.chain([Key { label: end.1.into(), colour: BLACK, shape: Shape::Stroke }]).collect();
     let height = if spans.len() > 24 { 16 } else { 22 };
+    // Of a row, from its bottom.
+    let (own, above) = if parts == 3 { ([0.1, 0.62], [0.66, 0.9]) } else { ([0.18, 0.82], [0.0; 2]) };
     drawn(height * spans.len() as u32 + BELOW, &keys, |area| {
         let labels: Vec<&str> = spans.iter().map(|span| span.label.as_str()).collect();
         let mut chart = rows_chart(area, x, &across, &labels)?;
         for (at, span) in spans.iter().enumerate() {
             let y = (spans.len() - 1 - at) as f64;
             let cut = (span.end - span.last).max(span.start);
-            chart.draw_series([bar(span.start, cut, y, colour(0)), bar(cut, span.end, y, colour(1))])?;
+            let part = |from, to, part| bar(from, to, own.map(|edge| y + edge), colour(part));
+            chart.draw_series([part(span.start, cut, 0), part(cut, span.end, 1)])?;
+            let part = |&(from, to): &(f64, f64)| bar(from, to, above.map(|edge| y + edge), colour(2));
+            chart.draw_series(span.rehearsed.iter().map(part))?;
         }
         let line = PathElement::new(vec![(end.0, 0.0), (end.0, spans.len() as f64)], BLACK.stroke_width(2));
         chart.draw_series([line])?;
@@ -169,8 +179,8 @@ pub fn spans(x: &Axis, spans: &[Span], names: [&str; 2], end: (f64, &str)) -> Re
     })
 }
 
-fn bar(from: f64, to: f64, y: f64, colour: RGBColor) -> Rectangle<(f64, f64)> {
-    Rectangle::new([(from, y + 0.18), (to, y + 0.82)], colour.filled())
+fn bar(from: f64, to: f64, [low, high]: [f64; 2], colour: RGBColor) -> Rectangle<(f64, f64)> {
+    Rectangle::new([(from, low), (to, high)], colour.filled())
 }
 
 type Drawing<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -184,36 +184,56 @@ pub fn memory(runs: &[&Run]) -> Result<Option<Figure>> {
     Ok(Some(Figure::new("memory", "Memory by kind", caption, svg)))
 }
 
-/// When each bucket of gradients was ready, and when its sum had arrived.
-pub fn buckets(run: &Run) -> Result<Option<Figure>> {
+/// A step as it was rehearsed and as it was measured: computing, and when each bucket of gradients was ready and its sum
+/// had arrived.
+pub fn step(run: &Run) -> Result<Option<Figure>> {
     let buckets = run.buckets();
     if buckets.is_empty() || run.ranks < 2.0 {
         return Ok(None);
     }
+    let rehearsed = run.rehearsed();
+    let ms = |times: &[(f64, f64)]| times.iter().map(|(from, to)| (1e3 * from, 1e3 * to)).collect::<Vec<_>>();
+    let compute = Span {
+        label: "computing".into(),
+        start: 0.0,
+        end: 1e3 * run.parts()[0],
+        last: 0.0,
+        rehearsed: ms(&rehearsed.computing),
+    };
     let together = buckets.len().div_ceil(MOST_BUCKETS);
     let shown = buckets.chunks(together).enumerate();
-    let spans: Vec<Span> = shown
-        .map(|(at, some)| {
-            let (first, last) = (at * together, at * together + some.len() - 1);
-            let name = if first == last { format!("{first}") } else { format!("{first}–{last}") };
-            let most = |of: fn(&Bucket) -> f64| some.iter().map(of).fold(0.0, f64::max);
-            Span {
-                label: format!("{name}: {}", size(some.iter().map(|bucket| bucket.bytes).sum())),
-                start: 1e3 * some[0].start,
-                end: 1e3 * most(|bucket| bucket.finish),
-                last: 1e3 * some.iter().map(|bucket| bucket.exposed).sum::<f64>(),
-            }
-        })
-        .collect();
-    let end = (1e3 * run.step_seconds(), "end of the step");
+    let sums = shown.map(|(at, some)| {
+        let (first, last) = (at * together, at * together + some.len() - 1);
+        let name = if first == last { format!("{first}") } else { format!("{first}–{last}") };
+        let most = |of: fn(&Bucket) -> f64| some.iter().map(of).fold(0.0, f64::max);
+        Span {
+            label: format!("{name}: {}", size(some.iter().map(|bucket| bucket.bytes).sum())),
+            start: 1e3 * some[0].start,
+            end: 1e3 * most(|bucket| bucket.finish),
+            last: 1e3 * some.iter().map(|bucket| bucket.exposed).sum::<f64>(),
+            rehearsed: ms(rehearsed.sums.get(first..=last).unwrap_or_default()),
+        }
+    });
+    let spans: Vec<Span> = [compute].into_iter().chain(sums).collect();
+    let took = run.step_seconds();
     let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
-    let svg = chart::spans(&axis, &spans, ["under way, not waited for", "waited for (not hidden)"], end)?;
+    let names = ["under way, not waited for", "waited for (not hidden)", "rehearsed"];
+    let svg = chart::spans(&axis, &spans, names, (1e3 * took, "end of the step"))?;
+    let expected = match rehearsed.seconds {
+        0.0 => "What was expected is not known.".into(),
+        seconds => format!(
+            "The step was rehearsed with {:.3} ms and took {:.3} ms, {:.2} times as long.",
+            1e3 * seconds,
+            1e3 * took,
+            took / seconds
+        ),
+    };
     let more = if together > 1 { format!(" A bar stands for {together} buckets.") } else { String::new() };
     let caption = format!(
-        "A bar begins when the last gradient of its bucket is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps.{more}"
+        "{expected} A bucket's bar begins when its last gradient is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps; computing is the mean time in which the device worked, drawn from the step's start.{more}"
     );
-    let name = format!("buckets-{}", run.name);
-    Ok(Some(Figure::new(name, format!("Buckets of gradients: {}", run.label), &caption, svg)))
+    let name = format!("step-{}", run.name);
+    Ok(Some(Figure::new(name, format!("A step, rehearsed and measured: {}", run.label), &caption, svg)))
 }
 
 fn size(bytes: u64) -> String {

@@ -115,10 +115,10 @@ fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
 
 fn sections(runs: &[Run]) -> Result<Vec<Section>> {
     let all: Vec<&Run> = runs.iter().collect();
-    let mut buckets = Vec::new();
+    let mut steps = Vec::new();
     for run in runs {
-        if buckets.len() < MOST {
-            buckets.extend(figures::buckets(run)?);
+        if steps.len() < MOST {
+            steps.extend(figures::step(run)?);
         }
     }
     let speed = [figures::time(&all)?, figures::memory(&all)?, figures::throughput(&all)?];
@@ -132,7 +132,7 @@ fn sections(runs: &[Run]) -> Result<Vec<Section>> {
         section("Minibatch sweep", compare::sweeps(runs)?),
         section(&learning, figures::learning(&all)?),
         section("Speed and memory", speed.into_iter().flatten().collect()),
-        section("Overlap", buckets),
+        section("Overlap", steps),
     ])
 }
 

@@ -40,6 +40,15 @@ pub struct Bucket {
     pub exposed: f64,
 }
 
+/// A step as it was rehearsed, in seconds from its start.
+#[derive(Default)]
+pub struct Rehearsed {
+    pub computing: Vec<(f64, f64)>,
+    /// Of each bucket.
+    pub sums: Vec<(f64, f64)>,
+    pub seconds: f64,
+}
+
 impl Run {
     /// # Errors
     /// `Data` where the file is no record of a run.
@@ -142,6 +151,30 @@ impl Run {
             Some(Bucket { bytes, start, finish, exposed })
         });
         buckets.collect()
+    }
+
+    /// When rank 0 was expected to compute in a step, and for each bucket when its sum was expected to be under way:
+    /// begins and ends in seconds. Nothing where that is not known.
+    pub fn rehearsed(&self) -> Rehearsed {
+        let [begin, end] =
+            ["begin", "end"].map(|name| self.record.list::<f64>(&format!("config/script_{name}")));
+        let (buckets, computes) = (
+            self.record.list::<i64>("config/script_bucket"),
+            self.record.list::<u64>("config/script_computes"),
+        );
+        let times: Vec<(f64, f64)> = begin.into_iter().zip(end).collect();
+        if times.iter().any(|(begin, end)| !begin.is_finite() || !end.is_finite()) {
+            return Rehearsed::default();
+        }
+        let computing = times.iter().zip(&computes).filter(|(_, computes)| **computes > 0);
+        let mut sums: Vec<(i64, (f64, f64))> =
+            buckets.into_iter().zip(times.iter().copied()).filter(|(bucket, _)| *bucket >= 0).collect();
+        sums.sort_by_key(|(bucket, _)| *bucket);
+        Rehearsed {
+            computing: computing.map(|(times, _)| *times).collect(),
+            sums: sums.into_iter().map(|(_, times)| times).collect(),
+            seconds: times.last().map_or(0.0, |(_, end)| *end),
+        }
     }
 
     /// Seconds of a middling step among those that `buckets` looks at.

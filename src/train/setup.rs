@@ -28,8 +28,8 @@ use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optim::{self, Schedule};
-use crate::plan::Plan;
-use crate::record::{self, Checkpoints, Description, Recorder};
+use crate::plan::{Action, Plan, Rehearsal, Script};
+use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -120,9 +120,13 @@ pub fn prepare(
         return world.agree(record::printed()).map(|()| None);
     }
     // All ranks have the same plan, and one goes through the step for all of them.
-    let rehearsed =
-        if world.rank() == 0 { plans.rehearse(world, config, &averaging).map(|_| ()) } else { Ok(()) };
-    world.agree(rehearsed)?;
+    let rehearsed = match world.rank() {
+        0 => plans
+            .rehearse(world, config, &averaging)
+            .map(|(scripts, rehearsal)| scheduled(&scripts[0], &rehearsal)),
+        _ => Ok(Vec::new()),
+    };
+    let script = world.agree(rehearsed)?;
     tell("step rehearsed");
     let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
@@ -138,6 +142,7 @@ pub fn prepare(
         standing.at,
     );
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    description.script = script;
     description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
@@ -264,6 +269,24 @@ fn weights_path(world: &World, config: &Config) -> Result<()> {
     }
 }
 
+/// What a rank does when, for the record.
+fn scheduled(script: &Script, rehearsal: &Rehearsal) -> Vec<Scheduled> {
+    let known = |times| if rehearsal.seconds.is_finite() { times } else { [f64::NAN; 2] };
+    let of = |(action, &times): (usize, &[f64; 2])| Scheduled {
+        action: script.describe(action),
+        bucket: script.bucket(action),
+        computes: matches!(script.actions[action], Action::Run { .. }),
+        times: known(times),
+    };
+    let end = Scheduled {
+        action: "end of the step".into(),
+        bucket: None,
+        computes: false,
+        times: known([rehearsal.seconds; 2]),
+    };
+    rehearsal.schedule.iter().enumerate().map(of).chain([end]).collect()
+}
+
 /// Bytes of parameters that each rank updates.
 fn owned_bytes(world: &World, plan: &Plan, memories: &Memories) -> Vec<u64> {
     let nodes = nodes(world);
@@ -358,6 +381,7 @@ fn describe(
         owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
+        script: Vec::new(),
         memory: plans.kinds(),
         compression: None,
         attributes,

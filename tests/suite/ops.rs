@@ -557,10 +557,14 @@ fn gradients_that_a_network_adds_up_are_off_by_their_roundings_alone() {
     assert_eq!(compared, 8, "one a block");
 }
 
-/// Memory of the arena.
+/// Memory of an activation, or of a parameter, whose halves a kernel reads where it is multiplied.
 fn at(bound: &Bound, place: &Location) -> Memory {
-    assert_eq!(place.region, Region::Arena);
-    bound.regions.arena.slice(place.offset, place.bytes)
+    let region = match place.region {
+        Region::Parameters => &bound.regions.parameters,
+        Region::Arena => &bound.regions.arena,
+        other => panic!("{other:?}"),
+    };
+    region.slice(place.offset, place.bytes)
 }
 
 /// A step that adds a convolution's dx to what is there of the gradient, before it runs.

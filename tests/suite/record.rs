@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, RankInfo, Recorder, Spread, StepRecord, results_path, start_logging,
+    BucketTime, Description, EpochRecord, RankInfo, Recorder, Scheduled, Spread, StepRecord, results_path,
+    start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, OpenMode};
@@ -42,6 +43,10 @@ fn description(epochs: u64, steps: u64) -> Description {
         owned: vec![804_884; 2],
         buckets: vec![1_605_632, 4_136],
         choices: vec![("shm".into(), 0.0004), ("recursive-doubling".into(), 2e-6)],
+        script: vec![
+            Scheduled { action: "run".into(), bucket: None, computes: true, times: [0.0, 0.5] },
+            Scheduled { action: "start".into(), bucket: Some(1), computes: false, times: [0.5, 0.75] },
+        ],
         memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
         compression: None,
         attributes: [
@@ -165,6 +170,12 @@ fn a_finished_run_is_all_in_its_file() {
     let names: Vec<VarLenUnicode> = file.dataset("config/bucket_allreduce").unwrap().read_raw().unwrap();
     assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["shm", "recursive-doubling"]);
     assert_eq!(reals(&file, "config/bucket_predicted"), [0.0004, 2e-6]);
+    let actions: Vec<VarLenUnicode> = file.dataset("config/script_action").unwrap().read_raw().unwrap();
+    assert_eq!(actions.iter().map(|text| text.as_str()).collect::<Vec<_>>(), ["run", "start"]);
+    assert_eq!(file.dataset("config/script_bucket").unwrap().read_raw::<i64>().unwrap(), [-1, 1]);
+    assert_eq!(file.dataset("config/script_computes").unwrap().read_raw::<u64>().unwrap(), [1, 0]);
+    assert_eq!(reals(&file, "config/script_begin"), [0.0, 0.5]);
+    assert_eq!(reals(&file, "config/script_end"), [0.5, 0.75]);
 
     assert_eq!(file.dataset("steps/step").unwrap().read_raw::<u64>().unwrap(), [0, 1, 2, 3]);
     assert_eq!(file.dataset("steps/epoch").unwrap().read_raw::<u64>().unwrap(), [1, 1, 2, 2]);
@@ -275,6 +286,7 @@ fn the_document_names_every_data_set_with_its_unit_and_type() {
             let row = rows.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("{name} is not there"));
             let dtype = match dataset.dtype().unwrap().to_descriptor().unwrap().to_string().as_str() {
                 "uint64" => "u64",
+                "int64" => "i64",
                 "float32" => "f32",
                 "float64" => "f64",
                 "unicode (len 512)" | "string (len 512)" => "text, 512 bytes",

@@ -51,12 +51,21 @@ fn a_run_becomes_a_page_and_charts() {
         "[ms]",
         "memory of the largest rank [MB]",
         "activations",
-        "Buckets of gradients",
+        "A step, rehearsed and measured",
+        "The step was rehearsed with",
         "first epoch",
         "model = &quot;mnist_small&quot;",
     ] {
         assert!(html.contains(part), "{part}");
     }
+    // The third colour: forward and backward steps in one piece or several, and each bucket's sum.
+    let step = fs::read_to_string(at.join("plots/step-digits.svg")).unwrap();
+    let file = hdf5::File::open(at.join("digits.h5")).unwrap();
+    let sums = file.dataset("config/bucket_bytes").unwrap().size();
+    let runs = file.dataset("config/script_computes").unwrap().read_raw::<u64>().unwrap();
+    let runs = runs.iter().filter(|&&computes| computes == 1).count();
+    // One more in the legend.
+    assert_eq!(step.matches("fill=\"#009E73\"").count(), sums + runs + 1, "{step}");
     // Text is drawn without any font of the system's: in the generic family, by who shows it.
     let chart = fs::read_to_string(at.join("plots/memory.svg")).unwrap();
     let label = chart.find("memory of the largest rank [MB]").expect("the label of the axis");
@@ -97,6 +106,12 @@ fn several_runs_are_compared_and_bad_files_are_named() {
         let running: hdf5::types::FixedUnicode<512> = "running".parse().unwrap();
         status.write_scalar(&running).unwrap();
     }
+    let older = at.join("older.h5");
+    fs::copy(at.join("two.h5"), &older).unwrap();
+    hdf5::File::open_rw(&older).unwrap().unlink("config/script_begin").unwrap();
+    let done = report(at, &["older.h5"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(page(&at.join("report.html")).contains("What was expected is not known."));
     let done = report(at, &["one.h5", "two.h5", "large.h5", "old.h5"]);
     assert!(done.status.success(), "{}", text(&done.stderr));
     let html = page(&at.join("report.html"));

@@ -7,7 +7,7 @@
 # Usage: run.sh DLTRAIN    (make bench-strategies); needs DLTRAIN_MPIRUN and iperf3; PyTorch where .deps/torch has it
 #        RATE=100mbit STEPS=5 run.sh …
 #
-# All strategies must give the same losses, to the bit, before a number is printed: plain, root and servers on one host
+# All strategies must give the same weights, to the bit, before a number is printed: plain, root and servers on one host
 # by shared memory's order of adding, ZeRO-1 by the ring's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -18,8 +18,10 @@ hosts=tests/support/hosts.sh
 rate=${RATE:-1gbit}
 steps=${STEPS:-3}
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
-# alexnet at small images: 228 MB of gradients, and little to compute.
+# alexnet at small images: 244.4 MB of gradients, and little to compute. Sums begin after the backward pass, so that what
+# is waited for is what they take.
 model=(--model alexnet --image-size 63 --batch 1 --threads 1 --optimizer sgd --warmup 1 --fusion-threshold-mb 8)
+model+=(--no-overlap)
 
 # Megabits a second that one TCP connection gets from h0 to h1.
 link() {
@@ -30,12 +32,16 @@ link() {
 
 job() { # slots, ranks, flags; prints what the run does
     $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
-        -H "$1" -n "$2" "$dltrain" "${model[@]}" --steps "$steps" "${@:3}" --results "$scratch/r.h5" --verbose 2>&1
+        -H "$1" -n "$2" "$dltrain" "${model[@]}" --steps "$steps" "${@:3}" --results "$scratch/r.h5" --verbose 2>&1 </dev/null
     rm -f "$scratch/r.h5"
 }
 
-# Losses of all steps, as the run prints them.
-losses() { awk '/\+\/-/ { print $NF }'; }
+# What the weights are after these steps.
+weights() { # slots, ranks, flags
+    job "$@" --save-weights "$scratch/w.safetensors" >"$scratch/said" || { cat "$scratch/said" >&2; exit 1; }
+    md5sum <"$scratch/w.safetensors"
+    rm "$scratch/w.safetensors"
+}
 
 # Seconds of a step, and those in which it waited for other ranks.
 seconds() { # ranks that compute
@@ -46,41 +52,52 @@ seconds() { # ranks that compute
 
 slots() { seq -s, -f 'h%.0f:1' 0 $(($1 - 1)); }
 
+# Seconds in which so many times every bucket comes to an owner, is updated and goes back; "along" where both take the
+# same links, so that one keeps the other waiting.
+formula() { # times, along | apart
+    awk -v r="$megabits" -v times="$1" -v way="$2" '{
+        takes = times * $1 * 8 / r
+        come += takes
+        gone = (gone > come ? gone : come) + takes
+    }
+    END { print way == "along" ? 2 * come : gone }' <<<"$buckets"
+}
+
 compare() { # hosts
-    local ranks=$1 bytes=228.0 name flags workers each expected measured said step ring
+    local ranks=$1 name flags workers times way expected measured said step ring
     echo
     echo "$ranks hosts x 1 rank, links of $rate (iperf3: $megabits Mbit/s); seconds a step"
     printf '%-18s %8s %8s %10s %10s %8s\n' strategy ranks step waiting formula ratio
-    while read -r name workers each flags; do
+    while read -r name workers times way flags; do
         # shellcheck disable=SC2086
         said=$(job "$(slots "$ranks")" "$ranks" $flags)
         read -r step measured < <(seconds "$workers" <<<"$said")
-        expected=$(awk -v n="$bytes" -v r="$megabits" -v each="$each" 'BEGIN { print each * n * 8 / r }')
+        expected=$(formula "$times" "$way")
         printf '%-18s %8s %8s %10s %10.2f %8.2f\n' "$name" "$workers" "$step" "$measured" "$expected" \
             "$(awk -v a="$measured" -v b="$expected" 'BEGIN { print a / b }')"
     done < <(
-        ring=$(awk -v p="$ranks" 'BEGIN { print 2 * (p - 1) / p }')
-        echo "plain $ranks $ring --allreduce ring"
-        echo "zero-1 $ranks $ring --zero 1 --allreduce ring"
-        # Both directions of a link at a time: sums come in while parameters of other buckets go out.
-        echo "root $ranks $((ranks - 1)) --sync root"
-        echo "server:1 $((ranks - 1)) $((ranks - 1)) --sync server:1"
-        [ "$ranks" -lt 4 ] || echo "server:2 $((ranks - 2)) $(awk -v p="$ranks" 'BEGIN { print (p - 2) / 2 }') --sync server:2"
+        # Of a ring both halves go round in one direction; with a star sums come in while parameters go out.
+        ring=$(awk -v p="$ranks" 'BEGIN { print (p - 1) / p }')
+        echo "plain $ranks $ring along --allreduce ring"
+        echo "zero-1 $ranks $ring along --zero 1 --allreduce ring"
+        echo "root $ranks $((ranks - 1)) apart --sync root"
+        echo "server:1 $((ranks - 1)) $((ranks - 1)) apart --sync server:1"
+        [ "$ranks" -lt 4 ] ||
+            echo "server:2 $((ranks - 2)) $(awk -v p="$ranks" 'BEGIN { print (p - 2) / 2 }') apart --sync server:2"
     )
 }
 
-# The same losses by any strategy.
+# The same weights by any strategy.
 check() {
     local plain other
-    plain=$(job h0:3 3 --allreduce shm | losses)
-    [ -n "$plain" ] || { echo "strategies: no losses in what dltrain printed" >&2; exit 1; }
+    plain=$(weights h0:3 3 --allreduce shm)
     for other in "3 --sync root" "4 --sync server"; do
         # shellcheck disable=SC2086
-        [ "$(job "$(slots "${other%% *}")" $other | losses)" = "$plain" ] || { echo "$other: other losses" >&2; exit 1; }
+        [ "$(weights "$(slots "${other%% *}")" $other)" = "$plain" ] || { echo "$other: other weights" >&2; exit 1; }
     done
-    plain=$(job "$(slots 3)" 3 --allreduce ring | losses)
-    [ "$(job "$(slots 3)" 3 --allreduce ring --zero 1 | losses)" = "$plain" ] || { echo "--zero 1: other losses" >&2; exit 1; }
-    echo "losses of $steps steps: the same by every strategy"
+    plain=$(weights "$(slots 3)" 3 --allreduce ring)
+    [ "$(weights "$(slots 3)" 3 --allreduce ring --zero 1)" = "$plain" ] || { echo "--zero 1: other weights" >&2; exit 1; }
+    echo "weights after $steps steps: the same by every strategy, to the bit"
 }
 
 # dltrain on two hosts without a limit to their links, PyTorch by gloo on one.
@@ -114,6 +131,8 @@ measure() {
     $hosts up 4 "$rate"
     check
     megabits=$(link)
+    # Megabytes of each, in the order in which they leave.
+    buckets=$("$dltrain" "${model[@]}" --dry-run | awk '/^bucket/ { on = 1; next } !NF { on = 0 } on && $3 == "MB" { print $2 }')
     compare 3
     compare 4
     peers

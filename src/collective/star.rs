@@ -5,7 +5,7 @@
 //! Mu Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014.
 
 use super::schedule::{Apply, Group, Part, Round};
-use crate::cuts::Cuts;
+use crate::cuts::{Cuts, segment};
 
 /// Places that own something, and the other places that deal with them.
 fn sides(group: &Group, cuts: &Cuts) -> [Vec<usize>; 2] {
@@ -18,30 +18,43 @@ fn sides(group: &Group, cuts: &Cuts) -> [Vec<usize>; 2] {
     [owners, others.collect()]
 }
 
-/// Sends `from` one place `to` another what `owner` owns, as this rank has part in it.
-fn message(group: &Group, cuts: &Cuts, [from, to, owner]: [usize; 3], apply: Apply) -> Option<Round> {
-    let part = |place: usize| Part { peer: group.ranks[place], range: cuts.part(owner).clone() };
-    match group.place {
-        place if place == from => Some(Round { send: Some(part(to)), receive: None }),
-        place if place == to => Some(Round { send: None, receive: Some((part(from), apply)) }),
-        _ => None,
+/// Elements of a piece. Pieces go to one owner after the other, so that the links of all are busy at a time.
+const PIECE: usize = 1 << 18;
+
+/// What one place has of all messages between the owners and the others, piece by piece; `message` says who sends to
+/// whom, and what becomes of it there.
+fn rounds(group: &Group, cuts: &Cuts, message: impl Fn(usize, usize) -> ([usize; 2], Apply)) -> Vec<Round> {
+    let [owners, others] = sides(group, cuts);
+    let pieces = |owner: usize| cuts.part(owner).len().div_ceil(PIECE);
+    let most = owners.iter().map(|&owner| pieces(owner)).max().unwrap_or(0);
+    let mut rounds = Vec::new();
+    for piece in 0..most {
+        for &other in &others {
+            for &owner in owners.iter().filter(|&&owner| piece < pieces(owner)) {
+                let ([from, to], apply) = message(other, owner);
+                let range = segment(cuts.part(owner), pieces(owner), piece);
+                let part = |place: usize| Part { peer: group.ranks[place], range: range.clone() };
+                match group.place {
+                    place if place == from => rounds.push(Round { send: Some(part(to)), receive: None }),
+                    place if place == to => {
+                        rounds.push(Round { send: None, receive: Some((part(from), apply)) });
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
+    rounds
 }
 
 /// Every owner gets the sum of what it owns: one message from each of the others.
 pub fn to_owners(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    let [owners, others] = sides(group, cuts);
-    let round = |from: usize, owner: usize| {
-        // What stands at a server is the sum of the step before.
-        let apply = if from == 0 { Apply::Replace } else { Apply::Add };
-        message(group, cuts, [from, owner, owner], apply)
-    };
-    others.iter().flat_map(|&from| owners.iter().filter_map(move |&owner| round(from, owner))).collect()
+    // What stands at a server is the sum of the step before.
+    let apply = |other| if other == 0 { Apply::Replace } else { Apply::Add };
+    rounds(group, cuts, |other, owner| ([other, owner], apply(other)))
 }
 
 /// Every owner sends what it owns to each of the others.
 pub fn from_owners(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    let [owners, others] = sides(group, cuts);
-    let round = |owner: usize, to: usize| message(group, cuts, [owner, to, owner], Apply::Replace);
-    others.iter().flat_map(|&to| owners.iter().filter_map(move |&owner| round(owner, to))).collect()
+    rounds(group, cuts, |other, owner| ([owner, other], Apply::Replace))
 }

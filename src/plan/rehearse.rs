@@ -39,7 +39,7 @@ pub struct Prices<'a> {
     pub update: &'a dyn Fn(usize) -> f64,
 }
 
-/// What came of it.
+/// What came of it. Times are NaN where a transfer has no price.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rehearsal {
     /// Seconds of a step.
@@ -71,8 +71,13 @@ impl Plan {
 /// # Errors
 /// `Internal`, naming both actions, where the scripts do not fit together.
 pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Result<Rehearsal> {
-    let mut stage =
-        Stage { steps, prices, ranks: scripts.iter().map(Player::new).collect(), meetings: HashMap::new() };
+    let mut stage = Stage {
+        steps,
+        prices,
+        ranks: scripts.iter().map(Player::new).collect(),
+        meetings: HashMap::new(),
+        unknown: false,
+    };
     stage.play()?;
     let begun: Vec<f64> = stage.ranks.iter().map(|rank| rank.clock).collect();
     for rank in &mut stage.ranks {
@@ -82,10 +87,12 @@ pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Res
     stage.play()?;
     stage.finish()?;
     let took = stage.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
+    let known = |seconds: f64| if stage.unknown { f64::NAN } else { seconds };
+    let schedule = stage.schedule(begun.first().copied().unwrap_or(0.0));
     Ok(Rehearsal {
-        seconds: took.fold(0.0, f64::max),
-        exposed: stage.ranks.iter().map(|rank| rank.exposed).collect(),
-        schedule: stage.schedule(begun.first().copied().unwrap_or(0.0)),
+        seconds: known(took.fold(0.0, f64::max)),
+        exposed: stage.ranks.iter().map(|rank| known(rank.exposed)).collect(),
+        schedule: schedule.into_iter().map(|times| times.map(known)).collect(),
     })
 }
 
@@ -137,6 +144,8 @@ struct Stage<'a> {
     prices: &'a Prices<'a>,
     ranks: Vec<Player<'a>>,
     meetings: HashMap<Line, Vec<Meeting>>,
+    /// Whether a transfer has no price: then times say nothing.
+    unknown: bool,
 }
 
 impl<'a> Player<'a> {
@@ -369,7 +378,9 @@ impl Stage<'_> {
         let before = index.checked_sub(1).and_then(|before| meetings[before].over).unwrap_or(0.0);
         let begun = meetings[index].started.iter().fold(before, |latest, (_, _, when)| latest.max(*when));
         let (rank, action, _) = meetings[index].started[0];
-        let over = begun + (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
+        let seconds = (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
+        self.unknown |= !seconds.is_finite();
+        let over = begun + seconds;
         self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
 
@@ -716,6 +727,17 @@ mod tests {
             moved(script, |action| matches!(action, Action::Wait(2)), None);
         });
         assert_eq!(example.rehearse(&scripts).unwrap().seconds, 5.0);
+    }
+
+    #[test]
+    fn a_transfer_without_a_price_leaves_no_time_known() {
+        let example = Example::new(&[4, 4]);
+        let scripts = example.scripts(&plain(2));
+        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0 };
+        let found = rehearse(&scripts, &example.steps, &prices).unwrap();
+        assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
+        assert_eq!(found.schedule.len(), scripts[0].actions.len());
+        assert!(found.schedule.iter().flatten().all(|time| time.is_nan()));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-"""One training job of PyTorch as ZeRO-1 has it: DistributedDataParallel and ZeroRedundancyOptimizer over gloo, two processes
-of one thread on this machine. Prints images a second of both, and the peak resident set of the larger in MB.
+"""One training job of PyTorch as ZeRO-1 has it: DistributedDataParallel and ZeroRedundancyOptimizer over gloo, two
+processes of one thread on this machine. Prints images a second of both, and the peak resident set of the larger in MB.
 
 usage: peer.py [MODEL [BATCH [STEPS]]]    (vgg11, 2, 4)
 """
@@ -37,7 +37,8 @@ def work(rank, results):
         optimizer.step()
         dist.barrier()
         times.append(time.perf_counter() - begun)
-    results.put((RANKS * batch / statistics.median(times[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    results.put((RANKS * batch / statistics.median(times[1:]), peak))
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Who updates what: plain data parallelism by a ring, ZeRO-1, one rank for all, and parameter servers, over links shaped to
-# 1 Gbit/s between hosts, beside what docs/algorithms.md says that they take; and ZeRO-1 beside PyTorch's
+# Who updates what: plain data parallelism by a ring, ZeRO-1, one rank for all, and parameter servers, over links shaped
+# to 1 Gbit/s between hosts, beside what docs/algorithms.md says that they take; and ZeRO-1 beside PyTorch's
 # DistributedDataParallel with ZeroRedundancyOptimizer over gloo. The hosts are namespaces of this machine
 # (tests/support/hosts.sh), which takes root; Open MPI only.
 #
@@ -18,8 +18,8 @@ hosts=tests/support/hosts.sh
 rate=${RATE:-1gbit}
 steps=${STEPS:-3}
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
-# alexnet at small images: 244.4 MB of gradients, and little to compute. Sums begin after the backward pass, so that what
-# is waited for is what they take.
+# alexnet at small images: 244.4 MB of gradients, and little to compute. Sums begin after the backward pass, so that
+# what is waited for is what they take.
 model=(--model alexnet --image-size 63 --batch 1 --threads 1 --optimizer sgd --warmup 1 --fusion-threshold-mb 8)
 model+=(--no-overlap)
 
@@ -32,7 +32,8 @@ link() {
 
 job() { # slots, ranks, flags; prints what the run does
     $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
-        -H "$1" -n "$2" "$dltrain" "${model[@]}" --steps "$steps" "${@:3}" --results "$scratch/r.h5" --verbose 2>&1 </dev/null
+        -H "$1" -n "$2" "$dltrain" "${model[@]}" --steps "$steps" "${@:3}" --results "$scratch/r.h5" --verbose \
+        2>&1 </dev/null
     rm -f "$scratch/r.h5"
 }
 
@@ -96,7 +97,8 @@ check() {
         [ "$(weights "$(slots "${other%% *}")" $other)" = "$plain" ] || { echo "$other: other weights" >&2; exit 1; }
     done
     plain=$(weights "$(slots 3)" 3 --allreduce ring)
-    [ "$(weights "$(slots 3)" 3 --allreduce ring --zero 1)" = "$plain" ] || { echo "--zero 1: other weights" >&2; exit 1; }
+    [ "$(weights "$(slots 3)" 3 --allreduce ring --zero 1)" = "$plain" ] ||
+        { echo "--zero 1: other weights" >&2; exit 1; }
     echo "weights after $steps steps: the same by every strategy, to the bit"
 }
 
@@ -109,8 +111,8 @@ peers() {
     echo "vgg11, batch 2, Adam, 2 ranks x 1 thread: images/s and MB of a rank, medians of 3 turns"
     for turn in 1 2 3; do
         $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" -H h0:1,h1:1 -n 2 "$dltrain" \
-            --model vgg11 --batch 2 --threads 1 --optimizer adam --warmup 1 --steps 4 --zero 1 --results "$scratch/p.h5" \
-            >"$scratch/ours" 2>&1
+            --model vgg11 --batch 2 --threads 1 --optimizer adam --warmup 1 --steps 4 --zero 1 \
+            --results "$scratch/p.h5" >"$scratch/ours" 2>&1
         rm -f "$scratch/p.h5"
         sed -n 's/^total images\/sec: //p' "$scratch/ours" >>"$scratch/ours.rate"
         sed -n 's/^memory a rank *\([0-9]*\) MB.*/\1/p' "$scratch/ours" >>"$scratch/ours.memory"
@@ -132,7 +134,8 @@ measure() {
     check
     megabits=$(link)
     # Megabytes of each, in the order in which they leave.
-    buckets=$("$dltrain" "${model[@]}" --dry-run | awk '/^bucket/ { on = 1; next } !NF { on = 0 } on && $3 == "MB" { print $2 }')
+    buckets=$("$dltrain" "${model[@]}" --dry-run |
+        awk '/^bucket/ { on = 1; next } !NF { on = 0 } on && $3 == "MB" { print $2 }')
     compare 3
     compare 4
     peers

@@ -65,13 +65,12 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let mut threads = [world.threads(None)? as f64];
     world.min_f64(&mut threads)?;
     let threads = threads[0] as usize;
-    let backward = plan.forward_steps..plan.steps.len();
-    let seconds = &threshold::step_seconds(&plan, &tuning.parameters, threads)[backward];
+    let all = threshold::step_seconds(&plan, &tuning.parameters, threads);
+    let seconds = &all[plan.forward_steps..];
     let scale = args.backward_ms.map_or(1.0, |ms| ms / 1e3 / seconds.iter().sum::<f64>());
     let steps = seconds.iter().map(|seconds| Duration::from_secs_f64(seconds * scale)).collect();
     let sum = |bytes| selection.choose(bytes, true).seconds;
-    let expected = threshold::Expected { parameters: &tuning.parameters, threads, sum: &sum };
-    world.agree(expected.cut(&mut plan, 1, true, &RULE))?;
+    world.agree(threshold::cut(&mut plan, &Manner::plain(vec![0]), &RULE, &all, &sum))?;
     let chosen = plan.buckets.clone();
     let region = Region::allocate(world, plan.sizes.gradients, selection.wants_shared(&plan.bucket_bytes()))?;
     let mut replay = Replay { world, plan, steps, selection, region };

@@ -105,7 +105,7 @@ impl Pair {
     fn ping_pong(&self, partner: Option<usize>, first: bool) -> Result<f64> {
         const TRIPS: usize = 20;
         let Some(partner) = partner else { return Ok(0.0) };
-        let send = || complete(vec![self.channel.send(&self.outgoing, &(0..1), partner, 0)?]);
+        let send = || complete(vec![self.channel.send(&self.outgoing, &(0..1), partner, 0, false)?]);
         let receive = || complete(vec![self.channel.receive(&self.incoming, &(0..1), partner, 0)?]);
         let begin = Instant::now();
         for _ in 0..TRIPS {
@@ -130,7 +130,7 @@ impl Pair {
                 requests.push(self.channel.receive(&self.incoming, &range, partner, 0)?);
             }
             if sends {
-                requests.push(self.channel.send(&self.outgoing, &range, partner, 0)?);
+                requests.push(self.channel.send(&self.outgoing, &range, partner, 0, false)?);
             }
         }
         complete(requests)?;
@@ -138,7 +138,7 @@ impl Pair {
             complete(vec![self.channel.receive(&self.incoming, &(0..1), partner, 1)?])?;
         }
         if !sends {
-            complete(vec![self.channel.send(&self.outgoing, &(0..1), partner, 1)?])?;
+            complete(vec![self.channel.send(&self.outgoing, &(0..1), partner, 1, false)?])?;
         }
         Ok(begin.elapsed().as_secs_f64())
     }

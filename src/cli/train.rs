@@ -13,7 +13,7 @@ use dltrain::model;
 use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
-use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within};
+use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
 use super::{data, evaluation, file, loss_scale, optimizer, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -124,8 +124,7 @@ pub struct Args {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     threads: Option<usize>,
     /// ZeRO: 1 shares the optimizer's state and the updates among all ranks, over nodes too.
-    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1),
-          help_heading = "Machine")]
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = zero_stage, help_heading = "Machine")]
     zero: u8,
     #[arg(long, value_name = "HOW", default_value = "allreduce", help = Strategy::help(),
           help_heading = "Machine")]
@@ -294,7 +293,6 @@ impl Args {
                 self.allreduce.name()
             )));
         }
-
         let loss_scale = self.loss_scale.validate(self.precision)?;
         if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
             return Err(Error::usage(format!(

@@ -33,6 +33,16 @@ pub fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String>
     }
 }
 
+/// 0 or 1.
+pub fn zero_stage(text: &str) -> std::result::Result<u8, String> {
+    match text.parse() {
+        Ok(stage @ 0..=1) => Ok(stage),
+        _ => Err(format!(
+            "{text} is not in 0..=1: of ZeRO's stages there is 1, and 0 is plain data parallelism"
+        )),
+    }
+}
+
 /// "100-119", or "100" for one step.
 pub fn steps(text: &str) -> std::result::Result<(u64, u64), String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));

@@ -20,11 +20,11 @@ pub const CHUNK: usize = 15 * 1024;
 /// Messages that are awaited at a time: one that is worked on, and more to keep the wire busy meanwhile.
 pub const WINDOW: usize = 16;
 
-/// An MPI library copies what it sends at once, and is done with it before anybody receives it. So that no rank is ahead
-/// of another by more than it has memory for, one message in so many ends only when it is received, and no more than
-/// `MATCHING` of these are under way: 10 MB in all. Measured: without this vgg16's gradients on their way to a slower
-/// rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as without it; with 4 MB for each range by itself it
-/// rested for a tenth of the time.
+/// An MPI library copies what it sends at once, and is done with it before anybody receives it. So that no rank is
+/// ahead of another by more than it has memory for, one message in so many ends only when it is received, and no more
+/// than `MATCHING` of these are under way: 10 MB in all. Measured: without this vgg16's gradients on their way to a
+/// slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as without it; with 4 MB for each range by
+/// itself it rested for a tenth of the time.
 const MATCHED_EVERY: usize = 32;
 const MATCHING: usize = 4;
 
@@ -43,8 +43,8 @@ pub struct Executor<L: Link> {
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
-    /// Messages that end when they are received, by slot and number; how many others left since the last one; and whether
-    /// one was held back.
+    /// Messages that end when they are received, by slot and number; how many others left since the last one; and
+    /// whether one was held back.
     matching: Vec<(Slot, usize)>,
     unmatched: usize,
     held: bool,

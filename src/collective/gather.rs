@@ -150,7 +150,7 @@ impl Gather {
         let [sent, received] = self.group.step(self.held).map(elements);
         let (from, to) = (self.group.after(self.held), self.group.before(self.held));
         self.receive = Some(self.channel.receive(&self.region, &received, from, 0)?);
-        self.send = Some(self.channel.send(&self.region, &sent, to, 0)?);
+        self.send = Some(self.channel.send(&self.region, &sent, to, 0, false)?);
         Ok(())
     }
 }

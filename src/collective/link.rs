@@ -65,10 +65,7 @@ impl Link for Channel {
         tag: u16,
         matched: bool,
     ) -> Result<Request> {
-        match matched {
-            true => Channel::send_matched(self, region, range, to, tag),
-            false => Channel::send(self, region, range, to, tag),
-        }
+        Channel::send(self, region, range, to, tag, matched)
     }
 
     fn receive(&self, region: &Rc<Region>, range: &Range<usize>, from: usize, tag: u16) -> Result<Request> {

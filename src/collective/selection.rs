@@ -128,8 +128,8 @@ impl Selection {
         self.build_half(false, world, region)
     }
 
-    /// The same for a reduce-scatter: where `to_owners`, a rank gets the sum of what it owns alone, made in the order in
-    /// which the allreduce makes it. An algorithm without halves sums everything for everybody.
+    /// The same for a reduce-scatter: where `to_owners`, a rank gets the sum of what it owns alone, made in the order
+    /// in which the allreduce makes it. An algorithm without halves sums everything for everybody.
     ///
     /// # Errors
     /// As for `build`.

@@ -76,30 +76,20 @@ impl Channel {
         self.communicator.size()
     }
 
-    /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent.
-    pub fn send(&self, region: &Rc<Region>, range: &Range<usize>, to: usize, tag: u16) -> Result<Request> {
-        self.send_by(("MPI_Isend", ffi::MPI_Isend), region, range, to, tag)
-    }
-
-    /// The same; the message ends only when it is being received, whatever room MPI has for it.
-    pub fn send_matched(
+    /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent. One that is
+    /// to be `matched` ends only when it is being received, whatever room MPI has for it.
+    pub fn send(
         &self,
         region: &Rc<Region>,
         range: &Range<usize>,
         to: usize,
         tag: u16,
+        matched: bool,
     ) -> Result<Request> {
-        self.send_by(("MPI_Issend", ffi::MPI_Issend), region, range, to, tag)
-    }
-
-    fn send_by(
-        &self,
-        (name, send): (&'static str, Send),
-        region: &Rc<Region>,
-        range: &Range<usize>,
-        to: usize,
-        tag: u16,
-    ) -> Result<Request> {
+        let (name, send): (_, Send) = match matched {
+            true => ("MPI_Issend", ffi::MPI_Issend),
+            false => ("MPI_Isend", ffi::MPI_Isend),
+        };
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which the request keeps alive.
         let raw = unsafe {

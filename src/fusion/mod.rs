@@ -78,8 +78,8 @@ pub struct Fusion {
     begun: Instant,
     /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
     waited: f64,
-    /// Whether all steps are enqueued, the point behind the last one where the buckets do not tell, and when the device was
-    /// seen to have come to it.
+    /// Whether all steps are enqueued, the point behind the last one where the buckets do not tell, and when the device
+    /// was seen to have come to it.
     enqueued: bool,
     computed: Option<Event>,
     computed_at: Option<f64>,

@@ -17,36 +17,29 @@ const THRESHOLDS: [usize; 6] = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32
 /// is taken: what a sum takes is in part the time of the thread that computes.
 const SLACK: f64 = 0.001;
 
-/// What a step is expected to take on this machine.
-pub struct Expected<'a> {
-    /// The machine's rates.
-    pub parameters: &'a Parameters,
-    /// Threads that compute.
-    pub threads: usize,
-    /// Seconds of a sum of so many bytes.
-    pub sum: &'a dyn Fn(usize) -> f64,
-}
-
-impl Expected<'_> {
-    /// Cuts the gradients of a plan; on every rank the same way if all expect the same. One rank is rehearsed, since
-    /// all do the same, in this manner.
-    ///
-    /// # Errors
-    /// `Internal` where a script cannot be rehearsed.
-    pub fn cut(&self, plan: &mut Plan, micro_steps: usize, overlap: bool, rule: &Rule) -> Result<()> {
-        let manner = Manner { micro_steps, overlap, ..Manner::plain(vec![0]) };
-        let seconds = step_seconds(plan, self.parameters, self.threads);
-        let prices =
-            Prices { transfer: &|transfer| (self.sum)(transfer.cuts.range().len()), update: &|_| 0.0 };
-        let rehearsed = |threshold| {
-            plan.cut_at(threshold);
-            let scripts = plan.scripts(&manner, rule, 0..1);
-            plan::rehearse(&scripts, &plan.facts(&seconds), &prices).map(|rehearsal| rehearsal.seconds)
-        };
-        let seconds = THRESHOLDS.map(rehearsed).into_iter().collect::<Result<Vec<f64>>>()?;
-        plan.cut_at(THRESHOLDS[largest_good(&seconds)]);
-        Ok(())
-    }
+/// Cuts the gradients of a plan; on every rank the same way if all are given the same. One rank is rehearsed in this
+/// manner, since all do the same. `seconds` has what each step of the plan takes, and `sum` says it of a sum of so many
+/// bytes.
+///
+/// # Errors
+/// `Internal` where a script cannot be rehearsed.
+pub fn cut(
+    plan: &mut Plan,
+    manner: &Manner,
+    rule: &Rule,
+    seconds: &[f64],
+    sum: &dyn Fn(usize) -> f64,
+) -> Result<()> {
+    let facts = plan.facts(seconds);
+    let prices = Prices { transfer: &|transfer| sum(transfer.cuts.range().len()), update: &|_| 0.0 };
+    let rehearsed = |threshold| {
+        plan.cut_at(threshold);
+        let scripts = plan.scripts(manner, rule, 0..1);
+        plan::rehearse(&scripts, &facts, &prices).map(|rehearsal| rehearsal.seconds)
+    };
+    let seconds = THRESHOLDS.map(rehearsed).into_iter().collect::<Result<Vec<f64>>>()?;
+    plan.cut_at(THRESHOLDS[largest_good(&seconds)]);
+    Ok(())
 }
 
 /// The last that is as good as the best.
@@ -87,9 +80,9 @@ mod tests {
         let model = model::find("resnet18").unwrap();
         let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
         let mut plan = plan(graph, &Reference, &Options { fusion_threshold: 0, training: None }).unwrap();
-        let tuning = Tuning::built_in();
-        let expected = Expected { parameters: &tuning.parameters, threads: 1, sum };
-        expected.cut(&mut plan, 1, overlap, &SGD).unwrap();
+        let seconds = step_seconds(&plan, &Tuning::built_in().parameters, 1);
+        let manner = Manner { overlap, ..Manner::plain(vec![0]) };
+        cut(&mut plan, &manner, &SGD, &seconds, sum).unwrap();
         plan.bucket_bytes()
     }
 

@@ -178,9 +178,9 @@ pub struct Script {
 
 /// What a script needs to know of a plan.
 pub struct Outline<'a> {
-    /// How many steps it has, and how many of them are the forward pass.
+    /// How many steps it has.
     pub steps: usize,
-    /// Of these.
+    /// How many of these are the forward pass: the first ones.
     pub forward: usize,
     /// Its buckets.
     pub buckets: &'a [Bucket],

@@ -91,7 +91,8 @@ const SUMMARY_COUNTS: &Columns = &[
     (
         "sent_a_step",
         "B",
-        "sent in a step by the rank that sends most, of gradients and parameters; 0 where MPI, GPUs or shared memory carry them",
+        "sent in a step by the rank that sends most, of gradients, parameters and the step's sums; 0 where MPI, GPUs or \
+         shared memory carry them",
     ),
     ("planned_memory", "B", "peak memory of a rank as planned, the largest of all ranks"),
     ("peak_memory", "B", "peak memory of a rank as measured (resident set), the largest of all ranks"),

@@ -184,8 +184,8 @@ pub fn memory(runs: &[&Run]) -> Result<Option<Figure>> {
     Ok(Some(Figure::new("memory", "Memory by kind", caption, svg)))
 }
 
-/// A step as it was rehearsed and as it was measured: computing, and when each bucket of gradients was ready and its sum
-/// had arrived.
+/// A step as it was rehearsed and as it was measured: computing, and when each bucket of gradients was ready and its
+/// sum had arrived.
 pub fn step(run: &Run) -> Result<Option<Figure>> {
     let buckets = run.buckets();
     if buckets.is_empty() || run.ranks < 2.0 {

@@ -1,5 +1,5 @@
-//! ZeRO-1: all ranks share the updates and the optimizer's state, over nodes too. Samyam Rajbhandari, Jeff Rasley, Olatunji
-//! Ruwase, Yuxiong He: "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
+//! ZeRO-1: all ranks share the updates and the optimizer's state, over nodes too. Samyam Rajbhandari, Jeff Rasley,
+//! Olatunji Ruwase, Yuxiong He: "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 use super::{Owners, Ranks, Way};
 

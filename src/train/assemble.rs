@@ -13,9 +13,8 @@ use super::plans::{Plans, codes_on_device, manner};
 use super::step::{Accumulation, Clip, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
-use crate::collective::cost::Nodes;
 use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, Selection};
+use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, select};
 use crate::comm::{Barrier, World};
 use crate::config::{AllreduceKind, Config, Wire};
 use crate::data::{Batch, TestLoader};
@@ -111,13 +110,13 @@ impl Assembly<'_> {
         let [tail, parameters]: [Box<dyn Collective>; 2] = match self.config.strategy.is_central() {
             // In the order of ranks, as owners add.
             true => [
-                Selection::new(
+                select(
                     AllreduceKind::RING,
                     self.config.wire,
-                    &Nodes::of(world),
                     &Tuning::built_in(),
-                )?
-                .build(world, &memories.gradients)?,
+                    world,
+                    &memories.gradients,
+                )?,
                 Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
             ],
             _ => {

@@ -1,6 +1,7 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
 use super::gpu_direct;
+use super::memory::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::{Level, Parameters, Tuning};
@@ -9,8 +10,8 @@ use crate::config::{AllreduceKind, Compression, Config, Strategy};
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
-use crate::plan::{Kind, Plan, Transfer};
-use crate::strategy::{Owners, Ranks};
+use crate::plan::{Kind, Manner, Plan, Transfer};
+use crate::strategy::Owners;
 
 /// The same on every rank.
 pub struct Averaging {
@@ -35,9 +36,8 @@ struct Star {
 
 impl Star {
     fn new(world: &World, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
-        let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: false };
         let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
-        match strategy.owners(at) {
+        match expected_owners(world, strategy, false) {
             Owners::Apart { first, count, computing } if strategy.is_central() => {
                 Some(Star { owners: count, others: computing - usize::from(first == 0), link })
             }
@@ -91,9 +91,9 @@ impl Averaging {
         }
         // Whether there is room for shared memory may differ from node to node; buckets must not.
         let sum = |bytes| self.selection.choose(bytes, true).seconds;
-        let expected =
-            threshold::Expected { parameters: &self.tuning.parameters, threads: self.threads, sum: &sum };
-        expected.cut(plan, config.accumulation, config.overlap, &config.optimizer.rule)
+        let (micro_steps, overlap) = (config.accumulation, config.overlap);
+        let manner = Manner { micro_steps, overlap, ..Manner::plain(vec![0]) };
+        threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
     }
 
     /// What each step of a plan is expected to take.

@@ -115,7 +115,10 @@ impl Plans {
         if config.script {
             text += &scripts[0].lines();
         }
-        text += &format!("rehearsed with {} ranks: none waits for ever", scripts.len());
+        text += &match scripts.len() {
+            1 => "rehearsed with 1 rank".to_string(),
+            ranks => format!("rehearsed with {ranks} ranks: none waits for ever"),
+        };
         if rehearsal.seconds.is_finite() {
             let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
             let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);

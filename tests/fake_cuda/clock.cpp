@@ -302,7 +302,8 @@ int MPI_Isend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, u
 }
 
 // When it arrives is when it is received, which in this clock is no later.
-int MPI_Issend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm, void *request) {
+int MPI_Issend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm,
+               void *request) {
     return MPI_Isend(buffer, count, type, to, tag, comm, request);
 }
 

@@ -1,5 +1,5 @@
-// Runs CUDA kernels on the host: one block at a time, each of its threads a lane. A lane runs until it ends or reaches a
-// barrier, where it keeps its stack; when all have reached it they go on. Lanes run in ascending or in descending
+// Runs CUDA kernels on the host: one block at a time, each of its threads a lane. A lane runs until it ends or reaches
+// a barrier, where it keeps its stack; when all have reached it they go on. Lanes run in ascending or in descending
 // order: what depends on the order, because a barrier is missing, shows in one of them.
 #pragma once
 #include <cstdint>

@@ -8,8 +8,9 @@
 //! - a plan that was kept as text is restored.
 //!
 //! The graphs are those that a run makes, by the same code. The libraries are NVIDIA's; `.ci/deps cudnn` (or torch) has
-//! them, and where they are missing this says so and proves nothing. 9.19, which PyTorch 2.11 brings, is asked likewise,
-//! but for what takes it minutes, the zoo and all that is compiled: DLTRAIN_TEST_CUDNN=.deps/cudnn-9.19 asks that too.
+//! them, and where they are missing this says so and proves nothing. 9.19, which PyTorch 2.11 brings, is asked
+//! likewise, but for what takes it minutes, the zoo and all that is compiled: DLTRAIN_TEST_CUDNN=.deps/cudnn-9.19 asks
+//! that too.
 
 use crate::support::fake_cuda;
 

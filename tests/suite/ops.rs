@@ -296,8 +296,8 @@ fn config(cases: u32) -> Config {
     Config { cases, failure_persistence: None, ..Config::default() }
 }
 
-/// Every test here but those of `on_the_cpu_alone`, with the GPU in its place: in a process that finds the doubles of CUDA's
-/// libraries, or with DLTRAIN_TEST_ON=card the machine's own.
+/// Every test here but those of `on_the_cpu_alone`, with the GPU in its place: in a process that finds the doubles of
+/// CUDA's libraries, or with DLTRAIN_TEST_ON=card the machine's own.
 #[test]
 fn on_a_gpu_every_op_is_what_it_is_defined_to_be() {
     if on_gpu() {
@@ -1892,8 +1892,9 @@ mod on_the_cpu_alone {
         );
     }
 
-    /// Large enough for many pieces. The mean is a thousand deviations from zero: in f32 the squares of x would lose all of
-    /// the variance's digits but one. A piece adds up at most 2¹⁴ numbers; its mean is rounded, and so is that of all.
+    /// Large enough for many pieces. The mean is a thousand deviations from zero: in f32 the squares of x would lose
+    /// all of the variance's digits but one. A piece adds up at most 2¹⁴ numbers; its mean is rounded, and so is that
+    /// of all.
     #[test]
     fn moments_do_not_depend_on_threads_and_survive_a_large_mean() {
         let cpus: Vec<Cpu> = [1, 2, 3].map(|threads| Cpu::new(threads).unwrap()).into();

@@ -144,7 +144,8 @@ fn a_checkpoint_of_any_strategy_resumes_any_other() {
     }
 }
 
-/// On the doubles of CUDA's libraries, where every rank has a device with memory of its own: ZeRO-1 is between any ranks.
+/// On the doubles of CUDA's libraries, where every rank has a device with memory of its own: ZeRO-1 is between any
+/// ranks.
 #[test]
 fn gpus_come_to_the_same() {
     let mut results = gpu_job::Results::new();

@@ -1,5 +1,5 @@
-//! Convolutions in one with the normalisations around them, as cuDNN's graphs. No run asks for them yet: tests ask which
-//! GPU has engines for them (`described`).
+//! Convolutions in one with the normalisations around them, as cuDNN's graphs. No run asks for them yet: tests ask
+//! which GPU has engines for them (`described`).
 
 use std::cell::Cell;
 use std::rc::Rc;

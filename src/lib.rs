@@ -54,6 +54,7 @@ pub mod pack;
 pub mod plan;
 pub mod random;
 pub mod record;
+pub mod reducer;
 pub mod report;
 pub mod strategy;
 pub mod trace;

@@ -1,6 +1,5 @@
 //! How large a batch fits: the answer to `--max-batch`, and the check that a run fits its machine.
 
-use super::averaging::Averaging;
 use super::network::Network;
 use super::plans::Plans;
 use crate::comm::World;
@@ -9,6 +8,7 @@ use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
 use crate::plan::{Extent, describe_bytes as bytes};
+use crate::reducer::Averaging;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,18 +3,17 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::averaging::Averaging;
-use super::plans::{codes_on_device, shares_gradients};
 use super::weights::Start;
-use crate::comm::{NodeShared, Region, World};
-use crate::config::{Config, Strategy};
+use crate::comm::{Region, World};
+use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
-use crate::strategy::{Owners, Ranks};
+use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, nodes};
+use crate::strategy::Owners;
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
 const PIECE: usize = 8 << 20;
@@ -39,65 +38,8 @@ pub struct Memories {
     pub average: Option<Memory>,
     /// Where owners are apart: parameters as they go between ranks, in the host's memory.
     pub travelling: Option<Rc<Region>>,
-    /// Where gradients are averaged: memory that `comm` gave, in a shared window where that serves.
-    pub gradients: Rc<Region>,
-    /// The same memory as a device of the host sees it.
-    pub on_host: Memory,
-    /// Where the update finds averaged gradients: the same again, or memory of a device that has its own.
-    pub averaged: Memory,
-}
-
-/// Parameters, optimizer state and moving average are there once for all ranks of a node where its shared memory has
-/// room: every rank reads all of them, and updates its share. Outside the update, between two steps, nobody writes to
-/// them, and every rank may read all. Else they are private, and a rank's share is everything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sharing {
-    /// Among those that share.
-    rank: usize,
-    pub ranks: usize,
-}
-
-impl Sharing {
-    const ALONE: Sharing = Sharing { rank: 0, ranks: 1 };
-
-    fn of_node(world: &World) -> Sharing {
-        Sharing { rank: world.local_rank(), ranks: world.local_size() }
-    }
-
-    /// Whether this rank is the one to write what stands at some place of a list that all ranks have.
-    pub fn writes(&self, index: usize) -> bool {
-        index % self.ranks == self.rank
-    }
-
-    /// What is to be expected of `Memories::new`, if it takes `bytes` of shared memory in all.
-    pub fn expected(world: &World, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
-        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
-        let fits = wanted && NodeShared::fits(bytes);
-        if fits { Sharing::of_node(world) } else { Sharing::ALONE }
-    }
-
-    /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the
-    /// first to touch its parts, so that they lie near it.
-    fn clear(&self, device: &dyn Device, parts: &[Range<usize>], memory: &Memory) -> Result<()> {
-        if self.ranks == 1 {
-            return Ok(());
-        }
-        parts.iter().try_for_each(|part| device.zero(&memory.slice(part.start, part.len())))
-    }
-
-    /// The most bytes of frozen parameters that a rank initialises.
-    pub fn largest_frozen(&self, plan: &Plan) -> usize {
-        let of = |rank| {
-            let own = plan.parameters.iter().skip(rank).step_by(self.ranks);
-            own.filter(|parameter| parameter.frozen).map(|parameter| parameter.layout.bytes()).sum()
-        };
-        (0..self.ranks).map(of).max().unwrap_or(0)
-    }
-}
-
-/// Whether any node has several ranks.
-fn some_share(world: &World) -> bool {
-    world.size() > world.nodes()
+    /// Where gradients are averaged.
+    pub gradients: Gradients,
 }
 
 impl Memories {
@@ -112,20 +54,10 @@ impl Memories {
         config: &Config,
         averaging: &Averaging,
     ) -> Result<Memories> {
-        let staged = !averaging.on_device && !codes_on_device(config, world, device);
-        let shared = shares_gradients(config, averaging, plan);
-        let gradients = Region::allocate(world, if staged { sizes.gradients } else { 0 }, shared)?;
-        let on_host = as_memory(&gradients);
-        let averaged = match device.is_host() {
-            true => on_host.clone(),
-            false => device.allocate_offered(sizes.gradients)?,
-        };
-        if staged && !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
-            device.pin(&on_host);
-        }
+        let gradients = Gradients::new(world, device, plan, sizes.gradients, config, averaging)?;
         // With accumulation a micro-step's own gradients are apart from their sum.
         let written = match config.accumulation {
-            1 => averaged.clone(),
+            1 => gradients.averaged.clone(),
             _ => device.allocate(sizes.gradients)?,
         };
         let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
@@ -146,19 +78,7 @@ impl Memories {
         };
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);
-        Ok(Memories {
-            regions,
-            state,
-            owners,
-            rule: *rule,
-            sharing,
-            parts,
-            average,
-            travelling,
-            gradients,
-            on_host,
-            averaged,
-        })
+        Ok(Memories { regions, state, owners, rule: *rule, sharing, parts, average, travelling, gradients })
     }
 
     /// A bucket's part of a state or of the average.
@@ -169,6 +89,17 @@ impl Memories {
             false => part.start,
         };
         region.slice(start, part.len())
+    }
+
+    /// What transfers of the script move.
+    pub fn places(&self) -> Places<'_> {
+        Places {
+            owners: self.owners,
+            in_common: self.sharing.ranks > 1,
+            parameters: &self.regions.parameters,
+            gradients: &self.gradients,
+            travelling: self.travelling.as_ref(),
+        }
     }
 
     /// What the evaluation plan is bound to: the averaged parameters where there are such.
@@ -319,82 +250,6 @@ fn whole(device: &dyn Device, parameter: &Parameter, into: bool) -> Result<Box<d
     device.reorder(&parameter.spec, from, to)
 }
 
-/// On which node each rank is.
-pub fn nodes(world: &World) -> Vec<usize> {
-    (0..world.size()).map(|rank| world.node_of(rank)).collect()
-}
-
-/// Who is to update what if the ranks of a node can have memory in common.
-pub fn expected_owners(world: &World, strategy: Strategy, in_common: bool) -> Owners {
-    strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
-}
-
-/// Whether a strategy has the ranks of a node share parameters at all.
-fn may_share(world: &World, strategy: Strategy) -> bool {
-    let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
-    strategy.shares_memory(at, world.is_even())
-}
-
-/// The parameters, and what may lie beside them in memory that the ranks of a node have in common.
-struct Common {
-    owners: Owners,
-    sharing: Sharing,
-    parameters: Memory,
-    /// State and average, unless owners are apart.
-    copies: Option<Vec<Memory>>,
-    travelling: Option<Rc<Region>>,
-}
-
-impl Common {
-    /// Collective.
-    fn new(
-        world: &World,
-        device: &dyn Device,
-        sizes: &Sizes,
-        config: &Config,
-        copies: usize,
-    ) -> Result<Common> {
-        let (bytes, strategy) = (sizes.parameters, config.strategy);
-        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
-        let apart = expected_owners(world, strategy, wanted).are_apart();
-        let beside = if apart { 0 } else { copies };
-        let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };
-        let owners = expected_owners(world, strategy, common.is_some());
-        if let Some(common) = common {
-            let all = common_memory(&common);
-            let copy = |copy| all.slice(copy * bytes, bytes);
-            let (travelling, copies) = match apart {
-                true => (Some(common.region()), None),
-                false => (None, Some((1..=beside).map(copy).collect())),
-            };
-            let sharing = Sharing::of_node(world);
-            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling });
-        }
-        let travelling = owners.are_apart().then(|| Region::private(bytes).map(Rc::new));
-        let travelling = world.agree(travelling.transpose())?;
-        let parameters = match &travelling {
-            Some(region) if device.is_host() => as_memory(region),
-            _ => device.allocate(bytes)?,
-        };
-        if let (Some(region), false) = (&travelling, device.is_host()) {
-            device.pin(&as_memory(region));
-        }
-        let copies = match owners.are_apart() {
-            true => None,
-            false => Some((0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?),
-        };
-        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling })
-    }
-}
-
-/// Memory of all ranks of a node as that of a host device.
-#[allow(unsafe_code)]
-fn common_memory(common: &Rc<NodeShared>) -> Memory {
-    // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone,
-    // while no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
-    unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }
-}
-
 /// The first values of a parameter from element `first` on. Each block of the generator gives four elements, whoever
 /// computes it; `first` is at the beginning of one.
 fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], threads: usize) {
@@ -423,15 +278,6 @@ fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], thr
         }
         own.into_iter().for_each(|(_, values)| fill(first, values));
     });
-}
-
-/// The region as memory of a host device.
-#[allow(unsafe_code)]
-pub fn as_memory(region: &Rc<Region>) -> Memory {
-    // SAFETY: the region is host memory, valid while it lives, and the memory keeps it alive. This rank's part of it
-    // is written by the steps of the plan, and by the collectives only between `start` and `is_done` of the bucket
-    // it belongs to, when no step touches that bucket.
-    unsafe { Memory::from_raw(region.address(), region.bytes(), region.clone()) }
 }
 
 #[cfg(test)]

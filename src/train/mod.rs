@@ -3,18 +3,16 @@
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `plans`), `step` is one training step,
 //! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
-//! `device` what a rank drives, `averaging` how gradients travel, `gpu_direct` whether MPI takes them from a GPU,
+//! `device` what a rank drives,
 //! `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
 //! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
 //! is `record`'s business. May use: every room below. Used by: `main`.
 
 mod assemble;
-mod averaging;
 mod checkpoint;
 mod device;
 mod device_prefetch;
 mod evaluate;
-mod gpu_direct;
 mod length;
 mod max_batch;
 mod memory;
@@ -241,7 +239,7 @@ fn histograms(job: &Job, recorder: &mut Recorder, done: usize) -> Result<()> {
         let (memories, device) = (&job.memories, &*job.device);
         for parameter in &job.plan.parameters {
             for (kind, region) in
-                [("weights", &memories.regions.parameters), ("gradients", &memories.averaged)]
+                [("weights", &memories.regions.parameters), ("gradients", &memories.gradients.averaged)]
             {
                 let values = memories.read(device, parameter, region)?;
                 recorder.histogram(&format!("{kind}/{}", parameter.name), &values);

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use super::memory::{Memories, nodes};
+use super::memory::Memories;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
 use crate::error::Result;
 use crate::plan::{Parameter, Plan};
+use crate::reducer::nodes;
 
 /// Elements that go between two ranks at a time.
 const PIECE: usize = 2 << 20;

@@ -1,8 +1,6 @@
 //! The plans of a run, and what a rank needs in memory for them.
 
-use super::averaging::{Averaging, Expected};
 use super::checkpoint;
-use super::memory::{Sharing, expected_owners, nodes};
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Precision, Session, SyncBatchNorm};
@@ -14,6 +12,9 @@ use crate::fusion::compress;
 use crate::host;
 use crate::optim;
 use crate::plan::{self, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Transfer};
+use crate::reducer::{
+    Averaging, Expected, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
+};
 use crate::strategy::Owners;
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
@@ -307,13 +308,6 @@ fn extent(
     }
 }
 
-/// The most bytes of parameters that a rank updates.
-fn largest_share(world: &World, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
-    let nodes = nodes(world);
-    let of = |rank| plan.owned(owners, rule, &nodes, rank).iter().map(ExactSizeIterator::len).sum();
-    (0..world.size()).map(of).max().unwrap_or(0)
-}
-
 /// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
 /// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
 fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
@@ -337,16 +331,6 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usiz
 /// Whether the state of the run is copied to a checkpoint, or from one.
 fn keeps(config: &Config) -> bool {
     config.session.checkpoint.is_some() || config.session.resume.is_some()
-}
-
-/// Whether gradients are encoded where they lie, on a device with memory of its own.
-pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
-    config.compress.is_some_and(|scheme| compress::code(scheme, world.size(), device).is_some())
-}
-
-/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
-pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
-    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
 }
 
 /// The device and what it computes with, in one line.

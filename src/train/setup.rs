@@ -6,14 +6,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::assemble::Assembly;
-use super::averaging::Averaging;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
 use super::length::Length;
 use super::max_batch;
-use super::memory::{Memories, nodes};
+use super::memory::Memories;
 use super::network::Network;
 use super::plans::{Plans, computing, opening};
 use super::source::{Source, decided, open_data, open_sets};
@@ -30,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
 use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
+use crate::reducer::{Averaging, nodes};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -202,7 +202,7 @@ pub fn prepare(
     description.owned = owned_bytes(world, &job.plan, &job.memories);
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
-    let choices = averaging.choices(&job.plan, job.memories.gradients.is_shared());
+    let choices = averaging.choices(&job.plan, job.memories.gradients.region.is_shared());
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
     description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),

@@ -1,7 +1,6 @@
 //! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else.
 
 use super::assemble::Assembly;
-use super::averaging::Averaging;
 use super::network::Network;
 use super::plans::Plans;
 use super::setup::normalises;
@@ -14,6 +13,7 @@ use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::record;
+use crate::reducer::Averaging;
 
 /// Tests and prints the figures; with `--dry-run` the plan. Collective.
 ///

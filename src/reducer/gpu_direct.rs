@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use super::memory::as_memory;
+use super::sharing::as_memory;
 use crate::collective::{self, Collective, Hierarchical, MpiAllreduce};
 use crate::comm::{Region, World, is_cuda_aware};
 use crate::config::{AllreduceKind, Config, CudaAware, Wire};

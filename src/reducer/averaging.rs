@@ -1,7 +1,7 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
 use super::gpu_direct;
-use super::memory::expected_owners;
+use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::{Level, Parameters, Tuning};
@@ -15,6 +15,7 @@ use crate::strategy::Owners;
 
 /// The same on every rank.
 pub struct Averaging {
+    /// What sums gradients.
     pub selection: Selection,
     tuning: Tuning,
     /// Of the rank that has fewest.
@@ -66,7 +67,9 @@ impl Averaging {
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
         // Owners that are apart add in the host's memory.
-        if config.strategy == Strategy::ALLREDUCE && gpu_direct::gpus_serve(world, config, device)? {
+        if !expected_owners(world, config.strategy, false).are_apart()
+            && gpu_direct::gpus_serve(world, config, device)?
+        {
             selection = of(AllreduceKind::IPC)?;
         }
         let on_device = match selection.kind() {

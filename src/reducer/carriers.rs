@@ -1,0 +1,190 @@
+//! What carries out the transfers of a script, made of collectives for what lies where.
+
+use std::rc::Rc;
+
+use super::averaging::Averaging;
+use super::gpu_direct;
+use super::sharing::{Gradients, as_memory, codes_on_device};
+use crate::collective::tuning::Tuning;
+use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, select};
+use crate::comm::{Region, World};
+use crate::config::{AllreduceKind, Config, Wire};
+use crate::device::{Device, Memory};
+use crate::error::{Error, Result};
+use crate::fusion::compress::{self, Account, At, Compressed};
+use crate::fusion::{Carriers, Exchanges, Fusion, Line, Norms, OnDevice, ReduceAt, Staging, Tail, Words};
+use crate::plan::{Area, Plan, Program, Script, TAIL};
+use crate::strategy::Owners;
+
+/// What transfers of the script move.
+pub struct Places<'a> {
+    /// Who updates what.
+    pub owners: Owners,
+    /// Whether the ranks of a node have the parameters in common.
+    pub in_common: bool,
+    /// What the program computes with.
+    pub parameters: &'a Memory,
+    /// Where gradients are averaged.
+    pub gradients: &'a Gradients,
+    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
+    pub travelling: Option<&'a Rc<Region>>,
+}
+
+/// What carriers are made of. All of it is collective, and fails on every rank alike.
+pub struct Carrying<'a> {
+    /// All ranks.
+    pub world: &'a World,
+    /// Those that compute, as this rank does; or those that serve.
+    pub peers: &'a World,
+    /// Of the run.
+    pub config: &'a Config,
+    /// What was decided beforehand.
+    pub averaging: &'a Averaging,
+    /// The training plan.
+    pub plan: &'a Plan,
+    /// What this rank drives.
+    pub device: &'a dyn Device,
+}
+
+impl Carrying<'_> {
+    /// What carries out the script's transfers. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank: what cannot be allocated, or does not go together.
+    pub fn fusion(
+        &self,
+        script: &Script,
+        program: Option<&Program>,
+        places: &Places,
+    ) -> Result<(Fusion, Option<Account>)> {
+        let Carrying { world, device, .. } = *self;
+        let (reduce, compression) = self.reduction(places)?;
+        let apart = places.owners.are_apart();
+        let at = self.reduced_at(places);
+        let staged = matches!(at, ReduceAt::Staged(_)).then(|| end(&places.gradients.on_host));
+        let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, world.size()))?;
+        let operation = if apart { "reduce-scatter" } else { "allreduce" };
+        let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
+        let apart_lines = if apart { Some(self.apart(places)?) } else { None };
+        let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
+        let norms = if gathers { Some(world.agree(Norms::new(world))?) } else { None };
+        let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
+        let carriers = Carriers { sums, apart: apart_lines, norms, exchanges };
+        let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
+        Ok((fusion.with_tail(tail), compression))
+    }
+
+    /// Where owners are apart: what adds up the step's own numbers, and what brings new parameters. Collective.
+    fn apart(&self, places: &Places) -> Result<[Line; 2]> {
+        let Carrying { world, plan, device, averaging, .. } = *self;
+        let region = places.travelling;
+        let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
+        let last = plan.bucket_bytes().last().copied().unwrap_or(0);
+        let [tail, parameters]: [Box<dyn Collective>; 2] = match self.config.strategy.is_central() {
+            // In the order of ranks, as owners add.
+            true => [
+                select(
+                    AllreduceKind::RING,
+                    self.config.wire,
+                    &Tuning::built_in(),
+                    world,
+                    &places.gradients.region,
+                )?,
+                Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
+            ],
+            _ => {
+                let tail = averaging.selection.build_for(last, world, &places.gradients.region)?;
+                let parameters: Box<dyn Collective> = match places.in_common {
+                    true => Box::new(Hierarchical::between_nodes(world, region)?),
+                    false => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
+                };
+                [tail, parameters]
+            }
+        };
+        let staging = |device_memory: &Memory, host: Memory| match device.is_host() {
+            true => ReduceAt::InPlace,
+            false => ReduceAt::Staged(Staging { device: device_memory.clone(), host }),
+        };
+        let at = staging(&places.gradients.averaged, places.gradients.on_host.clone());
+        let tail = Line::new(Words { what: "the step's sums", operation: "allreduce" }, tail, at);
+        let at = staging(places.parameters, as_memory(region));
+        let words = Words { what: "parameters of bucket", operation: "allgather" };
+        Ok([tail, Line::new(words, parameters, at)])
+    }
+
+    fn reduced_at(&self, places: &Places) -> ReduceAt {
+        let Carrying { world, device, .. } = *self;
+        match self.averaging.selection.kind() {
+            AllreduceKind::NCCL => ReduceAt::Device,
+            AllreduceKind::IPC => ReduceAt::InPlace,
+            _ if self.averaging.on_device => ReduceAt::InPlace,
+            _ if codes_on_device(self.config, world, device) => ReduceAt::Device,
+            // A rank alone has nobody to tell, but may still compress.
+            _ if !device.is_host() && (world.size() > 1 || self.config.compress.is_some()) => {
+                ReduceAt::Staged(Staging {
+                    device: places.gradients.averaged.clone(),
+                    host: places.gradients.on_host.clone(),
+                })
+            }
+            _ if !device.is_host() => ReduceAt::Device,
+            _ => ReduceAt::InPlace,
+        }
+    }
+
+    /// What sums gradients over ranks, and what compression keeps account of where there is any.
+    fn reduction(&self, places: &Places) -> Result<(Box<dyn Collective>, Option<Account>)> {
+        let (world, selection) = (self.world, &self.averaging.selection);
+        let kind = selection.kind();
+        if kind == AllreduceKind::NCCL {
+            let sums = OnDevice::new(world, kind.name(), self.device, &places.gradients.averaged)?;
+            return Ok((Box::new(sums), None));
+        }
+        if kind == AllreduceKind::IPC {
+            let sums = gpu_direct::over_gpus(
+                world,
+                self.config.wire,
+                self.device,
+                &places.gradients.averaged,
+                &places.gradients.region,
+            );
+            return Ok((Box::new(sums?), None));
+        }
+        if self.averaging.on_device {
+            let region = gpu_direct::region(&places.gradients.averaged);
+            return Ok((world.agree(selection.build(world, &region))?, None));
+        }
+        if places.owners.are_apart() {
+            let (scatter, region) = (Operation::ReduceScatter, &places.gradients.region);
+            let sums = match self.config.strategy.is_central() {
+                true => scatter.make(Route::Star, self.config.wire, world, region)?,
+                false => selection.build_half(true, world, region)?,
+            };
+            return Ok((sums, None));
+        }
+        let Some(scheme) = self.config.compress else {
+            return Ok((world.agree(selection.build(world, &places.gradients.region))?, None));
+        };
+        let at = match compress::code(scheme, world.size(), self.device) {
+            Some(code) => At::Device(code, &places.gradients.averaged, as_memory),
+            None => At::Host(&places.gradients.on_host),
+        };
+        let made = Compressed::new(scheme, selection, world, self.plan, self.device, at);
+        let compressed = world.agree(made)?;
+        let account = compressed.account();
+        Ok((Box::new(compressed), Some(account)))
+    }
+
+    /// What the program exchanges between its steps, if anything.
+    fn exchanges(&self, program: &Program) -> Result<Option<Exchanges>> {
+        let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
+        let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
+        let gather = self.peers.agree(Gather::new(self.peers, ranks, longest))?;
+        let exchanges = Exchanges::new(self.device, gather, program.exchanges.clone());
+        Ok(Some(self.peers.agree(exchanges)?))
+    }
+}
+
+/// The tail of gradients.
+fn end(gradients: &Memory) -> Memory {
+    gradients.slice(gradients.bytes() - TAIL, TAIL)
+}

@@ -1,0 +1,18 @@
+//! How gradients come together and new parameters to everyone: PyTorch's reducer, DeepSpeed's partitioning.
+//!
+//! Who owns what is said by `strategy`, a file each. All that follows from it for a run is here: `averaging`
+//! decides what sums, what is expected of it and how gradients are cut into buckets; `sharing` places parameters,
+//! state and gradients, once for the ranks of a node where that serves; `carriers` makes the collectives that carry
+//! out the script's transfers; `gpu_direct` asks whether GPUs or MPI add up where gradients lie. Nothing here asks
+//! which strategy it is. May use: `fusion`, `record` (to log) and every room below. Used by: `train`.
+
+mod averaging;
+mod carriers;
+mod gpu_direct;
+mod sharing;
+
+pub use averaging::{Averaging, Expected};
+pub use carriers::{Carrying, Places};
+pub use sharing::{
+    Common, Gradients, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
+};

@@ -1,0 +1,208 @@
+//! What of a run lies where: parameters that the ranks of a node have in common, and gradients for others to see.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::Averaging;
+use crate::comm::{NodeShared, Region, World};
+use crate::config::{Config, Strategy};
+use crate::device::{Device, Memory, Rule};
+use crate::error::Result;
+use crate::fusion::compress;
+use crate::plan::{Plan, Sizes};
+use crate::strategy::{Owners, Ranks};
+
+/// Parameters, optimizer state and moving average are there once for all ranks of a node where its shared memory has
+/// room: every rank reads all of them, and updates its share. Outside the update, between two steps, nobody writes to
+/// them, and every rank may read all. Else they are private, and a rank's share is everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharing {
+    /// Among those that share.
+    pub rank: usize,
+    /// How many these are.
+    pub ranks: usize,
+}
+
+impl Sharing {
+    const ALONE: Sharing = Sharing { rank: 0, ranks: 1 };
+
+    fn of_node(world: &World) -> Sharing {
+        Sharing { rank: world.local_rank(), ranks: world.local_size() }
+    }
+
+    /// Whether this rank is the one to write what stands at some place of a list that all ranks have.
+    pub fn writes(&self, index: usize) -> bool {
+        index % self.ranks == self.rank
+    }
+
+    /// What is to be expected of `Common::new`, if a run takes `bytes` of shared memory in all.
+    pub fn expected(world: &World, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
+        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+        let fits = wanted && NodeShared::fits(bytes);
+        if fits { Sharing::of_node(world) } else { Sharing::ALONE }
+    }
+
+    /// Makes zeros of what this rank updates. Private memory is zeroed as it comes; of common memory each rank is the
+    /// first to touch its parts, so that they lie near it.
+    pub fn clear(&self, device: &dyn Device, parts: &[Range<usize>], memory: &Memory) -> Result<()> {
+        if self.ranks == 1 {
+            return Ok(());
+        }
+        parts.iter().try_for_each(|part| device.zero(&memory.slice(part.start, part.len())))
+    }
+
+    /// The most bytes of frozen parameters that a rank initialises.
+    pub fn largest_frozen(&self, plan: &Plan) -> usize {
+        let of = |rank| {
+            let own = plan.parameters.iter().skip(rank).step_by(self.ranks);
+            own.filter(|parameter| parameter.frozen).map(|parameter| parameter.layout.bytes()).sum()
+        };
+        (0..self.ranks).map(of).max().unwrap_or(0)
+    }
+}
+
+/// Whether any node has several ranks.
+fn some_share(world: &World) -> bool {
+    world.size() > world.nodes()
+}
+
+/// On which node each rank is.
+pub fn nodes(world: &World) -> Vec<usize> {
+    (0..world.size()).map(|rank| world.node_of(rank)).collect()
+}
+
+/// Who is to update what if the ranks of a node can have memory in common.
+pub fn expected_owners(world: &World, strategy: Strategy, in_common: bool) -> Owners {
+    strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
+}
+
+/// Whether a strategy has the ranks of a node share parameters at all.
+fn may_share(world: &World, strategy: Strategy) -> bool {
+    let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
+    strategy.shares_memory(at, world.is_even())
+}
+
+/// The parameters, and what may lie beside them in memory that the ranks of a node have in common.
+pub struct Common {
+    /// Who updates what.
+    pub owners: Owners,
+    /// Whose parameters these are.
+    pub sharing: Sharing,
+    /// All of them: in common, or this rank's copy.
+    pub parameters: Memory,
+    /// State and average, unless owners are apart.
+    pub copies: Option<Vec<Memory>>,
+    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
+    pub travelling: Option<Rc<Region>>,
+}
+
+impl Common {
+    /// Collective. `copies` is how many of state and average there are.
+    pub fn new(
+        world: &World,
+        device: &dyn Device,
+        sizes: &Sizes,
+        config: &Config,
+        copies: usize,
+    ) -> Result<Common> {
+        let (bytes, strategy) = (sizes.parameters, config.strategy);
+        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+        let apart = expected_owners(world, strategy, wanted).are_apart();
+        let beside = if apart { 0 } else { copies };
+        let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };
+        let owners = expected_owners(world, strategy, common.is_some());
+        if let Some(common) = common {
+            let all = common_memory(&common);
+            let copy = |copy| all.slice(copy * bytes, bytes);
+            let (travelling, copies) = match apart {
+                true => (Some(common.region()), None),
+                false => (None, Some((1..=beside).map(copy).collect())),
+            };
+            let sharing = Sharing::of_node(world);
+            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling });
+        }
+        let travelling = owners.are_apart().then(|| Region::private(bytes).map(Rc::new));
+        let travelling = world.agree(travelling.transpose())?;
+        let parameters = match &travelling {
+            Some(region) if device.is_host() => as_memory(region),
+            _ => device.allocate(bytes)?,
+        };
+        if let (Some(region), false) = (&travelling, device.is_host()) {
+            device.pin(&as_memory(region));
+        }
+        let copies = match owners.are_apart() {
+            true => None,
+            false => Some((0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?),
+        };
+        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling })
+    }
+}
+
+/// Memory of all ranks of a node as that of a host device.
+#[allow(unsafe_code)]
+fn common_memory(common: &Rc<NodeShared>) -> Memory {
+    // SAFETY: host memory, valid while it lives, and the memory keeps it alive. Ranks write to their shares alone,
+    // while no other rank reads them: when it is new, in `initialise`, and in the update, each between two barriers.
+    unsafe { Memory::from_raw(common.address(), common.bytes(), common.clone()) }
+}
+
+/// Where gradients are averaged.
+pub struct Gradients {
+    /// Memory that `comm` gave, in a shared window where that serves.
+    pub region: Rc<Region>,
+    /// The same memory as a device of the host sees it.
+    pub on_host: Memory,
+    /// Where the update finds averages: the same again, or memory of a device that has its own.
+    pub averaged: Memory,
+}
+
+impl Gradients {
+    /// Allocates so many `bytes`, where the ranks of a node share them if that serves and there is room. Collective.
+    pub fn new(
+        world: &World,
+        device: &dyn Device,
+        plan: &Plan,
+        bytes: usize,
+        config: &Config,
+        averaging: &Averaging,
+    ) -> Result<Gradients> {
+        let staged = !averaging.on_device && !codes_on_device(config, world, device);
+        let shared = shares_gradients(config, averaging, plan);
+        let region = Region::allocate(world, if staged { bytes } else { 0 }, shared)?;
+        let on_host = as_memory(&region);
+        let averaged = match device.is_host() {
+            true => on_host.clone(),
+            false => device.allocate_offered(bytes)?,
+        };
+        if staged && !device.is_host() && (world.size() > 1 || config.compress.is_some()) {
+            device.pin(&on_host);
+        }
+        Ok(Gradients { region, on_host, averaged })
+    }
+}
+
+/// Whether gradients are encoded where they lie, on a device with memory of its own.
+pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
+    config.compress.is_some_and(|scheme| compress::code(scheme, world.size(), device).is_some())
+}
+
+/// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
+pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
+    config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
+}
+
+/// The most bytes of parameters that a rank updates.
+pub fn largest_share(world: &World, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
+    let nodes = nodes(world);
+    let of = |rank| plan.owned(owners, rule, &nodes, rank).iter().map(ExactSizeIterator::len).sum();
+    (0..world.size()).map(of).max().unwrap_or(0)
+}
+
+/// The region as memory of a host device.
+#[allow(unsafe_code)]
+pub fn as_memory(region: &Rc<Region>) -> Memory {
+    // SAFETY: the region is host memory, valid while it lives, and the memory keeps it alive. This rank's part of it
+    // is written by the steps of the plan, and by the collectives only between `start` and `is_done` of the bucket
+    // it belongs to, when no step touches that bucket.
+    unsafe { Memory::from_raw(region.address(), region.bytes(), region.clone()) }
+}

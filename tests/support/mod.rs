@@ -1,6 +1,7 @@
 //! What tests have in common. Here: running single ops on the reference device.
 
 pub mod bound;
+pub mod cases;
 pub mod digits;
 pub mod driver;
 pub mod fake_cuda;

@@ -107,6 +107,8 @@ impl Selection {
         let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
         let local = world.local_size();
         let messages = |bytes: &usize| match self.choose(*bytes, shared).kind {
+            // What a library receives beside what it adds to: as much again.
+            AllreduceKind::MPI if world.size() > 1 => *bytes,
             AllreduceKind::Auto | AllreduceKind::Shm | AllreduceKind::Vendor(_) => 0,
             AllreduceKind::IPC if world.nodes() == 1 => 0,
             AllreduceKind::Hierarchical(_) => {

@@ -90,7 +90,7 @@ fn a_compressed_run_has_the_memory_that_its_plan_says() {
     for scheme in first(1, ["powersgd", "topk"]) {
         let flags = format!("--model alexnet --batch 2 --steps 2 --warmup 0 --threads 1 --compress {scheme}");
         let (path, _) = train(&directory, 2, &flags);
-        within_plan(&path).unwrap_or_else(|what| panic!("{scheme}: {what}"));
+        within_plan(&path, &flags).unwrap_or_else(|what| panic!("{scheme}: {what}"));
     }
     let plan = run(2, &["--model", "alexnet", "--compress", "topk", "--dry-run"]);
     assert!(plan.lines().any(|line| line.trim().starts_with("compression")), "{plan}");

@@ -240,7 +240,7 @@ fn owners_train_alike(hosts: &Hosts) {
              --allreduce ring {flags} --results {results}"
         );
         hosts.run("h0:1,h1:1", &words.split_whitespace().collect::<Vec<_>>());
-        job::within_plan(results.as_ref()).unwrap_or_else(|said| panic!("{flags}: {said}"));
+        job::within_plan(results.as_ref(), &words).unwrap_or_else(|said| panic!("{flags}: {said}"));
         job::scalar(results.as_ref(), "summary/peak_memory")
     };
     let (plain, zero) = (peak("peak", ""), peak("peak-zero", "--zero 1"));

@@ -24,7 +24,7 @@ fn check(ranks: usize, flags: &str) {
     let done = finish(job(&[(ranks, &all)]));
     assert!(done.success, "{flags}\n{}\n{}", done.stdout, done.stderr);
     assert!(done.stdout.contains("memory a rank"), "{}", done.stdout);
-    within_plan(&results).unwrap_or_else(|what| panic!("-n {ranks} {flags}: {what}"));
+    within_plan(&results, &flags).unwrap_or_else(|what| panic!("-n {ranks} {flags}: {what}"));
     let recorded = scalar(&results, "summary/planned_memory") as f64;
     let off = (recorded - planned).abs();
     assert!(off < (0.05 * planned).max(50e6), "-n {ranks} {flags}: {recorded}, and {planned} before the run");
@@ -38,6 +38,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
     let all = [
         (2, "--model alexnet --image-size 63 --batch 2 --optimizer lamb --ema 0.9 --freeze backbone"),
         (2, "--model resnet18 --batch 8 --allreduce ring --optimizer rmsprop"),
+        (4, "--model alexnet --image-size 63 --batch 2 --allreduce mpi --fusion-threshold-mb 0"),
         (1, "--model resnet18 --image-size 64 --batch 2 --freeze backbone --ema 0.9"),
         (2, digits),
         (
@@ -49,7 +50,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
         (3, "--model alexnet --batch 1 --optimizer lars"),
         (1, "--model alexnet --batch 1 --accumulation 2 --ema 0.9"),
     ];
-    for (ranks, flags) in first(5, all) {
+    for (ranks, flags) in first(6, all) {
         check(ranks, flags);
     }
 }

@@ -264,6 +264,6 @@ fn memory_is_as_planned() {
             results.display()
         );
         run(ranks, &words.split_whitespace().collect::<Vec<_>>());
-        job::within_plan(&results).unwrap_or_else(|said| panic!("{flags}: {said}"));
+        job::within_plan(&results, &words).unwrap_or_else(|said| panic!("{flags}: {said}"));
     }
 }

@@ -166,11 +166,13 @@ pub fn scalar(results: &Path, name: &str) -> u64 {
     file.dataset(name).expect("the count is there").read_scalar::<u64>().expect("a number")
 }
 
-/// That a run had at its peak the memory that its plan says: within 5 % or 50 MB.
-pub fn within_plan(results: &Path) -> Result<(), String> {
+/// That a run of these flags had at its peak the memory that its plan says: within 5 % or 50 MB. An MPI that sums may
+/// have less: what it receives beside each bucket is the library's affair (Open MPI has all of it, MPICH a part).
+pub fn within_plan(results: &Path, flags: &str) -> Result<(), String> {
     let megabytes = |name: &str| scalar(results, &format!("summary/{name}")) as f64 / 1e6;
     let [planned, peak] = ["planned_memory", "peak_memory"].map(megabytes);
-    match (planned - peak).abs() < (0.05 * planned).max(50.0) {
+    let fits = (planned - peak).abs() < (0.05 * planned).max(50.0);
+    match fits || peak < planned && flags.contains("--allreduce mpi") {
         true => Ok(()),
         false => Err(format!("has {peak:.0} MB at its peak, the plan said {planned:.0} MB")),
     }

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 use dltrain::bench;
+use dltrain::elastic;
 use dltrain::export;
 use dltrain::pack;
 use dltrain::report;
@@ -72,6 +73,7 @@ pub enum Command {
     Pack(pack::Args),
     /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
     Report(report::Args),
+    Elastic(elastic::Args),
     /// Print what a shell completes flags by: source <(dltrain completions bash).
     Completions {
         #[arg(value_enum)]
@@ -87,7 +89,12 @@ pub enum Command {
 impl Cli {
     /// Whether it is about this program or its files only, so that it also runs where MPI cannot start (a login node).
     pub fn is_local(&self) -> bool {
-        matches!(self.command, Some(Command::Report(_) | Command::Completions { .. } | Command::Man { .. }))
+        matches!(
+            self.command,
+            Some(
+                Command::Report(_) | Command::Elastic(_) | Command::Completions { .. } | Command::Man { .. }
+            )
+        )
     }
 }
 
@@ -101,6 +108,7 @@ impl Command {
             Command::Bench(_) => "bench",
             Command::Pack(_) => "pack",
             Command::Report(_) => "report",
+            Command::Elastic(_) => "elastic",
             Command::Completions { .. } => "completions",
             Command::Man { .. } => "man",
         }

@@ -40,6 +40,7 @@ pub mod config;
 pub mod cuts;
 pub mod data;
 pub mod device;
+pub mod elastic;
 pub mod error;
 pub mod export;
 pub mod files;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dltrain::comm::{self, NotStarted, World};
 use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::record::Volume;
-use dltrain::{bench, export, info, models, pack, record, train};
+use dltrain::{bench, elastic, export, info, models, pack, record, train};
 
 use cli::{Asked, Command, Parsed};
 
@@ -23,6 +23,11 @@ fn main() -> ExitCode {
     // Alone, what needs no MPI does without: a login node may have none. As one of several, this process may be the
     // only one that was started so, and the others wait for it in MPI_Init.
     if comm::launched() == 1 {
+        if let Ok(Parsed::Whole(cli)) = &parsed
+            && let Some(Command::Elastic(args)) = &cli.command
+        {
+            return elastic::run(args).map_or_else(|error| report(&error, true), ExitCode::from);
+        }
         match &parsed {
             Err(shown) => return print_shown(shown),
             Ok(Parsed::Whole(cli)) if cli.is_local() => return exit(run_local(cli.command.as_ref())),
@@ -84,6 +89,10 @@ fn run_local(command: Option<&Command>) -> Result<()> {
             Ok(())
         }
         Some(Command::Man { directory }) => cli::man(directory.as_deref()),
+        Some(Command::Elastic(_)) => {
+            let how = "type it without one before it: dltrain elastic --min-ranks A -- mpirun -n N dltrain …";
+            return Err(Error::usage(format!("dltrain elastic starts the launcher by itself; {how}")));
+        }
         _ => Err(Error::internal("a command that needs MPI was run without it")),
     }?;
     record::printed()

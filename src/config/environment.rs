@@ -46,6 +46,9 @@ variables! {
     CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "images sent as pixels, and normalised by the GPU", "on";
 }
 
+/// What `dltrain elastic` marks the processes of its job with.
+pub const ELASTIC_JOB: &str = "DLTRAIN_ELASTIC_JOB";
+
 /// What the build and the tests have for themselves.
 const OF_THE_BUILD: [&str; 6] = [
     "DLTRAIN_DNNL",
@@ -96,6 +99,7 @@ fn unknown_of(names: impl Iterator<Item = String>) -> Vec<String> {
     let known = |name: &str| {
         VARIABLES.iter().any(|variable| variable.name == name)
             || OF_THE_BUILD.contains(&name)
+            || name == ELASTIC_JOB
             || name.starts_with("DLTRAIN_TEST_")
     };
     let mut unknown: Vec<String> =

@@ -229,6 +229,11 @@ fn put_aside((path, error): &(PathBuf, Error), instead: &Path) {
     log::warn!("{error}{renamed}. Going back to {}", instead.display());
 }
 
+/// The step of the newest checkpoint in a directory, whole or not; none where there is none to be seen.
+pub fn newest_step(directory: &Path) -> Option<u64> {
+    list(directory).ok()?.first().map(|(step, _)| *step)
+}
+
 /// The checkpoints in a directory, the newest first; none where there is no directory.
 fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let unreadable =

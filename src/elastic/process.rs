@@ -1,0 +1,103 @@
+//! A job under way: its launcher, and all its processes on this host.
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::launcher::Ear;
+use crate::config::environment::ELASTIC_JOB;
+use crate::error::{Error, Result};
+use crate::host;
+
+/// How long a launcher has to end its ranks, before they are killed.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// A job under way. Its launcher has a process group of its own: what a terminal sends does not reach it.
+pub struct Running {
+    child: Child,
+    /// By which its processes are known, also those whose launcher is gone.
+    mark: String,
+    /// When it was started.
+    pub started: Instant,
+    /// When what is left is killed.
+    deadline: Option<Instant>,
+}
+
+impl Running {
+    /// Starts the `number`th job.
+    ///
+    /// # Errors
+    /// `Environment` where the launcher cannot be started.
+    pub fn start(words: &[String], number: usize) -> Result<Running> {
+        let mark = format!("{}.{number}", std::process::id());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).env(ELASTIC_JOB, &mark).stdin(Stdio::null()).process_group(0);
+        let child = command
+            .spawn()
+            .map_err(|error| Error::environment(format!("{}: cannot be started: {error}", words[0])))?;
+        Ok(Running { child, mark, started: Instant::now(), deadline: None })
+    }
+
+    /// The launcher's code, once it has ended: of a signal 128 and its number. Nothing of the job is left on this host
+    /// then.
+    pub fn ended(&mut self) -> Option<i32> {
+        if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            self.kill();
+        }
+        let status = self.child.try_wait().ok()??;
+        // A launcher that was killed leaves ranks behind, which go on for a moment.
+        for _ in 0..100 {
+            if self.processes().is_empty() {
+                break;
+            }
+            self.kill();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+    }
+
+    /// Tells the job to write a checkpoint and end.
+    pub fn stop(&self, ear: Ear) {
+        let is_rank =
+            |pid: &Pid| host::process(&pid.to_string()).is_some_and(|process| process.name == "dltrain");
+        let rank = match ear {
+            Ear::Rank => self.processes().into_iter().find(is_rank),
+            Ear::Launcher => None,
+        };
+        signal(rank.unwrap_or(Pid::from_child(&self.child)), Signal::USR1);
+    }
+
+    /// Ends the job at once, by its launcher, and what is left on this host soon after.
+    pub fn end(&mut self) {
+        signal(Pid::from_child(&self.child), Signal::TERM);
+        self.deadline.get_or_insert(Instant::now() + ENDING);
+    }
+
+    fn kill(&mut self) {
+        // It may have ended since.
+        let _ = self.child.kill();
+        self.processes().into_iter().for_each(|process| signal(process, Signal::KILL));
+    }
+
+    /// Those of its processes on this host that still run.
+    fn processes(&self) -> Vec<Pid> {
+        let wanted = format!("{}={}", ELASTIC_JOB, self.mark);
+        let is_marked = |number: &i32| {
+            let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        numbers.filter(is_marked).filter_map(Pid::from_raw).collect()
+    }
+}
+
+/// A process that has ended meanwhile needs no signal.
+fn signal(process: Pid, signal: Signal) {
+    if let Err(error) = kill_process(process, signal) {
+        log::debug!("process {process}: cannot be signalled: {error}");
+    }
+}

@@ -36,6 +36,8 @@ pub struct Launcher {
     place: fn(&[Host]) -> Vec<String>,
     /// Said unless one of the names is there: why is in `LAUNCHERS`.
     also: &'static [(&'static str, &'static [&'static str])],
+    /// Variables that it is given unless they are set: why is in `LAUNCHERS`.
+    pub variables: &'static [(&'static str, &'static str)],
     /// What names the program that starts others on a host: words before it, and variables.
     agents: (&'static [&'static str], &'static [&'static str]),
     /// Whom SIGUSR1 goes to.
@@ -56,6 +58,11 @@ static LAUNCHERS: [Launcher; 3] = [
         attached: false,
         place: |hosts| vec!["--host".into(), listed(hosts)],
         also: &[],
+        // When a rank was lost the others wait for it, and no signal but SIGKILL ends that: two seconds are lost.
+        variables: &[
+            ("OMPI_MCA_odls_base_sigkill_timeout", "0"),
+            ("PRTE_MCA_odls_base_sigkill_timeout", "0"),
+        ],
         agents: (
             &["plm_rsh_agent", "plm_ssh_agent"],
             &["OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_agent"],
@@ -73,6 +80,7 @@ static LAUNCHERS: [Launcher; 3] = [
         attached: false,
         place: |hosts| vec!["-hosts".into(), listed(hosts)],
         also: &[],
+        variables: &[],
         agents: (
             &["-launcher-exec", "-bootstrap-exec"],
             &["HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC"],
@@ -95,6 +103,7 @@ static LAUNCHERS: [Launcher; 3] = [
         // What is left of a step on a node that failed must not keep the others. Of a rank that was killed the others
         // need not hear; with --kill-on-bad-exit the code would be Slurm's, 143, and not 75.
         also: &[("--overlap", &["--overlap", "-s"]), ("--wait=60", &["--wait", "-W"])],
+        variables: &[],
         agents: (&[], &[]),
         ear: Ear::Launcher,
         most_failures: 1,

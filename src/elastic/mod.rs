@@ -19,7 +19,7 @@ use signal_hook::flag;
 
 use self::discovery::{Discovery, Look};
 use self::hosts::{Host, Roster, allot, listed, ranks};
-use self::launcher::Job;
+use self::launcher::{Ear, Job};
 use self::process::Running;
 use crate::error::{Error, ErrorKind, Result};
 use crate::record;
@@ -258,7 +258,7 @@ impl Elastic {
                 self.say(&format!("restart {}: {what}, {after:.2} s after the end", self.starts));
             }
         }
-        let mut running = Running::start(&words, self.starts)?;
+        let mut running = Running::start(&words, self.job.launcher.variables, self.starts)?;
         self.starts += 1;
         let (mut asked, mut look, mut next) = (Asked::No, None::<Look>, Instant::now() + self.poll);
         let code = loop {
@@ -325,15 +325,17 @@ impl Elastic {
             lived.as_secs_f64(),
             meaning(code)
         ));
-        if code == 0 || asked == Asked::ToStop || (code == STOPPED && asked == Asked::No) {
+        // MPICH's launcher may return 0 for a job that it told to stop. One that is done is done again at once.
+        let moves = matches!(asked, Asked::ToMove(_));
+        if moves && (code == STOPPED || code == 0 && self.job.launcher.ear == Ear::Rank) {
+            return Verdict::Moves;
+        }
+        if code == 0 || code == STOPPED || asked == Asked::ToStop {
             return Verdict::Ended(code);
         }
-        if is_final(code) {
+        if is_final(code, got_further) {
             self.say("a restart would end in the same way");
             return Verdict::Ended(code);
-        }
-        if code == STOPPED {
-            return Verdict::Moves;
         }
         self.failures += 1;
         self.fruitless = if got_further || lived >= BRIEF { 0 } else { self.fruitless + 1 };
@@ -392,10 +394,13 @@ fn change(places: &[Host], available: &[Host], possible: &[Host]) -> Option<Stri
     (more > ranks(places)).then(|| format!("there is room for {}", count(more)))
 }
 
-/// Whether a start on any hosts would end with this code again.
-fn is_final(code: i32) -> bool {
+/// Whether a start on any hosts would end with this code again. Ranks are compared before the first step: of a job that
+/// has written a checkpoint 6 is MPICH's code for a rank that was ended by SIGABRT.
+fn is_final(code: i32, got_further: bool) -> bool {
     use ErrorKind::{Data, Diverged, Environment, Mismatch, Output, Usage};
-    [Usage, Data, Environment, Mismatch, Diverged, Output].iter().any(|kind| *kind as i32 == code)
+    let kinds = [Usage, Data, Environment, Mismatch, Diverged, Output];
+    let lost = got_further && code == Mismatch as i32;
+    !lost && kinds.iter().any(|kind| *kind as i32 == code)
 }
 
 /// Whether this is the code of a process that a signal ended: MPICH's launcher returns its bare number.
@@ -468,11 +473,12 @@ mod tests {
     #[test]
     fn codes_say_whether_a_restart_helps() {
         for code in [2, 3, 4, 6, 7, 8] {
-            assert!(is_final(code), "{code}");
+            assert!(is_final(code, false), "{code}");
         }
+        assert!(is_final(7, true) && !is_final(6, true));
         // Lost ranks, MPI's aborts, launchers; stopped, which is told apart before.
         for code in [1, 5, 9, 14, 15, 75, 134, 137, 139, 143, 213] {
-            assert!(!is_final(code), "{code}");
+            assert!(!is_final(code, false), "{code}");
         }
         assert_eq!(meaning(137), "killed by SIGKILL");
         assert_eq!(meaning(213), "the launcher's own, or MPI's");

@@ -27,14 +27,15 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts the `number`th job.
+    /// Starts the `number`th job, with these variables where they are not set already.
     ///
     /// # Errors
     /// `Environment` where the launcher cannot be started.
-    pub fn start(words: &[String], number: usize) -> Result<Running> {
+    pub fn start(words: &[String], variables: &[(&str, &str)], number: usize) -> Result<Running> {
         let mark = format!("{}.{number}", std::process::id());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).env(ELASTIC_JOB, &mark).stdin(Stdio::null()).process_group(0);
+        command.envs(variables.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
         let child = command
             .spawn()
             .map_err(|error| Error::environment(format!("{}: cannot be started: {error}", words[0])))?;

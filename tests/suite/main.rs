@@ -18,6 +18,7 @@ mod cuda;
 mod cudnn;
 mod data;
 mod doubles;
+mod elastic;
 mod fuzz;
 mod gpu_probe;
 mod gpu_sums;

@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 
 use job::{DLTRAIN, run, series};
 
-/// A directory of a test, with DIR for it in words.
-struct Scratch(tempfile::TempDir);
+/// A directory of a test (also of `hosts`), with DIR for it in words.
+pub struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    fn new() -> Scratch {
+    pub fn new() -> Scratch {
         Scratch(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
@@ -49,18 +49,30 @@ impl Scratch {
         self.path("dltrain").to_str().unwrap().to_string()
     }
 
-    /// `dltrain elastic FLAGS -- mpirun … RANKS PROGRAM …`, which writes to DIR/out and DIR/err.
+    /// `dltrain elastic FLAGS -- mpirun … RANKS PROGRAM …`.
     fn start(&self, flags: &str, ranks: &str, program: &str, words: &str) -> Elastic {
-        let mut command = Command::new(DLTRAIN);
-        command.arg("elastic").args(self.words(flags)).arg("--").args(job::launcher());
-        command.args(self.words(ranks)).arg(program).args(self.words(words)).stdin(Stdio::null());
+        let launcher = [job::launcher(), self.words(ranks)].concat();
+        self.spawn(Command::new(DLTRAIN), flags, &launcher, program, words)
+    }
+
+    /// The same by a command that ends with dltrain. It writes to DIR/out and DIR/err.
+    pub fn spawn(
+        &self,
+        mut command: Command,
+        flags: &str,
+        launcher: &[String],
+        program: &str,
+        words: &str,
+    ) -> Elastic {
+        command.arg("elastic").args(self.words(flags)).arg("--").args(launcher);
+        command.arg(program).args(self.words(words)).stdin(Stdio::null());
         let [out, err] = ["out", "err"].map(|name| fs::File::create(self.path(name)).unwrap());
         command.env("OMP_NUM_THREADS", "1").stdout(out).stderr(err);
         let (child, watch) = job::spawn(&mut command, job::limit());
         Elastic { child, watch, err: self.path("err") }
     }
 
-    fn checkpoints(&self) -> usize {
+    pub fn checkpoints(&self) -> usize {
         let entries = fs::read_dir(self.path("c")).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         names
@@ -71,7 +83,7 @@ impl Scratch {
 }
 
 /// `dltrain elastic` under way.
-struct Elastic {
+pub struct Elastic {
     child: Child,
     watch: job::Watch,
     err: PathBuf,
@@ -79,7 +91,7 @@ struct Elastic {
 
 impl Elastic {
     /// Waits until something is so.
-    fn wait(&mut self, what: &str, so: impl Fn() -> bool) {
+    pub fn wait(&mut self, what: &str, so: impl Fn() -> bool) {
         let begun = Instant::now();
         while !so() {
             let err = fs::read_to_string(&self.err).unwrap();
@@ -90,12 +102,12 @@ impl Elastic {
     }
 
     /// Waits until it has said this so many times.
-    fn hear(&mut self, said: &str, times: usize) {
+    pub fn hear(&mut self, said: &str, times: usize) {
         let err = self.err.clone();
         self.wait(said, || fs::read_to_string(&err).unwrap().matches(said).count() >= times);
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         signal(name, self.child.id());
     }
 
@@ -113,7 +125,7 @@ impl Elastic {
     }
 
     /// Waits for its end: code, and what it said on standard error.
-    fn end(mut self) -> (i32, String) {
+    pub fn end(mut self) -> (i32, String) {
         let code = self.child.wait().unwrap().code().expect("a code");
         let left = self.processes("");
         let err = fs::read_to_string(&self.err).unwrap();
@@ -197,7 +209,7 @@ fn what_a_restart_cannot_help_ends() {
     let scratch = Scratch::new();
     let ends = |flags: &str, program: &str, words: &str| {
         let (code, err) = scratch.start(flags, "-n 1", program, words).end();
-        (code, err.matches("restart ").count(), err)
+        (code, err.matches("Z: restart ").count(), err)
     };
     let (code, restarts, err) = ends("--min-ranks 1", DLTRAIN, "--checkpoint DIR/c --batch 0");
     assert!((code, restarts) == (2, 0) && err.contains("a restart would end in the same way"), "{err}");
@@ -237,7 +249,7 @@ fn told_to_stop_it_passes_that_on_and_leaves_nothing_behind() {
     elastic.wait("got further", || scratch.checkpoints() > 10);
     elastic.signal("-TERM");
     let (code, err) = elastic.end();
-    assert!(code == 75 && !err.contains("restart"), "{code}: {err}");
+    assert!(code == 75 && !err.contains("Z: restart "), "{code}: {err}");
     assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), scratch.checkpoints());
     // A job that does not listen is ended by the second signal.
     let deaf = scratch.program("trap '' USR1; touch DIR/deaf; while :; do sleep 1; done");

@@ -3,6 +3,7 @@
 //! The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root. Open MPI only: Debian's MPICH
 //! 4.0.2 does not end in them.
 
+use super::elastic::Scratch;
 use crate::support::fake_cuda;
 use crate::support::job;
 
@@ -43,18 +44,21 @@ impl Hosts {
     /// The same of any program.
     fn start(&self, slots: &str, program: &[&str], variables: &[(&str, &str)]) -> Output {
         let ranks: usize = slots.split([',', ':']).filter_map(|part| part.parse::<usize>().ok()).sum();
-        let agent = Command::new(SCRIPT).arg("agent").output().unwrap();
-        let agent = String::from_utf8(agent.stdout).unwrap();
-        let launcher = job::launcher();
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "120", SCRIPT, "run", "h0"]).args(&launcher);
-        command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent.trim(), "-H", slots]);
+        command.args(["-k", "5", "120", SCRIPT, "run", "h0"]).args(self.launcher(slots));
         variables.iter().for_each(|(name, _)| {
             command.args(["-x", name]);
         });
         command.envs(variables.iter().copied());
         command.args(["-n", &ranks.to_string()]).args(program).env("OMP_NUM_THREADS", "1");
         command.output().unwrap()
+    }
+
+    fn launcher(&self, slots: &str) -> Vec<String> {
+        let agent = Command::new(SCRIPT).arg("agent").output().unwrap();
+        let agent = String::from_utf8(agent.stdout).unwrap();
+        let own = ["--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent.trim(), "-H", slots];
+        [job::launcher(), own.map(String::from).to_vec()].concat()
     }
 
     fn run(&self, slots: &str, flags: &[&str]) -> String {
@@ -112,6 +116,35 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
     trains_alike(&hosts);
     gpus_train_alike(&hosts);
     owners_train_alike(&hosts);
+    elastic_outlives_a_host(&hosts);
+}
+
+/// A host is lost with its launcher's daemon: the job goes on without it, and with it again once it is back.
+fn elastic_outlives_a_host(hosts: &Hosts) {
+    let scratch = Scratch::new();
+    let hosts_do = |words: [&str; 2]| assert!(Command::new(SCRIPT).args(words).status().unwrap().success());
+    let words =
+        format!("--model mnist_small --data {DIGITS} --batch 16 --threads 1 --epochs 100000 --stall-abort 5");
+    let words = format!("{words} --results DIR/a.h5 --checkpoint DIR/c --checkpoint-every 10steps");
+    let mut command = Command::new(SCRIPT);
+    command.args(["run", "h0", DLTRAIN]);
+    let launcher = hosts.launcher("h0:1,h1:1");
+    let mut elastic = scratch.spawn(command, "--min-ranks 1 --poll 0.3", &launcher, DLTRAIN, &words);
+    let mut further = |said: &str| {
+        elastic.hear(said, 1);
+        let before = scratch.checkpoints();
+        elastic.wait("got further", || scratch.checkpoints() > before + 30);
+    };
+    further("starts 2 ranks on h0:1,h1:1");
+    hosts_do(["crash", "h1"]);
+    further("restart 1: 1 rank on h0:1, ");
+    hosts_do(["back", "h1"]);
+    further("restart 2: 2 ranks on h0:1,h1:1, ");
+    elastic.signal("-TERM");
+    let (code, err) = elastic.end();
+    assert!(code == 75 && err.contains("h1 does not answer") && err.contains("h1 is back"), "{err}");
+    let steps = series(&scratch.path("a.h5"), "steps/step");
+    assert!(steps.iter().enumerate().all(|(row, &step)| step == row as f64) && steps.len() > 90, "{steps:?}");
 }
 
 /// Reduce-scatter and allgather between nodes, and groups across them: the scenes of `collectives`.

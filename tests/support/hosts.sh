@@ -5,6 +5,7 @@
 # Usage: hosts.sh up N [RATE]        hosts h0 … h(N-1); RATE of each one's link, as tc writes it (1gbit), both ways
 #        hosts.sh run HOST COMMAND…  on one of them
 #        hosts.sh agent              what an MPI launcher starts ranks on other hosts with, in place of ssh
+#        hosts.sh crash HOST         ends everything on it, as a loss of power would; hosts.sh back HOST
 #        hosts.sh down
 set -euo pipefail
 
@@ -69,13 +70,27 @@ down() {
     rm -rf "$state"
 }
 
+# Everything but the process that holds it; commands on it fail until it is back.
+crash() {
+    local holder host process
+    holder=$(cat "$state/$1")
+    mv "$state/$1" "$state/$1.lost"
+    host=$(readlink "/proc/$holder/ns/uts")
+    for process in /proc/[0-9]*; do
+        [ "${process#/proc/}" != "$holder" ] && [ "$(readlink "$process/ns/uts")" = "$host" ] || continue
+        kill -9 "${process#/proc/}" 2>/dev/null || true
+    done
+}
+
 case ${1:-} in
     up) up "${@:2}" ;;
     run) exec nsenter -t "$(cat "$state/$2")" --net --uts --ipc --mount --wd="$PWD" -- "${@:3}" ;;
     agent) echo "$state/agent" ;;
     down) down ;;
+    crash) crash "$2" ;;
+    back) mv "$state/$2.lost" "$state/$2" ;;
     *)
-        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        sed -n '2,9s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
 esac

@@ -1,6 +1,7 @@
 //! What the operating system and the CPU say of this machine and of its processes: /proc, and the cores.
 //!
-//! May use: nothing. Used by: `comm`, `device`, `collective`, `record`, `train`, `info`.
+//! May use: nothing. Used by: `comm`, `device`, `collective`, `record`, `train`, `info`,
+//! `elastic`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -145,7 +145,8 @@ fn from_list<'a>(
 ) -> Result<(Source, Option<usize>)> {
     let count = hosts::read(entries.clone(), 0, from)?.len().max(1);
     let hosts = hosts::read(entries, given.unwrap_or(1).div_ceil(count), from)?;
-    Ok((Source::List(hosts), given))
+    let ranks = given.unwrap_or(hosts::ranks(&hosts));
+    Ok((Source::List(hosts), Some(ranks)))
 }
 
 /// The nodes of the Slurm job with an equal share of the ranks, and how many ranks there are; none outside of a job.
@@ -221,7 +222,7 @@ mod tests {
         };
         let is = |listed: &str, ranks, list| Result::Ok((listed.to_string(), ranks, list));
         assert_eq!(named("mpirun -n 5 -H h0,h1", None), is("h0:3,h1:3", Some(5), true));
-        assert_eq!(named("mpirun -H h0:2,h1:2", None), is("h0:2,h1:2", None, true));
+        assert_eq!(named("mpirun -H h0:2,h1:2", None), is("h0:2,h1:2", Some(4), true));
         assert_eq!(named("mpirun -n 4 -H h0:2,h1:2", Some(3)), is("h0:2,h1:2", Some(3), true));
         let own = host::name().unwrap();
         assert_eq!(named("mpirun -n 2", Some(6)), is(&format!("{own}:6"), Some(6), false));

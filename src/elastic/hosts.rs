@@ -182,7 +182,10 @@ impl Roster {
         }
         let is_new = |host: &&Host| !before.is_empty() && slots(before, &host.name).is_none();
         said.extend(
-            self.named.iter().filter(is_new).map(|host| format!("{} is new", listed(&[host.clone()]))),
+            self.named
+                .iter()
+                .filter(is_new)
+                .map(|host| format!("{} is new", listed(std::slice::from_ref(host)))),
         );
         said
     }

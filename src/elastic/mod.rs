@@ -4,6 +4,7 @@
 //! calls no MPI. May use: `record`, `config`, `files`, `host`, `error`. Used by: `main`, `cli`.
 
 mod discovery;
+mod end;
 mod hosts;
 mod launcher;
 mod process;
@@ -15,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::{flag, low_level};
 
 use self::discovery::{Discovery, Look};
+use self::end::{Asked, End, Judge, Next, STOPPED};
 use self::hosts::{Host, Roster, allot, listed, ranks};
 use self::launcher::{Ear, Job};
 use self::process::Running;
@@ -26,16 +28,9 @@ use crate::record;
 
 /// How often the job, signals and looks at hosts are attended to: what a restart takes longer at most.
 const TICK: Duration = Duration::from_millis(10);
-/// A job that failed sooner, and wrote no checkpoint, has come to nothing.
-const BRIEF: Duration = Duration::from_secs(30);
-/// Failures in a row that came to nothing, after which a further start would too.
-const FRUITLESS: usize = 3;
 /// How long a job may take for the checkpoint before it moves to other hosts: a host that is gone may hold the others
 /// up for ever.
 const LEAVING: Duration = Duration::from_secs(600);
-/// The code of a job that was stopped as asked.
-const STOPPED: i32 = ErrorKind::Stopped as i32;
-
 /// Keep a job going while ranks and hosts come and go: when some are lost, and when there are more, it is started again
 /// from its newest checkpoint.
 #[derive(Debug, Clone, clap::Args)]
@@ -70,40 +65,10 @@ pub struct Args {
 /// Keeps the job going until it has ended for good. Returns its code, which is this program's.
 ///
 /// # Errors
-/// `Usage` where the job could not be started again; `Environment` where the launcher cannot be started at all, or hosts
-/// cannot be found out at the beginning.
+/// `Usage` where the job could not be started again; `Environment` where the launcher cannot be started at all, or the
+/// hosts cannot be found out at the beginning.
 pub fn run(args: &Args) -> Result<u8> {
     Elastic::new(args)?.run().map(|code| u8::try_from(code).unwrap_or(ErrorKind::Internal as u8))
-}
-
-/// Why a job was told to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    No,
-    /// To go on with other ranks, at that time.
-    ToMove(Instant),
-    /// By a signal to this process.
-    ToStop,
-}
-
-/// How a job ended.
-struct End {
-    code: i32,
-    lived: Duration,
-    asked: Asked,
-    /// Whether there is a newer checkpoint than before it.
-    got_further: bool,
-}
-
-/// What comes after a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    /// Nothing: this is the code.
-    Ended(i32),
-    /// The same on other hosts.
-    Moves,
-    /// The same on the hosts that are left.
-    Failed,
 }
 
 struct Elastic {
@@ -112,14 +77,11 @@ struct Elastic {
     roster: Roster,
     min_ranks: usize,
     poll: Duration,
-    max_restarts: usize,
+    judge: Judge,
     /// The last signal that was not yet attended to; 0 for none.
     told: Arc<AtomicUsize>,
     /// Jobs that were started.
     starts: usize,
-    /// Jobs that failed, and those since the last that came to something.
-    failures: usize,
-    fruitless: usize,
     /// When the last job ended, and the time without one.
     ended: Option<Instant>,
     idle: Duration,
@@ -131,17 +93,20 @@ impl Elastic {
         if min_ranks == 0 {
             return Err(Error::usage("--min-ranks 0: must be at least 1"));
         }
-        if max_ranks.is_some_and(|most| most < min_ranks) {
-            return Err(Error::usage(format!(
-                "--max-ranks {} is less than --min-ranks {min_ranks}",
-                max_ranks.unwrap_or_default()
-            )));
+        if let Some(most) = max_ranks.filter(|most| *most < min_ranks) {
+            return Err(Error::usage(format!("--max-ranks {most} is less than --min-ranks {min_ranks}")));
         }
         let poll = Duration::try_from_secs_f64(args.poll).ok().filter(|poll| !poll.is_zero());
         let poll =
             poll.ok_or_else(|| Error::usage(format!("--poll {}: must be greater than 0", args.poll)))?;
         let job = Job::read(&args.job, || version(&args.job[0]))?;
         let discovery = Arc::new(Discovery::new(&job, args.hosts.as_deref(), max_ranks)?);
+        if let Some(ranks) = discovery.ranks.filter(|ranks| *ranks < min_ranks) {
+            return Err(Error::usage(format!(
+                "the launcher is told to start {}, fewer than --min-ranks {min_ranks}",
+                count(ranks)
+            )));
+        }
         let told = Arc::new(AtomicUsize::new(0));
         [SIGINT, SIGTERM, SIGUSR1]
             .into_iter()
@@ -149,15 +114,13 @@ impl Elastic {
             .map_err(|error| Error::environment(format!("cannot handle signals: {error}")))?;
         Ok(Elastic {
             roster: Roster::new(job.launcher.most_failures),
+            judge: Judge::new(args.max_restarts.unwrap_or(usize::MAX), job.launcher.ear == Ear::Rank),
             job,
             discovery,
             min_ranks,
             poll,
-            max_restarts: args.max_restarts.unwrap_or(usize::MAX),
             told,
             starts: 0,
-            failures: 0,
-            fruitless: 0,
             ended: None,
             idle: Duration::ZERO,
         })
@@ -169,10 +132,12 @@ impl Elastic {
             let Some(places) = self.find_places(&used)? else { return Ok(self.close(STOPPED)) };
             let end = self.run_job(&places)?;
             self.ended = Some(Instant::now());
-            used = match self.judge(&end) {
-                Verdict::Ended(code) => return Ok(self.close(code)),
-                Verdict::Moves => Vec::new(),
-                Verdict::Failed => places,
+            let (next, said) = self.judge.next(&end);
+            self.say(&said);
+            used = match next {
+                Next::Ended(code) => return Ok(self.close(code)),
+                Next::Moves => Vec::new(),
+                Next::Failed => places,
             };
         }
     }
@@ -185,37 +150,43 @@ impl Elastic {
             0 => self.discovery.look(None),
             _ => self.look(failed),
         };
-        let mut waits = false;
+        let (mut lost, mut waits) = (used, false);
         loop {
-            while !look.is_finished() {
-                if self.is_told() {
-                    return Ok(None);
-                }
-                std::thread::sleep(TICK);
+            if !self.passes(|| look.is_finished()) {
+                return Ok(None);
             }
-            self.learn(look, used)?;
+            self.learn(look, std::mem::take(&mut lost))?;
             let places = self.places();
-            if ranks(&places) >= self.min_ranks {
+            let room = ranks(&places);
+            if room >= self.min_ranks {
                 return Ok(Some(places));
             }
             if !waits {
                 waits = true;
+                let (room, least, poll) = (count(room), self.min_ranks, self.poll.as_secs_f64());
                 self.say(&format!(
-                    "waits: there is room for {}, and --min-ranks is {}; looks again every {} s",
-                    count(ranks(&places)),
-                    self.min_ranks,
-                    self.poll.as_secs_f64()
+                    "waits: there is room for {room}, and --min-ranks is {least}; looks again every {poll} s"
                 ));
             }
             let next = Instant::now() + self.poll;
-            while Instant::now() < next {
-                if self.is_told() {
-                    return Ok(None);
-                }
-                std::thread::sleep(TICK.min(self.poll));
+            if !self.passes(|| Instant::now() >= next) {
+                return Ok(None);
             }
             look = self.look(false);
         }
+    }
+
+    /// Waits until something is so; false when told to stop meanwhile.
+    fn passes(&self, so: impl Fn() -> bool) -> bool {
+        while !so() {
+            let signal = self.told.swap(0, Ordering::Relaxed);
+            if signal != 0 {
+                self.say(&format!("{}: no job is under way", signal_name(signal as i32)));
+                return false;
+            }
+            std::thread::sleep(TICK.min(self.poll));
+        }
+        true
     }
 
     /// Where ranks may be now.
@@ -229,19 +200,12 @@ impl Elastic {
 
     /// Takes what a look has found, and says what has changed. A command that fails later costs only what is new.
     fn learn(&mut self, look: Look, used: &[Host]) -> Result<()> {
-        let seen = look.join().map_err(|_| Error::internal("looking at the hosts panicked"))?;
-        match seen {
-            Ok(seen) => {
-                let said = self.roster.learn(seen, used, Instant::now());
-                said.iter().for_each(|line| self.say(line));
-                Ok(())
-            }
-            Err(error) if self.starts == 0 => Err(error),
-            Err(error) => {
-                self.say(&format!("{error}; goes on with the hosts of before"));
-                Ok(())
-            }
+        match look.join().unwrap_or_else(|_| Err(Error::internal("looking at the hosts panicked"))) {
+            Ok(seen) => self.roster.learn(seen, used, Instant::now()).iter().for_each(|line| self.say(line)),
+            Err(error) if self.starts == 0 => return Err(error),
+            Err(error) => self.say(&format!("{error}; goes on with the hosts of before")),
         }
+        Ok(())
     }
 
     /// Starts a job and attends to it until its end.
@@ -315,44 +279,6 @@ impl Elastic {
         }
     }
 
-    /// What comes after a job, and says why.
-    fn judge(&mut self, end: &End) -> Verdict {
-        let &End { code, lived, asked, got_further } = end;
-        // Ranks that were only starting did not know yet that SIGUSR1 means a checkpoint.
-        let code = if asked != Asked::No && is_of(code, SIGUSR1) { STOPPED } else { code };
-        self.say(&format!(
-            "the job ended after {:.1} s with code {code} ({})",
-            lived.as_secs_f64(),
-            meaning(code)
-        ));
-        // MPICH's launcher may return 0 for a job that it told to stop. One that is done is done again at once.
-        let moves = matches!(asked, Asked::ToMove(_));
-        if moves && (code == STOPPED || code == 0 && self.job.launcher.ear == Ear::Rank) {
-            return Verdict::Moves;
-        }
-        if code == 0 || code == STOPPED || asked == Asked::ToStop {
-            return Verdict::Ended(code);
-        }
-        if is_final(code, got_further) {
-            self.say("a restart would end in the same way");
-            return Verdict::Ended(code);
-        }
-        self.failures += 1;
-        self.fruitless = if got_further || lived >= BRIEF { 0 } else { self.fruitless + 1 };
-        if self.fruitless >= FRUITLESS {
-            let brief = BRIEF.as_secs();
-            self.say(&format!(
-                "gives up: {FRUITLESS} jobs in a row failed within {brief} s and wrote no checkpoint"
-            ));
-            return Verdict::Ended(code);
-        }
-        if self.failures > self.max_restarts {
-            self.say(&format!("gives up: --max-restarts is {}", self.max_restarts));
-            return Verdict::Ended(code);
-        }
-        Verdict::Failed
-    }
-
     /// The last line.
     fn close(&self, code: i32) -> i32 {
         let restarts = self.starts.saturating_sub(1);
@@ -360,15 +286,6 @@ impl Elastic {
         let times = if restarts == 1 { "1 restart".into() } else { format!("{restarts} restarts") };
         self.say(&format!("ends with code {code} after {times}; {idle:.2} s passed without a job"));
         code
-    }
-
-    /// Whether a signal came while there was no job.
-    fn is_told(&self) -> bool {
-        let signal = self.told.swap(0, Ordering::Relaxed);
-        if signal != 0 {
-            self.say(&format!("{}: no job is under way", signal_name(signal as i32)));
-        }
-        signal != 0
     }
 
     fn newest_checkpoint(&self) -> Option<u64> {
@@ -383,7 +300,7 @@ impl Elastic {
     }
 }
 
-/// Why a job at these places should move, if it should: a host or some of its slots are gone, or there is room for more.
+/// Why a job at these places should move, if it should: a host or slots of it are gone, or there is room for more.
 fn change(places: &[Host], available: &[Host], possible: &[Host]) -> Option<String> {
     let room = |name: &str| available.iter().find(|host| host.name == name).map_or(0, |host| host.slots);
     if let Some(gone) = places.iter().find(|host| room(&host.name) < host.slots) {
@@ -394,44 +311,8 @@ fn change(places: &[Host], available: &[Host], possible: &[Host]) -> Option<Stri
     (more > ranks(places)).then(|| format!("there is room for {}", count(more)))
 }
 
-/// Whether a start on any hosts would end with this code again. Ranks are compared before the first step: of a job that
-/// has written a checkpoint 6 is MPICH's code for a rank that was ended by SIGABRT.
-fn is_final(code: i32, got_further: bool) -> bool {
-    use ErrorKind::{Data, Diverged, Environment, Mismatch, Output, Usage};
-    let kinds = [Usage, Data, Environment, Mismatch, Diverged, Output];
-    let lost = got_further && code == Mismatch as i32;
-    !lost && kinds.iter().any(|kind| *kind as i32 == code)
-}
-
-/// Whether this is the code of a process that a signal ended: MPICH's launcher returns its bare number.
-fn is_of(code: i32, signal: i32) -> bool {
-    code == signal || code == 128 + signal
-}
-
-/// A code in words.
-fn meaning(code: i32) -> String {
-    let known = match code {
-        0 => "done",
-        1 => "a rank or its launcher failed",
-        2 => "a wrong flag",
-        3 => "a missing or damaged data file",
-        4 => "the machine or the launcher lacks something",
-        5 => "a library call failed",
-        6 => "ranks disagree",
-        7 => "the loss is not finite",
-        8 => "results or checkpoints cannot be written",
-        9 => "a rank was killed, or waited too long for another",
-        STOPPED => "stopped as asked",
-        _ if signal_hook::low_level::signal_name(code - 128).is_some() => {
-            return format!("killed by {}", signal_name(code - 128));
-        }
-        _ => "the launcher's own, or MPI's",
-    };
-    known.into()
-}
-
 fn signal_name(number: i32) -> &'static str {
-    signal_hook::low_level::signal_name(number).unwrap_or("a signal")
+    low_level::signal_name(number).unwrap_or("a signal")
 }
 
 fn count(ranks: usize) -> String {
@@ -468,20 +349,5 @@ mod tests {
         assert_eq!(why("h0:2,h1:2", "h0:2,h2:2", 4), gone);
         assert_eq!(why("h0:2,h1:2", "h0:2,h1:1,h2:9", 4), gone);
         assert_eq!(why("h0:1", "", 9), Some("h0 has no more room for 1 rank".into()));
-    }
-
-    #[test]
-    fn codes_say_whether_a_restart_helps() {
-        for code in [2, 3, 4, 6, 7, 8] {
-            assert!(is_final(code, false), "{code}");
-        }
-        assert!(is_final(7, true) && !is_final(6, true));
-        // Lost ranks, MPI's aborts, launchers; stopped, which is told apart before.
-        for code in [1, 5, 9, 14, 15, 75, 134, 137, 139, 143, 213] {
-            assert!(!is_final(code, false), "{code}");
-        }
-        assert_eq!(meaning(137), "killed by SIGKILL");
-        assert_eq!(meaning(213), "the launcher's own, or MPI's");
-        assert!(is_of(138, SIGUSR1) && is_of(10, SIGUSR1) && !is_of(75, SIGUSR1));
     }
 }

@@ -3,7 +3,8 @@
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
 //! communicates. May use: `comm` (which rank this is), `config`, `device` (for the bytes of numbers, and a GPU's use),
-//! `trace`, `files`, `host`, `error`. Used by: `train`, `bench`, `main`.
+//! `trace`, `files`, `host`, `error`. Used by: `train`, `bench`, `elastic`,
+//! `main`.
 
 mod checkpoint;
 mod checkpoint_dir;

@@ -219,6 +219,7 @@ fn what_a_restart_cannot_help_ends() {
         ("--min-ranks 1", "--checkpoint DIR/c --resume DIR/a.h5", "would go back to that file"),
         ("--min-ranks 0", "--checkpoint DIR/c", "--min-ranks 0: "),
         ("--min-ranks 3 --max-ranks 2", "--checkpoint DIR/c", "--max-ranks 2 is less than --min-ranks 3"),
+        ("--min-ranks 2", "--checkpoint DIR/c", "to start 1 rank, fewer than --min-ranks 2"),
         ("--min-ranks 1 --poll 0", "--checkpoint DIR/c", "--poll 0: "),
         ("--min-ranks 1 --hosts echo${IFS}h0:x", "--checkpoint DIR/c", "\"h0:x\" is no host"),
     ] {
@@ -229,9 +230,9 @@ fn what_a_restart_cannot_help_ends() {
     let failing = scratch.program("exit 9");
     let (code, restarts, err) = ends("--min-ranks 1", &failing, "--checkpoint DIR/c");
     assert_eq!((code, restarts), (9, 2), "{err}");
-    assert!(err.contains("gives up: 3 jobs in a row failed within 30 s and wrote no checkpoint"), "{err}");
+    assert!(err.contains("; gives up: 3 jobs in a row failed within 30 s and wrote no checkpoint"), "{err}");
     let (code, restarts, err) = ends("--min-ranks 1 --max-restarts 1", &failing, "--checkpoint DIR/c");
-    assert!((code, restarts) == (9, 1) && err.contains("gives up: --max-restarts is 1"), "{err}");
+    assert!((code, restarts) == (9, 1) && err.contains("; gives up: --max-restarts is 1"), "{err}");
     // As long as it gets further it is started again.
     let script = "mkdir -p DIR/c; n=$(ls DIR/c | wc -l); touch DIR/c/step-0000000$n.h5; [ $n = 5 ] || exit 5";
     let (code, restarts, err) = ends("--min-ranks 1", &scratch.program(script), "--checkpoint DIR/c");

@@ -45,7 +45,8 @@ impl Discovery {
         let given = job.ranks();
         let probe = probe(job, |name| std::env::var(name).ok());
         let nodes = if command.is_none() && job.launcher.is_srun() { slurm_nodes(job)? } else { None };
-        let (list, file) = job.hosts();
+        // Outside of a job of its own srun asks for one, and Slurm chooses the nodes.
+        let (list, file) = if job.launcher.is_srun() { (None, None) } else { job.hosts() };
         let (source, ranks) = match (command, nodes, list, file) {
             (Some(command), ..) => (Source::Command(command.to_string()), None),
             (None, Some((nodes, ranks)), ..) => (Source::List(nodes), Some(ranks)),
@@ -61,7 +62,8 @@ impl Discovery {
                         "nobody says how many ranks there are to be: add -n N to the launcher's flags",
                     )
                 })?;
-                let name = host::name().unwrap_or_else(|| "localhost".into());
+                let own = host::name().filter(|_| !job.launcher.is_srun());
+                let name = own.unwrap_or_else(|| job.launcher.name.into());
                 (Source::Here(vec![Host { name, slots }]), given)
             }
         };
@@ -85,6 +87,7 @@ impl Discovery {
             let named = discovery.named()?;
             let is_asked = |host: &&Host| {
                 host.slots > 0
+                    && discovery.has_list()
                     && unasked.as_ref().is_some_and(|unasked| !unasked.contains(&host.name))
                     && !is_here(&host.name)
             };
@@ -226,6 +229,7 @@ mod tests {
         assert_eq!(named("mpirun -n 4 -H h0:2,h1:2", Some(3)), is("h0:2,h1:2", Some(3), true));
         let own = host::name().unwrap();
         assert_eq!(named("mpirun -n 2", Some(6)), is(&format!("{own}:6"), Some(6), false));
+        assert_eq!(named("srun -n 4 -w n[0-3]", None), is("srun:4", Some(4), false));
         assert!(named("mpirun", None).unwrap_err().message.contains("add -n N"));
         assert!(named("mpirun -H h0:x", None).unwrap_err().message.contains("\"h0:x\" is no host"));
         assert!(named("mpirun --hostfile /no/such", None).unwrap_err().message.starts_with("/no/such:"));

@@ -14,6 +14,9 @@ use crate::host;
 
 /// How long a launcher has to end its ranks, before they are killed.
 const ENDING: Duration = Duration::from_secs(10);
+/// After how long a job that was told to stop is told again: a launcher that has not started its ranks yet passes
+/// nothing on.
+const AGAIN: Duration = Duration::from_secs(3);
 
 /// A job under way. Its launcher has a process group of its own: what a terminal sends does not reach it.
 pub struct Running {
@@ -22,6 +25,8 @@ pub struct Running {
     mark: String,
     /// When it was started.
     pub started: Instant,
+    /// Who is told to stop, and when next.
+    again: Option<(Ear, Instant)>,
     /// When what is left is killed.
     deadline: Option<Instant>,
 }
@@ -39,7 +44,7 @@ impl Running {
         let child = command
             .spawn()
             .map_err(|error| Error::environment(format!("{}: cannot be started: {error}", words[0])))?;
-        Ok(Running { child, mark, started: Instant::now(), deadline: None })
+        Ok(Running { child, mark, started: Instant::now(), again: None, deadline: None })
     }
 
     /// The launcher's code, once it has ended: of a signal 128 and its number. Nothing of the job is left on this host
@@ -47,6 +52,9 @@ impl Running {
     pub fn ended(&mut self) -> Option<i32> {
         if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.kill();
+        }
+        if let Some((ear, _)) = self.again.filter(|(_, next)| Instant::now() > *next) {
+            self.stop(ear);
         }
         let status = self.child.try_wait().ok()??;
         // A launcher that was killed leaves ranks behind, which go on for a moment.
@@ -61,7 +69,8 @@ impl Running {
     }
 
     /// Tells the job to write a checkpoint and end.
-    pub fn stop(&self, ear: Ear) {
+    pub fn stop(&mut self, ear: Ear) {
+        self.again = Some((ear, Instant::now() + AGAIN));
         let is_rank =
             |pid: &Pid| host::process(&pid.to_string()).is_some_and(|process| process.name == "dltrain");
         let rank = match ear {
@@ -73,6 +82,7 @@ impl Running {
 
     /// Ends the job at once, by its launcher, and what is left on this host soon after.
     pub fn end(&mut self) {
+        self.again = None;
         signal(Pid::from_child(&self.child), Signal::TERM);
         self.deadline.get_or_insert(Instant::now() + ENDING);
     }

@@ -252,6 +252,13 @@ fn told_to_stop_it_passes_that_on_and_leaves_nothing_behind() {
     let (code, err) = elastic.end();
     assert!(code == 75 && !err.contains("Z: restart "), "{code}: {err}");
     assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), scratch.checkpoints());
+    // Ranks that were not there yet are told again.
+    let late = "trap 'n=1$n; [ $n = 1 ] || exit 75' USR1; touch DIR/late; while :; do sleep 0.1; done";
+    let mut elastic = scratch.start("--min-ranks 1", "-n 1", &scratch.program(late), "--checkpoint DIR/c");
+    elastic.wait("began", || scratch.path("late").exists());
+    elastic.signal("-USR1");
+    let (code, err) = elastic.end();
+    assert!(code == 75 && err.matches("Z: SIGUSR1").count() == 1, "{code}: {err}");
     // A job that does not listen is ended by the second signal.
     let deaf = scratch.program("trap '' USR1; touch DIR/deaf; while :; do sleep 1; done");
     let mut elastic = scratch.start("--min-ranks 1", "-n 2", &deaf, "--checkpoint DIR/c");

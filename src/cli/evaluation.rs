@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 23] = [
+const OF_TRAINING: [&str; 28] = [
     "accumulation",
     "allreduce",
     "augment",
@@ -17,7 +17,12 @@ const OF_TRAINING: [&str; 23] = [
     "epochs",
     "freeze",
     "fusion-threshold-mb",
+    "global-batch",
+    "local-steps",
     "no-overlap",
+    "outer-lr",
+    "outer-momentum",
+    "outer-nesterov",
     "plan-steps",
     "recompute",
     "repeat-data",

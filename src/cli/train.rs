@@ -14,7 +14,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{data, evaluation, file, loss_scale, optimizer, session};
+use super::{data, evaluation, file, loss_scale, optimizer, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -72,6 +72,10 @@ pub struct Args {
     /// Micro-steps of --batch images whose gradients are added before one update.
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
     accumulation: usize,
+    /// Images of all ranks in an update, however many ranks there are: with at most --batch images at a time, in as few
+    /// micro-steps as that takes.
+    #[arg(long, value_name = "N", conflicts_with = "accumulation", help_heading = "Model and data")]
+    global_batch: Option<usize>,
     /// Batch normalisation over the batches of all ranks, or of each N consecutive ones.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "all", value_parser = sync_batch_norm,
         help_heading = "Model and data")]
@@ -129,6 +133,8 @@ pub struct Args {
     #[arg(long, value_name = "HOW", default_value = "allreduce", help = Strategy::help(),
           help_heading = "Machine")]
     sync: Strategy,
+    #[command(flatten)]
+    relaxed: relaxed::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -227,7 +233,7 @@ impl Args {
 
     /// Who updates what, where that goes with the other flags.
     fn strategy(&self) -> Result<Strategy> {
-        let strategy = match (self.zero, self.sync) {
+        let strategy = match (self.zero, self.relaxed.strategy(self.sync)?) {
             (0, sync) => sync,
             (_, sync) if [Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&sync) => Strategy::ZERO_1,
             (stage, sync) => {
@@ -241,6 +247,13 @@ impl Args {
         };
         match strategy {
             _ if strategy == Strategy::ALLREDUCE => Ok(strategy),
+            _ if strategy.is_relaxed() && self.optimizer.has_average() => refuse(
+                "--ema".into(),
+                "what is evaluated is the mean over ranks, each of which has parameters of its own",
+            ),
+            _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
+                refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
+            }
             _ if self.compress.is_some() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
@@ -267,6 +280,7 @@ impl Args {
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         within("accumulation", self.accumulation, most::BATCH)?;
+        within("global-batch", self.global_batch.unwrap_or(1), most::IMAGES)?;
         let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
         if let SyncBatchNorm::Groups(ranks) = sync_bn {
             at_least_one("sync-bn", ranks)?;
@@ -317,6 +331,7 @@ impl Args {
             freeze: self.freeze,
             batch: self.batch,
             accumulation: self.accumulation,
+            global_batch: self.global_batch,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
@@ -331,6 +346,7 @@ impl Args {
             loss_scale,
             threads: self.threads,
             strategy,
+            outer: self.relaxed.validate(strategy)?,
             allreduce: self.allreduce,
             cuda_aware: self.cuda_aware,
             wire: self.wire,

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
+use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
@@ -12,10 +13,10 @@ use super::step::{Accumulation, Clip, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
-use crate::config::Config;
+use crate::config::{Config, Strategy};
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::graph::DType;
 use crate::optim::LossScaler;
@@ -48,14 +49,16 @@ impl Assembly<'_> {
     pub fn trainer(&self, memories: &Memories) -> Result<Trainer> {
         let Assembly { world, peers, plans, device, .. } = *self;
         let plan = &plans.training;
-        let script = self.script(memories);
+        let round = self.round(memories);
+        let script = round.last().cloned();
+        let script = world.agree(script.ok_or_else(|| Error::internal("a round of no step")))?;
         let serves = memories.owners.serves(world.rank());
         let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
         let program = world.agree(program)?;
         let carrying =
             Carrying { world, peers, config: self.config, averaging: self.averaging, plan, device };
         let (fusion, compression) = carrying.fusion(&script, program.as_ref(), &memories.places())?;
-        let trainer = world.agree(self.steps(script, program, fusion, memories))?;
+        let trainer = world.agree(self.steps(round, script, program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match &trainer.program {
             Some(program) if !device.is_host() && self.config.data.is_some() => {
@@ -68,11 +71,12 @@ impl Assembly<'_> {
         Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
 
-    /// What this rank does in a step.
-    fn script(&self, memories: &Memories) -> Rc<Script> {
+    /// What this rank does in each step of a round.
+    fn round(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { world, config, plans, rule, .. } = *self;
         let manner = manner(world, config, memories.owners, memories.sharing.ranks > 1);
-        Rc::new(plans.training.scripts(&manner, rule, world.rank()..world.rank() + 1).swap_remove(0))
+        let relaxed = config.strategy.relaxed(&config.outer, world.size());
+        plans.training.round(&manner, relaxed, rule, world.rank()..world.rank() + 1)
     }
 
     /// The evaluation that a plan is for.
@@ -100,6 +104,7 @@ impl Assembly<'_> {
     /// Everything that is done in a step. Not collective.
     fn steps(
         &self,
+        round: Vec<Rc<Script>>,
         script: Rc<Script>,
         program: Option<Program>,
         fusion: Fusion,
@@ -109,13 +114,19 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let parameters = &memories.regions.parameters;
         let computing = config.strategy.computing(self.world.size());
-        let global_batch = computing * config.batch * config.accumulation;
+        // Gradients of a rank's own parameters are those of its own images.
+        let images = match config.strategy.is_relaxed() {
+            true => config.images_of(self.world.rank(), computing),
+            false => config.images_a_step(computing),
+        };
         let stretches = program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &script, device));
         let metrics =
             program.as_ref().map(|program| Metrics::new(device, program, &memories.regions.metrics));
         Ok(Trainer {
             stretches,
+            round,
             script,
+            meetings: Meetings::new(device, plan, memories, computing)?,
             runs: 0,
             metrics: metrics.transpose()?,
             program,
@@ -130,7 +141,7 @@ impl Assembly<'_> {
             accumulate: self.accumulation(memories)?,
             flags: Flags::default(),
             seed: config.seed,
-            gradient_scale: 1.0 / global_batch as f32,
+            gradient_scale: 1.0 / images as f32,
             batch: self.empty_batch(),
             parameters: plan.parameters.iter().map(|p| (p.name.clone(), p.of(parameters))).collect(),
         })
@@ -170,7 +181,10 @@ impl Assembly<'_> {
         if !device.is_host() && !memories.owners.are_apart() {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
-        let (plan, all) = (&plans.training, self.config.strategy.computing(world.size()));
+        // The norm of a rank's own gradients is nobody else's.
+        let shares =
+            |strategy: Strategy| if strategy.is_relaxed() { 1 } else { strategy.computing(world.size()) };
+        let (plan, all) = (&plans.training, shares(self.config.strategy));
         let of_share = |share: usize| {
             let share = |bucket| plan.share(bucket, rule, share, all);
             plan.buckets.iter().map(share).collect::<Vec<_>>()

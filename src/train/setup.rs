@@ -340,6 +340,7 @@ fn describe(
         (
             "evaluated_weights".to_string(),
             match config.optimizer.ema {
+                _ if config.strategy.is_relaxed() => "mean over ranks".into(),
                 Some(decay) => format!("exponential moving average, decay {decay}"),
                 None => "current".into(),
             },
@@ -374,6 +375,7 @@ fn describe(
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
+        global_batch: config.images_a_step(config.strategy.computing(world.size())),
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,

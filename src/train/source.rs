@@ -145,6 +145,7 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
         rank: world.rank().min(ranks - 1),
         batch: config.batch,
         accumulation: config.accumulation,
+        global: config.global_batch,
     }
 }
 

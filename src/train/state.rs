@@ -14,6 +14,10 @@ use crate::record::{Array, Contents};
 
 /// What a file calls the moving average of the parameters.
 const AVERAGE: &str = "average";
+/// The parameters, and what ranks have alike that have parameters of their own.
+const PARAMETERS: &str = "parameters";
+const ANCHOR: &str = "anchor";
+const MOMENTUM: &str = "anchor_momentum";
 
 /// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of
 /// which each rank has its own.
@@ -33,6 +37,8 @@ enum Lies<'a> {
     Whole(&'a Memory),
     /// On every rank those of the parts that it owns.
     Parts(&'a Memory),
+    /// On every rank, at the parameters' offsets, and each rank has others.
+    Own(&'a Memory),
 }
 
 struct Own {
@@ -53,13 +59,24 @@ impl State<'_> {
         states: &[&str],
         compression: &[Kept],
     ) -> State<'a> {
+        let parameters = match memories.anchor {
+            Some(_) => Lies::Own(&memories.regions.parameters),
+            None => Lies::Whole(&memories.regions.parameters),
+        };
         let lies = match memories.owners.are_apart() {
+            _ if memories.anchor.is_some() => Lies::Own,
             true => Lies::Parts,
             false => Lies::Whole,
         };
-        let mut regions = vec![("parameters".to_string(), Lies::Whole(&memories.regions.parameters))];
+        let mut regions = vec![(PARAMETERS.to_string(), parameters)];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
         regions.extend(states.zip(memories.state.iter().map(lies)));
+        if let Some(anchor) = &memories.anchor {
+            regions.push((ANCHOR.to_string(), Lies::Whole(&anchor.parameters)));
+            regions.extend(
+                anchor.momentum.as_ref().map(|momentum| (MOMENTUM.to_string(), Lies::Whole(momentum))),
+            );
+        }
         regions.extend(memories.average.as_ref().map(|region| (AVERAGE.to_string(), lies(region))));
         let statistics = plan.statistics.iter().map(|statistic| Own {
             path: format!("statistics/{}", statistic.name),
@@ -96,8 +113,11 @@ impl State<'_> {
 
     /// The arrays as a checkpoint of so many ranks has them.
     pub fn arrays(&self, ranks: usize) -> Vec<Array> {
-        let shared =
-            self.shared().map(|(path, parameter, _)| Array { path, shape: parameter.spec.shape.0.clone() });
+        let shared = self.shared().map(|(path, parameter, lies)| {
+            let one = &parameter.spec.shape.0;
+            let shape = if let Lies::Own(_) = lies { [&[ranks], &one[..]].concat() } else { one.clone() };
+            Array { path, shape }
+        });
         let own = self
             .own
             .iter()
@@ -118,12 +138,16 @@ impl State<'_> {
             to.reserve_exact(self.arrays(peers.size()).iter().map(Array::elements).sum());
         }
         for (_, parameter, lies) in self.shared() {
+            let copies = if let Lies::Own(_) = lies { peers.size() } else { 1 };
             let room = to.as_deref_mut().map(|to| {
                 let start = to.len();
-                to.resize(start + parameter.spec.shape.elements(), 0.0);
+                to.resize(start + copies * parameter.spec.shape.elements(), 0.0);
                 &mut to[start..]
             });
             match (lies, room) {
+                (Lies::Own(region), room) => {
+                    peers.gather_f32(&self.memories.read(device, parameter, region)?, room)?;
+                }
                 (Lies::Parts(region), room) => {
                     owned::gather(world, self.plan, self.memories, device, parameter, region, room)?
                 }
@@ -159,11 +183,28 @@ impl State<'_> {
         self.check(from)?;
         for (index, (path, parameter, lies)) in self.shared().enumerate() {
             let mut values = vec![0f32; parameter.spec.shape.elements()];
-            if let Some((_, kept)) = from.array(&path) {
-                values.copy_from_slice(kept);
+            let (kept, rows) = self.kept(&path, from);
+            let own = |kept: &&Array| kept.shape.len() > parameter.spec.shape.0.len();
+            let of_as_many = |kept: &Array| kept.shape[0] == peers.size();
+            match (lies, kept.filter(own)) {
+                (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter_f32(rows, &mut values)?,
+                (_, Some(kept)) => {
+                    if let Some(rows) = rows {
+                        values = kept.mean_over_ranks(rows);
+                    }
+                    world.broadcast_f32(&mut values)?;
+                }
+                (_, None) => {
+                    if let Some(rows) = rows {
+                        values.copy_from_slice(rows);
+                    }
+                    world.broadcast_f32(&mut values)?;
+                }
             }
-            world.broadcast_f32(&mut values)?;
             match lies {
+                Lies::Own(region) => self.memories.write(device, parameter, region, |range, piece| {
+                    piece.copy_from_slice(&values[range]);
+                })?,
                 Lies::Parts(region) => {
                     owned::scatter(world, self.plan, self.memories, device, parameter, region, &values)?
                 }
@@ -200,11 +241,28 @@ impl State<'_> {
         Ok(())
     }
 
+    /// An array of the checkpoint, and on rank 0 its values. A run whose ranks had the same parameters has no anchor:
+    /// it is what these were.
+    fn kept<'c>(&self, path: &str, from: &'c Contents) -> (Option<&'c Array>, Option<&'c [f32]>) {
+        let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
+        let (group, name) = path.split_once('/').unwrap_or((path, ""));
+        let path = match there(path) {
+            None if group == ANCHOR => format!("{PARAMETERS}/{name}"),
+            _ => path.to_string(),
+        };
+        (there(&path), from.array(&path).map(|(_, rows)| rows))
+    }
+
     /// That the checkpoint has what this run needs; every rank finds the same.
     fn check(&self, from: &Contents) -> Result<()> {
         let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
         let shared = self.shared().filter(|(path, parameter, _)| {
-            there(path).is_none_or(|kept| kept.shape != parameter.spec.shape.0)
+            let wanted = &parameter.spec.shape.0;
+            let fits = |kept: &Array| {
+                kept.shape == *wanted || kept.shape.first() > Some(&0) && kept.shape[1..] == wanted[..]
+            };
+            // Its momentum begins with nothing.
+            !path.starts_with(MOMENTUM) && !self.kept(path, from).0.is_some_and(fits)
         });
         // Of as many ranks as there were, but not of none.
         let own = self.own.iter().filter(|own| {

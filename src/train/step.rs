@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::device_prefetch::{DevicePrefetch, Inputs};
+use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::source::Source;
@@ -88,8 +89,12 @@ pub struct StepResult {
 
 /// Everything a step needs, made once.
 pub struct Trainer {
-    /// What this rank does in a step.
+    /// What this rank does in each step of a round: one step where all ranks have the same parameters.
+    pub round: Vec<Rc<Script>>,
+    /// And in the last of them.
     pub script: Rc<Script>,
+    /// Where ranks have parameters of their own: what they do when they meet.
+    pub meetings: Option<Meetings>,
     /// `None` on a rank without a graph.
     pub program: Option<Program>,
     pub stretches: Vec<Stretch>,
@@ -240,7 +245,7 @@ impl Trainer {
         let (tail, result) = (Tail::default(), StepResult { learning_rate, ..StepResult::default() });
         let mut at =
             Moment { device, source, step, steps, done, scalars, tail, result, broken: false, begun: traced };
-        let script = self.script.clone();
+        let script = self.round[done % self.round.len()].clone();
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         self.read_tail(device, &mut result)?;
@@ -292,6 +297,10 @@ impl Trainer {
                 Ok(())
             }
             Action::Average(part) => self.averages[*part].run(&at.scalars),
+            Action::Drift(part) => self.meet(|meetings| meetings.drift(device, *part, &at.scalars)),
+            Action::Pull(part) => self.meet(|meetings| meetings.pull(*part, &at.scalars)),
+            Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
+            Action::Forget => self.meet(|meetings| meetings.forget(device)),
             Action::Arrive => {
                 self.barrier.iter_mut().for_each(Barrier::arrive);
                 Ok(())
@@ -307,6 +316,11 @@ impl Trainer {
     /// Steps of the run whose update was skipped.
     fn skipped(&self) -> u64 {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
+    }
+
+    /// Something of what ranks with parameters of their own do when they meet.
+    fn meet(&mut self, what: impl FnOnce(&mut Meetings) -> Result<()>) -> Result<()> {
+        self.meetings.as_mut().map_or(Ok(()), what)
     }
 
     /// Gives the program the images of a micro-step.

@@ -180,7 +180,8 @@ fn combinations(count: usize, models: usize) {
             (seed.parse().expect("a seed"), count.parse().expect("a count"))
         }
     };
-    let only: Option<usize> = given("DLTRAIN_TEST_COMBINATION").map(|number| number.parse().expect("a number"));
+    let only: Option<usize> =
+        given("DLTRAIN_TEST_COMBINATION").map(|number| number.parse().expect("a number"));
     println!("{count} combinations of seed {seed}");
     let mut wrong = Vec::new();
     for number in (0..count).filter(|number| only.is_none_or(|only| only == *number)) {

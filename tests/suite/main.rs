@@ -34,6 +34,7 @@ mod overlap;
 mod plan;
 mod pytorch;
 mod record;
+mod relaxed;
 mod report;
 mod restart;
 mod sharing;

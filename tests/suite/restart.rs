@@ -216,6 +216,35 @@ fn on_another_number_of_ranks_to_rounding() {
     }
 }
 
+/// With one global batch for any number of ranks: three, then two, then three again, with as many images an epoch.
+#[test]
+fn a_global_batch_outlives_a_change_of_ranks() {
+    let scratch = Scratch::new();
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+    let flags = format!(
+        "--model mnist_small --data {digits} --threads 1 --optimizer sgd --momentum 0.9 --lr 0.01 --lr-schedule cosine \
+         --global-batch 64 --batch 32 --epochs 2 --checkpoint-keep 99 --checkpoint-every 7steps"
+    );
+    scratch.run(3, &format!("{flags} --results DIR/whole.h5 --checkpoint DIR/c"));
+    let whole = ["steps/loss", "steps/images"].map(|name| series(&scratch.path("whole.h5"), name));
+    assert!(whole[0].len() == 44 && whole[1].iter().all(|&images| images == 64.0), "{:?}", whole[1]);
+    scratch
+        .run(2, &format!("{flags} --results DIR/two.h5 --checkpoint DIR/d --resume DIR/c/step-00000014.h5"));
+    scratch.run(3, &format!("{flags} --results DIR/three.h5 --resume DIR/d/step-00000028.h5"));
+    for (name, done) in [("two", 14), ("three", 28)] {
+        let [losses, images] =
+            ["steps/loss", "steps/images"].map(|what| series(&scratch.path(&format!("{name}.h5")), what));
+        assert_eq!(images[..], whole[1][done..], "{name}");
+        for (step, (a, b)) in whole[0][done..].iter().zip(&losses).enumerate() {
+            assert!((a - b).abs() < 1e-4, "{name} ranks, step {}: {a} and {b}", step + done);
+        }
+    }
+    let message = scratch.refused(3, "--model mnist_small --global-batch 2 --steps 1");
+    assert!(message.contains("3 ranks need at least an image each"), "{message}");
+    let message = scratch.refused(1, "--model mnist_small --global-batch 2 --accumulation 2 --steps 1");
+    assert!(message.contains("--global-batch") && message.contains("--accumulation"), "{message}");
+}
+
 // ---- 2. what is refused, and what is passed over ------------------------------------------------------
 
 #[test]

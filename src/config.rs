@@ -29,6 +29,8 @@ pub use optimizer::{Optimizer, Rule};
 pub mod most {
     /// Images that a rank takes at a time, and micro-steps of an update.
     pub const BATCH: usize = 1 << 20;
+    /// `--shards`.
+    pub const SHARDS: usize = 1 << 16;
     /// Times an image comes in an epoch.
     pub const REPEATS: usize = 1_000_000;
     /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
@@ -289,6 +291,8 @@ pub struct Config {
     pub accumulation: usize,
     /// Images of all ranks in an update, where that is given instead: `among` then says batch and accumulation.
     pub global_batch: Option<usize>,
+    /// Shards of the global batch, each computed alone, so that bits do not depend on the number of ranks.
+    pub shards: Option<usize>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -377,6 +381,7 @@ impl Config {
             session,
             accumulation: 1,
             global_batch: None,
+            shards: None,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
@@ -420,6 +425,9 @@ impl Config {
     /// # Errors
     /// `Usage` where there are more ranks than images.
     pub fn among(&self, ranks: usize) -> crate::error::Result<Config> {
+        if let Some(shards) = self.shards {
+            return self.sharded(shards, ranks);
+        }
         let Some(global) = self.global_batch else { return Ok(self.clone()) };
         if global < ranks {
             return Err(Error::usage(format!(
@@ -429,6 +437,25 @@ impl Config {
         let accumulation = global.div_ceil(ranks).div_ceil(self.batch);
         let batch = global.div_ceil(ranks).div_ceil(accumulation);
         Ok(Config { accumulation, batch, ..self.clone() })
+    }
+
+    /// The same with `--shards`: each rank computes as many of them, in micro-steps of one.
+    fn sharded(&self, shards: usize, ranks: usize) -> crate::error::Result<Config> {
+        if !ranks.is_power_of_two() || ranks > shards {
+            return Err(Error::usage(format!(
+                "--shards {shards}: {ranks} ranks cannot share them; start a power of two of ranks, at most {shards}"
+            )));
+        }
+        let batch = match self.global_batch {
+            Some(global) if !global.is_multiple_of(shards) => {
+                return Err(Error::usage(format!(
+                    "--global-batch {global} and --shards {shards}: shards are alike; give a multiple of {shards} images"
+                )));
+            }
+            Some(global) => global / shards,
+            None => self.batch,
+        };
+        Ok(Config { accumulation: shards / ranks, batch, ..self.clone() })
     }
 
     /// Images of so many ranks that compute in an update.

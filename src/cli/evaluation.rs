@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 28] = [
+const OF_TRAINING: [&str; 29] = [
     "accumulation",
     "allreduce",
     "augment",
@@ -29,6 +29,7 @@ const OF_TRAINING: [&str; 28] = [
     "reset-head",
     "roofline",
     "script",
+    "shards",
     "steps",
     "sync",
     "sync-bn",

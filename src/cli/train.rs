@@ -76,6 +76,10 @@ pub struct Args {
     /// micro-steps as that takes.
     #[arg(long, value_name = "N", conflicts_with = "accumulation", help_heading = "Model and data")]
     global_batch: Option<usize>,
+    /// The global batch as V shards (a power of two) of --batch images, each computed alone: the same bits for every
+    /// power of two of ranks up to V.
+    #[arg(long, value_name = "V", conflicts_with = "accumulation", help_heading = "Model and data")]
+    shards: Option<usize>,
     /// Batch normalisation over the batches of all ranks, or of each N consecutive ones.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "all", value_parser = sync_batch_norm,
         help_heading = "Model and data")]
@@ -274,6 +278,39 @@ impl Args {
         }
     }
 
+    /// What adds up gradients. With shards that is a binary tree over ranks.
+    fn allreduce(&self, strategy: Strategy) -> Result<AllreduceKind> {
+        let Some(shards) = self.shards else { return Ok(self.allreduce) };
+        if !shards.is_power_of_two() || shards > most::SHARDS {
+            return Err(Error::usage(format!(
+                "--shards {shards}: must be a power of two, at most {}",
+                most::SHARDS
+            )));
+        }
+        let refuse = |flag: String, why: &str| {
+            Err(Error::usage(format!("{flag} and --shards {shards}: {why}; leave one out")))
+        };
+        match self.allreduce {
+            _ if strategy != Strategy::ALLREDUCE => refuse(
+                strategy.to_string(),
+                "gradients would be added in another order than along the shards' tree",
+            ),
+            _ if self.sync_bn.is_some() => {
+                refuse("--sync-bn".into(), "a shard is normalised by itself, whatever rank computes it")
+            }
+            _ if self.compress.is_some() => refuse("--compress".into(), "what a rank leaves out is its own"),
+            _ if self.wire != Wire::F32 => refuse(
+                format!("--wire {}", self.wire),
+                "sums within a rank would be rounded less than those between",
+            ),
+            AllreduceKind::Auto | AllreduceKind::RECURSIVE_DOUBLING => Ok(AllreduceKind::RECURSIVE_DOUBLING),
+            other => refuse(
+                format!("--allreduce {}", other.name()),
+                "shards are added up along a binary tree, which is recursive-doubling",
+            ),
+        }
+    }
+
     fn checked(self) -> Result<Config> {
         within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
@@ -293,6 +330,7 @@ impl Args {
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
         let strategy = self.strategy()?;
+        let allreduce = self.allreduce(strategy)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -332,6 +370,7 @@ impl Args {
             batch: self.batch,
             accumulation: self.accumulation,
             global_batch: self.global_batch,
+            shards: self.shards,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
@@ -347,7 +386,7 @@ impl Args {
             threads: self.threads,
             strategy,
             outer: self.relaxed.validate(strategy)?,
-            allreduce: self.allreduce,
+            allreduce,
             cuda_aware: self.cuda_aware,
             wire: self.wire,
             compress: self.compress,

@@ -116,6 +116,11 @@ pub enum Action {
         /// Its number.
         micro: usize,
     },
+    /// The running statistics after a shard join those of the others; after the last one of a step all ranks' do.
+    Statistics {
+        /// The micro-step's number.
+        micro: usize,
+    },
     /// The losses and hits of a micro-step are read.
     Metrics {
         /// Its number.
@@ -219,6 +224,8 @@ pub struct Manner {
     pub in_common: bool,
     /// Micro-steps of an update.
     pub micro_steps: usize,
+    /// Whether each of them is a shard, whose running statistics are its own.
+    pub shards: bool,
     /// Whether gradients are clipped by their norm.
     pub clip: bool,
     /// Whether the loss is scaled.
@@ -270,6 +277,7 @@ impl Manner {
             relaxed: None,
             in_common: false,
             micro_steps: 1,
+            shards: false,
             clip: false,
             unscale: false,
             average: false,
@@ -435,6 +443,9 @@ impl Script {
             after.extend(outline.forward.checked_sub(1).map(|last| (last, vec![Action::Losses { micro }])));
             // Losses are read late: a device with a queue would run dry while the host waits for them.
             after.push((end - 1, vec![Action::Prefetch { micro }, Action::Metrics { micro }]));
+            if manner.shards {
+                after.push((end - 1, vec![Action::Statistics { micro }]));
+            }
             if manner.micro_steps > 1 {
                 after.push((end - 1, vec![Action::Accumulate { micro }]));
             }
@@ -611,6 +622,7 @@ impl Script {
             Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
             Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
             Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
+            Action::Statistics { micro } => format!("take the running statistics of micro-step {micro}"),
             Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),
             Action::Tail => "write losses, hits and flags to the tail".into(),
             Action::Unscale => "unscale the gradients".into(),

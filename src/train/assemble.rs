@@ -9,11 +9,12 @@ use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
+use super::shards::Statistics;
 use super::step::{Accumulation, Clip, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
-use crate::config::{Config, Strategy};
+use crate::config::Config;
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::{Error, Result};
@@ -126,6 +127,9 @@ impl Assembly<'_> {
             stretches,
             round,
             script,
+            statistics: config.shards.map(|shards| {
+                Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)
+            }),
             meetings: Meetings::new(device, plan, memories, computing)?,
             runs: 0,
             metrics: metrics.transpose()?,
@@ -181,10 +185,14 @@ impl Assembly<'_> {
         if !device.is_host() && !memories.owners.are_apart() {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
-        // The norm of a rank's own gradients is nobody else's.
-        let shares =
-            |strategy: Strategy| if strategy.is_relaxed() { 1 } else { strategy.computing(world.size()) };
-        let (plan, all) = (&plans.training, shares(self.config.strategy));
+        let all = match (self.config.strategy, self.config.shards) {
+            // The norm of a rank's own gradients is nobody else's.
+            (strategy, _) if strategy.is_relaxed() => 1,
+            // However many ranks there are.
+            (_, Some(_)) => 1,
+            (strategy, None) => strategy.computing(world.size()),
+        };
+        let plan = &plans.training;
         let of_share = |share: usize| {
             let share = |bucket| plan.share(bucket, rule, share, all);
             plan.buckets.iter().map(share).collect::<Vec<_>>()
@@ -231,7 +239,16 @@ impl Assembly<'_> {
         }
         let sum = memories.gradients.averaged.slice(0, memories.gradients.averaged.bytes() - TAIL);
         let own = memories.regions.gradients.slice(0, sum.bytes());
-        let add = self.device.accumulate(&own, &sum)?;
-        Ok(Some(Accumulation { micro_steps: self.config.accumulation, add, sum }))
+        let micro_steps = self.config.accumulation;
+        let tree = self.config.shards.is_some();
+        let lower = if tree { micro_steps.ilog2().saturating_sub(1) } else { 0 };
+        let levels: Result<Vec<Memory>> = (0..lower).map(|_| self.device.allocate(sum.bytes())).collect();
+        let mut from = own;
+        let add = |into: Memory| {
+            let add = self.device.accumulate(&from, &into)?;
+            Ok((std::mem::replace(&mut from, into.clone()), into, add))
+        };
+        let sums = levels?.into_iter().chain([sum]).map(add).collect::<Result<_>>()?;
+        Ok(Some(Accumulation { micro_steps, sums, tree }))
     }
 }

@@ -4,7 +4,7 @@
 //! batches come from, `plans`), `step` is one training step,
 //! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
 //! `device` what a rank drives,
-//! `meeting` where ranks with parameters of their own come together, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
+//! `meeting` where ranks with parameters of their own come together, `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
 //! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
 //! is `record`'s business. May use: every room below. Used by: `main`.
 
@@ -22,6 +22,7 @@ mod network;
 mod owned;
 mod plans;
 mod setup;
+mod shards;
 mod source;
 mod state;
 mod step;

@@ -204,7 +204,21 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)),
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
-        Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+        let shards = self.shards(config, ranks);
+        Ok(described + &shards + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+    }
+
+    /// What shards cost a rank, in words.
+    fn shards(&self, config: &Config, ranks: usize) -> String {
+        let Some(shards) = config.shards else { return String::new() };
+        let (own, bytes) =
+            (config.accumulation, self.extent.gradients.saturating_sub(1) * self.sizes.gradients);
+        format!(
+            "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for their \
+             sums; nothing is summed before the last\n",
+            config.batch,
+            plan::describe_bytes(bytes)
+        )
     }
 
     /// The file of `--plan-steps`, by rank 0.
@@ -249,6 +263,7 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
         owners,
         in_common,
         micro_steps: config.accumulation,
+        shards: config.shards.is_some(),
         clip: config.optimizer.clip_norm.is_some(),
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
@@ -288,7 +303,12 @@ fn extent(
     // `DevicePrefetch`: on the device, page-locked, and as the loader gives it.
     let sent_ahead = own_memory && config.data.is_some();
     let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
-    let gradients = if config.accumulation > 1 { 2 } else { 1 };
+    // A micro-step's own, and their sum or the levels of their tree.
+    let gradients = match (config.accumulation, config.shards) {
+        (1, _) => 1,
+        (micro_steps, Some(_)) => 1 + micro_steps.ilog2() as usize,
+        _ => 2,
+    };
     let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
         true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
         false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],

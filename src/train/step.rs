@@ -9,6 +9,7 @@ use super::device_prefetch::{DevicePrefetch, Inputs};
 use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
+use super::shards::{self, Statistics};
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Barrier, World};
@@ -95,6 +96,8 @@ pub struct Trainer {
     pub script: Rc<Script>,
     /// Where ranks have parameters of their own: what they do when they meet.
     pub meetings: Option<Meetings>,
+    /// With shards: what becomes of their running statistics.
+    pub statistics: Option<Statistics>,
     /// `None` on a rank without a graph.
     pub program: Option<Program>,
     pub stretches: Vec<Stretch>,
@@ -183,20 +186,35 @@ impl Scaling {
     }
 }
 
-/// Gradient accumulation: a micro-step writes `own`, and its sum is kept in `sum` where buckets lie.
+/// Gradient accumulation: a micro-step writes its own, and their sum is made where buckets lie.
 pub struct Accumulation {
     pub micro_steps: usize,
-    pub add: Box<dyn Step>,
-    /// The part of the gradient region that holds gradients, without the tail.
-    pub sum: Memory,
+    /// Adds the micro-step's own to the first of these, and each of them to the next: where it comes from, where it
+    /// goes, and the step. One sum, or with shards the levels of their tree. The last is the part of the gradient
+    /// region that holds gradients, without the tail.
+    pub sums: Vec<(Memory, Memory, Box<dyn Step>)>,
+    /// Whether they are levels of a tree (`shards`).
+    pub tree: bool,
 }
 
 impl Accumulation {
     fn add(&mut self, device: &dyn Device, micro: usize, scalars: &Scalars) -> Result<()> {
-        if micro == 0 {
-            device.zero(&self.sum)?;
+        if !self.tree {
+            return self.sums.iter_mut().try_for_each(|(_, sum, add)| {
+                if micro == 0 {
+                    device.zero(sum)?;
+                }
+                add.run(scalars)
+            });
         }
-        self.add.run(scalars)
+        // A counter in binary: where a level is full, the sum goes on to the next.
+        for (level, (from, sum, add)) in self.sums.iter_mut().enumerate() {
+            if micro >> level & 1 == 0 {
+                return device.copy(from, sum);
+            }
+            add.run(scalars)?;
+        }
+        Ok(())
     }
 }
 
@@ -210,6 +228,8 @@ struct Moment<'a> {
     done: usize,
     scalars: Scalars,
     tail: Tail,
+    /// The sum of each micro-step's losses.
+    losses: Vec<f32>,
     result: StepResult,
     /// Whether a gradient was broken: then nothing is updated.
     broken: bool,
@@ -242,9 +262,20 @@ impl Trainer {
             self.capture(device, &scalars)?;
         }
         self.runs += 1;
-        let (tail, result) = (Tail::default(), StepResult { learning_rate, ..StepResult::default() });
-        let mut at =
-            Moment { device, source, step, steps, done, scalars, tail, result, broken: false, begun: traced };
+        self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.begin(device))?;
+        let mut at = Moment {
+            device,
+            source,
+            step,
+            steps,
+            done,
+            scalars,
+            tail: Tail::default(),
+            losses: Vec::new(),
+            result: StepResult { learning_rate, ..StepResult::default() },
+            broken: false,
+            begun: traced,
+        };
         let script = self.round[done % self.round.len()].clone();
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
@@ -277,6 +308,10 @@ impl Trainer {
             }
             Action::Accumulate { micro } => {
                 self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, &at.scalars))
+            }
+            Action::Statistics { micro } => {
+                let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
+                self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
             }
             Action::Tail => self.write_tail(at),
             Action::Start(id) => self.fusion.start(*id, device),
@@ -390,6 +425,7 @@ impl Trainer {
         let fusion = &mut self.fusion;
         let [loss, hits] = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
         at.tail.loss += loss;
+        at.losses.push(loss);
         at.tail.hits += hits;
         // An image that could not be read has no label, and counts nowhere.
         at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
@@ -406,7 +442,10 @@ impl Trainer {
 
     fn write_tail(&mut self, at: &mut Moment) -> Result<()> {
         let flag = |set| if set { 1.0 } else { 0.0 };
-        let Tail { loss, hits, images, diverged } = at.tail;
+        let Tail { mut loss, hits, images, diverged } = at.tail;
+        if self.statistics.is_some() {
+            loss = shards::sum(&at.losses);
+        }
         let mut values = Values::default();
         values[..4].copy_from_slice(&[loss, hits, images, diverged]);
         values[4..6].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);

@@ -37,6 +37,7 @@ mod record;
 mod relaxed;
 mod report;
 mod restart;
+mod shards;
 mod sharing;
 mod slurm;
 mod stall;

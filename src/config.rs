@@ -255,6 +255,8 @@ pub struct Session {
     pub every: Interval,
     /// How many of the newest are kept.
     pub keep: usize,
+    /// Steps between two copies of the state in memory of the nodes.
+    pub commit: Option<usize>,
     /// Where the run goes on; `None`: it starts at the beginning.
     pub resume: Option<Resume>,
     /// Seconds from the program's start after which it should have stopped.

@@ -6,12 +6,13 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 29] = [
+const OF_TRAINING: [&str; 30] = [
     "accumulation",
     "allreduce",
     "augment",
     "checkpoint-every",
     "checkpoint-keep",
+    "commit",
     "compress",
     "cuda-aware",
     "epochs",

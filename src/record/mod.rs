@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
-pub use checkpoint_dir::{Checkpoints, find_checkpoint};
+pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint};
 pub use date::iso as date;
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};

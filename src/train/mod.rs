@@ -4,12 +4,14 @@
 //! batches come from, `plans`), `step` is one training step,
 //! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
 //! `device` what a rank drives,
-//! `meeting` where ranks with parameters of their own come together, `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
+//! `meeting` where ranks with parameters of their own come together, `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, on disk
+//! or, by `commit`, in memory, `stop` hears
 //! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
 //! is `record`'s business. May use: every room below. Used by: `main`.
 
 mod assemble;
 mod checkpoint;
+mod commit;
 mod device;
 mod device_prefetch;
 mod evaluate;
@@ -77,6 +79,9 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     // An orderly end waits until the last checkpoint is on disk.
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
+    if let Some(commits) = job.commits.take_if(|_| orderly && kept.is_ok()) {
+        commits.remove(world);
+    }
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
     let outcome = kept.and(outcome);
     let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
@@ -251,6 +256,9 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         if result.flags.stop {
             return stopped(world, job, recorder);
         }
+        if job.commits.as_ref().is_some_and(|commits| commits.is_due(done + 1)) {
+            commit(world, job, recorder)?;
+        }
         job.saver.due |= job.saver.is_due(done + 1, result.flags.checkpoint);
         // After the last step of an epoch it waits for the evaluation.
         if job.saver.due && step + 1 < steps {
@@ -286,6 +294,21 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let scaling = job.trainer.scaling.as_ref();
     job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, || {
+        let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
+        recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
+    })?;
+    job.saver.copying += begun.elapsed().as_secs_f64();
+    Ok(())
+}
+
+/// The same in memory of the nodes. Collective.
+fn commit(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    let begun = Instant::now();
+    all_finite(world, job)?;
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+    let scaling = job.trainer.scaling.as_ref();
+    let Some(commits) = &mut job.commits else { return Ok(()) };
+    commits.take(world, &*job.device, &state, &job.standing, || {
         let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
         recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
     })?;

@@ -376,6 +376,8 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usiz
         + residuals
         + passing;
     match &config.session {
+        // What is committed is copied besides.
+        Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes,
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
         _ => 0,

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::assemble::Assembly;
 use super::checkpoint::{self, Resumed, Saver, Standing};
+use super::commit::Commits;
 use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
@@ -50,6 +51,8 @@ pub struct Job {
     pub states: &'static [&'static str],
     pub standing: Standing,
     pub saver: Saver,
+    /// Copies of the state in memory, where they are wanted.
+    pub commits: Option<Commits>,
     pub plan: Plan,
     pub memories: Memories,
 }
@@ -146,6 +149,7 @@ pub fn prepare(
     description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
+    let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     comm::enter(Phase::Memory, 0);
     let peers = match workers < world.size() {
@@ -181,6 +185,7 @@ pub fn prepare(
         trainer,
         standing,
         saver,
+        commits,
         memories,
     };
     tell("memory and kernels ready");

@@ -51,6 +51,49 @@ struct Own {
     has_mean: bool,
 }
 
+/// Where a copy grows, on ranks that want one.
+struct Room<'a> {
+    to: Option<&'a mut Vec<f32>>,
+    is_first: bool,
+    twins: Option<&'a World>,
+}
+
+impl Room<'_> {
+    fn reserve(&mut self, elements: usize) {
+        if let Some(to) = &mut self.to {
+            to.reserve_exact(elements);
+        }
+    }
+
+    /// Room for so many more.
+    fn next(&mut self, elements: usize) -> Option<&mut [f32]> {
+        self.to.as_deref_mut().map(|to| {
+            let start = to.len();
+            to.resize(start + elements, 0.0);
+            &mut to[start..]
+        })
+    }
+
+    /// The same, which the first rank fills and its twin gets from it.
+    fn filled_by_first(
+        &mut self,
+        elements: usize,
+        fill: impl FnOnce(Option<&mut [f32]>) -> Result<()>,
+    ) -> Result<()> {
+        let (is_first, twins) = (self.is_first, self.twins);
+        match self.next(elements) {
+            None => fill(None),
+            Some(room) => {
+                match is_first {
+                    true => fill(Some(&mut *room))?,
+                    false => fill(None)?,
+                }
+                twins.map_or(Ok(()), |twins| twins.broadcast_f32(room))
+            }
+        }
+    }
+}
+
 impl State<'_> {
     /// `states` are the names of the optimizer's, `compression` what compression of gradients keeps.
     pub fn new<'a>(
@@ -126,35 +169,33 @@ impl State<'_> {
     }
 
     /// Copies everything to where rank 0 gives room, in the order of `arrays`. Of what ranks have of their own those of
-    /// `peers` count. Collective.
+    /// `peers` count. `twins` are two ranks that both give room and get all of it, of which rank 0 is the first.
+    /// Collective.
     pub fn copy(
         &self,
         world: &World,
         peers: &World,
+        twins: Option<&World>,
         device: &dyn Device,
-        mut to: Option<&mut Vec<f32>>,
+        to: Option<&mut Vec<f32>>,
     ) -> Result<()> {
-        if let Some(to) = &mut to {
-            to.reserve_exact(self.arrays(peers.size()).iter().map(Array::elements).sum());
-        }
+        let mut to = Room { to, is_first: world.rank() == 0, twins };
+        to.reserve(self.arrays(peers.size()).iter().map(Array::elements).sum());
         for (_, parameter, lies) in self.shared() {
-            let copies = if let Lies::Own(_) = lies { peers.size() } else { 1 };
-            let room = to.as_deref_mut().map(|to| {
-                let start = to.len();
-                to.resize(start + copies * parameter.spec.shape.elements(), 0.0);
-                &mut to[start..]
-            });
-            match (lies, room) {
-                (Lies::Own(region), room) => {
-                    peers.gather_f32(&self.memories.read(device, parameter, region)?, room)?;
+            let elements = parameter.spec.shape.elements();
+            match lies {
+                Lies::Own(region) => {
+                    let own = self.memories.read(device, parameter, region)?;
+                    to.filled_by_first(peers.size() * elements, |room| peers.gather_f32(&own, room))?;
                 }
-                (Lies::Parts(region), room) => {
-                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)?
+                Lies::Parts(region) => to.filled_by_first(elements, |room| {
+                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)
+                })?,
+                Lies::Whole(region) => {
+                    if let Some(room) = to.next(elements) {
+                        self.memories.read_into(device, parameter, region, room)?;
+                    }
                 }
-                (Lies::Whole(region), Some(room)) => {
-                    self.memories.read_into(device, parameter, region, room)?
-                }
-                (Lies::Whole(_), None) => {}
             }
         }
         if self.memories.owners.serves(world.rank()) {
@@ -166,12 +207,7 @@ impl State<'_> {
                 true => own.memory.read(bytes_of_mut(&mut values)),
                 false => device.download(&own.memory, bytes_of_mut(&mut values))?,
             }
-            let room = to.as_deref_mut().map(|to| {
-                let start = to.len();
-                to.resize(start + peers.size() * values.len(), 0.0);
-                &mut to[start..]
-            });
-            peers.gather_f32(&values, room)?;
+            to.filled_by_first(peers.size() * values.len(), |room| peers.gather_f32(&values, room))?;
         }
         Ok(())
     }

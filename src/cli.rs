@@ -8,6 +8,7 @@ mod manual;
 mod optimizer;
 mod parsed;
 mod places;
+mod relaxed;
 mod session;
 mod train;
 mod values;

@@ -17,7 +17,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
-pub use crate::strategy::Strategy;
+use crate::cuts::segment;
+use crate::error::Error;
+pub use crate::strategy::{OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
@@ -27,6 +29,8 @@ pub use optimizer::{Optimizer, Rule};
 pub mod most {
     /// Images that a rank takes at a time, and micro-steps of an update.
     pub const BATCH: usize = 1 << 20;
+    /// `--shards`.
+    pub const SHARDS: usize = 1 << 16;
     /// Times an image comes in an epoch.
     pub const REPEATS: usize = 1_000_000;
     /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
@@ -251,6 +255,8 @@ pub struct Session {
     pub every: Interval,
     /// How many of the newest are kept.
     pub keep: usize,
+    /// Steps between two copies of the state in memory of the nodes.
+    pub commit: Option<usize>,
     /// Where the run goes on; `None`: it starts at the beginning.
     pub resume: Option<Resume>,
     /// Seconds from the program's start after which it should have stopped.
@@ -285,6 +291,10 @@ pub struct Config {
     pub batch: usize,
     /// Micro-steps whose gradients are added up before one update.
     pub accumulation: usize,
+    /// Images of all ranks in an update, where that is given instead: `among` then says batch and accumulation.
+    pub global_batch: Option<usize>,
+    /// Shards of the global batch, each computed alone, so that bits do not depend on the number of ranks.
+    pub shards: Option<usize>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -309,6 +319,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Who updates parameters.
     pub strategy: Strategy,
+    /// What ranks with parameters of their own do when they meet.
+    pub outer: OuterFlags,
     /// How gradients are reduced over ranks.
     pub allreduce: AllreduceKind,
     /// Whether MPI is given the GPU's memory.
@@ -370,9 +382,12 @@ impl Config {
             optimizer,
             session,
             accumulation: 1,
+            global_batch: None,
+            shards: None,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
+            outer: OuterFlags::default(),
             allreduce: AllreduceKind::RING,
             wire: Wire::F32,
             compress: None,
@@ -404,6 +419,55 @@ impl Config {
         // What else there is to compare may depend on these.
         items.sort_by_key(|(name, _)| !name.ends_with(".kind"));
         items
+    }
+
+    /// The same for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most `--batch` images,
+    /// and the least batch that suffices for these.
+    ///
+    /// # Errors
+    /// `Usage` where there are more ranks than images.
+    pub fn among(&self, ranks: usize) -> crate::error::Result<Config> {
+        if let Some(shards) = self.shards {
+            return self.sharded(shards, ranks);
+        }
+        let Some(global) = self.global_batch else { return Ok(self.clone()) };
+        if global < ranks {
+            return Err(Error::usage(format!(
+                "--global-batch {global}: {ranks} ranks need at least an image each; start fewer ranks"
+            )));
+        }
+        let accumulation = global.div_ceil(ranks).div_ceil(self.batch);
+        let batch = global.div_ceil(ranks).div_ceil(accumulation);
+        Ok(Config { accumulation, batch, ..self.clone() })
+    }
+
+    /// The same with `--shards`: each rank computes as many of them, in micro-steps of one.
+    fn sharded(&self, shards: usize, ranks: usize) -> crate::error::Result<Config> {
+        if !ranks.is_power_of_two() || ranks > shards {
+            return Err(Error::usage(format!(
+                "--shards {shards}: {ranks} ranks cannot share them; start a power of two of ranks, at most {shards}"
+            )));
+        }
+        let batch = match self.global_batch {
+            Some(global) if !global.is_multiple_of(shards) => {
+                return Err(Error::usage(format!(
+                    "--global-batch {global} and --shards {shards}: shards are alike; give a multiple of {shards} images"
+                )));
+            }
+            Some(global) => global / shards,
+            None => self.batch,
+        };
+        Ok(Config { accumulation: shards / ranks, batch, ..self.clone() })
+    }
+
+    /// Images of so many ranks that compute in an update.
+    pub fn images_a_step(&self, ranks: usize) -> usize {
+        self.global_batch.unwrap_or(ranks * self.batch * self.accumulation)
+    }
+
+    /// Of these, those of one rank.
+    pub fn images_of(&self, rank: usize, ranks: usize) -> usize {
+        segment(&(0..self.images_a_step(ranks)), ranks, rank).len()
     }
 
     /// What has changed since a configuration given as JSON, in words, but for what only this job is about (how long it

@@ -48,7 +48,13 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let check = world.agree(check(sets.test.as_ref().unwrap_or(&sets.training)))?;
     let decoder =
         sets.training.set().jpeg().map_or(String::new(), |jpeg| format!("; JPEG by {}", jpeg.name()));
-    let sharding = Sharding { ranks: world.size(), rank: world.rank(), batch: args.batch, accumulation: 1 };
+    let sharding = Sharding {
+        ranks: world.size(),
+        rank: world.rank(),
+        batch: args.batch,
+        accumulation: 1,
+        global: None,
+    };
     let reading = world.agree(Reading::new(args.loader_threads, true))?;
     let loader = TrainingLoader::new(sets.training, sharding, 1, reading);
     let mut loader = world.agree(loader)?;

@@ -6,24 +6,31 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 23] = [
+const OF_TRAINING: [&str; 30] = [
     "accumulation",
     "allreduce",
     "augment",
     "checkpoint-every",
     "checkpoint-keep",
+    "commit",
     "compress",
     "cuda-aware",
     "epochs",
     "freeze",
     "fusion-threshold-mb",
+    "global-batch",
+    "local-steps",
     "no-overlap",
+    "outer-lr",
+    "outer-momentum",
+    "outer-nesterov",
     "plan-steps",
     "recompute",
     "repeat-data",
     "reset-head",
     "roofline",
     "script",
+    "shards",
     "steps",
     "sync",
     "sync-bn",

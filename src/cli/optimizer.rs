@@ -67,6 +67,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether parameters have a moving average.
+    pub fn has_average(&self) -> bool {
+        self.ema.is_some()
+    }
+
     /// Checks the flags and fills in what was not given.
     ///
     /// # Errors

@@ -21,6 +21,10 @@ pub struct Args {
     /// How many of the newest checkpoints are kept; the one with the best test accuracy is kept besides.
     #[arg(long, default_value_t = 3, value_name = "K")]
     checkpoint_keep: usize,
+    /// Every N steps the state is copied to memory of the node (/dev/shm), and of a second node where there is one: what
+    /// --resume auto finds there after a rank was killed is newer than the last checkpoint.
+    #[arg(long, value_name = "N")]
+    commit: Option<usize>,
     /// Go on at a checkpoint: a file, or auto for the newest whole one in the directory of --checkpoint (from the
     /// beginning where there is none).
     #[arg(long, value_name = "auto|FILE", value_parser = resume)]
@@ -48,13 +52,18 @@ impl Args {
     /// `Usage`, naming the flag.
     pub fn validate(self) -> Result<Session> {
         at_least_one("checkpoint-keep", self.checkpoint_keep)?;
+        at_least_one("commit", self.commit.unwrap_or(1))?;
         if self.resume == Some(Resume::Auto) && self.checkpoint.is_none() {
             return Err(Error::usage("--resume auto needs --checkpoint, the directory to look in"));
+        }
+        if self.commit.is_some() && self.checkpoint.is_none() {
+            return Err(Error::usage("--commit needs --checkpoint, whose newest is what commits follow"));
         }
         Ok(Session {
             checkpoint: self.checkpoint,
             every: self.checkpoint_every,
             keep: self.checkpoint_keep,
+            commit: self.commit,
             resume: self.resume,
             time_limit: self.time_limit,
         })

@@ -14,7 +14,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{data, evaluation, file, loss_scale, optimizer, session};
+use super::{data, evaluation, file, loss_scale, optimizer, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -72,6 +72,14 @@ pub struct Args {
     /// Micro-steps of --batch images whose gradients are added before one update.
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model and data")]
     accumulation: usize,
+    /// Images of all ranks in an update, however many ranks there are: with at most --batch images at a time, in as few
+    /// micro-steps as that takes.
+    #[arg(long, value_name = "N", conflicts_with = "accumulation", help_heading = "Model and data")]
+    global_batch: Option<usize>,
+    /// The global batch as V shards (a power of two) of --batch images, each computed alone: the same bits for every
+    /// power of two of ranks up to V.
+    #[arg(long, value_name = "V", conflicts_with = "accumulation", help_heading = "Model and data")]
+    shards: Option<usize>,
     /// Batch normalisation over the batches of all ranks, or of each N consecutive ones.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "all", value_parser = sync_batch_norm,
         help_heading = "Model and data")]
@@ -129,6 +137,8 @@ pub struct Args {
     #[arg(long, value_name = "HOW", default_value = "allreduce", help = Strategy::help(),
           help_heading = "Machine")]
     sync: Strategy,
+    #[command(flatten)]
+    relaxed: relaxed::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -227,7 +237,7 @@ impl Args {
 
     /// Who updates what, where that goes with the other flags.
     fn strategy(&self) -> Result<Strategy> {
-        let strategy = match (self.zero, self.sync) {
+        let strategy = match (self.zero, self.relaxed.strategy(self.sync)?) {
             (0, sync) => sync,
             (_, sync) if [Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&sync) => Strategy::ZERO_1,
             (stage, sync) => {
@@ -241,6 +251,13 @@ impl Args {
         };
         match strategy {
             _ if strategy == Strategy::ALLREDUCE => Ok(strategy),
+            _ if strategy.is_relaxed() && self.optimizer.has_average() => refuse(
+                "--ema".into(),
+                "what is evaluated is the mean over ranks, each of which has parameters of its own",
+            ),
+            _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
+                refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
+            }
             _ if self.compress.is_some() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
@@ -261,12 +278,46 @@ impl Args {
         }
     }
 
+    /// What adds up gradients. With shards that is a binary tree over ranks.
+    fn allreduce(&self, strategy: Strategy) -> Result<AllreduceKind> {
+        let Some(shards) = self.shards else { return Ok(self.allreduce) };
+        if !shards.is_power_of_two() || shards > most::SHARDS {
+            return Err(Error::usage(format!(
+                "--shards {shards}: must be a power of two, at most {}",
+                most::SHARDS
+            )));
+        }
+        let refuse = |flag: String, why: &str| {
+            Err(Error::usage(format!("{flag} and --shards {shards}: {why}; leave one out")))
+        };
+        match self.allreduce {
+            _ if strategy != Strategy::ALLREDUCE => refuse(
+                strategy.to_string(),
+                "gradients would be added in another order than along the shards' tree",
+            ),
+            _ if self.sync_bn.is_some() => {
+                refuse("--sync-bn".into(), "a shard is normalised by itself, whatever rank computes it")
+            }
+            _ if self.compress.is_some() => refuse("--compress".into(), "what a rank leaves out is its own"),
+            _ if self.wire != Wire::F32 => refuse(
+                format!("--wire {}", self.wire),
+                "sums within a rank would be rounded less than those between",
+            ),
+            AllreduceKind::Auto | AllreduceKind::RECURSIVE_DOUBLING => Ok(AllreduceKind::RECURSIVE_DOUBLING),
+            other => refuse(
+                format!("--allreduce {}", other.name()),
+                "shards are added up along a binary tree, which is recursive-doubling",
+            ),
+        }
+    }
+
     fn checked(self) -> Result<Config> {
         within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         within("accumulation", self.accumulation, most::BATCH)?;
+        within("global-batch", self.global_batch.unwrap_or(1), most::IMAGES)?;
         let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
         if let SyncBatchNorm::Groups(ranks) = sync_bn {
             at_least_one("sync-bn", ranks)?;
@@ -279,6 +330,7 @@ impl Args {
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
         let strategy = self.strategy()?;
+        let allreduce = self.allreduce(strategy)?;
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -317,6 +369,8 @@ impl Args {
             freeze: self.freeze,
             batch: self.batch,
             accumulation: self.accumulation,
+            global_batch: self.global_batch,
+            shards: self.shards,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
@@ -331,7 +385,8 @@ impl Args {
             loss_scale,
             threads: self.threads,
             strategy,
-            allreduce: self.allreduce,
+            outer: self.relaxed.validate(strategy)?,
+            allreduce,
             cuda_aware: self.cuda_aware,
             wire: self.wire,
             compress: self.compress,

@@ -3,11 +3,14 @@
 //! An epoch is one shuffled order of all training images, the same on every rank. Step t takes the slice
 //! `[t·G, (t+1)·G)` of it, G = ranks × batch × accumulation; within the slice rank r, micro-step m has
 //! the contiguous `batch` positions from `(r·accumulation + m)·batch`. A sample's position in the global
-//! batch thus does not depend on how G is factored: 2 ranks × 32 train on what 1 rank × 64 trains on.
+//! batch thus does not depend on how G is factored: 2 ranks × 32 train on what 1 rank × 64 trains on. A G that is given
+//! (`--global-batch`) may be less than that product: each rank then has an even part of the slice, of which its last
+//! micro-steps have fewer images than `batch`, or none.
 
 use std::ops::Range;
 
 use crate::config::most;
+use crate::cuts::segment;
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
 
@@ -22,12 +25,15 @@ pub struct Sharding {
     pub batch: usize,
     /// Micro-steps before each update.
     pub accumulation: usize,
+    /// Images of all ranks in an update, where that is less than all these have room for.
+    pub global: Option<usize>,
 }
 
 impl Sharding {
     /// Images an update is made from, over all ranks: G.
     pub fn global_batch(&self) -> usize {
-        self.ranks.saturating_mul(self.batch).saturating_mul(self.accumulation)
+        let room = self.ranks.saturating_mul(self.batch).saturating_mul(self.accumulation);
+        self.global.unwrap_or(room).min(room)
     }
 
     /// Updates an epoch of so many images has. The images left over are not seen in that epoch.
@@ -68,15 +74,23 @@ impl Sharding {
         Ok(images / global)
     }
 
-    /// Position of this rank's first sample within the global batch.
-    pub fn first_sample(&self, micro: usize) -> usize {
-        (self.rank * self.accumulation + micro) * self.batch
+    /// Positions within the global batch of a micro-step's samples on this rank.
+    fn positions(&self, micro: usize) -> Range<usize> {
+        let own = segment(&(0..self.global_batch()), self.ranks, self.rank);
+        let at = |micro: usize| (own.start + micro * self.batch).min(own.end);
+        at(micro)..at(micro + 1)
     }
 
-    /// The positions in the epoch's order that this rank reads.
+    /// Position of this rank's first sample within the global batch.
+    pub fn first_sample(&self, micro: usize) -> usize {
+        self.positions(micro).start
+    }
+
+    /// The positions in the epoch's order that this rank reads: at most `batch`.
     pub fn training(&self, step: usize, micro: usize) -> Range<usize> {
-        let first = step * self.global_batch() + self.first_sample(micro);
-        first..first + self.batch
+        let Range { start, end } = self.positions(micro);
+        let before = step * self.global_batch();
+        before + start..before + end
     }
 
     /// Batches each rank runs, so that all together see every one of so many test images once.

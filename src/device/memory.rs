@@ -132,6 +132,13 @@ impl Memory {
         unsafe { self.as_slice_mut::<u8>() }.copy_from_slice(from);
     }
 
+    /// Copies other memory in, which may be the same; lengths must be equal. Host memory only.
+    pub fn copy_from(&self, from: &Memory) {
+        assert_eq!(from.bytes, self.bytes);
+        // SAFETY: host memory, touched by this thread only; both ranges are that long, and may overlap.
+        unsafe { std::ptr::copy(from.address, self.address, self.bytes) }
+    }
+
     /// Fills with zeros. Host memory only.
     pub fn zero(&self) {
         // SAFETY: host memory, touched by this thread only; no slice outlives the call.
@@ -193,6 +200,10 @@ mod tests {
         assert_eq!(read, [0; 8]);
         part.write(bytes_of(&[1.5f32, -2.0]));
         part.read(&mut read);
+        assert_eq!(&read, bytes_of(&[1.5f32, -2.0]));
+        let copy = Memory::host(8).unwrap();
+        copy.copy_from(&part);
+        copy.read(&mut read);
         assert_eq!(&read, bytes_of(&[1.5f32, -2.0]));
     }
 

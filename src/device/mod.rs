@@ -216,8 +216,12 @@ pub trait Device {
         Ok(())
     }
     /// Enqueues a copy within the device's memory. Lengths must be equal.
-    fn copy(&self, _from: &Memory, _to: &Memory) -> Result<()> {
-        Err(Error::internal(format!("{} copies nothing", self.name())))
+    fn copy(&self, from: &Memory, to: &Memory) -> Result<()> {
+        if !self.is_host() {
+            return Err(Error::internal(format!("{} copies nothing", self.name())));
+        }
+        to.copy_from(from);
+        Ok(())
     }
     /// One step that does what these do, with less work for the host, where the device can; they are not run.
     fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {

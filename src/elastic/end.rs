@@ -34,7 +34,7 @@ pub struct End {
     pub lived: Duration,
     /// Whether it was told to.
     pub asked: Asked,
-    /// Whether there is a newer checkpoint than before it.
+    /// Whether there is a newer checkpoint or commit than before it.
     pub got_further: bool,
 }
 

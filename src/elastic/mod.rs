@@ -1,7 +1,7 @@
 //! `dltrain elastic`: a job that goes on when ranks and hosts are lost, and when others come.
 //!
 //! One process starts the launcher, and starts it again from the newest checkpoint on the hosts that are there. It
-//! calls no MPI. May use: `record`, `config`, `files`, `host`, `error`. Used by: `main`, `cli`.
+//! calls no MPI. May use: `train`, `record`, `config`, `files`, `host`, `error`. Used by: `main`, `cli`.
 
 mod discovery;
 mod end;
@@ -24,7 +24,7 @@ use self::hosts::{Host, Roster, allot, listed, ranks};
 use self::launcher::{Ear, Job};
 use self::process::Running;
 use crate::error::{Error, ErrorKind, Result};
-use crate::record;
+use crate::{record, train};
 
 /// How often the job, signals and looks at hosts are attended to: what a restart takes longer at most.
 const TICK: Duration = Duration::from_millis(10);
@@ -210,7 +210,7 @@ impl Elastic {
 
     /// Starts a job and attends to it until its end.
     fn run_job(&mut self, places: &[Host]) -> Result<End> {
-        let before = self.newest_checkpoint();
+        let before = self.reached();
         let words = self.job.words(places, self.discovery.has_list());
         let what = format!("{} on {}", count(ranks(places)), listed(places));
         match self.ended {
@@ -247,7 +247,7 @@ impl Elastic {
             }
             std::thread::sleep(TICK);
         };
-        let got_further = self.newest_checkpoint() > before;
+        let got_further = self.reached() > before;
         Ok(End { code, lived: running.started.elapsed(), asked, got_further })
     }
 
@@ -288,8 +288,10 @@ impl Elastic {
         code
     }
 
-    fn newest_checkpoint(&self) -> Option<u64> {
-        record::newest_step(self.job.checkpoint())
+    /// The step that the job would go on from: of a checkpoint, or of a commit in this host's memory.
+    fn reached(&self) -> Option<u64> {
+        let checkpoints = self.job.checkpoint();
+        record::newest_step(checkpoints).max(train::newest_commit(checkpoints))
     }
 
     /// A line on standard error.

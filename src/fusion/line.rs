@@ -120,6 +120,7 @@ impl Line {
     /// A step begins: nothing is complete.
     pub fn reset(&mut self) {
         (self.complete, self.started, self.finished) = (0, 0, 0);
+        self.times.fill(BucketTime::default());
     }
 
     /// All that writes this transfer's bytes has been enqueued. The first one begins a round.

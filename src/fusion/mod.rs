@@ -26,7 +26,7 @@ use crate::comm::{Awaited, Wait};
 use crate::cuts::Cuts;
 use crate::device::{Device, Event, Memory};
 use crate::error::{Error, Result};
-use crate::plan::{Area, Kind, Region, Script, Transfer, TransferId};
+use crate::plan::{Area, Kind, Region, Script, TAIL, Transfer, TransferId};
 use crate::trace::{self, BucketTime};
 
 pub use exchange::Exchanges;
@@ -66,8 +66,9 @@ pub struct Fusion {
     ways: Vec<Way>,
     /// Sums of gradients, and what else there is of lines.
     lines: Vec<Line>,
-    /// Which line's last transfer has the tail.
+    /// Which line's last transfer has the tail, and which line's last one starts behind the last step.
     with_tail: usize,
+    last: usize,
     tail: Option<Tail>,
     /// Whether the tail of this step was found summed.
     summed: bool,
@@ -130,8 +131,10 @@ fn elements(cuts: &Cuts) -> Cuts {
 pub struct Carriers {
     /// Sums of gradients.
     pub sums: Line,
-    /// Where owners are apart: the step's own numbers, and new parameters.
-    pub apart: Option<[Line; 2]>,
+    /// The step's own numbers, where sums of gradients do not come to all in every step.
+    pub tail: Option<Line>,
+    /// Where owners are apart: new parameters.
+    pub parameters: Option<Line>,
     /// With norms to gather.
     pub norms: Option<Norms>,
     /// With exchanges between the steps of the program.
@@ -143,7 +146,7 @@ impl Carriers {
     pub fn of_sums(allreduce: Box<dyn Collective>) -> Carriers {
         let words = Words { what: "bucket", operation: "allreduce" };
         let sums = Line::new(words, allreduce, ReduceAt::InPlace);
-        Carriers { sums, apart: None, norms: None, exchanges: None }
+        Carriers { sums, tail: None, parameters: None, norms: None, exchanges: None }
     }
 }
 
@@ -152,15 +155,16 @@ impl Fusion {
     /// Collective.
     pub fn new(carriers: Carriers, script: &Script, overlap: bool) -> Result<Fusion> {
         let mut lines = vec![carriers.sums];
-        lines.extend(carriers.apart.into_iter().flatten());
+        let with_tail = lines.len() - usize::from(carriers.tail.is_none());
+        lines.extend(carriers.tail.into_iter().chain(carriers.parameters));
+        let gradients = script.sums.saturating_sub(TAIL);
         let mut ways = Vec::new();
         let mut exchanges = 0;
         for transfer in script.transfers.iter() {
             let Transfer { kind, area, cuts, axis, .. } = transfer;
             let line = match (kind, area) {
-                (Kind::SumToOwners, _) => 0,
-                (Kind::Sum, _) if lines.len() == 1 => 0,
-                (Kind::Sum, _) => 1,
+                (Kind::Sum, _) if cuts.range().start >= gradients => with_tail,
+                (Kind::Sum | Kind::SumToOwners, _) => 0,
                 (Kind::FromOwners, Area::Of(Region::Parameters)) => 2,
                 (Kind::Gather, Area::Norms) => {
                     ways.push(Way::Norms);
@@ -185,7 +189,9 @@ impl Fusion {
         }
         Ok(Fusion {
             ways,
-            with_tail: usize::from(lines.len() > 1),
+            with_tail,
+            // Ranks with parameters of their own may have nothing else to sum.
+            last: if script.relaxed { with_tail } else { 0 },
             lines,
             tail: None,
             summed: false,
@@ -279,10 +285,10 @@ impl Fusion {
         match self.ways[id] {
             Way::Line(line, index) => {
                 self.lines[line].complete(index, device)?;
-                if line == 0 && self.lines[0].is_complete() {
+                if line == self.last && self.lines[line].is_complete() {
                     self.enqueued = true;
                     // Else the last bucket is written at that point.
-                    self.computed = (!self.lines[0].is_in_place()).then(|| device.record()).transpose()?;
+                    self.computed = (!self.lines[line].is_in_place()).then(|| device.record()).transpose()?;
                 }
                 self.advance(device)
             }
@@ -437,7 +443,7 @@ impl Fusion {
         if self.computed_at.is_some() || !self.enqueued {
             return Ok(false);
         }
-        let end = self.computed.as_ref().or_else(|| self.lines[0].last_written());
+        let end = self.computed.as_ref().or_else(|| self.lines[self.last].last_written());
         let computed = end.map_or(Ok(true), |end| device.reached(end))?;
         if computed {
             self.computed_at = Some(self.begun.elapsed().as_secs_f64());

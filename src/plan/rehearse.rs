@@ -206,7 +206,11 @@ impl<'a> Player<'a> {
                 script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
             }
             Action::Unscale | Action::Norm | Action::Clip => vec![of(Area::Sums, &gradients)],
-            Action::Update(part) | Action::Average(part) => {
+            Action::Update(part)
+            | Action::Average(part)
+            | Action::Drift(part)
+            | Action::Pull(part)
+            | Action::Meet(part) => {
                 let bytes = &script.parts[*part].bytes;
                 vec![of(Area::Sums, bytes), of(Area::Of(Region::Parameters), bytes)]
             }
@@ -276,7 +280,9 @@ impl Stage<'_> {
                     until += facts.seconds;
                 }
             }
-            Action::Update(part) => until += (self.prices.update)(script.parts[*part].bytes.len()),
+            Action::Update(part) | Action::Drift(part) | Action::Pull(part) | Action::Meet(part) => {
+                until += (self.prices.update)(script.parts[*part].bytes.len());
+            }
             Action::Start(id) => self.start(rank, *id)?,
             Action::Wait(id) => {
                 let Some(over) = self.awaited(rank, *id)? else { return Ok(false) };
@@ -507,7 +513,7 @@ mod tests {
     use super::*;
     use crate::config::MeshShape;
     use crate::cuts::{Cuts, segment};
-    use crate::strategy::{Owners, Ranks, Strategy};
+    use crate::strategy::{OuterFlags, Owners, Ranks, Strategy};
 
     /// Buckets of so many bytes, each ready after a backward step of its own, and as many forward steps that read their
     /// parameters, the last bucket's first. Steps and transfers take a second.
@@ -632,6 +638,7 @@ mod tests {
                 mesh,
                 owners: Owners::Everyone,
                 accumulates: false,
+                relaxed: false,
                 sums: 0,
                 transfers: Rc::new(transfers),
                 parts: Vec::new(),
@@ -658,7 +665,12 @@ mod tests {
             let owners = manner.owners;
             let manner = Manner { micro_steps, clip, unscale, average, overlap, ..manner };
             let example = Example::new(&sizes);
-            let scripts = example.scripts(&manner);
+            let round = manner.round(strategy.relaxed(&OuterFlags::default(), ranks));
+            for manner in &round[..round.len() - 1] {
+                let found = example.rehearse(&example.scripts(manner));
+                prop_assert!(found.is_ok(), "{:?}", found);
+            }
+            let scripts = example.scripts(&round[round.len() - 1]);
             let found = example.rehearse(&scripts);
             prop_assert!(found.is_ok(), "{:?}", found);
             let found = found.unwrap();

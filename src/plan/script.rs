@@ -16,7 +16,7 @@ use super::{Bucket, Location, Plan, PlannedStep, Region, TAIL};
 use crate::config::MeshShape;
 use crate::cuts::Cuts;
 use crate::device::Rule;
-use crate::strategy::{Owners, Share};
+use crate::strategy::{Meeting, Owners, Relaxed, Share};
 
 /// The ranks among which something travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -116,6 +116,11 @@ pub enum Action {
         /// Its number.
         micro: usize,
     },
+    /// The running statistics after a shard join those of the others; after the last one of a step all ranks' do.
+    Statistics {
+        /// The micro-step's number.
+        micro: usize,
+    },
     /// The losses and hits of a micro-step are read.
     Metrics {
         /// Its number.
@@ -135,6 +140,14 @@ pub enum Action {
     Update(usize),
     /// The new parameters join their moving average.
     Average(usize),
+    /// Where ranks have parameters of their own: how far those of the part with this number are from the anchor.
+    Drift(usize),
+    /// Parameters of the part are drawn towards the anchor.
+    Pull(usize),
+    /// All ranks' drifts are added up: the anchor moves, and parameters may go on from there.
+    Meet(usize),
+    /// The optimizer's state starts anew.
+    Forget,
     /// This rank tells the others of its node that it has come so far.
     Arrive,
     /// All ranks of the node have.
@@ -166,6 +179,8 @@ pub struct Script {
     pub owners: Owners,
     /// Whether a micro-step's gradients lie elsewhere than their sums.
     pub accumulates: bool,
+    /// Whether ranks have parameters of their own.
+    pub relaxed: bool,
     /// The bytes of all gradients with their tail.
     pub sums: usize,
     /// What goes between ranks.
@@ -203,10 +218,14 @@ pub struct Manner {
     pub nodes: Vec<usize>,
     /// Who updates what.
     pub owners: Owners,
+    /// Where ranks have parameters of their own: whether they meet in this step.
+    pub relaxed: Option<Turn>,
     /// Whether the ranks of a node have parameters in common.
     pub in_common: bool,
     /// Micro-steps of an update.
     pub micro_steps: usize,
+    /// Whether each of them is a shard, whose running statistics are its own.
+    pub shards: bool,
     /// Whether gradients are clipped by their norm.
     pub clip: bool,
     /// Whether the loss is scaled.
@@ -217,15 +236,48 @@ pub struct Manner {
     pub overlap: bool,
 }
 
+/// What a rank with parameters of its own does at the end of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Nothing: it goes on by itself.
+    Alone,
+    /// All meet, and go on from their anchor.
+    Anchor {
+        /// With optimizers that start anew.
+        resets: bool,
+    },
+    /// All meet, and are drawn towards their anchor.
+    Elastic,
+}
+
+impl Turn {
+    /// Of the last step of a round.
+    fn last(meeting: Meeting) -> Turn {
+        match meeting {
+            Meeting::Anchor { resets, .. } => Turn::Anchor { resets },
+            Meeting::Elastic { .. } => Turn::Elastic,
+        }
+    }
+}
+
 impl Manner {
+    /// How each step of a round is done: one where all ranks have the same parameters.
+    pub fn round(&self, relaxed: Option<Relaxed>) -> Vec<Manner> {
+        let Some(Relaxed { every, meeting }) = relaxed else { return vec![self.clone()] };
+        let turn = |step| if step + 1 == every { Turn::last(meeting) } else { Turn::Alone };
+        (0..every).map(|step| Manner { relaxed: Some(turn(step)), ..self.clone() }).collect()
+    }
+
     /// Plain data parallelism over ranks on these nodes.
     pub fn plain(nodes: Vec<usize>) -> Manner {
         Manner {
             mesh: MeshShape::of_data(nodes.len()),
             nodes,
             owners: Owners::Everyone,
+            relaxed: None,
             in_common: false,
             micro_steps: 1,
+            shards: false,
             clip: false,
             unscale: false,
             average: false,
@@ -273,6 +325,27 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// What one rank does in each step of a round; steps that are alike have one script.
+    pub fn round(
+        &self,
+        manner: &Manner,
+        relaxed: Option<Relaxed>,
+        rule: &Rule,
+        ranks: Range<usize>,
+    ) -> Vec<Rc<Script>> {
+        let mut scripts: Vec<(Option<Turn>, Rc<Script>)> = Vec::new();
+        for manner in manner.round(relaxed) {
+            let turn = manner.relaxed;
+            let known = scripts.iter().find(|(other, _)| *other == turn).map(|(_, script)| script.clone());
+            let script =
+                known.unwrap_or_else(|| Rc::new(self.scripts(&manner, rule, ranks.clone()).swap_remove(0)));
+            scripts.push((turn, script));
+        }
+        scripts.into_iter().map(|(_, script)| script).collect()
+    }
+}
+
 /// The scripts of some ranks, of data parallelism in any manner.
 pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
@@ -286,6 +359,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
             mesh: manner.mesh,
             owners: manner.owners,
             accumulates: manner.micro_steps > 1,
+            relaxed: manner.relaxed.is_some(),
             sums: outline.sums,
             transfers: transfers.clone(),
             parts: (0..outline.buckets.len()).map(part).collect(),
@@ -295,7 +369,10 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
             true => script.serve(&flow),
             false => script.compute(manner, outline, &flow),
         }
-        script.update(manner, &flow);
+        match manner.relaxed {
+            Some(turn) => script.update_own(manner, &flow, turn),
+            None => script.update(manner, &flow),
+        }
         script
     };
     ranks.map(script).collect()
@@ -306,7 +383,7 @@ struct Flow {
     /// Of each bucket: its sum, and where owners are apart its new parameters.
     sums: Vec<TransferId>,
     parameters: Vec<TransferId>,
-    /// Where owners are apart: of losses and hits, and of norms.
+    /// Where sums do not come to all in every step: of losses and hits. Where owners are apart: of norms.
     tail: Option<TransferId>,
     norms: Option<TransferId>,
     exchanges: Vec<TransferId>,
@@ -317,6 +394,7 @@ impl Flow {
     fn new(manner: &Manner, outline: &Outline) -> (Flow, Vec<Transfer>) {
         let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
+        let tail_alone = apart || manner.relaxed.is_some();
         let mut transfers = Vec::new();
         let mut add = |kind, area, cuts: Cuts| {
             let (axis, members) = (Axis::Data, 0..cuts.ranks());
@@ -326,7 +404,7 @@ impl Flow {
         let (mut sums, mut parameters) = (Vec::new(), Vec::new());
         for (index, Bucket { bytes, .. }) in outline.buckets.iter().enumerate() {
             // The tail is everybody's.
-            let bytes = bytes.start..if apart { bytes.end.min(gradients) } else { bytes.end };
+            let bytes = bytes.start..if tail_alone { bytes.end.min(gradients) } else { bytes.end };
             let cuts = owners.cuts(index, &bytes, ranks, outline.share);
             if apart {
                 sums.push(add(Kind::SumToOwners, Area::Sums, cuts.clone()));
@@ -337,7 +415,7 @@ impl Flow {
         }
         // With the last bucket it would be the last owner's: so it is added up in the same order.
         let tail =
-            apart.then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
+            tail_alone.then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
         let normed = apart && (manner.clip || manner.unscale);
         let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
         // Servers have no statistics.
@@ -365,12 +443,17 @@ impl Script {
             after.extend(outline.forward.checked_sub(1).map(|last| (last, vec![Action::Losses { micro }])));
             // Losses are read late: a device with a queue would run dry while the host waits for them.
             after.push((end - 1, vec![Action::Prefetch { micro }, Action::Metrics { micro }]));
+            if manner.shards {
+                after.push((end - 1, vec![Action::Statistics { micro }]));
+            }
             if manner.micro_steps > 1 {
                 after.push((end - 1, vec![Action::Accumulate { micro }]));
             }
             if last {
                 after.push((end - 1, vec![Action::Tail]));
-                for (bucket, &id) in outline.buckets.iter().zip(&flow.sums) {
+                // What ranks with parameters of their own add up comes when these are updated.
+                let sums = if manner.relaxed.is_some() { &[][..] } else { &flow.sums };
+                for (bucket, &id) in outline.buckets.iter().zip(sums) {
                     let early = manner.micro_steps == 1 && manner.overlap;
                     after.push((if early { bucket.after } else { end - 1 }, vec![Action::Start(id)]));
                 }
@@ -452,6 +535,23 @@ impl Script {
         }
     }
 
+    /// A rank with parameters of its own updates them by its own gradients, and meets the others if it is time.
+    fn update_own(&mut self, manner: &Manner, flow: &Flow, turn: Turn) {
+        self.scale(manner, flow);
+        let all = 0..self.parts.len();
+        self.actions.extend(all.clone().map(Action::Update));
+        if turn != Turn::Alone {
+            for part in all.clone() {
+                self.actions.push(Action::Drift(part));
+                self.actions.extend((turn == Turn::Elastic).then_some(Action::Pull(part)));
+                self.actions.push(Action::Start(flow.sums[part]));
+            }
+            self.actions.extend(all.flat_map(|part| [Action::Wait(flow.sums[part]), Action::Meet(part)]));
+            self.actions.extend((turn == Turn::Anchor { resets: true }).then_some(Action::Forget));
+        }
+        self.actions.extend(flow.tail.map(Action::Wait));
+    }
+
     /// What is done to gradients when all of them are there. Where owners are apart, norms go between ranks, and a
     /// broken gradient makes a broken norm.
     fn scale(&mut self, manner: &Manner, flow: &Flow) {
@@ -522,6 +622,7 @@ impl Script {
             Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
             Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
             Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
+            Action::Statistics { micro } => format!("take the running statistics of micro-step {micro}"),
             Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),
             Action::Tail => "write losses, hits and flags to the tail".into(),
             Action::Unscale => "unscale the gradients".into(),
@@ -530,6 +631,10 @@ impl Script {
             Action::Clip => "clip the gradients".into(),
             Action::Update(part) => format!("update {}", self.parts[*part]),
             Action::Average(part) => format!("average {}", self.parts[*part]),
+            Action::Drift(part) => format!("compute the way from the anchor of {}", self.parts[*part]),
+            Action::Pull(part) => format!("draw towards the anchor {}", self.parts[*part]),
+            Action::Meet(part) => format!("move the anchor of {}", self.parts[*part]),
+            Action::Forget => "forget the optimizer's state".into(),
             Action::Arrive => "arrive at the barrier of the node".into(),
             Action::Await { updated: false } => {
                 "wait at the barrier for the node's ranks to have read the parameters".into()
@@ -545,7 +650,10 @@ impl Script {
     pub fn bucket(&self, action: usize) -> Option<usize> {
         let Action::Start(id) = self.actions[action] else { return None };
         let kind = if self.owners.are_apart() { Kind::SumToOwners } else { Kind::Sum };
-        let is_sum = |transfer: &Transfer| transfer.area == Area::Sums && transfer.kind == kind;
+        let gradients = self.sums.saturating_sub(TAIL);
+        let is_sum = |transfer: &Transfer| {
+            transfer.area == Area::Sums && transfer.kind == kind && transfer.cuts.range().start < gradients
+        };
         let before = self.transfers[..id].iter().filter(|transfer| is_sum(transfer)).count();
         is_sum(&self.transfers[id]).then_some(before)
     }

@@ -190,7 +190,7 @@ pub fn find_checkpoint(
             "no such checkpoint; --resume auto finds the newest in the directory of --checkpoint",
         )),
         (Resume::File(path), _) => Ok(Some((path.clone(), checkpoint::read(path)?))),
-        (Resume::Auto, Some(directory)) => newest(directory),
+        (Resume::Auto, Some(directory)) => newest_checkpoint(directory),
         (Resume::Auto, None) => Ok(None),
     }
 }
@@ -199,7 +199,7 @@ pub fn find_checkpoint(
 ///
 /// # Errors
 /// Where there are checkpoints and none of them is whole, or one cannot be read.
-fn newest(directory: &Path) -> Result<Option<(PathBuf, Contents)>> {
+pub fn newest_checkpoint(directory: &Path) -> Result<Option<(PathBuf, Contents)>> {
     let mut damaged = Vec::new();
     for (_, path) in list(directory)? {
         match checkpoint::read(&path) {
@@ -421,9 +421,9 @@ mod tests {
     fn the_newest_whole_one_is_found_and_damaged_ones_are_put_aside() {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path();
-        assert!(newest(&there.join("missing")).unwrap().is_none());
+        assert!(newest_checkpoint(&there.join("missing")).unwrap().is_none());
         let mut checkpoints = Checkpoints::open(FIRST, Some(there), 9, None).unwrap();
-        assert!(newest(there).unwrap().is_none());
+        assert!(newest_checkpoint(there).unwrap().is_none());
         (1..=3).for_each(|step| write(&mut checkpoints, step, None));
         let path = |step| Checkpoints::path(there, step);
         // One cut short, one with a flipped bit, one half-written.
@@ -433,7 +433,7 @@ mod tests {
         flipped[700] ^= 4;
         fs::write(path(2), &flipped).unwrap();
         fs::write(temporary(&path(4)), &whole[..300]).unwrap();
-        assert_eq!(newest(there).unwrap().unwrap().0, path(1));
+        assert_eq!(newest_checkpoint(there).unwrap().unwrap().0, path(1));
         // The next time nothing newer is in the way, and opening sweeps up.
         Checkpoints::open(FIRST, Some(there), 9, Some(1)).unwrap();
         assert_eq!(
@@ -441,7 +441,7 @@ mod tests {
             ["step-00000001.h5", "step-00000002.h5.damaged", "step-00000003.h5.damaged"]
         );
         fs::write(path(1), b"").unwrap();
-        let error = newest(there).map(|_| ()).unwrap_err();
+        let error = newest_checkpoint(there).map(|_| ()).unwrap_err();
         assert!(
             error.kind == ErrorKind::Data && error.message.contains("none of the 1 checkpoints"),
             "{error}"

@@ -68,6 +68,11 @@ const EPOCH_VALUES: &Columns = &[
     ("train_accuracy", "1", "share of the epoch's training images classified right"),
     ("test_loss", "1", "loss, mean over all test images"),
     ("test_accuracy", "1", "share of all test images classified right"),
+    (
+        "ranks_apart",
+        "1",
+        "how far ranks with parameters of their own were from their mean, as a share of its norm",
+    ),
     ("images_per_second", "1/s", "training images of all ranks a second"),
     ("seconds", "s", "time of the epoch, evaluation included"),
     ("compute", "1", "share of the training time in compute, mean over ranks"),
@@ -329,6 +334,7 @@ impl ResultsFile {
             r.train_accuracy,
             r.test_loss,
             r.test_accuracy,
+            r.ranks_apart,
             r.images_per_second,
             r.seconds,
         ];

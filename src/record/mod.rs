@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
-pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_step};
+pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step};
 pub use date::iso as date;
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};
@@ -410,6 +410,8 @@ pub struct Description {
     pub batch: usize,
     /// Batches whose gradients one update adds up.
     pub accumulation: usize,
+    /// Images of all ranks in an update.
+    pub global_batch: usize,
     /// Epochs to train; 0 for a synthetic run, which has steps only.
     pub epochs: u64,
     /// Steps of the whole run, warm-up included.
@@ -519,6 +521,9 @@ pub struct EpochRecord {
     pub test_loss: f64,
     /// Share of all test images classified right; NaN without a test.
     pub test_accuracy: f64,
+    /// Where ranks have parameters of their own: how far they were from their mean, which was tested, as a share of its
+    /// norm; else NaN.
+    pub ranks_apart: f64,
     /// Training images of all ranks a second.
     pub images_per_second: f64,
     /// Of the whole epoch, evaluation included.

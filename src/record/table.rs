@@ -113,7 +113,7 @@ impl Speed {
 }
 
 pub(super) fn batch(about: &Description) -> String {
-    let global = about.batch * about.computing * about.accumulation;
+    let global = about.global_batch;
     match about.accumulation {
         1 => format!("{} a rank, {global} in all", about.batch),
         n => format!("{} a rank, accumulated over {n}, {global} in all", about.batch),

@@ -66,8 +66,9 @@ impl Averaging {
         let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
-        // Owners that are apart add in the host's memory.
-        if !expected_owners(world, config.strategy, false).are_apart()
+        // Owners that are apart add in the host's memory, and so do ranks with parameters of their own.
+        if !config.strategy.is_relaxed()
+            && !expected_owners(world, config.strategy, false).are_apart()
             && gpu_direct::gpus_serve(world, config, device)?
         {
             selection = of(AllreduceKind::IPC)?;

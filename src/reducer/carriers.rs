@@ -65,51 +65,49 @@ impl Carrying<'_> {
         let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, world.size()))?;
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
-        let apart_lines = if apart { Some(self.apart(places)?) } else { None };
+        let tail_line = if apart || script.relaxed { Some(self.tail(places)?) } else { None };
+        let parameters = if apart { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
         let norms = if gathers { Some(world.agree(Norms::new(world))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
-        let carriers = Carriers { sums, apart: apart_lines, norms, exchanges };
+        let carriers = Carriers { sums, tail: tail_line, parameters, norms, exchanges };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
     }
 
-    /// Where owners are apart: what adds up the step's own numbers, and what brings new parameters. Collective.
-    fn apart(&self, places: &Places) -> Result<[Line; 2]> {
-        let Carrying { world, plan, device, averaging, .. } = *self;
-        let region = places.travelling;
-        let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
-        let last = plan.bucket_bytes().last().copied().unwrap_or(0);
-        let [tail, parameters]: [Box<dyn Collective>; 2] = match self.config.strategy.is_central() {
+    /// What adds up the step's own numbers where sums of gradients do not come to all in every step. Collective.
+    fn tail(&self, places: &Places) -> Result<Line> {
+        let (world, region) = (self.world, &places.gradients.region);
+        let last = self.plan.bucket_bytes().last().copied().unwrap_or(0);
+        let tail = match self.config.strategy.is_central() {
             // In the order of ranks, as owners add.
-            true => [
-                select(
-                    AllreduceKind::RING,
-                    self.config.wire,
-                    &Tuning::built_in(),
-                    world,
-                    &places.gradients.region,
-                )?,
-                Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
-            ],
-            _ => {
-                let tail = averaging.selection.build_for(last, world, &places.gradients.region)?;
-                let parameters: Box<dyn Collective> = match places.in_common {
-                    true => Box::new(Hierarchical::between_nodes(world, region)?),
-                    false => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
-                };
-                [tail, parameters]
-            }
+            true => select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), world, region)?,
+            // With the last bucket, if that comes to all.
+            _ if places.owners.are_apart() => self.averaging.selection.build_for(last, world, region)?,
+            _ => self.averaging.selection.build_for(TAIL, world, region)?,
         };
-        let staging = |device_memory: &Memory, host: Memory| match device.is_host() {
+        let at = self.staging(&places.gradients.averaged, places.gradients.on_host.clone());
+        Ok(Line::new(Words { what: "the step's sums", operation: "allreduce" }, tail, at))
+    }
+
+    /// Where owners are apart: what brings new parameters. Collective.
+    fn parameters(&self, places: &Places) -> Result<Line> {
+        let (world, region) = (self.world, places.travelling);
+        let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
+        let parameters: Box<dyn Collective> = match self.config.strategy.is_central() {
+            true => Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
+            _ if places.in_common => Box::new(Hierarchical::between_nodes(world, region)?),
+            _ => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
+        };
+        let at = self.staging(places.parameters, as_memory(region));
+        Ok(Line::new(Words { what: "parameters of bucket", operation: "allgather" }, parameters, at))
+    }
+
+    fn staging(&self, device: &Memory, host: Memory) -> ReduceAt {
+        match self.device.is_host() {
             true => ReduceAt::InPlace,
-            false => ReduceAt::Staged(Staging { device: device_memory.clone(), host }),
-        };
-        let at = staging(&places.gradients.averaged, places.gradients.on_host.clone());
-        let tail = Line::new(Words { what: "the step's sums", operation: "allreduce" }, tail, at);
-        let at = staging(places.parameters, as_memory(region));
-        let words = Words { what: "parameters of bucket", operation: "allgather" };
-        Ok([tail, Line::new(words, parameters, at)])
+            false => ReduceAt::Staged(Staging { device: device.clone(), host }),
+        }
     }
 
     fn reduced_at(&self, places: &Places) -> ReduceAt {

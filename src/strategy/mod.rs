@@ -1,8 +1,9 @@
 //! Strategies of data parallelism: who updates what.
 //!
 //! A strategy is a file of this room and a line in `WAYS`. It says which ranks compute and which of them own parameters
-//! (`Owners`). Everything else follows from that: the script of a step (`plan`), where optimizer state lies, what
-//! travels, what a checkpoint collects (`train`). May use: `cuts`. Used by: `config`, `plan`, `train`, `cli`.
+//! (`Owners`), or that every rank has parameters of its own and when these come together (`Relaxed`). Everything else
+//! follows from that: the script of a step (`plan`), where optimizer state lies, what travels, what a checkpoint
+//! collects (`train`). May use: `cuts`. Used by: `config`, `plan`, `train`, `cli`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +11,17 @@ use std::str::FromStr;
 use serde::Serialize;
 
 mod allreduce;
+mod bmuf;
+mod easgd;
+mod local;
 mod owners;
+mod relaxed;
 mod root;
 mod server;
 mod zero;
 
 pub use owners::{Owners, Share};
+pub use relaxed::{Meeting, Outer, OuterFlags, Relaxed};
 
 /// What a job's ranks are like.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +34,36 @@ pub struct Ranks {
     pub in_common: bool,
 }
 
-/// A way to share the updates. `count` is the number that its flag was given, or 1.
+/// A number that stands behind the colon of a strategy.
+#[derive(Debug, Clone, Copy)]
+pub struct Number {
+    /// As `--help` calls it: `K`.
+    name: &'static str,
+    /// What it is of, in messages: "servers".
+    what: &'static str,
+    /// Where none is given; else one must be.
+    usual: Option<f32>,
+    /// Whether it counts something: at least 1, and whole. Else it is from 0 to 1.
+    counts: bool,
+}
+
+impl Number {
+    fn read(&self, text: &str) -> Result<f32, String> {
+        let fits = |number: &f32| match self.counts {
+            true => *number >= 1.0 && number.fract() == 0.0 && *number <= 1e6,
+            false => (0.0..=1.0).contains(number),
+        };
+        text.parse().ok().filter(fits).ok_or_else(|| match self.counts {
+            true => format!("`{text}` is no number of {}", self.what),
+            false => format!("`{text}` is no {}: it is from 0 to 1", self.what),
+        })
+    }
+}
+
+/// Most numbers that a strategy takes.
+const NUMBERS: usize = 2;
+
+/// A way to share the updates. `count` is the first number that its flag was given, or 1.
 pub trait Way: fmt::Debug + Sync {
     /// As `--sync` has it: `server`.
     fn name(&self) -> &'static str;
@@ -36,17 +71,25 @@ pub trait Way: fmt::Debug + Sync {
     /// Who updates, for `--help`: "rank 0 for all".
     fn help(&self) -> &'static str;
 
-    /// What the number behind a colon is of, where the flag takes one: `server:2`.
-    fn counts(&self) -> Option<&'static str> {
-        None
+    /// What the numbers behind a colon are, where the flag takes any: `server:2`.
+    fn numbers(&self) -> &'static [Number] {
+        &[]
     }
 
     /// The flag in messages.
-    fn flag(&self, count: usize) -> String {
-        match count {
-            1 => format!("--sync {}", self.name()),
-            _ => format!("--sync {}:{count}", self.name()),
+    fn flag(&self, numbers: &[f32]) -> String {
+        let is_usual = |(number, given): (&Number, &f32)| number.usual == Some(*given);
+        if self.numbers().iter().zip(numbers).all(is_usual) {
+            return format!("--sync {}", self.name());
         }
+        let numbers: Vec<String> = numbers.iter().map(f32::to_string).collect();
+        format!("--sync {}:{}", self.name(), numbers.join(","))
+    }
+
+    /// How ranks come together that have parameters of their own; `None` where all have the same. `outer` is what flags
+    /// say of the step that all of so many ranks then do.
+    fn relaxed(&self, _numbers: &[f32], _outer: &OuterFlags, _ranks: usize) -> Option<Relaxed> {
+        None
     }
 
     /// How many of so many ranks compute gradients: the first ones.
@@ -70,11 +113,25 @@ pub trait Way: fmt::Debug + Sync {
 }
 
 /// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 4] = [&allreduce::Allreduce, &zero::Zero1, &root::Root, &server::Servers];
+const WAYS: [&dyn Way; 7] = [
+    &allreduce::Allreduce,
+    &zero::Zero1,
+    &root::Root,
+    &server::Servers,
+    &local::Local,
+    &bmuf::BlockMomentum,
+    &easgd::Elastic,
+];
 
-/// As the flag is written: `server[:K]`.
+/// As the flag is written: `server[:K]`, `easgd:H,ALPHA`.
 fn words(way: &dyn Way) -> String {
-    format!("{}{}", way.name(), way.counts().map_or("", |_| "[:K]"))
+    let numbers = way.numbers();
+    let names = numbers.iter().map(|number| number.name).collect::<Vec<_>>().join(",");
+    match numbers.first() {
+        None => way.name().to_string(),
+        Some(Number { usual: Some(_), .. }) => format!("{}[:{names}]", way.name()),
+        Some(_) => format!("{}:{names}", way.name()),
+    }
 }
 
 /// Which ranks compute, and which of them update which parameters.
@@ -82,18 +139,61 @@ fn words(way: &dyn Way) -> String {
 #[serde(into = "String")]
 pub struct Strategy {
     way: &'static dyn Way,
-    count: usize,
+    /// As many as the way takes, then zeros.
+    numbers: [f32; NUMBERS],
 }
 
 impl Strategy {
     /// Plain data parallelism: gradients go to all ranks, which share the updates only within a node.
-    pub const ALLREDUCE: Strategy = Strategy { way: &allreduce::Allreduce, count: 1 };
+    pub const ALLREDUCE: Strategy = Strategy { way: &allreduce::Allreduce, numbers: [0.0; NUMBERS] };
     /// `--zero 1`.
-    pub const ZERO_1: Strategy = Strategy { way: &zero::Zero1, count: 1 };
+    pub const ZERO_1: Strategy = Strategy { way: &zero::Zero1, numbers: [0.0; NUMBERS] };
 
-    /// One of each.
+    /// One of each, with usual numbers, or with ones.
     pub fn all() -> impl Iterator<Item = Strategy> {
-        WAYS.into_iter().map(|way| Strategy { way, count: 1 })
+        WAYS.into_iter().map(|way| {
+            let mut numbers = [0.0; NUMBERS];
+            for (number, place) in way.numbers().iter().zip(&mut numbers) {
+                *place = number.usual.unwrap_or(1.0);
+            }
+            Strategy { way, numbers }
+        })
+    }
+
+    /// `--local-steps`: so many between two averages of the parameters.
+    pub fn local(steps: usize) -> Strategy {
+        Strategy { way: &local::Local, numbers: [steps as f32, 0.0] }
+    }
+
+    /// The same with another number of steps between two meetings, where the ranks have parameters of their own.
+    pub fn with_local_steps(self, steps: usize) -> Strategy {
+        Strategy { numbers: [steps as f32, self.numbers[1]], ..self }
+    }
+
+    /// The numbers that it takes.
+    fn given(&self) -> &[f32] {
+        &self.numbers[..self.way.numbers().len()]
+    }
+
+    /// The first number.
+    fn count(self) -> usize {
+        self.given().first().map_or(1, |&count| count as usize)
+    }
+
+    /// Whether every rank has parameters of its own.
+    pub fn is_relaxed(self) -> bool {
+        self.relaxed(&OuterFlags::default(), 1).is_some()
+    }
+
+    /// How so many ranks come together that have parameters of their own; `None` where all have the same.
+    pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
+        self.way.relaxed(self.given(), outer, ranks)
+    }
+
+    /// Whether ranks meet by a step of SGD, which flags may say more of.
+    pub fn has_outer_step(self) -> bool {
+        let meeting = self.relaxed(&OuterFlags::default(), 1).map(|relaxed| relaxed.meeting);
+        matches!(meeting, Some(Meeting::Anchor { .. }))
     }
 
     /// What `--help` says of `--sync`.
@@ -104,7 +204,7 @@ impl Strategy {
 
     /// How many of so many ranks compute gradients.
     pub fn computing(self, ranks: usize) -> usize {
-        self.way.computing(self.count, ranks)
+        self.way.computing(self.count(), ranks)
     }
 
     /// Whether gradients are summed by few ranks in the order of ranks, whatever `--allreduce` has.
@@ -119,19 +219,23 @@ impl Strategy {
 
     /// Who owns what.
     pub fn owners(self, at: Ranks) -> Owners {
-        if at.ranks == 1 { Owners::Everyone } else { self.way.owners(self.count, at) }
+        if at.ranks == 1 { Owners::Everyone } else { self.way.owners(self.count(), at) }
     }
 
     /// Who updates, in words, if that is done by these owners.
     pub fn describe(self, owners: Owners, ranks: usize, nodes: usize) -> String {
         let owned = owners.describe(ranks, nodes);
-        if owners.are_apart() { format!("{self}; {owned}") } else { owned }
+        match (owners.are_apart(), self.is_relaxed()) {
+            (_, true) => format!("{self}; {}", self.way.help()),
+            (true, _) => format!("{self}; {owned}"),
+            _ => owned,
+        }
     }
 }
 
 impl PartialEq for Strategy {
     fn eq(&self, other: &Strategy) -> bool {
-        (self.way.name(), self.count) == (other.way.name(), other.count)
+        (self.way.name(), self.given()) == (other.way.name(), other.given())
     }
 }
 
@@ -145,7 +249,7 @@ impl From<Strategy> for String {
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.way.flag(self.count))
+        f.write_str(&self.way.flag(self.given()))
     }
 }
 
@@ -154,16 +258,24 @@ impl FromStr for Strategy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Strategy, String> {
-        let (name, number) = text.split_once(':').map_or((text, None), |(name, number)| (name, Some(number)));
-        let way = WAYS.into_iter().find(|way| way.name() == name);
-        match (way, way.and_then(Way::counts), number.map(str::parse)) {
-            (Some(way), _, None) => Ok(Strategy { way, count: 1 }),
-            (Some(way), Some(_), Some(Ok(count))) if count > 0 => Ok(Strategy { way, count }),
-            (Some(_), Some(what), Some(_)) => {
-                Err(format!("`{}` is no number of {what}", &text[name.len() + 1..]))
-            }
-            _ => Err(format!("it is one of {}", WAYS.map(words).join(", "))),
+        let (name, given) = text.split_once(':').map_or((text, None), |(name, given)| (name, Some(given)));
+        let Some(way) = WAYS.into_iter().find(|way| way.name() == name) else {
+            return Err(format!("it is one of {}", WAYS.map(words).join(", ")));
+        };
+        let given: Vec<&str> = given.map_or(Vec::new(), |given| given.split(',').collect());
+        let wanted = way.numbers();
+        if given.len() > wanted.len() {
+            return Err(format!("it is {}", words(way)));
         }
+        let mut numbers = [0.0; NUMBERS];
+        for (index, (number, place)) in wanted.iter().zip(&mut numbers).enumerate() {
+            *place = match (given.get(index), number.usual) {
+                (Some(text), _) => number.read(text)?,
+                (None, Some(usual)) => usual,
+                (None, None) => return Err(format!("{} is missing: it is {}", number.name, words(way))),
+            };
+        }
+        Ok(Strategy { way, numbers })
     }
 }
 
@@ -175,13 +287,48 @@ mod tests {
     #[test]
     fn names_are_read_and_others_are_refused() {
         for strategy in Strategy::all() {
-            assert_eq!(strategy.way.name().parse(), Ok(strategy));
+            let flag = strategy.to_string();
+            // Two have flags of their own.
+            if let Some(written) = flag.strip_prefix("--sync ") {
+                assert_eq!(written.parse(), Ok(strategy), "{flag}");
+            }
             assert!(Strategy::help().contains(strategy.way.help()));
         }
         let servers: Strategy = "server:3".parse().unwrap();
         assert_eq!((servers.computing(4), servers.to_string().as_str()), (1, "--sync server:3"));
         assert_ne!(servers, "server".parse().unwrap());
-        for text in ["server:0", "server:-1", "server:", "root:1", "leader", ""] {
+        let elastic: Strategy = "easgd:4,0.25".parse().unwrap();
+        assert_eq!(elastic.to_string(), "--sync easgd:4,0.25");
+        let none = OuterFlags::default();
+        let meets = elastic.relaxed(&none, 2).unwrap();
+        assert_eq!(meets, Relaxed { every: 4, meeting: Meeting::Elastic { alpha: 0.25 } });
+        let Some(Relaxed { every: 8, meeting: Meeting::Anchor { outer, resets: true } }) =
+            "bmuf".parse::<Strategy>().unwrap().relaxed(&none, 4)
+        else {
+            panic!("CNTK's defaults");
+        };
+        assert_eq!(outer, Outer { rate: 1.0, momentum: 0.75, nesterov: true });
+        let given = OuterFlags { rate: Some(0.5), momentum: Some(0.125), nesterov: true };
+        let local = Strategy::local(3).relaxed(&given, 4).unwrap();
+        let outer = Outer { rate: 0.5, momentum: 0.125, nesterov: true };
+        assert_eq!(local, Relaxed { every: 3, meeting: Meeting::Anchor { outer, resets: false } });
+        for text in [
+            "server:0",
+            "server:-1",
+            "server:",
+            "root:1",
+            "leader",
+            "",
+            "local",
+            "local:0",
+            "local:1.5",
+            "local:2,3",
+            "easgd:4",
+            "easgd:4,1.5",
+            "easgd:4,x",
+            "easgd:4,nan",
+            "bmuf:-2",
+        ] {
             assert!(text.parse::<Strategy>().is_err(), "{text}");
         }
     }

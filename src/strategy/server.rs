@@ -1,7 +1,7 @@
 //! Synchronous parameter servers: the last ranks own the parameters and compute nothing else. Mu Li et al.: "Scaling
 //! distributed machine learning with the parameter server", OSDI 2014; MXNet's `dist_sync`.
 
-use super::{Owners, Ranks, Way};
+use super::{Number, Owners, Ranks, Way};
 
 #[derive(Debug)]
 pub(super) struct Servers;
@@ -15,8 +15,8 @@ impl Way for Servers {
         "the last K ranks, which do nothing else: a synchronous parameter server"
     }
 
-    fn counts(&self) -> Option<&'static str> {
-        Some("servers")
+    fn numbers(&self) -> &'static [Number] {
+        &[Number { name: "K", what: "servers", usual: Some(1.0), counts: true }]
     }
 
     fn computing(&self, servers: usize, ranks: usize) -> usize {

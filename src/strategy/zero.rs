@@ -15,7 +15,7 @@ impl Way for Zero1 {
         "every rank its share, as --zero 1"
     }
 
-    fn flag(&self, _: usize) -> String {
+    fn flag(&self, _: &[f32]) -> String {
         "--zero 1".into()
     }
 

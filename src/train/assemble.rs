@@ -5,9 +5,11 @@ use std::rc::Rc;
 
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
+use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
+use super::shards::Statistics;
 use super::step::{Accumulation, Clip, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
@@ -15,7 +17,7 @@ use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::graph::DType;
 use crate::optim::LossScaler;
@@ -48,14 +50,16 @@ impl Assembly<'_> {
     pub fn trainer(&self, memories: &Memories) -> Result<Trainer> {
         let Assembly { world, peers, plans, device, .. } = *self;
         let plan = &plans.training;
-        let script = self.script(memories);
+        let round = self.round(memories);
+        let script = round.last().cloned();
+        let script = world.agree(script.ok_or_else(|| Error::internal("a round of no step")))?;
         let serves = memories.owners.serves(world.rank());
         let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
         let program = world.agree(program)?;
         let carrying =
             Carrying { world, peers, config: self.config, averaging: self.averaging, plan, device };
         let (fusion, compression) = carrying.fusion(&script, program.as_ref(), &memories.places())?;
-        let trainer = world.agree(self.steps(script, program, fusion, memories))?;
+        let trainer = world.agree(self.steps(round, script, program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match &trainer.program {
             Some(program) if !device.is_host() && self.config.data.is_some() => {
@@ -68,11 +72,12 @@ impl Assembly<'_> {
         Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
 
-    /// What this rank does in a step.
-    fn script(&self, memories: &Memories) -> Rc<Script> {
+    /// What this rank does in each step of a round.
+    fn round(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { world, config, plans, rule, .. } = *self;
         let manner = manner(world, config, memories.owners, memories.sharing.ranks > 1);
-        Rc::new(plans.training.scripts(&manner, rule, world.rank()..world.rank() + 1).swap_remove(0))
+        let relaxed = config.strategy.relaxed(&config.outer, world.size());
+        plans.training.round(&manner, relaxed, rule, world.rank()..world.rank() + 1)
     }
 
     /// The evaluation that a plan is for.
@@ -100,6 +105,7 @@ impl Assembly<'_> {
     /// Everything that is done in a step. Not collective.
     fn steps(
         &self,
+        round: Vec<Rc<Script>>,
         script: Rc<Script>,
         program: Option<Program>,
         fusion: Fusion,
@@ -109,13 +115,22 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let parameters = &memories.regions.parameters;
         let computing = config.strategy.computing(self.world.size());
-        let global_batch = computing * config.batch * config.accumulation;
+        // Gradients of a rank's own parameters are those of its own images.
+        let images = match config.strategy.is_relaxed() {
+            true => config.images_of(self.world.rank(), computing),
+            false => config.images_a_step(computing),
+        };
         let stretches = program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &script, device));
         let metrics =
             program.as_ref().map(|program| Metrics::new(device, program, &memories.regions.metrics));
         Ok(Trainer {
             stretches,
+            round,
             script,
+            statistics: config.shards.map(|shards| {
+                Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)
+            }),
+            meetings: Meetings::new(device, plan, memories, computing)?,
             runs: 0,
             metrics: metrics.transpose()?,
             program,
@@ -130,7 +145,7 @@ impl Assembly<'_> {
             accumulate: self.accumulation(memories)?,
             flags: Flags::default(),
             seed: config.seed,
-            gradient_scale: 1.0 / global_batch as f32,
+            gradient_scale: 1.0 / images as f32,
             batch: self.empty_batch(),
             parameters: plan.parameters.iter().map(|p| (p.name.clone(), p.of(parameters))).collect(),
         })
@@ -170,7 +185,14 @@ impl Assembly<'_> {
         if !device.is_host() && !memories.owners.are_apart() {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
-        let (plan, all) = (&plans.training, self.config.strategy.computing(world.size()));
+        let all = match (self.config.strategy, self.config.shards) {
+            // The norm of a rank's own gradients is nobody else's.
+            (strategy, _) if strategy.is_relaxed() => 1,
+            // However many ranks there are.
+            (_, Some(_)) => 1,
+            (strategy, None) => strategy.computing(world.size()),
+        };
+        let plan = &plans.training;
         let of_share = |share: usize| {
             let share = |bucket| plan.share(bucket, rule, share, all);
             plan.buckets.iter().map(share).collect::<Vec<_>>()
@@ -217,7 +239,16 @@ impl Assembly<'_> {
         }
         let sum = memories.gradients.averaged.slice(0, memories.gradients.averaged.bytes() - TAIL);
         let own = memories.regions.gradients.slice(0, sum.bytes());
-        let add = self.device.accumulate(&own, &sum)?;
-        Ok(Some(Accumulation { micro_steps: self.config.accumulation, add, sum }))
+        let micro_steps = self.config.accumulation;
+        let tree = self.config.shards.is_some();
+        let lower = if tree { micro_steps.ilog2().saturating_sub(1) } else { 0 };
+        let levels: Result<Vec<Memory>> = (0..lower).map(|_| self.device.allocate(sum.bytes())).collect();
+        let mut from = own;
+        let add = |into: Memory| {
+            let add = self.device.accumulate(&from, &into)?;
+            Ok((std::mem::replace(&mut from, into.clone()), into, add))
+        };
+        let sums = levels?.into_iter().chain([sum]).map(add).collect::<Result<_>>()?;
+        Ok(Some(Accumulation { micro_steps, sums, tree }))
     }
 }

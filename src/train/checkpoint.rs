@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
+use super::commit;
 use super::state::State;
 use super::stop::Watch;
 use crate::comm::World;
@@ -37,7 +38,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    fn numbers(&self) -> BTreeMap<String, f64> {
+    pub fn numbers(&self) -> BTreeMap<String, f64> {
         let (accuracy, step) =
             self.best.map_or((f64::NAN, f64::NAN), |(accuracy, step)| (accuracy, step as f64));
         let at = self.at;
@@ -53,7 +54,7 @@ impl Standing {
         named.map(|(name, value)| (name.to_string(), value)).into_iter().chain(totals).collect()
     }
 
-    fn from_contents(contents: &Contents) -> Result<Standing> {
+    pub fn from_contents(contents: &Contents) -> Result<Standing> {
         let count = |name: &str| contents.number(name).map(|number| number as usize);
         let best = (contents.number("best_accuracy")?, count("best_step")?);
         Ok(Standing {
@@ -101,7 +102,11 @@ impl Resumed {
             None => Contents::from_head(head)?,
         };
         let standing = world.agree(Standing::from_contents(&contents))?;
-        Ok(Some(Resumed { path: path.into(), contents, standing }))
+        let found = Resumed { path: path.into(), contents, standing };
+        match (config.session.commit, resume) {
+            (Some(_), Resume::Auto) => commit::newer(world, config, found).map(Some),
+            _ => Ok(Some(found)),
+        }
     }
 
     /// Bytes of the numbers that this rank has of it.
@@ -261,7 +266,7 @@ impl Saver {
         }
         let begun = Instant::now();
         let mut values = self.checkpoints.buffer();
-        state.copy(world, peers, device, values.as_mut())?;
+        state.copy(world, peers, None, device, values.as_mut())?;
         if let Some(values) = values {
             let mut numbers = standing.numbers();
             numbers.extend(record());

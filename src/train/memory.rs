@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::meeting::Anchor;
 use super::weights::Start;
 use crate::comm::{Region, World};
 use crate::config::Config;
@@ -36,6 +37,8 @@ pub struct Memories {
     pub parts: Vec<Range<usize>>,
     /// The moving average of the parameters, where one is asked for: as large as a state.
     pub average: Option<Memory>,
+    /// Where ranks have parameters of their own: what they have alike.
+    pub anchor: Option<Anchor>,
     /// Where owners are apart: parameters as they go between ranks, in the host's memory.
     pub travelling: Option<Rc<Region>>,
     /// Where gradients are averaged.
@@ -76,9 +79,12 @@ impl Memories {
             true => &Sizes { activations: 0, workspace: 0, inputs: 0, metrics: 0, ..*sizes },
             false => sizes,
         };
+        let relaxed = config.strategy.relaxed(&config.outer, world.size());
+        let anchor = relaxed.map(|relaxed| Anchor::new(device, relaxed, sizes.parameters)).transpose()?;
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);
-        Ok(Memories { regions, state, owners, rule: *rule, sharing, parts, average, travelling, gradients })
+        let rule = *rule;
+        Ok(Memories { regions, state, owners, rule, sharing, parts, average, anchor, travelling, gradients })
     }
 
     /// A bucket's part of a state or of the average.
@@ -131,7 +137,8 @@ impl Memories {
             let values = given(&parameter.name)?;
             // No update will take a frozen one over into the average.
             let average = self.average.as_ref().filter(|_| parameter.frozen && !self.owners.are_apart());
-            for region in [&self.regions.parameters].into_iter().chain(average) {
+            let anchor = self.anchor.as_ref().map(|anchor| &anchor.parameters);
+            for region in [&self.regions.parameters].into_iter().chain(average).chain(anchor) {
                 self.write(device, parameter, region, |range, piece| match &values {
                     Some(values) => piece.copy_from_slice(&values[range]),
                     None => first_values(parameter.init, key, range.start, piece, threads),

@@ -4,23 +4,27 @@
 //! batches come from, `plans`), `step` is one training step,
 //! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
 //! `device` what a rank drives,
-//! `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, `stop` hears
+//! `meeting` where ranks with parameters of their own come together, `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, on disk
+//! or, by `commit`, in memory, `stop` hears
 //! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
-//! is `record`'s business. May use: every room below. Used by: `main`.
+//! is `record`'s business. May use: every room below. Used by: `main`, `elastic`.
 
 mod assemble;
 mod checkpoint;
+mod commit;
 mod device;
 mod device_prefetch;
 mod evaluate;
 mod length;
 mod max_batch;
+mod meeting;
 mod memory;
 mod metrics;
 mod network;
 mod owned;
 mod plans;
 mod setup;
+mod shards;
 mod source;
 mod state;
 mod step;
@@ -40,6 +44,8 @@ use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
 
 use checkpoint::{Position, Standing};
+pub use commit::newest_commit;
+use evaluate::Evaluator;
 use setup::Job;
 use state::State;
 use step::StepResult;
@@ -54,6 +60,7 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
+    let config = world.agree(config.among(config.strategy.computing(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
     let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
@@ -73,6 +80,9 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
     // An orderly end waits until the last checkpoint is on disk.
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Stopped);
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
+    if let Some(commits) = job.commits.take_if(|_| orderly && kept.is_ok()) {
+        commits.remove(world);
+    }
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
     let outcome = kept.and(outcome);
     let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
@@ -127,9 +137,30 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if config.save_weights.is_none() {
         return Ok(());
     }
-    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
+    let apart = take_evaluated(world, job)?;
+    if apart.is_finite() {
+        record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
+    }
     weights::save(world, &job.peers, config, &*job.device, &job.plan, &job.memories)?;
-    job.trainer.exchange_averages(world, &*job.device, &job.memories)
+    give_back(world, job)
+}
+
+/// What an evaluation reads takes the parameters' place, where it is not there yet: the ranks' mean, where each has
+/// parameters of its own, or averages that lie apart. Returns how far ranks are from their mean, which is NaN where all
+/// have the same. Collective.
+fn take_evaluated(world: &World, job: &mut Job) -> Result<f64> {
+    match job.memories.anchor {
+        Some(_) => meeting::take_mean(world, &*job.device, &job.memories),
+        None => job.trainer.exchange_averages(world, &*job.device, &job.memories).map(|()| f64::NAN),
+    }
+}
+
+/// The parameters are again what they were before `take_evaluated`. Collective.
+fn give_back(world: &World, job: &mut Job) -> Result<()> {
+    match job.memories.anchor {
+        Some(_) => meeting::restore(&*job.device, &job.memories),
+        None => job.trainer.exchange_averages(world, &*job.device, &job.memories),
+    }
 }
 
 /// The end of an epoch: the test set, and a checkpoint where one is due.
@@ -157,15 +188,17 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
 
 /// The test set, where there is one; `None` when the run was told to stop meanwhile. Collective.
 fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
-    let Some(evaluator) = &mut job.evaluator else {
-        return Ok(Some(Test { loss: f64::NAN, accuracy: f64::NAN }));
-    };
-    let (saver, epoch, begun) = (&job.saver, job.standing.at.epoch + 1, trace::now());
+    if job.evaluator.is_none() {
+        return Ok(Some(Test { loss: f64::NAN, accuracy: f64::NAN, apart: f64::NAN }));
+    }
+    let (epoch, begun) = (job.standing.at.epoch + 1, trace::now());
     comm::enter(Phase::Evaluation, epoch as u64);
     job.trainer.settle(&*job.device)?;
-    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
-    let test = evaluator.run(world, &*job.device, || saver.flags().stop)?;
-    job.trainer.exchange_averages(world, &*job.device, &job.memories)?;
+    let apart = take_evaluated(world, job)?;
+    let (saver, evaluator) = (&job.saver, job.evaluator.as_mut());
+    let run = |evaluator: &mut Evaluator| evaluator.run(world, &*job.device, || saver.flags().stop);
+    let test = evaluator.map_or(Ok(None), run)?.map(|test| Test { apart, ..test });
+    give_back(world, job)?;
     if test.is_some() {
         trace::record(trace::EventKind::Evaluation, begun, epoch, 0, 0);
     }
@@ -224,6 +257,9 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         if result.flags.stop {
             return stopped(world, job, recorder);
         }
+        if job.commits.as_ref().is_some_and(|commits| commits.is_due(done + 1)) {
+            commit(world, job, recorder)?;
+        }
         job.saver.due |= job.saver.is_due(done + 1, result.flags.checkpoint);
         // After the last step of an epoch it waits for the evaluation.
         if job.saver.due && step + 1 < steps {
@@ -266,6 +302,21 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     Ok(())
 }
 
+/// The same in memory of the nodes. Collective.
+fn commit(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
+    let begun = Instant::now();
+    all_finite(world, job)?;
+    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+    let scaling = job.trainer.scaling.as_ref();
+    let Some(commits) = &mut job.commits else { return Ok(()) };
+    commits.take(world, &*job.device, &state, &job.standing, || {
+        let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
+        recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
+    })?;
+    job.saver.copying += begun.elapsed().as_secs_f64();
+    Ok(())
+}
+
 /// Whether parameters are finite: the same on all ranks that have all of them. Collective where some have not.
 fn all_finite(world: &World, job: &mut Job) -> Result<()> {
     job.trainer.settle(&*job.device)?;
@@ -279,7 +330,7 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
             ),
         )),
     };
-    match job.memories.owners.are_apart() {
+    match job.memories.owners.are_apart() || job.memories.anchor.is_some() {
         false if found.is_ok() => Ok(()),
         _ => world.agree(found),
     }
@@ -410,6 +461,7 @@ impl Totals {
             train_accuracy: self.hits / self.images,
             test_loss: test.loss,
             test_accuracy: test.accuracy,
+            ranks_apart: test.apart,
             images_per_second: self.images / self.seconds.max(f64::MIN_POSITIVE),
             seconds: self.elapsed(),
             compute: share(self.compute)?,
@@ -433,6 +485,8 @@ fn mean_usage(world: &World, own: Option<Usage>) -> Result<Option<Usage>> {
 pub(crate) struct Test {
     pub loss: f64,
     pub accuracy: f64,
+    /// How far ranks with parameters of their own were from the mean that was tested (`meeting::take_mean`); else NaN.
+    pub apart: f64,
 }
 
 /// Mean, minimum and maximum of a number over ranks.

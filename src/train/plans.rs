@@ -1,6 +1,7 @@
 //! The plans of a run, and what a rank needs in memory for them.
 
 use super::checkpoint;
+use super::meeting;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Precision, Session, SyncBatchNorm};
@@ -51,6 +52,13 @@ impl Plans {
                 config.model
             )));
         }
+        let room = config.strategy.computing(world.size()) * config.batch * config.accumulation;
+        if graph.has_batch_norm() && config.images_a_step(config.strategy.computing(world.size())) < room {
+            log::warn!(
+                "--global-batch: with this number of ranks some places of a batch are empty, and batch normalisation \
+                 counts them as black images"
+            );
+        }
         let (graph, kept) = match config.recompute {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
@@ -75,7 +83,7 @@ impl Plans {
     pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
-        let manner = manner(world, config, owners, false);
+        let manner = last_of_round(world, config, &manner(world, config, owners, false));
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..1);
         let script = fnv1a(format!("{scripts:?}").bytes());
         let items = [("plan", self.training.hash()), ("script", script)]
@@ -84,7 +92,8 @@ impl Plans {
         world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
     }
 
-    /// What all ranks do in a step, and how it goes. Not collective: one rank does it for all.
+    /// What all ranks do in a step, and how it goes: the last step of a round, where ranks have parameters of their own.
+    /// The others are rehearsed too. Not collective: one rank does it for all.
     ///
     /// # Errors
     /// `Internal` where scripts do not fit together.
@@ -96,13 +105,21 @@ impl Plans {
     ) -> Result<(Vec<Script>, Rehearsal)> {
         let in_common = self.extent.sharers > 1;
         let manner = manner(world, config, expected_owners(world, config.strategy, in_common), in_common);
-        let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
+        let scripts =
+            |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..world.size());
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let seconds = |transfer: &Transfer| averaging.transfer(transfer, shared);
         let rule = &config.optimizer.rule;
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));
-        let rehearsal = plan::rehearse(&scripts, &facts, &Prices { transfer: &seconds, update: &update })?;
+        let prices = Prices { transfer: &seconds, update: &update };
+        let round = manner.round(config.strategy.relaxed(&config.outer, world.size()));
+        let (last, first) = (round.last().unwrap_or(&manner), round.first().unwrap_or(&manner));
+        if round.len() > 1 {
+            plan::rehearse(&scripts(first), &facts, &prices)?;
+        }
+        let scripts = scripts(last);
+        let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
         Ok((scripts, rehearsal))
     }
 
@@ -123,7 +140,11 @@ impl Plans {
         if rehearsal.seconds.is_finite() {
             let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
             let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
-            text += &format!("; expected {step:.3} ms a step, of which a rank waits {waits:.3} ms");
+            let of = match config.strategy.relaxed(&config.outer, world.size()) {
+                Some(relaxed) if relaxed.every > 1 => format!("every {} steps", relaxed.every),
+                _ => "a step".into(),
+            };
+            text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
         }
         Ok(text + "\n")
     }
@@ -180,10 +201,24 @@ impl Plans {
             if ranks == 1 { "" } else { "s" },
             config.batch,
             config.accumulation,
-            config.strategy.computing(ranks) * config.batch * config.accumulation,
+            config.images_a_step(config.strategy.computing(ranks)),
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
-        Ok(described + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+        let shards = self.shards(config, ranks);
+        Ok(described + &shards + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+    }
+
+    /// What shards cost a rank, in words.
+    fn shards(&self, config: &Config, ranks: usize) -> String {
+        let Some(shards) = config.shards else { return String::new() };
+        let (own, bytes) =
+            (config.accumulation, self.extent.gradients.saturating_sub(1) * self.sizes.gradients);
+        format!(
+            "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for their \
+             sums; nothing is summed before the last\n",
+            config.batch,
+            plan::describe_bytes(bytes)
+        )
     }
 
     /// The file of `--plan-steps`, by rank 0.
@@ -228,12 +263,19 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
         owners,
         in_common,
         micro_steps: config.accumulation,
+        shards: config.shards.is_some(),
         clip: config.optimizer.clip_norm.is_some(),
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
         overlap: config.overlap,
         ..Manner::plain(nodes(world))
     }
+}
+
+/// The same of the last step of a round, where ranks have parameters of their own.
+fn last_of_round(world: &World, config: &Config, manner: &Manner) -> Manner {
+    let round = manner.round(config.strategy.relaxed(&config.outer, world.size()));
+    round.into_iter().last().unwrap_or_else(|| manner.clone())
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
@@ -261,7 +303,12 @@ fn extent(
     // `DevicePrefetch`: on the device, page-locked, and as the loader gives it.
     let sent_ahead = own_memory && config.data.is_some();
     let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
-    let gradients = if config.accumulation > 1 { 2 } else { 1 };
+    // A micro-step's own, and their sum or the levels of their tree.
+    let gradients = match (config.accumulation, config.shards) {
+        (1, _) => 1,
+        (micro_steps, Some(_)) => 1 + micro_steps.ilog2() as usize,
+        _ => 2,
+    };
     let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
         true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
         false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
@@ -274,6 +321,8 @@ fn extent(
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
     let share = largest_share(world, plan, &rule, owners);
     let kept = keeps(config) && sharing.ranks > 1;
+    let anchors =
+        meeting::copies(config.strategy.relaxed(&config.outer, world.size())) * plan.sizes.parameters;
     let optimizer = match owners {
         // Who serves has no graph: it takes more than another rank where this is more than what steps need.
         _ if owners.serves(world.size() - 1) => {
@@ -295,7 +344,7 @@ fn extent(
     Extent {
         gradients,
         sharers: sharing.ranks,
-        optimizer,
+        optimizer: optimizer + anchors,
         batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
         batches_on_device: if sent_ahead { 2 } else { 1 },
         mapped,
@@ -316,12 +365,19 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usiz
     let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);
     let passing = if expected_owners(world, config.strategy, true).are_apart() { passing } else { 0 };
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
+    let relaxed = config.strategy.relaxed(&config.outer, world.size());
+    let copies = match relaxed {
+        Some(_) => copies * world.size() + meeting::copies(relaxed),
+        None => copies,
+    };
     // A rank's own come to the first rank from a copy.
     let bytes = copies * plan.sizes.parameters
         + world.size() * (plan.sizes.statistics + residuals)
         + residuals
         + passing;
     match &config.session {
+        // What is committed is copied besides.
+        Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes,
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
         _ => 0,

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::assemble::Assembly;
 use super::checkpoint::{self, Resumed, Saver, Standing};
+use super::commit::Commits;
 use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
@@ -50,6 +51,8 @@ pub struct Job {
     pub states: &'static [&'static str],
     pub standing: Standing,
     pub saver: Saver,
+    /// Copies of the state in memory, where they are wanted.
+    pub commits: Option<Commits>,
     pub plan: Plan,
     pub memories: Memories,
 }
@@ -146,6 +149,7 @@ pub fn prepare(
     description.attributes.push(("images".into(), images));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
+    let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     comm::enter(Phase::Memory, 0);
     let peers = match workers < world.size() {
@@ -181,6 +185,7 @@ pub fn prepare(
         trainer,
         standing,
         saver,
+        commits,
         memories,
     };
     tell("memory and kernels ready");
@@ -340,6 +345,7 @@ fn describe(
         (
             "evaluated_weights".to_string(),
             match config.optimizer.ema {
+                _ if config.strategy.is_relaxed() => "mean over ranks".into(),
                 Some(decay) => format!("exponential moving average, decay {decay}"),
                 None => "current".into(),
             },
@@ -374,6 +380,7 @@ fn describe(
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
+        global_batch: config.images_a_step(config.strategy.computing(world.size())),
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,

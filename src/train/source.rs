@@ -13,13 +13,17 @@ pub enum Source {
     Data(TrainingLoader, Sharding),
     /// One batch, read once: what is measured is training. The flag says that a run goes on, which had read it.
     Synthetic(TrainingLoader, Sharding, bool),
+    /// One batch a micro-step, read each time: the same images whoever computes them.
+    Shards(TrainingLoader, Sharding),
 }
 
 impl Source {
     /// The loader, and which images this rank reads.
     pub fn parts(&self) -> (&TrainingLoader, &Sharding) {
         match self {
-            Source::Data(loader, sharding) | Source::Synthetic(loader, sharding, _) => (loader, sharding),
+            Source::Data(loader, sharding)
+            | Source::Synthetic(loader, sharding, _)
+            | Source::Shards(loader, sharding) => (loader, sharding),
         }
     }
 
@@ -32,7 +36,7 @@ impl Source {
     pub fn steps_after(&self, images: usize) -> usize {
         match self {
             Source::Data(loader, _) => loader.steps_after(images),
-            Source::Synthetic(..) => usize::MAX,
+            Source::Synthetic(..) | Source::Shards(..) => usize::MAX,
         }
     }
 
@@ -57,6 +61,7 @@ impl Source {
             Source::Data(loader, _) if at.images > 0 => loader.go_on(at.epoch, at.images, at.shuffled_for),
             Source::Data(loader, _) => loader.start_epoch(at.epoch),
             Source::Synthetic(_, _, resumed) => *resumed = at.images > 0,
+            Source::Shards(..) => {}
         }
     }
 
@@ -67,6 +72,7 @@ impl Source {
     pub fn fill(&mut self, step: usize, micro: usize, batch: &mut Batch) -> Result<bool> {
         match self {
             Source::Data(loader, _) => loader.fill(step, micro, batch)?,
+            Source::Shards(loader, _) => loader.fill(0, micro, batch)?,
             // What every later micro-step of such a run sees is the batch of the first step's last one.
             Source::Synthetic(loader, sharding, true) if step == 0 => {
                 loader.fill(0, sharding.accumulation - 1, batch)?;
@@ -81,7 +87,7 @@ impl Source {
     pub fn has(&mut self, step: usize, micro: usize) -> bool {
         match self {
             Source::Data(loader, _) => loader.has(step, micro),
-            Source::Synthetic(..) => false,
+            Source::Synthetic(..) | Source::Shards(..) => false,
         }
     }
 
@@ -145,6 +151,7 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
         rank: world.rank().min(ranks - 1),
         batch: config.batch,
         accumulation: config.accumulation,
+        global: config.global_batch,
     }
 }
 
@@ -159,7 +166,11 @@ pub fn open_data(
     let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
-        return Ok((Source::Synthetic(loader, sharding, false), None));
+        let source = match config.shards {
+            Some(_) => Source::Shards(loader, sharding),
+            None => Source::Synthetic(loader, sharding, false),
+        };
+        return Ok((source, None));
     };
     let serves = world.rank() >= sharding.ranks;
     let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };

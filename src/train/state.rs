@@ -14,6 +14,10 @@ use crate::record::{Array, Contents};
 
 /// What a file calls the moving average of the parameters.
 const AVERAGE: &str = "average";
+/// The parameters, and what ranks have alike that have parameters of their own.
+const PARAMETERS: &str = "parameters";
+const ANCHOR: &str = "anchor";
+const MOMENTUM: &str = "anchor_momentum";
 
 /// Every array of a run's state: first those that are the same on all ranks, parameter by parameter, then those of
 /// which each rank has its own.
@@ -33,6 +37,8 @@ enum Lies<'a> {
     Whole(&'a Memory),
     /// On every rank those of the parts that it owns.
     Parts(&'a Memory),
+    /// On every rank, at the parameters' offsets, and each rank has others.
+    Own(&'a Memory),
 }
 
 struct Own {
@@ -45,6 +51,49 @@ struct Own {
     has_mean: bool,
 }
 
+/// Where a copy grows, on ranks that want one.
+struct Room<'a> {
+    to: Option<&'a mut Vec<f32>>,
+    is_first: bool,
+    twins: Option<&'a World>,
+}
+
+impl Room<'_> {
+    fn reserve(&mut self, elements: usize) {
+        if let Some(to) = &mut self.to {
+            to.reserve_exact(elements);
+        }
+    }
+
+    /// Room for so many more.
+    fn next(&mut self, elements: usize) -> Option<&mut [f32]> {
+        self.to.as_deref_mut().map(|to| {
+            let start = to.len();
+            to.resize(start + elements, 0.0);
+            &mut to[start..]
+        })
+    }
+
+    /// The same, which the first rank fills and its twin gets from it.
+    fn filled_by_first(
+        &mut self,
+        elements: usize,
+        fill: impl FnOnce(Option<&mut [f32]>) -> Result<()>,
+    ) -> Result<()> {
+        let (is_first, twins) = (self.is_first, self.twins);
+        match self.next(elements) {
+            None => fill(None),
+            Some(room) => {
+                match is_first {
+                    true => fill(Some(&mut *room))?,
+                    false => fill(None)?,
+                }
+                twins.map_or(Ok(()), |twins| twins.broadcast_f32(room))
+            }
+        }
+    }
+}
+
 impl State<'_> {
     /// `states` are the names of the optimizer's, `compression` what compression of gradients keeps.
     pub fn new<'a>(
@@ -53,13 +102,24 @@ impl State<'_> {
         states: &[&str],
         compression: &[Kept],
     ) -> State<'a> {
+        let parameters = match memories.anchor {
+            Some(_) => Lies::Own(&memories.regions.parameters),
+            None => Lies::Whole(&memories.regions.parameters),
+        };
         let lies = match memories.owners.are_apart() {
+            _ if memories.anchor.is_some() => Lies::Own,
             true => Lies::Parts,
             false => Lies::Whole,
         };
-        let mut regions = vec![("parameters".to_string(), Lies::Whole(&memories.regions.parameters))];
+        let mut regions = vec![(PARAMETERS.to_string(), parameters)];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
         regions.extend(states.zip(memories.state.iter().map(lies)));
+        if let Some(anchor) = &memories.anchor {
+            regions.push((ANCHOR.to_string(), Lies::Whole(&anchor.parameters)));
+            regions.extend(
+                anchor.momentum.as_ref().map(|momentum| (MOMENTUM.to_string(), Lies::Whole(momentum))),
+            );
+        }
         regions.extend(memories.average.as_ref().map(|region| (AVERAGE.to_string(), lies(region))));
         let statistics = plan.statistics.iter().map(|statistic| Own {
             path: format!("statistics/{}", statistic.name),
@@ -96,8 +156,11 @@ impl State<'_> {
 
     /// The arrays as a checkpoint of so many ranks has them.
     pub fn arrays(&self, ranks: usize) -> Vec<Array> {
-        let shared =
-            self.shared().map(|(path, parameter, _)| Array { path, shape: parameter.spec.shape.0.clone() });
+        let shared = self.shared().map(|(path, parameter, lies)| {
+            let one = &parameter.spec.shape.0;
+            let shape = if let Lies::Own(_) = lies { [&[ranks], &one[..]].concat() } else { one.clone() };
+            Array { path, shape }
+        });
         let own = self
             .own
             .iter()
@@ -106,31 +169,33 @@ impl State<'_> {
     }
 
     /// Copies everything to where rank 0 gives room, in the order of `arrays`. Of what ranks have of their own those of
-    /// `peers` count. Collective.
+    /// `peers` count. `twins` are two ranks that both give room and get all of it, of which rank 0 is the first.
+    /// Collective.
     pub fn copy(
         &self,
         world: &World,
         peers: &World,
+        twins: Option<&World>,
         device: &dyn Device,
-        mut to: Option<&mut Vec<f32>>,
+        to: Option<&mut Vec<f32>>,
     ) -> Result<()> {
-        if let Some(to) = &mut to {
-            to.reserve_exact(self.arrays(peers.size()).iter().map(Array::elements).sum());
-        }
+        let mut to = Room { to, is_first: world.rank() == 0, twins };
+        to.reserve(self.arrays(peers.size()).iter().map(Array::elements).sum());
         for (_, parameter, lies) in self.shared() {
-            let room = to.as_deref_mut().map(|to| {
-                let start = to.len();
-                to.resize(start + parameter.spec.shape.elements(), 0.0);
-                &mut to[start..]
-            });
-            match (lies, room) {
-                (Lies::Parts(region), room) => {
-                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)?
+            let elements = parameter.spec.shape.elements();
+            match lies {
+                Lies::Own(region) => {
+                    let own = self.memories.read(device, parameter, region)?;
+                    to.filled_by_first(peers.size() * elements, |room| peers.gather_f32(&own, room))?;
                 }
-                (Lies::Whole(region), Some(room)) => {
-                    self.memories.read_into(device, parameter, region, room)?
+                Lies::Parts(region) => to.filled_by_first(elements, |room| {
+                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)
+                })?,
+                Lies::Whole(region) => {
+                    if let Some(room) = to.next(elements) {
+                        self.memories.read_into(device, parameter, region, room)?;
+                    }
                 }
-                (Lies::Whole(_), None) => {}
             }
         }
         if self.memories.owners.serves(world.rank()) {
@@ -142,12 +207,7 @@ impl State<'_> {
                 true => own.memory.read(bytes_of_mut(&mut values)),
                 false => device.download(&own.memory, bytes_of_mut(&mut values))?,
             }
-            let room = to.as_deref_mut().map(|to| {
-                let start = to.len();
-                to.resize(start + peers.size() * values.len(), 0.0);
-                &mut to[start..]
-            });
-            peers.gather_f32(&values, room)?;
+            to.filled_by_first(peers.size() * values.len(), |room| peers.gather_f32(&values, room))?;
         }
         Ok(())
     }
@@ -159,11 +219,28 @@ impl State<'_> {
         self.check(from)?;
         for (index, (path, parameter, lies)) in self.shared().enumerate() {
             let mut values = vec![0f32; parameter.spec.shape.elements()];
-            if let Some((_, kept)) = from.array(&path) {
-                values.copy_from_slice(kept);
+            let (kept, rows) = self.kept(&path, from);
+            let own = |kept: &&Array| kept.shape.len() > parameter.spec.shape.0.len();
+            let of_as_many = |kept: &Array| kept.shape[0] == peers.size();
+            match (lies, kept.filter(own)) {
+                (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter_f32(rows, &mut values)?,
+                (_, Some(kept)) => {
+                    if let Some(rows) = rows {
+                        values = kept.mean_over_ranks(rows);
+                    }
+                    world.broadcast_f32(&mut values)?;
+                }
+                (_, None) => {
+                    if let Some(rows) = rows {
+                        values.copy_from_slice(rows);
+                    }
+                    world.broadcast_f32(&mut values)?;
+                }
             }
-            world.broadcast_f32(&mut values)?;
             match lies {
+                Lies::Own(region) => self.memories.write(device, parameter, region, |range, piece| {
+                    piece.copy_from_slice(&values[range]);
+                })?,
                 Lies::Parts(region) => {
                     owned::scatter(world, self.plan, self.memories, device, parameter, region, &values)?
                 }
@@ -200,11 +277,28 @@ impl State<'_> {
         Ok(())
     }
 
+    /// An array of the checkpoint, and on rank 0 its values. A run whose ranks had the same parameters has no anchor:
+    /// it is what these were.
+    fn kept<'c>(&self, path: &str, from: &'c Contents) -> (Option<&'c Array>, Option<&'c [f32]>) {
+        let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
+        let (group, name) = path.split_once('/').unwrap_or((path, ""));
+        let path = match there(path) {
+            None if group == ANCHOR => format!("{PARAMETERS}/{name}"),
+            _ => path.to_string(),
+        };
+        (there(&path), from.array(&path).map(|(_, rows)| rows))
+    }
+
     /// That the checkpoint has what this run needs; every rank finds the same.
     fn check(&self, from: &Contents) -> Result<()> {
         let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
         let shared = self.shared().filter(|(path, parameter, _)| {
-            there(path).is_none_or(|kept| kept.shape != parameter.spec.shape.0)
+            let wanted = &parameter.spec.shape.0;
+            let fits = |kept: &Array| {
+                kept.shape == *wanted || kept.shape.first() > Some(&0) && kept.shape[1..] == wanted[..]
+            };
+            // Its momentum begins with nothing.
+            !path.starts_with(MOMENTUM) && !self.kept(path, from).0.is_some_and(fits)
         });
         // Of as many ranks as there were, but not of none.
         let own = self.own.iter().filter(|own| {

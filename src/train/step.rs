@@ -6,8 +6,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::device_prefetch::{DevicePrefetch, Inputs};
+use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
+use super::shards::{self, Statistics};
 use super::source::Source;
 use super::stop::Flags;
 use crate::comm::{Barrier, World};
@@ -88,8 +90,14 @@ pub struct StepResult {
 
 /// Everything a step needs, made once.
 pub struct Trainer {
-    /// What this rank does in a step.
+    /// What this rank does in each step of a round: one step where all ranks have the same parameters.
+    pub round: Vec<Rc<Script>>,
+    /// And in the last of them.
     pub script: Rc<Script>,
+    /// Where ranks have parameters of their own: what they do when they meet.
+    pub meetings: Option<Meetings>,
+    /// With shards: what becomes of their running statistics.
+    pub statistics: Option<Statistics>,
     /// `None` on a rank without a graph.
     pub program: Option<Program>,
     pub stretches: Vec<Stretch>,
@@ -178,20 +186,35 @@ impl Scaling {
     }
 }
 
-/// Gradient accumulation: a micro-step writes `own`, and its sum is kept in `sum` where buckets lie.
+/// Gradient accumulation: a micro-step writes its own, and their sum is made where buckets lie.
 pub struct Accumulation {
     pub micro_steps: usize,
-    pub add: Box<dyn Step>,
-    /// The part of the gradient region that holds gradients, without the tail.
-    pub sum: Memory,
+    /// Adds the micro-step's own to the first of these, and each of them to the next: where it comes from, where it
+    /// goes, and the step. One sum, or with shards the levels of their tree. The last is the part of the gradient
+    /// region that holds gradients, without the tail.
+    pub sums: Vec<(Memory, Memory, Box<dyn Step>)>,
+    /// Whether they are levels of a tree (`shards`).
+    pub tree: bool,
 }
 
 impl Accumulation {
     fn add(&mut self, device: &dyn Device, micro: usize, scalars: &Scalars) -> Result<()> {
-        if micro == 0 {
-            device.zero(&self.sum)?;
+        if !self.tree {
+            return self.sums.iter_mut().try_for_each(|(_, sum, add)| {
+                if micro == 0 {
+                    device.zero(sum)?;
+                }
+                add.run(scalars)
+            });
         }
-        self.add.run(scalars)
+        // A counter in binary: where a level is full, the sum goes on to the next.
+        for (level, (from, sum, add)) in self.sums.iter_mut().enumerate() {
+            if micro >> level & 1 == 0 {
+                return device.copy(from, sum);
+            }
+            add.run(scalars)?;
+        }
+        Ok(())
     }
 }
 
@@ -205,6 +228,8 @@ struct Moment<'a> {
     done: usize,
     scalars: Scalars,
     tail: Tail,
+    /// The sum of each micro-step's losses.
+    losses: Vec<f32>,
     result: StepResult,
     /// Whether a gradient was broken: then nothing is updated.
     broken: bool,
@@ -237,10 +262,21 @@ impl Trainer {
             self.capture(device, &scalars)?;
         }
         self.runs += 1;
-        let (tail, result) = (Tail::default(), StepResult { learning_rate, ..StepResult::default() });
-        let mut at =
-            Moment { device, source, step, steps, done, scalars, tail, result, broken: false, begun: traced };
-        let script = self.script.clone();
+        self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.begin(device))?;
+        let mut at = Moment {
+            device,
+            source,
+            step,
+            steps,
+            done,
+            scalars,
+            tail: Tail::default(),
+            losses: Vec::new(),
+            result: StepResult { learning_rate, ..StepResult::default() },
+            broken: false,
+            begun: traced,
+        };
+        let script = self.round[done % self.round.len()].clone();
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         self.read_tail(device, &mut result)?;
@@ -273,6 +309,10 @@ impl Trainer {
             Action::Accumulate { micro } => {
                 self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, &at.scalars))
             }
+            Action::Statistics { micro } => {
+                let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
+                self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
+            }
             Action::Tail => self.write_tail(at),
             Action::Start(id) => self.fusion.start(*id, device),
             Action::Wait(id) => self.fusion.wait(*id, device),
@@ -292,6 +332,10 @@ impl Trainer {
                 Ok(())
             }
             Action::Average(part) => self.averages[*part].run(&at.scalars),
+            Action::Drift(part) => self.meet(|meetings| meetings.drift(device, *part, &at.scalars)),
+            Action::Pull(part) => self.meet(|meetings| meetings.pull(*part, &at.scalars)),
+            Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
+            Action::Forget => self.meet(|meetings| meetings.forget(device)),
             Action::Arrive => {
                 self.barrier.iter_mut().for_each(Barrier::arrive);
                 Ok(())
@@ -307,6 +351,11 @@ impl Trainer {
     /// Steps of the run whose update was skipped.
     fn skipped(&self) -> u64 {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
+    }
+
+    /// Something of what ranks with parameters of their own do when they meet.
+    fn meet(&mut self, what: impl FnOnce(&mut Meetings) -> Result<()>) -> Result<()> {
+        self.meetings.as_mut().map_or(Ok(()), what)
     }
 
     /// Gives the program the images of a micro-step.
@@ -376,6 +425,7 @@ impl Trainer {
         let fusion = &mut self.fusion;
         let [loss, hits] = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
         at.tail.loss += loss;
+        at.losses.push(loss);
         at.tail.hits += hits;
         // An image that could not be read has no label, and counts nowhere.
         at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
@@ -392,7 +442,10 @@ impl Trainer {
 
     fn write_tail(&mut self, at: &mut Moment) -> Result<()> {
         let flag = |set| if set { 1.0 } else { 0.0 };
-        let Tail { loss, hits, images, diverged } = at.tail;
+        let Tail { mut loss, hits, images, diverged } = at.tail;
+        if self.statistics.is_some() {
+            loss = shards::sum(&at.losses);
+        }
         let mut values = Values::default();
         values[..4].copy_from_slice(&[loss, hits, images, diverged]);
         values[4..6].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);

@@ -269,7 +269,7 @@ proptest! {
         let global = ranks * batch * accumulation;
         let images = global + extra;
         let order = epoch_order(3, epoch, images);
-        let sharding = |rank| Sharding { ranks, rank, batch, accumulation };
+        let sharding = |rank| Sharding { ranks, rank, batch, accumulation, global: None };
         let steps = sharding(0).steps(images).unwrap();
         let mut seen = HashSet::new();
         for step in 0..steps {
@@ -286,12 +286,16 @@ proptest! {
     /// Any two ways to cut up a global batch give the same images at the same places in it.
     #[test]
     fn how_a_global_batch_is_cut_changes_nothing(
-        ranks in 1usize..6, batch in 1usize..6, accumulation in 1usize..4, step in 0usize..5,
+        ranks in 1usize..6, batch in 1usize..6, accumulation in 1usize..4, step in 0usize..5, less in 0usize..20,
     ) {
-        let whole = Sharding { ranks: 1, rank: 0, batch: ranks * batch * accumulation, accumulation: 1 };
+        let all = ranks * batch * accumulation;
+        // One that is given may leave room, but no rank without an image.
+        let global = all.saturating_sub(less).max(ranks);
+        let whole = Sharding { ranks: 1, rank: 0, batch: global, accumulation: 1, global: None };
         let mut places = Vec::new();
         for rank in 0..ranks {
-            let part = Sharding { ranks, rank, batch, accumulation };
+            let given = (global < all).then_some(global);
+            let part = Sharding { ranks, rank, batch, accumulation, global: given };
             for micro in 0..accumulation {
                 prop_assert_eq!(part.first_sample(micro), places.len());
                 places.extend(part.training(step, micro));
@@ -303,7 +307,7 @@ proptest! {
     /// All ranks together see each test image exactly once, in as many batches on each.
     #[test]
     fn testing_sees_every_image_exactly_once(ranks in 1usize..9, batch in 1usize..9, images in 1usize..300) {
-        let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1 };
+        let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1, global: None };
         let steps = 0..sharding(0).test_steps(images);
         let places = steps.flat_map(|step| (0..ranks).flat_map(move |rank| sharding(rank).test(step, images)));
         prop_assert_eq!(places.collect::<Vec<_>>(), (0..images).collect::<Vec<_>>());
@@ -313,7 +317,7 @@ proptest! {
 #[test]
 fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
     let sets = digits();
-    let whole = Sharding { ranks: 1, rank: 0, batch: 64, accumulation: 1 };
+    let whole = Sharding { ranks: 1, rank: 0, batch: 64, accumulation: 1, global: None };
     let mut one = TrainingLoader::new(sets.training.clone(), whole, 5, Reading::inline()).unwrap();
     assert_eq!(one.steps(), 22);
     let (mut both, mut half_of) = (Batch::new(64, 784), Batch::new(32, 784));
@@ -322,7 +326,7 @@ fn two_ranks_of_32_read_the_same_pixels_as_one_of_64() {
         one.start_epoch(epoch);
         one.fill(21, 0, &mut both).unwrap();
         for rank in 0..2 {
-            let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1 };
+            let half = Sharding { ranks: 2, rank, batch: 32, accumulation: 1, global: None };
             let mut two = TrainingLoader::new(sets.training.clone(), half, 5, Reading::inline()).unwrap();
             two.start_epoch(epoch);
             two.fill(21, 0, &mut half_of).unwrap();
@@ -388,7 +392,7 @@ proptest! {
         let shuffled_for = first.0 * first.1 * first.2;
         // The images of these ranks in part of the fourth epoch, and perhaps of the one after it.
         let train = |(ranks, batch, accumulation): (usize, usize, usize), share: f64, behind: usize, on: bool| {
-            let sharding = |rank| Sharding { ranks, rank, batch, accumulation };
+            let sharding = |rank| Sharding { ranks, rank, batch, accumulation, global: None };
             let loader = |rank| TrainingLoader::new(samples.clone(), sharding(rank), 1, reading.clone()).unwrap();
             let mut loaders: Vec<TrainingLoader> = (0..ranks).map(loader).collect();
             let steps = (share * loaders[0].steps_after(behind) as f64) as usize;
@@ -443,7 +447,7 @@ fn images_read_in_blocks_are_mixed_with_those_of_other_blocks() {
         let augment = "mixup=0.5".parse().unwrap();
         let samples = Samples::new(set.clone(), [1, 1, 1], &*set).for_training(augment, 1, 1);
         let loader = |ranks: usize, rank: usize| {
-            let sharding = Sharding { ranks, rank, batch: global / ranks, accumulation: 1 };
+            let sharding = Sharding { ranks, rank, batch: global / ranks, accumulation: 1, global: None };
             TrainingLoader::new(samples.clone(), sharding, 1, Reading::inline()).unwrap()
         };
         let mut all = Vec::new();
@@ -477,7 +481,7 @@ fn the_last_test_batches_are_padded() {
     batch.images.fill(f32::NAN);
     let mut seen = Vec::new();
     for rank in 0..3 {
-        let sharding = Sharding { ranks: 3, rank, batch: 50, accumulation: 1 };
+        let sharding = Sharding { ranks: 3, rank, batch: 50, accumulation: 1, global: None };
         let mut loader = TestLoader::new(sets.test.clone().unwrap(), sharding, Reading::inline());
         // 360 images in rounds of 150: the third round has 60, 50 for rank 0 and 10 for rank 1.
         assert_eq!(loader.steps(), 3);
@@ -495,7 +499,7 @@ fn the_last_test_batches_are_padded() {
 fn too_few_images_for_one_global_batch_say_what_would_work() {
     let sets = digits();
     let refused = |ranks, batch, accumulation| {
-        let sharding = Sharding { ranks, rank: 0, batch, accumulation };
+        let sharding = Sharding { ranks, rank: 0, batch, accumulation, global: None };
         let error = TrainingLoader::new(sets.training.clone(), sharding, 1, Reading::inline())
             .err()
             .expect("refused");
@@ -509,7 +513,7 @@ fn too_few_images_for_one_global_batch_say_what_would_work() {
     assert!(refused(1000, 1, 2).contains("with accumulation 2 at most 718 ranks"));
     assert!(refused(2, usize::MAX, 3).ends_with("is 239"));
     assert!(refused(2, 0, 1).contains("at least 1"));
-    let exact = Sharding { ranks: 4, rank: 3, batch: 359, accumulation: 1 };
+    let exact = Sharding { ranks: 4, rank: 3, batch: 359, accumulation: 1, global: None };
     assert_eq!(exact.steps(1437).unwrap(), 1);
 }
 

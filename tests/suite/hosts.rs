@@ -108,6 +108,7 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
             assert_eq!(right.count(), 4, "{slots} {name}: {printed}");
         }
     }
+    a_commit_outlives_a_node(&hosts);
     let refused = hosts.job("h0:2,h1:1", &["--allreduce", "hierarchical", "--steps", "1"], &[]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.matches("error: ").count() == 1, "{message}");
@@ -279,4 +280,49 @@ fn owners_train_alike(hosts: &Hosts) {
     let (plain, zero) = (peak("peak", ""), peak("peak-zero", "--zero 1"));
     // Of three copies of 244 MB, two states and an average, half is on the other host; parameters travel in place.
     assert!(plain > zero + 300_000_000, "{plain} and {zero} bytes");
+}
+
+/// What a node has committed outlives the other one's memory: state that is shared by ZeRO-1 is on both.
+fn a_commit_outlives_a_node(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let on = |host: &str, command: &str| {
+        let output = Command::new(SCRIPT).args(["run", host, "sh", "-c", command]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let common =
+        "--model mnist_small --batch 8 --threads 1 --optimizer adam --ema 0.9 --zero 1 --warmup 0 --commit 4";
+    let flags = |rest: &str| -> Vec<String> {
+        let all = format!("{common} --checkpoint {} --resume auto --results {} {rest}", at("c"), at("r.h5"));
+        all.split_whitespace().map(String::from).collect()
+    };
+    let kept = |host: &str| -> u64 {
+        let names = on(host, "ls /dev/shm/dltrain-commit-*");
+        let step = |name: &str| name.strip_prefix("step-")?.strip_suffix(".h5")?.parse().ok();
+        names.lines().filter_map(step).max().unwrap_or(0)
+    };
+    let long = flags("--steps 1000000");
+    let words: Vec<&str> = long.iter().map(String::as_str).collect();
+    std::thread::scope(|scope| {
+        let job = scope.spawn(|| hosts.job("h0:1,h1:1", &words, &[]));
+        while kept("h0").min(kept("h1")) < 8 {
+            assert!(!job.is_finished(), "{}", String::from_utf8_lossy(&job.join().unwrap().stderr));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let _ = Command::new("pkill").args(["-9", "-f", &format!("^{DLTRAIN}.*{}", at("c"))]).status();
+    });
+    // The host of rank 0 comes back with nothing in memory.
+    on("h0", "rm -r /dev/shm/dltrain-commit-*");
+    let done = kept("h1");
+    let more = flags(&format!("--steps {}", done + 6));
+    let said = hosts.run("h0:1,h1:1", &more.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        said.contains(&format!("going on after step {done}, in epoch 1, from the memory of h1")),
+        "{said}"
+    );
+    assert_eq!(on("h0", "ls /dev/shm") + &on("h1", "ls /dev/shm"), "", "the end leaves nothing");
+    let whole = format!("{common} --steps {} --results {}", done + 6, at("whole.h5"));
+    hosts.run("h0:1,h1:1", &whole.replace("--commit 4", "").split_whitespace().collect::<Vec<_>>());
+    let [whole, rest] = ["whole.h5", "r.h5"].map(|name| series(at(name).as_ref(), "steps/loss"));
+    assert_eq!(whole, rest);
 }

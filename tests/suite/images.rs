@@ -294,7 +294,7 @@ fn cifar_is_read_byte_for_byte() {
 /// The images of an epoch's first batches, with every rank's put together.
 fn epoch(samples: &Samples, ranks: usize, threads: usize, epoch: usize) -> Batch {
     let loaders = (0..ranks).map(|rank| {
-        let sharding = Sharding { ranks, rank, batch: 12 / ranks, accumulation: 1 };
+        let sharding = Sharding { ranks, rank, batch: 12 / ranks, accumulation: 1, global: None };
         let reading = Reading::new(threads, false).unwrap();
         let mut loader = TrainingLoader::new(samples.clone(), sharding, 3, reading).unwrap();
         loader.start_epoch(epoch);
@@ -395,7 +395,7 @@ fn mixed_images_are_those_of_the_unmixed_epoch() {
         }
         assert!(between > 12, "{part}: {:?}", mixed.shares);
         assert_eq!(read(sets.test.as_ref().unwrap(), 0, 0), read(plain_sets.test.as_ref().unwrap(), 0, 0));
-        let sharding = Sharding { ranks: 1, rank: 0, batch: 6, accumulation: 1 };
+        let sharding = Sharding { ranks: 1, rank: 0, batch: 6, accumulation: 1, global: None };
         let mut tested = Batch::new(6, 3072);
         TestLoader::new(sets.test.unwrap(), sharding, Reading::inline()).fill(0, &mut tested).unwrap();
         assert_eq!((&tested.others, tested.shares), (&tested.labels, vec![1.0; 6]));
@@ -497,7 +497,7 @@ fn evaluation_sees_the_middle_whatever_the_augmentation() {
 fn a_jump_to_any_step_finds_its_batch() {
     let root = folder(9);
     let samples = open(root.path(), &augmented("imagenet")).unwrap().training;
-    let sharding = Sharding { ranks: 1, rank: 0, batch: 3, accumulation: 2 };
+    let sharding = Sharding { ranks: 1, rank: 0, batch: 3, accumulation: 2, global: None };
     let loader = |threads| {
         let reading = Reading::new(threads, false).unwrap();
         TrainingLoader::new(samples.clone(), sharding, 3, reading).unwrap()
@@ -543,7 +543,7 @@ fn an_image_that_does_not_decode_counts_nowhere() {
                 }
             }
         }
-        let sharding = Sharding { ranks: 1, rank: 0, batch: 12, accumulation: 1 };
+        let sharding = Sharding { ranks: 1, rank: 0, batch: 12, accumulation: 1, global: None };
         let mut batch = Batch::new(12, 3072);
         for threads in [0, 2] {
             let mut loader =

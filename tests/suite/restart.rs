@@ -216,6 +216,35 @@ fn on_another_number_of_ranks_to_rounding() {
     }
 }
 
+/// With one global batch for any number of ranks: three, then two, then three again, with as many images an epoch.
+#[test]
+fn a_global_batch_outlives_a_change_of_ranks() {
+    let scratch = Scratch::new();
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+    let flags = format!(
+        "--model mnist_small --data {digits} --threads 1 --optimizer sgd --momentum 0.9 --lr 0.01 --lr-schedule cosine \
+         --global-batch 64 --batch 32 --epochs 2 --checkpoint-keep 99 --checkpoint-every 7steps"
+    );
+    scratch.run(3, &format!("{flags} --results DIR/whole.h5 --checkpoint DIR/c"));
+    let whole = ["steps/loss", "steps/images"].map(|name| series(&scratch.path("whole.h5"), name));
+    assert!(whole[0].len() == 44 && whole[1].iter().all(|&images| images == 64.0), "{:?}", whole[1]);
+    scratch
+        .run(2, &format!("{flags} --results DIR/two.h5 --checkpoint DIR/d --resume DIR/c/step-00000014.h5"));
+    scratch.run(3, &format!("{flags} --results DIR/three.h5 --resume DIR/d/step-00000028.h5"));
+    for (name, done) in [("two", 14), ("three", 28)] {
+        let [losses, images] =
+            ["steps/loss", "steps/images"].map(|what| series(&scratch.path(&format!("{name}.h5")), what));
+        assert_eq!(images[..], whole[1][done..], "{name}");
+        for (step, (a, b)) in whole[0][done..].iter().zip(&losses).enumerate() {
+            assert!((a - b).abs() < 1e-4, "{name} ranks, step {}: {a} and {b}", step + done);
+        }
+    }
+    let message = scratch.refused(3, "--model mnist_small --global-batch 2 --steps 1");
+    assert!(message.contains("3 ranks need at least an image each"), "{message}");
+    let message = scratch.refused(1, "--model mnist_small --global-batch 2 --accumulation 2 --steps 1");
+    assert!(message.contains("--global-batch") && message.contains("--accumulation"), "{message}");
+}
+
 // ---- 2. what is refused, and what is passed over ------------------------------------------------------
 
 #[test]
@@ -604,4 +633,110 @@ fn a_broken_state_is_never_kept() {
             assert!(bits.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{name}: {array}");
         }
     }
+}
+
+// ---- commits: the state in memory of the nodes ---------------------------------------------------------
+
+/// Files of commits that this machine has for a directory of checkpoints.
+fn commits(checkpoints: &Path) -> Vec<PathBuf> {
+    let key = dltrain::files::fnv1a(checkpoints.as_os_str().as_encoded_bytes().iter().copied());
+    let mine = |path: &PathBuf| path.to_string_lossy().ends_with(&format!("-{key:016x}"));
+    let all = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = all
+        .filter(mine)
+        .flat_map(|directory| fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()))
+        .collect();
+    files.sort();
+    files
+}
+
+/// Killed in the middle of a run that has written one checkpoint, at its beginning: what was committed last is what it
+/// goes on from, and nothing is left of it in the end.
+#[test]
+fn a_killed_run_goes_on_at_its_last_commit() {
+    for strategy in first(2, ["", "--local-steps 3", "--sync root"]) {
+        let scratch = Scratch::new();
+        let words = format!(
+            "--model mnist_small --batch 8 --threads 1 --optimizer adam --warmup 0 --steps 60 --commit 5 {strategy}"
+        );
+        scratch.run(
+            2,
+            &format!(
+                "{words} --results DIR/whole.h5 --checkpoint DIR/w --save-weights DIR/whole.safetensors"
+            ),
+        );
+        assert!(commits(&scratch.path("w")).is_empty(), "the end leaves nothing");
+        let words = format!("{words} --results DIR/r.h5 --checkpoint DIR/c --resume auto");
+        let job = scratch.job(2, &format!("{words} --steps 100000"));
+        let running = Running::start(job, &scratch.path("r.h5"), 0);
+        let committed = || {
+            let step = |path: &PathBuf| path.file_stem()?.to_str()?.strip_prefix("step-")?.parse().ok();
+            commits(&scratch.path("c")).iter().filter_map(step).max().unwrap_or(0)
+        };
+        let begun = Instant::now();
+        while committed() < 10 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is committed");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        running.ranks().into_iter().for_each(|rank| signal("KILL", rank));
+        running.end();
+        let kept: u64 = committed();
+        assert!(
+            kept >= 10 && names(&scratch.path("c")) == ["step-00000000.h5"],
+            "{:?}",
+            names(&scratch.path("c"))
+        );
+        let more = (kept + 5).max(60);
+        let said = scratch.run(2, &format!("{words} --steps {more} --save-weights DIR/rest.safetensors"));
+        assert!(
+            said.contains(&format!("going on after step {kept}, in epoch 1, from the memory of ")),
+            "{said}"
+        );
+        assert!(commits(&scratch.path("c")).is_empty(), "the end leaves nothing");
+        let [whole, rest] = ["whole.h5", "r.h5"].map(|name| series(&scratch.path(name), "steps/loss"));
+        assert_eq!(rest.len() as u64, more);
+        assert_eq!(whole[..], rest[..60], "{strategy}");
+    }
+}
+
+/// What another run has left under the same name is not taken for this one's, nor what is damaged; memory that is full
+/// is a warning.
+#[test]
+fn commits_of_others_and_damaged_ones_are_passed_over() {
+    let scratch = Scratch::new();
+    let words = "--model mnist_small --batch 8 --threads 1 --warmup 0 --steps 40 --commit 5";
+    let directory = scratch.path("c");
+    let leave = |name: &str| {
+        let words =
+            format!("{words} --steps 100000 --results DIR/{name}.h5 --checkpoint DIR/c --resume auto");
+        let running = Running::start(scratch.job(1, &words), &scratch.path(&format!("{name}.h5")), 0);
+        while commits(&directory).iter().all(|path| !path.to_string_lossy().contains("step-000000")) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        running.ranks().into_iter().for_each(|rank| signal("KILL", rank));
+        running.end();
+    };
+    leave("one");
+    let left = commits(&directory);
+    assert!(!left.is_empty());
+    // Another run in a directory of this name.
+    fs::remove_dir_all(&directory).unwrap();
+    let said = scratch.run(1, &format!("{words} --results DIR/two.h5 --checkpoint DIR/c --resume auto"));
+    assert!(said.contains("starting at the beginning") && commits(&directory).is_empty(), "{said}");
+    fs::remove_dir_all(&directory).unwrap();
+    leave("three");
+    for path in commits(&directory) {
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let said = scratch.run(1, &format!("{words} --results DIR/three.h5 --checkpoint DIR/c --resume auto"));
+    assert!(said.contains("going on after step 0, in epoch 1, from"), "{said}");
+    assert!(!said.contains("memory of") && commits(&directory).is_empty(), "{said}");
+    let message = scratch.refused(1, "--model mnist_small --commit 5 --steps 1");
+    assert!(message.contains("--checkpoint"), "{message}");
+    let message =
+        scratch.refused(3, "--model mnist_small --commit 5 --checkpoint DIR/s --sync server --steps 1");
+    assert!(message.contains("--commit and --sync server"), "{message}");
 }

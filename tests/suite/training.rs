@@ -78,6 +78,10 @@ fn how_the_global_batch_is_cut_up_does_not_matter() {
         (4, "--batch 16"),
         (1, "--batch 16 --accumulation 4"),
         (2, "--batch 16 --accumulation 2"),
+        // Given as such: some ranks then have fewer images than others, and some micro-steps fewer or none.
+        (3, "--global-batch 64"),
+        (3, "--global-batch 64 --batch 3"),
+        (1, "--global-batch 64 --batch 10"),
     ] {
         let parts = results.losses(ranks, &format!("{flags} {cut}"));
         assert_eq!(parts.len(), whole.len());

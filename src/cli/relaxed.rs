@@ -1,0 +1,65 @@
+//! The flags of ranks that have parameters of their own.
+
+use dltrain::config::{OuterFlags, Strategy};
+use dltrain::error::{Error, Result};
+
+use super::values::{at_least_one, in_range};
+
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Machine")]
+pub struct Args {
+    /// Every rank updates parameters of its own, and all average theirs every H steps (local SGD).
+    #[arg(long, value_name = "H")]
+    local_steps: Option<usize>,
+    /// Learning rate of the step that the averaged parameters then do [default: 1].
+    #[arg(long, value_name = "RATE")]
+    outer_lr: Option<f32>,
+    /// Momentum of that step (SlowMo, block momentum, DiLoCo) [default: 0, with --sync bmuf 1 - 1/ranks].
+    #[arg(long, value_name = "M")]
+    outer_momentum: Option<f32>,
+    /// Nesterov's momentum for that step.
+    #[arg(long)]
+    outer_nesterov: bool,
+}
+
+impl Args {
+    /// What `--local-steps` makes of `--sync`.
+    ///
+    /// # Errors
+    /// `Usage` where the two do not go together.
+    pub fn strategy(&self, sync: Strategy) -> Result<Strategy> {
+        let Some(steps) = self.local_steps else { return Ok(sync) };
+        at_least_one("local-steps", steps)?;
+        match sync {
+            _ if steps > 1_000_000 => Err(Error::usage("--local-steps: must be at most 1000000")),
+            _ if sync == Strategy::ALLREDUCE => Ok(Strategy::local(steps)),
+            _ if sync.has_outer_step() => Ok(sync.with_local_steps(steps)),
+            _ if sync.is_relaxed() => Err(Error::usage(format!(
+                "--local-steps {steps} and {sync}: this one says itself how many steps there are; leave --local-steps out"
+            ))),
+            _ => Err(Error::usage(format!(
+                "--local-steps {steps} and {sync}: with local steps every rank updates parameters of its own; leave one \
+                 out"
+            ))),
+        }
+    }
+
+    /// What is said of the step.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag, where a number is out of its range or nothing does such a step.
+    pub fn validate(&self, strategy: Strategy) -> Result<OuterFlags> {
+        in_range("outer-lr", self.outer_lr.unwrap_or(1.0), 0.0, 1e3)?;
+        in_range("outer-momentum", self.outer_momentum.unwrap_or(0.0), 0.0, 0.999_999)?;
+        let outer =
+            OuterFlags { rate: self.outer_lr, momentum: self.outer_momentum, nesterov: self.outer_nesterov };
+        match outer.any() && !strategy.has_outer_step() {
+            true => Err(Error::usage(
+                "--outer-lr, --outer-momentum and --outer-nesterov: they say what ranks do when they average their \
+                 parameters; add --local-steps H",
+            )),
+            false => Ok(outer),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Ranks with parameters of their own (`strategy::Relaxed`): the anchor that all have alike, what is done when they meet,
+//! and the mean of all, which an evaluation reads.
+//!
+//! A pseudo-gradient is what an update takes off the anchor to come to the parameters, so that the step of the anchor
+//! is one of the optimizers. All of it is made of what every device has: copies and updates.
+
+use std::ops::Range;
+
+use super::memory::Memories;
+use crate::comm::World;
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::error::Result;
+use crate::plan::{Plan, TAIL};
+use crate::strategy::{Meeting, Relaxed};
+
+/// Numbers that go between ranks at a time when their mean is made.
+const PIECE: usize = 1 << 20;
+
+/// Plain steps along a gradient.
+const PLAIN: Rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+
+/// What the anchor's step is, of ranks that meet there.
+fn outer_rule(meeting: Meeting) -> Rule {
+    match meeting {
+        Meeting::Anchor { outer, .. } => {
+            Rule::Sgd { momentum: outer.momentum, nesterov: outer.nesterov, weight_decay: 0.0 }
+        }
+        Meeting::Elastic { .. } => PLAIN,
+    }
+}
+
+/// Copies of the parameters that ranks which meet so have beside their own: the anchor, and its momentum.
+pub fn copies(relaxed: Option<Relaxed>) -> usize {
+    relaxed.map_or(0, |relaxed| 1 + outer_rule(relaxed.meeting).states())
+}
+
+/// What all ranks have alike, as large as the parameters.
+pub struct Anchor {
+    pub relaxed: Relaxed,
+    /// Where all started from when they last met.
+    pub parameters: Memory,
+    /// Its momentum, where it has any.
+    pub momentum: Option<Memory>,
+}
+
+impl Anchor {
+    pub fn new(device: &dyn Device, relaxed: Relaxed, bytes: usize) -> Result<Anchor> {
+        let has_momentum = outer_rule(relaxed.meeting).states() > 0;
+        let momentum = has_momentum.then(|| device.allocate(bytes)).transpose()?;
+        Ok(Anchor { relaxed, parameters: device.allocate(bytes)?, momentum })
+    }
+}
+
+/// What is done when ranks meet, for each bucket's part.
+pub struct Meetings {
+    meeting: Meeting,
+    ranks: usize,
+    parts: Vec<Part>,
+    /// The ranks' own optimizers.
+    state: Vec<Memory>,
+}
+
+struct Part {
+    own: Memory,
+    anchor: Memory,
+    drift: Memory,
+    /// `drift` −= `own`.
+    subtract: Box<dyn Step>,
+    /// `own` moves along `drift`.
+    pull: Box<dyn Step>,
+    /// The sum of all ranks' `drift` becomes their mean.
+    mean: Box<dyn Step>,
+    /// What stands at the anchor moves along all ranks' `drift`.
+    step: Box<dyn Step>,
+}
+
+impl Meetings {
+    pub fn new(
+        device: &dyn Device,
+        plan: &Plan,
+        memories: &Memories,
+        ranks: usize,
+    ) -> Result<Option<Meetings>> {
+        let Some(anchor) = &memories.anchor else { return Ok(None) };
+        let meeting = anchor.relaxed.meeting;
+        let part = |part: &Range<usize>| {
+            let of = |memory: &Memory| memory.slice(part.start, part.len());
+            let [own, at, drift] =
+                [&memories.regions.parameters, &anchor.parameters, &memories.gradients.averaged].map(of);
+            let rule = outer_rule(meeting);
+            let mut spans = plan.spans(part, &PLAIN);
+            spans.iter_mut().for_each(|span| span.start -= part.start / 4);
+            let momentum: Vec<Memory> = anchor.momentum.iter().map(of).collect();
+            // The parameters' own update is the last to write them: a device may keep them in halves beside.
+            let moved = if let Meeting::Anchor { .. } = meeting { &own } else { &at };
+            Ok(Part {
+                subtract: device.update(&PLAIN, &spans, &drift, &own, &[])?,
+                pull: device.update(&PLAIN, &spans, &own, &drift, &[])?,
+                mean: device.scale(&drift, &device.allocate(4)?)?,
+                step: device.update(&rule, &spans, moved, &drift, &momentum)?,
+                own,
+                anchor: at,
+                drift,
+            })
+        };
+        let parts = memories.parts.iter().map(part).collect::<Result<_>>()?;
+        Ok(Some(Meetings { meeting, ranks, parts, state: memories.state.clone() }))
+    }
+
+    /// How far the parameters are from the anchor, to where gradients were.
+    pub fn drift(&mut self, device: &dyn Device, part: usize, scalars: &Scalars) -> Result<()> {
+        let part = &mut self.parts[part];
+        device.copy(&part.anchor, &part.drift)?;
+        part.subtract.run(&Scalars { learning_rate: 1.0, ..*scalars })
+    }
+
+    /// The parameters go some of the way to the anchor.
+    pub fn pull(&mut self, part: usize, scalars: &Scalars) -> Result<()> {
+        let Meeting::Elastic { alpha } = self.meeting else { return Ok(()) };
+        self.parts[part].pull.run(&Scalars { learning_rate: -alpha, ..*scalars })
+    }
+
+    /// All ranks' drifts are added up.
+    pub fn meet(&mut self, device: &dyn Device, part: usize, scalars: &Scalars) -> Result<()> {
+        let part = &mut self.parts[part];
+        match self.meeting {
+            Meeting::Elastic { alpha } => part.step.run(&Scalars { learning_rate: alpha, ..*scalars }),
+            Meeting::Anchor { outer, .. } => {
+                part.mean.run(&Scalars { gradient_scale: 1.0 / self.ranks as f32, ..*scalars })?;
+                device.copy(&part.anchor, &part.own)?;
+                part.step.run(&Scalars { learning_rate: outer.rate, ..*scalars })?;
+                device.copy(&part.own, &part.anchor)
+            }
+        }
+    }
+
+    /// The ranks' own optimizers start anew.
+    pub fn forget(&self, device: &dyn Device) -> Result<()> {
+        self.state.iter().try_for_each(|state| device.zero(state))
+    }
+}
+
+/// What ranks may have unlike: not what is frozen, which lies behind all that has gradients.
+fn learned(memories: &Memories) -> [Memory; 2] {
+    let (parameters, gradients) = (&memories.regions.parameters, &memories.gradients.averaged);
+    let bytes = parameters.bytes().min(gradients.bytes() - TAIL);
+    [parameters, gradients].map(|memory| memory.slice(0, bytes))
+}
+
+/// The ranks' parameters become their mean, and each rank's own go to where gradients were, for `restore`. Returns how
+/// far ranks are from it: the root of the mean square of their distances, as a share of the mean's own norm. Collective.
+pub fn take_mean(world: &World, device: &dyn Device, memories: &Memories) -> Result<f64> {
+    let [parameters, kept] = learned(memories);
+    device.copy(&parameters, &kept)?;
+    let mut squares = [0f64; 2];
+    for start in (0..parameters.bytes()).step_by(4 * PIECE) {
+        let piece = parameters.slice(start, (parameters.bytes() - start).min(4 * PIECE));
+        let mut own = vec![0f32; piece.bytes() / 4];
+        device.download(&piece, bytes_of_mut(&mut own))?;
+        let mut mean: Vec<f64> = own.iter().map(|&value| f64::from(value)).collect();
+        world.sum_f64(&mut mean)?;
+        for (own, mean) in own.iter_mut().zip(mean) {
+            let mean = mean / world.size() as f64;
+            squares[0] += (f64::from(*own) - mean).powi(2);
+            squares[1] += mean.powi(2);
+            *own = mean as f32;
+        }
+        device.upload(bytes_of(&own), &piece)?;
+    }
+    world.sum_f64(&mut squares)?;
+    Ok((squares[0] / squares[1].max(f64::MIN_POSITIVE)).sqrt())
+}
+
+/// Every rank has its own parameters again.
+pub fn restore(device: &dyn Device, memories: &Memories) -> Result<()> {
+    let [parameters, kept] = learned(memories);
+    device.copy(&kept, &parameters)
+}

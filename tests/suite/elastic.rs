@@ -139,6 +139,12 @@ fn signal(name: &str, process: u32) {
     assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
 }
 
+/// Steps in a record that is being written.
+fn recorded(path: &Path) -> usize {
+    let open = || hdf5::File::open_as(path, hdf5::OpenMode::ReadSWMR).ok()?.dataset("steps/step").ok();
+    open().map_or(0, |steps| steps.size())
+}
+
 fn losses(results: &Path) -> [Vec<f64>; 4] {
     ["steps/step", "steps/loss", "epochs/train_loss", "epochs/test_loss"].map(|name| series(results, name))
 }
@@ -202,6 +208,60 @@ fn a_job_shrinks_and_grows_with_its_hosts_and_sees_each_image_once() {
     assert!((1408.0..=1437.0).contains(&seen), "{seen} images an epoch");
     let [.., test] = losses(&scratch.path("a.h5"));
     assert!(test.len() == 12 && test[11] < 0.5 * test[0], "{test:?}");
+}
+
+/// Ranks are killed at random while the job goes from four ranks to two and back, with shards and with commits between
+/// few checkpoints. At the latest after two kills it gets further.
+fn random_kills_cost_no_bit(kills: usize) {
+    use dltrain::random::{Purpose, Stream, key};
+    let scratch = Scratch::new();
+    let flags = "--model mnist_net --shards 8 --batch 4 --threads 1 --optimizer sgd --momentum 0.9 --lr 0.01";
+    let flags = format!("{flags} --data {}", digits::few_tests());
+    let words = format!(
+        "{flags} --epochs 1000000 --results DIR/a.h5 --checkpoint DIR/c --checkpoint-every 100steps --commit 3"
+    );
+    scratch.write("hosts", "localhost:4\n");
+    let elastic = "--min-ranks 2 --max-ranks 4 --poll 0.1 --hosts cat${IFS}DIR/hosts";
+    let mut elastic = scratch.start(elastic, "", DLTRAIN, &words);
+    let mut random = Stream::new(key(19, Purpose::Synthetic, 0));
+    for kill in 0..kills {
+        if kill % 10 == 9 || kill == 1 {
+            let slots = if random.below(2) == 0 { 2 } else { 4 };
+            scratch.write("hosts", &format!("localhost:{slots}\n"));
+        }
+        // Every third one hits a job that may still be starting.
+        let next = recorded(&scratch.path("a.h5"));
+        if kill % 3 != 2 {
+            elastic.wait("got further", || recorded(&scratch.path("a.h5")) > next);
+        }
+        std::thread::sleep(Duration::from_millis(random.below(400).into()));
+        let ranks = elastic.processes("dltrain");
+        if let Some(rank) = ranks.iter().rfind(|&&rank| rank != elastic.child.id()) {
+            let _ = Command::new("kill").args(["-KILL", &rank.to_string()]).status();
+        }
+    }
+    let before = recorded(&scratch.path("a.h5"));
+    elastic.wait("got further", || recorded(&scratch.path("a.h5")) > before + 5);
+    elastic.signal("-TERM");
+    let (code, err) = elastic.end();
+    assert_eq!(code, 75, "{err}");
+    let [steps, losses, ..] = losses(&scratch.path("a.h5"));
+    assert!(steps.iter().enumerate().all(|(row, &step)| step == row as f64), "{err}");
+    let whole = scratch.words(&format!("{flags} --steps {} --results DIR/whole.h5", steps.len()));
+    run(4, &whole.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(series(&scratch.path("whole.h5"), "steps/loss"), losses, "{err}");
+    assert!(err.matches("Z: restart ").count() >= kills / 2, "{err}");
+}
+
+#[test]
+fn ranks_killed_at_random_with_shards_cost_no_bit() {
+    random_kills_cost_no_bit(4);
+}
+
+#[test]
+#[ignore = "minutes; make test-full"]
+fn full() {
+    random_kills_cost_no_bit(100);
 }
 
 #[test]

@@ -247,7 +247,8 @@ fn random_kills_cost_no_bit(kills: usize) {
     assert_eq!(code, 75, "{err}");
     let [steps, losses, ..] = losses(&scratch.path("a.h5"));
     assert!(steps.iter().enumerate().all(|(row, &step)| step == row as f64), "{err}");
-    let whole = scratch.words(&format!("{flags} --steps {} --results DIR/whole.h5", steps.len()));
+    let whole =
+        scratch.words(&format!("{flags} --epochs 1000000 --steps {} --results DIR/whole.h5", steps.len()));
     run(4, &whole.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(series(&scratch.path("whole.h5"), "steps/loss"), losses, "{err}");
     assert!(err.matches("Z: restart ").count() >= kills / 2, "{err}");

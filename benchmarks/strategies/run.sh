@@ -5,7 +5,7 @@
 # (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Usage: run.sh DLTRAIN    (make bench-strategies); needs DLTRAIN_MPIRUN and iperf3; PyTorch where .deps/torch has it
-#        RATE=100mbit STEPS=5 run.sh …
+#        RATE=100mbit STEPS=5 SECONDS_TO_LEARN=60 run.sh …
 #
 # All strategies must give the same weights, to the bit, before a number is printed: plain, root and servers on one host
 # by shared memory's order of adding, ZeRO-1 by the ring's.
@@ -102,6 +102,34 @@ check() {
     echo "weights after $steps steps: the same by every strategy, to the bit"
 }
 
+# What the digits are learned to in equal time: with local steps fewer bytes travel, and another training is done.
+learned() { # hosts, seconds
+    local name flags
+    echo
+    echo "$1 hosts x 1 rank, links of $rate: mnist_small on data/digits, batch 16, Adam, for $2 s"
+    printf '%-22s %8s %12s %10s %10s\n' strategy epochs images/s last best
+    while read -r name flags; do
+        # It ends as it is told to, with a code of its own.
+        # shellcheck disable=SC2086
+        { $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" \
+            --mca mpi_yield_when_idle 1 -H "$(slots "$1")" -n "$1" "$dltrain" --model mnist_small --data data/digits \
+            --batch 16 --threads 1 --optimizer adam --lr 0.002 --epochs 100000 --time-limit "0:00:$2" $flags \
+            --results "$scratch/l.h5" 2>/dev/null </dev/null || true; } |
+            awk -v name="$name" '$1 ~ /^[0-9]+$/ && $5 ~ /%$/ {
+                epochs = $1; rate += $6; last = $5 + 0; if (last > best) best = last
+            }
+            END { printf "%-22s %8d %12.0f %9.2f%% %9.2f%%\n", name, epochs, rate / epochs, last, best }'
+        rm -f "$scratch/l.h5"
+    done <<EOF
+plain --allreduce ring
+root --sync root
+server:1 --sync server
+local-8 --local-steps 8 --allreduce ring
+bmuf-8 --sync bmuf:8 --allreduce ring
+easgd-8,0.25 --sync easgd:8,0.25 --allreduce ring
+EOF
+}
+
 # dltrain on two hosts without a limit to their links, PyTorch by gloo on one.
 peers() {
     local turn
@@ -138,6 +166,7 @@ measure() {
         awk '/^bucket/ { on = 1; next } !NF { on = 0 } on && $3 == "MB" { print $2 }')
     compare 3
     compare 4
+    learned 4 "${SECONDS_TO_LEARN:-20}"
     peers
 }
 

@@ -52,7 +52,7 @@ impl Draw {
         let ranks = self.of(&[1, 2, 2, 3, 4]);
         let (model, sizes, has_norm, layers) = self.of(&MODELS[..models]);
         // A normalisation over one pixel wants two images.
-        let batch = self.of(&[2, 3, 4, 7]);
+        let batch = if model == "inception_v3" { 2 } else { self.of(&[2, 3, 4, 7]) };
         let mut flags = format!("--model {model} --batch {batch} --lr 1e-4");
         let mut add = |flag: &str| {
             flags.push(' ');
@@ -100,7 +100,41 @@ impl Draw {
         if self.one_in(3) {
             flags += " --checkpoint kept --checkpoint-every 1steps";
         }
+        flags += &self.strategy(ranks, batch, &flags);
         (ranks, flags)
+    }
+
+    /// Who updates what, where that goes with the other flags; and copies in memory.
+    fn strategy(&mut self, ranks: usize, batch: usize, flags: &str) -> String {
+        let has = |flag: &str| flags.contains(flag);
+        let mut all = vec![String::new(), String::new()];
+        if !has("--compress") && !has("--allreduce mpi") {
+            all.push(" --zero 1".into());
+            if has("--allreduce auto") {
+                all.extend([" --sync root".into(), " --sync server".into()]);
+            }
+            if !has("--ema") {
+                let relaxed = ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:1,0.5", "--sync bmuf:2"];
+                all.extend(relaxed.map(|flag| format!(" {flag}")));
+            }
+            let by_tree =
+                has("--wire f32") && (has("--allreduce auto") || has("--allreduce recursive-doubling"));
+            if by_tree && ranks.is_power_of_two() && !has("--accumulation") && !has("--sync-bn") {
+                all.push(" --shards 4".into());
+            }
+        }
+        if !has("--accumulation") {
+            all.push(format!(" --global-batch {}", ranks * batch + 1));
+        }
+        let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
+        // A server computes nothing, and one rank is no group.
+        if chosen.contains("server") && (ranks == 1 || has("--sync-bn")) {
+            chosen.clear();
+        }
+        if has("--checkpoint") && !chosen.contains("server") && self.one_in(2) {
+            chosen += " --commit 1";
+        }
+        chosen
     }
 
     /// How gradients are summed.

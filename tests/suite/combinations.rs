@@ -127,8 +127,9 @@ impl Draw {
             all.push(format!(" --global-batch {}", ranks * batch + 1));
         }
         let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
-        // A server computes nothing, and one rank is no group.
-        if chosen.contains("server") && (ranks == 1 || has("--sync-bn")) {
+        // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to what
+        // rank 0 has, though no rank has both.
+        if chosen.contains("server") && (ranks == 1 || has("--sync-bn") || has("--checkpoint")) {
             chosen.clear();
         }
         if has("--checkpoint") && !chosen.contains("server") && self.one_in(2) {

@@ -1,5 +1,5 @@
 //! Activations: functions of one number. What is said of one is said here, a line in each `match`; devices have a line
-//! for it too (CONTRIBUTING.md counts the places).
+//! for it too (CONTRIBUTING.md names the places).
 
 use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, TensorId};

@@ -1,7 +1,7 @@
 //! The validated run: what flags and files become. Plain data, written whole into every record. And `environment`: the
 //! switches that are read there alone.
 //!
-//! May use: `error`. Used by: everything.
+//! May use: `strategy`, `cuts`, `error`. Used by: everything.
 
 mod allreduce;
 mod compression;
@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::cuts::segment;
 use crate::error::Error;
+use crate::strategy::Relaxed;
 pub use crate::strategy::{OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
@@ -421,8 +422,8 @@ impl Config {
         items
     }
 
-    /// The same for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most `--batch` images,
-    /// and the least batch that suffices for these.
+    /// The same for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most `--batch`
+    /// images, and the least batch that suffices for these.
     ///
     /// # Errors
     /// `Usage` where there are more ranks than images.
@@ -451,13 +452,19 @@ impl Config {
         let batch = match self.global_batch {
             Some(global) if !global.is_multiple_of(shards) => {
                 return Err(Error::usage(format!(
-                    "--global-batch {global} and --shards {shards}: shards are alike; give a multiple of {shards} images"
+                    "--global-batch {global} and --shards {shards}: shards are alike; give a multiple of {shards} \
+                     images"
                 )));
             }
             Some(global) => global / shards,
             None => self.batch,
         };
         Ok(Config { accumulation: shards / ranks, batch, ..self.clone() })
+    }
+
+    /// How so many ranks come together that have parameters of their own; `None` where all have the same.
+    pub fn relaxed(&self, ranks: usize) -> Option<Relaxed> {
+        self.strategy.relaxed(&self.outer, ranks)
     }
 
     /// Images of so many ranks that compute in an update.

@@ -2,8 +2,8 @@
 //!
 //! A collective sends and adds by such a table, and the plan says by one who updates which parameters. Where both use
 //! the same, an element is added in the same order whether its sum goes to all ranks or to its owner alone. Nothing
-//! here knows what lies in a range or how its elements are counted. May use: nothing. Used by: `strategy`, `collective`,
-//! `plan`, `fusion`.
+//! here knows what lies in a range or how its elements are counted. May use: nothing. Used by: `strategy`, `config`,
+//! `data`, `collective`, `plan`, `fusion`.
 
 use std::ops::Range;
 

@@ -36,11 +36,12 @@ impl Args {
             _ if sync == Strategy::ALLREDUCE => Ok(Strategy::local(steps)),
             _ if sync.has_outer_step() => Ok(sync.with_local_steps(steps)),
             _ if sync.is_relaxed() => Err(Error::usage(format!(
-                "--local-steps {steps} and {sync}: this one says itself how many steps there are; leave --local-steps out"
+                "--local-steps {steps} and {sync}: this one says itself how many steps there are; leave --local-steps \
+                 out"
             ))),
             _ => Err(Error::usage(format!(
-                "--local-steps {steps} and {sync}: with local steps every rank updates parameters of its own; leave one \
-                 out"
+                "--local-steps {steps} and {sync}: with local steps every rank updates parameters of its own; leave \
+                 one out"
             ))),
         }
     }

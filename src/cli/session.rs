@@ -21,8 +21,8 @@ pub struct Args {
     /// How many of the newest checkpoints are kept; the one with the best test accuracy is kept besides.
     #[arg(long, default_value_t = 3, value_name = "K")]
     checkpoint_keep: usize,
-    /// Every N steps the state is copied to memory of the node (/dev/shm), and of a second node where there is one: what
-    /// --resume auto finds there after a rank was killed is newer than the last checkpoint.
+    /// Every N steps the state is copied to memory of the node (/dev/shm), and of a second node where there is one.
+    /// After a crash --resume auto goes on from the newest copy, if it is newer than the last checkpoint.
     #[arg(long, value_name = "N")]
     commit: Option<usize>,
     /// Go on at a checkpoint: a file, or auto for the newest whole one in the directory of --checkpoint (from the

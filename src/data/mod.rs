@@ -3,7 +3,7 @@
 //! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads:
 //! cut, scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders
 //! put all together and fill a rank's batch, ahead of time where threads are given.
-//! May use: `config`, `error`, `files`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
+//! May use: `config`, `cuts`, `error`, `files`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
 
 mod augment;
 mod cifar;

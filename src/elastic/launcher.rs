@@ -175,7 +175,8 @@ impl Job {
         }
         if value(own, "--checkpoint").is_none() {
             return Err(Error::usage(
-                "the job has no --checkpoint DIR, without which it would begin anew at every restart",
+                "the job has no --checkpoint DIR, without which it would begin anew at every restart; add it to the \
+                 flags of dltrain",
             ));
         }
         match value(own, "--resume") {

@@ -261,11 +261,12 @@ impl Turn {
 }
 
 impl Manner {
-    /// How each step of a round is done: one where all ranks have the same parameters.
-    pub fn round(&self, relaxed: Option<Relaxed>) -> Vec<Manner> {
-        let Some(Relaxed { every, meeting }) = relaxed else { return vec![self.clone()] };
-        let turn = |step| if step + 1 == every { Turn::last(meeting) } else { Turn::Alone };
-        (0..every).map(|step| Manner { relaxed: Some(turn(step)), ..self.clone() }).collect()
+    /// How the last step of a round is done, and the others where it has any. Where all ranks have the same parameters
+    /// every step is the last.
+    pub fn of_round(&self, relaxed: Option<Relaxed>) -> (Manner, Option<Manner>) {
+        let Some(Relaxed { every, meeting }) = relaxed else { return (self.clone(), None) };
+        let of = |turn| Manner { relaxed: Some(turn), ..self.clone() };
+        (of(Turn::last(meeting)), (every > 1).then(|| of(Turn::Alone)))
     }
 
     /// Plain data parallelism over ranks on these nodes.
@@ -322,27 +323,6 @@ impl Plan {
             },
             ranks,
         )
-    }
-}
-
-impl Plan {
-    /// What one rank does in each step of a round; steps that are alike have one script.
-    pub fn round(
-        &self,
-        manner: &Manner,
-        relaxed: Option<Relaxed>,
-        rule: &Rule,
-        ranks: Range<usize>,
-    ) -> Vec<Rc<Script>> {
-        let mut scripts: Vec<(Option<Turn>, Rc<Script>)> = Vec::new();
-        for manner in manner.round(relaxed) {
-            let turn = manner.relaxed;
-            let known = scripts.iter().find(|(other, _)| *other == turn).map(|(_, script)| script.clone());
-            let script =
-                known.unwrap_or_else(|| Rc::new(self.scripts(&manner, rule, ranks.clone()).swap_remove(0)));
-            scripts.push((turn, script));
-        }
-        scripts.into_iter().map(|(_, script)| script).collect()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Blockwise model-update filtering, with CNTK's defaults: block momentum 1 − 1/P for P ranks, Nesterov's, block learning
-//! rate 1, and the ranks' own optimizers start anew with every block.
+//! Blockwise model-update filtering, with CNTK's defaults: block momentum 1 − 1/P for P ranks, Nesterov's, block
+//! learning rate 1, and the ranks' own optimizers start anew with every block.
 //!
 //! Kai Chen, Qiang Huo: "Scalable training of deep learning machines by incremental block training with intra-block
 //! parallel optimization and blockwise model-update filtering", ICASSP 2016.

@@ -17,11 +17,11 @@ use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fusion::Fusion;
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Plan, Program, Script, TAIL};
+use crate::plan::{Manner, Plan, Program, Script, TAIL};
 use crate::reducer::{Averaging, Carrying};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
@@ -50,16 +50,14 @@ impl Assembly<'_> {
     pub fn trainer(&self, memories: &Memories) -> Result<Trainer> {
         let Assembly { world, peers, plans, device, .. } = *self;
         let plan = &plans.training;
-        let round = self.round(memories);
-        let script = round.last().cloned();
-        let script = world.agree(script.ok_or_else(|| Error::internal("a round of no step")))?;
+        let (script, others) = self.scripts(memories);
         let serves = memories.owners.serves(world.rank());
         let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
         let program = world.agree(program)?;
         let carrying =
             Carrying { world, peers, config: self.config, averaging: self.averaging, plan, device };
         let (fusion, compression) = carrying.fusion(&script, program.as_ref(), &memories.places())?;
-        let trainer = world.agree(self.steps(round, script, program, fusion, memories))?;
+        let trainer = world.agree(self.steps((script, others), program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match &trainer.program {
             Some(program) if !device.is_host() && self.config.data.is_some() => {
@@ -72,12 +70,14 @@ impl Assembly<'_> {
         Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
     }
 
-    /// What this rank does in each step of a round.
-    fn round(&self, memories: &Memories) -> Vec<Rc<Script>> {
+    /// What this rank does in the last step of a round, and in the others where it has any.
+    fn scripts(&self, memories: &Memories) -> (Rc<Script>, Option<Rc<Script>>) {
         let Assembly { world, config, plans, rule, .. } = *self;
         let manner = manner(world, config, memories.owners, memories.sharing.ranks > 1);
-        let relaxed = config.strategy.relaxed(&config.outer, world.size());
-        plans.training.round(&manner, relaxed, rule, world.rank()..world.rank() + 1)
+        let (last, others) = manner.of_round(config.relaxed(world.size()));
+        let own = world.rank()..world.rank() + 1;
+        let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
+        (of(&last), others.as_ref().map(of))
     }
 
     /// The evaluation that a plan is for.
@@ -105,8 +105,7 @@ impl Assembly<'_> {
     /// Everything that is done in a step. Not collective.
     fn steps(
         &self,
-        round: Vec<Rc<Script>>,
-        script: Rc<Script>,
+        (script, others): (Rc<Script>, Option<Rc<Script>>),
         program: Option<Program>,
         fusion: Fusion,
         memories: &Memories,
@@ -125,8 +124,9 @@ impl Assembly<'_> {
             program.as_ref().map(|program| Metrics::new(device, program, &memories.regions.metrics));
         Ok(Trainer {
             stretches,
-            round,
             script,
+            others,
+            steps_of_round: config.relaxed(self.world.size()).map_or(1, |relaxed| relaxed.every),
             statistics: config.shards.map(|shards| {
                 Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)
             }),
@@ -185,13 +185,9 @@ impl Assembly<'_> {
         if !device.is_host() && !memories.owners.are_apart() {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
-        let all = match (self.config.strategy, self.config.shards) {
-            // The norm of a rank's own gradients is nobody else's.
-            (strategy, _) if strategy.is_relaxed() => 1,
-            // However many ranks there are.
-            (_, Some(_)) => 1,
-            (strategy, None) => strategy.computing(world.size()),
-        };
+        // The norm of a rank's own gradients is nobody else's, and that of shards is the same for any number of ranks.
+        let is_whole = self.config.strategy.is_relaxed() || self.config.shards.is_some();
+        let all = if is_whole { 1 } else { self.config.strategy.computing(world.size()) };
         let plan = &plans.training;
         let of_share = |share: usize| {
             let share = |bucket| plan.share(bucket, rule, share, all);

@@ -70,8 +70,15 @@ pub(super) fn agree_on_statistics(world: &World, device: &dyn Device, statistics
         return Ok(());
     }
     device.download(statistics, bytes_of_mut(&mut values))?;
-    let mut sums: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
-    world.sum_f64(&mut sums)?;
-    values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / world.size() as f64) as f32);
+    let means = means(world, &values)?;
+    values.iter_mut().zip(means).for_each(|(value, mean)| *value = mean as f32);
     device.upload(bytes_of(&values), statistics)
+}
+
+/// The mean over ranks of each number. Collective.
+pub(super) fn means(world: &World, own: &[f32]) -> Result<Vec<f64>> {
+    let mut means: Vec<f64> = own.iter().map(|&value| f64::from(value)).collect();
+    world.sum_f64(&mut means)?;
+    means.iter_mut().for_each(|mean| *mean /= world.size() as f64);
+    Ok(means)
 }

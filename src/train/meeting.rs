@@ -1,11 +1,12 @@
-//! Ranks with parameters of their own (`strategy::Relaxed`): the anchor that all have alike, what is done when they meet,
-//! and the mean of all, which an evaluation reads.
+//! Ranks with parameters of their own (`strategy::Relaxed`): the anchor that all have alike, what is done when they
+//! meet, and the mean of all, which an evaluation reads.
 //!
 //! A pseudo-gradient is what an update takes off the anchor to come to the parameters, so that the step of the anchor
 //! is one of the optimizers. All of it is made of what every device has: copies and updates.
 
 use std::ops::Range;
 
+use super::evaluate::means;
 use super::memory::Memories;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -149,7 +150,8 @@ fn learned(memories: &Memories) -> [Memory; 2] {
 }
 
 /// The ranks' parameters become their mean, and each rank's own go to where gradients were, for `restore`. Returns how
-/// far ranks are from it: the root of the mean square of their distances, as a share of the mean's own norm. Collective.
+/// far ranks are from it: the root of the mean square of their distances, as a share of the mean's own norm.
+/// Collective.
 pub fn take_mean(world: &World, device: &dyn Device, memories: &Memories) -> Result<f64> {
     let [parameters, kept] = learned(memories);
     device.copy(&parameters, &kept)?;
@@ -158,10 +160,8 @@ pub fn take_mean(world: &World, device: &dyn Device, memories: &Memories) -> Res
         let piece = parameters.slice(start, (parameters.bytes() - start).min(4 * PIECE));
         let mut own = vec![0f32; piece.bytes() / 4];
         device.download(&piece, bytes_of_mut(&mut own))?;
-        let mut mean: Vec<f64> = own.iter().map(|&value| f64::from(value)).collect();
-        world.sum_f64(&mut mean)?;
-        for (own, mean) in own.iter_mut().zip(mean) {
-            let mean = mean / world.size() as f64;
+        let means = means(world, &own)?;
+        for (own, mean) in own.iter_mut().zip(means) {
             squares[0] += (f64::from(*own) - mean).powi(2);
             squares[1] += mean.powi(2);
             *own = mean as f32;

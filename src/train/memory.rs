@@ -79,7 +79,7 @@ impl Memories {
             true => &Sizes { activations: 0, workspace: 0, inputs: 0, metrics: 0, ..*sizes },
             false => sizes,
         };
-        let relaxed = config.strategy.relaxed(&config.outer, world.size());
+        let relaxed = config.relaxed(world.size());
         let anchor = relaxed.map(|relaxed| Anchor::new(device, relaxed, sizes.parameters)).transpose()?;
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);

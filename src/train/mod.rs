@@ -1,13 +1,12 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
-//! batches come from, `plans`), `step` is one training step,
-//! `device_prefetch` the next batch on its way, `metrics` the losses on theirs,
-//! `device` what a rank drives,
-//! `meeting` where ranks with parameters of their own come together, `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and resumes what `state` lists, on disk
-//! or, by `commit`, in memory, `stop` hears
-//! signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes
-//! is `record`'s business. May use: every room below. Used by: `main`, `elastic`.
+//! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
+//! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
+//! `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and
+//! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
+//! batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
+//! every room below. Used by: `main`, `elastic`.
 
 mod assemble;
 mod checkpoint;
@@ -33,6 +32,7 @@ mod testing;
 mod timeline;
 mod weights;
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::comm::{self, Phase, World};
@@ -48,7 +48,7 @@ pub use commit::newest_commit;
 use evaluate::Evaluator;
 use setup::Job;
 use state::State;
-use step::StepResult;
+use step::{Scaling, StepResult};
 use stop::Watch;
 use timeline::Timeline;
 
@@ -293,13 +293,16 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     }
     job.trainer.settle(&*job.device)?;
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    let scaling = job.trainer.scaling.as_ref();
-    job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, || {
-        let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
-        recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
-    })?;
+    let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
+    job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
+}
+
+/// What a checkpoint keeps of the record and of the loss scale, by name.
+fn numbers(scaling: Option<&Scaling>, recorder: &mut Recorder) -> BTreeMap<String, f64> {
+    let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
+    recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
 }
 
 /// The same in memory of the nodes. Collective.
@@ -307,12 +310,9 @@ fn commit(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let begun = Instant::now();
     all_finite(world, job)?;
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    let scaling = job.trainer.scaling.as_ref();
     let Some(commits) = &mut job.commits else { return Ok(()) };
-    commits.take(world, &*job.device, &state, &job.standing, || {
-        let kept = scaling.into_iter().flat_map(|scaling| scaling.scaler.numbers());
-        recorder.numbers().into_iter().chain(kept.map(|(name, number)| (name.into(), number))).collect()
-    })?;
+    let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
+    commits.take(world, &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
 }

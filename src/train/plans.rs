@@ -83,7 +83,7 @@ impl Plans {
     pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
-        let manner = last_of_round(world, config, &manner(world, config, owners, false));
+        let (manner, _) = manner(world, config, owners, false).of_round(config.relaxed(world.size()));
         let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..1);
         let script = fnv1a(format!("{scripts:?}").bytes());
         let items = [("plan", self.training.hash()), ("script", script)]
@@ -92,8 +92,8 @@ impl Plans {
         world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
     }
 
-    /// What all ranks do in a step, and how it goes: the last step of a round, where ranks have parameters of their own.
-    /// The others are rehearsed too. Not collective: one rank does it for all.
+    /// What all ranks do in a step, and how it goes: where ranks have parameters of their own, in one in which they
+    /// meet. The others are rehearsed too. Not collective: one rank does it for all.
     ///
     /// # Errors
     /// `Internal` where scripts do not fit together.
@@ -113,12 +113,11 @@ impl Plans {
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));
         let prices = Prices { transfer: &seconds, update: &update };
-        let round = manner.round(config.strategy.relaxed(&config.outer, world.size()));
-        let (last, first) = (round.last().unwrap_or(&manner), round.first().unwrap_or(&manner));
-        if round.len() > 1 {
-            plan::rehearse(&scripts(first), &facts, &prices)?;
+        let (last, others) = manner.of_round(config.relaxed(world.size()));
+        if let Some(others) = others {
+            plan::rehearse(&scripts(&others), &facts, &prices)?;
         }
-        let scripts = scripts(last);
+        let scripts = scripts(&last);
         let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
         Ok((scripts, rehearsal))
     }
@@ -140,9 +139,9 @@ impl Plans {
         if rehearsal.seconds.is_finite() {
             let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
             let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
-            let of = match config.strategy.relaxed(&config.outer, world.size()) {
-                Some(relaxed) if relaxed.every > 1 => format!("every {} steps", relaxed.every),
-                _ => "a step".into(),
+            let of = match config.relaxed(world.size()) {
+                Some(relaxed) => format!("a step in which ranks meet, one in {}", relaxed.every),
+                None => "a step".into(),
             };
             text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
         }
@@ -214,8 +213,8 @@ impl Plans {
         let (own, bytes) =
             (config.accumulation, self.extent.gradients.saturating_sub(1) * self.sizes.gradients);
         format!(
-            "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for their \
-             sums; nothing is summed before the last\n",
+            "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for \
+             their sums; nothing is summed before the last\n",
             config.batch,
             plan::describe_bytes(bytes)
         )
@@ -272,12 +271,6 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
     }
 }
 
-/// The same of the last step of a round, where ranks have parameters of their own.
-fn last_of_round(world: &World, config: &Config, manner: &Manner) -> Manner {
-    let round = manner.round(config.strategy.relaxed(&config.outer, world.size()));
-    round.into_iter().last().unwrap_or_else(|| manner.clone())
-}
-
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
 fn extent(
@@ -321,8 +314,7 @@ fn extent(
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
     let share = largest_share(world, plan, &rule, owners);
     let kept = keeps(config) && sharing.ranks > 1;
-    let anchors =
-        meeting::copies(config.strategy.relaxed(&config.outer, world.size())) * plan.sizes.parameters;
+    let anchors = meeting::copies(config.relaxed(world.size())) * plan.sizes.parameters;
     let optimizer = match owners {
         // Who serves has no graph: it takes more than another rank where this is more than what steps need.
         _ if owners.serves(world.size() - 1) => {
@@ -365,7 +357,7 @@ fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usiz
     let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);
     let passing = if expected_owners(world, config.strategy, true).are_apart() { passing } else { 0 };
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
-    let relaxed = config.strategy.relaxed(&config.outer, world.size());
+    let relaxed = config.relaxed(world.size());
     let copies = match relaxed {
         Some(_) => copies * world.size() + meeting::copies(relaxed),
         None => copies,

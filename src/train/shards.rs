@@ -1,6 +1,6 @@
 //! `--shards`: everything of a step that would depend on how shards are dealt out to ranks is added up along one binary
-//! tree over shards. A rank has neighbouring leaves: it makes the lower levels, and recursive doubling between ranks the
-//! upper ones. Gradients go through `Accumulation`; here are losses and running statistics.
+//! tree over shards. A rank has neighbouring leaves: it makes the lower levels, and recursive doubling between ranks
+//! the upper ones. Gradients go through `Accumulation`; here are losses and running statistics.
 
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};

@@ -90,10 +90,11 @@ pub struct StepResult {
 
 /// Everything a step needs, made once.
 pub struct Trainer {
-    /// What this rank does in each step of a round: one step where all ranks have the same parameters.
-    pub round: Vec<Rc<Script>>,
-    /// And in the last of them.
+    /// What this rank does in a step: where ranks have parameters of their own, in the last one of a round.
     pub script: Rc<Script>,
+    /// What it does in the others, where there are any; and how many steps a round has.
+    pub others: Option<Rc<Script>>,
+    pub steps_of_round: usize,
     /// Where ranks have parameters of their own: what they do when they meet.
     pub meetings: Option<Meetings>,
     /// With shards: what becomes of their running statistics.
@@ -276,7 +277,8 @@ impl Trainer {
             broken: false,
             begun: traced,
         };
-        let script = self.round[done % self.round.len()].clone();
+        let is_last = (done + 1).is_multiple_of(self.steps_of_round);
+        let script = self.others.as_ref().filter(|_| !is_last).unwrap_or(&self.script).clone();
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         self.read_tail(device, &mut result)?;

@@ -127,8 +127,8 @@ impl Draw {
             all.push(format!(" --global-batch {}", ranks * batch + 1));
         }
         let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
-        // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to what
-        // rank 0 has, though no rank has both.
+        // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to
+        // what rank 0 has, though no rank has both.
         if chosen.contains("server") && (ranks == 1 || has("--sync-bn") || has("--checkpoint")) {
             chosen.clear();
         }

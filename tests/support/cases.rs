@@ -1,4 +1,5 @@
-//! Tests that go over many cases of one kind go over the first of them in `make test`, and over all in `make test-full`.
+//! Tests that go over many cases of one kind go over the first of them in `make test`, and over all in
+//! `make test-full`.
 
 /// Whether this is `make test-full`.
 pub fn full() -> bool {

@@ -263,6 +263,10 @@ impl Args {
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
                  updates",
             ),
+            _ if strategy.sends_parameters() && self.wire != Wire::F32 => refuse(
+                format!("--wire {}", self.wire),
+                "parameters travel, which would forget small updates; gradients do not",
+            ),
             _ if self.tensorboard_histograms.is_some() => {
                 refuse("--tensorboard-histograms".into(), "no rank has the sums of all gradients")
             }

@@ -1,19 +1,17 @@
 //! What carries out the transfers of a script, made of collectives for what lies where.
 
-use std::rc::Rc;
-
 use super::averaging::Averaging;
 use super::gpu_direct;
-use super::sharing::{Gradients, as_memory, codes_on_device};
+use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
 use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, select};
-use crate::comm::{Region, World};
+use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, gossip, select};
+use crate::comm::World;
 use crate::config::{AllreduceKind, Config, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{Carriers, Exchanges, Fusion, Line, Norms, OnDevice, ReduceAt, Staging, Tail, Words};
-use crate::plan::{Area, Plan, Program, Script, TAIL};
+use crate::plan::{Area, Plan, Program, Script, TAIL, Transfer};
 use crate::strategy::Owners;
 
 /// What transfers of the script move.
@@ -22,12 +20,10 @@ pub struct Places<'a> {
     pub owners: Owners,
     /// Whether the ranks of a node have the parameters in common.
     pub in_common: bool,
-    /// What the program computes with.
-    pub parameters: &'a Memory,
     /// Where gradients are averaged.
     pub gradients: &'a Gradients,
-    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
-    pub travelling: Option<&'a Rc<Region>>,
+    /// Where parameters go between ranks: what does.
+    pub travelling: Option<&'a Travelling>,
 }
 
 /// What carriers are made of. All of it is collective, and fails on every rank alike.
@@ -65,12 +61,13 @@ impl Carrying<'_> {
         let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, world.size()))?;
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
+        let mixes = self.mixes(script, places)?;
         let tail_line = if apart || script.relaxed { Some(self.tail(places)?) } else { None };
         let parameters = if apart { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
         let norms = if gathers { Some(world.agree(Norms::new(world))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
-        let carriers = Carriers { sums, tail: tail_line, parameters, norms, exchanges };
+        let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
     }
@@ -92,15 +89,34 @@ impl Carrying<'_> {
 
     /// Where owners are apart: what brings new parameters. Collective.
     fn parameters(&self, places: &Places) -> Result<Line> {
-        let (world, region) = (self.world, places.travelling);
-        let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
+        let world = self.world;
+        let Travelling { region, on_device } = self.travelling(places)?;
         let parameters: Box<dyn Collective> = match self.config.strategy.is_central() {
             true => Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
             _ if places.in_common => Box::new(Hierarchical::between_nodes(world, region)?),
             _ => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
         };
-        let at = self.staging(places.parameters, as_memory(region));
+        let at = self.staging(on_device, as_memory(region));
         Ok(Line::new(Words { what: "parameters of bucket", operation: "allgather" }, parameters, at))
+    }
+
+    fn travelling<'p>(&self, places: &'p Places) -> Result<&'p Travelling> {
+        let travelling = places.travelling.ok_or_else(|| Error::internal("parameters that never travel"));
+        self.world.agree(travelling)
+    }
+
+    /// In a gossip: what exchanges parameters with the rank at each distance that the script has. Collective.
+    fn mixes(&self, script: &Script, places: &Places) -> Result<Vec<Line>> {
+        let mut distances: Vec<usize> = script.transfers.iter().filter_map(Transfer::distance).collect();
+        distances.dedup();
+        let line = |distance| {
+            let Travelling { region, on_device } = self.travelling(places)?;
+            let pair = gossip::with_one_other(self.world, distance, region)?;
+            let at = self.staging(on_device, as_memory(region));
+            let words = Words { what: "parameters of bucket", operation: "exchange" };
+            Ok(Line::new(words, pair, at).behind(region.bytes() / 2))
+        };
+        distances.into_iter().map(line).collect()
     }
 
     fn staging(&self, device: &Memory, host: Memory) -> ReduceAt {

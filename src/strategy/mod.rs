@@ -13,6 +13,7 @@ use serde::Serialize;
 mod allreduce;
 mod bmuf;
 mod easgd;
+mod gossip;
 mod local;
 mod owners;
 mod relaxed;
@@ -113,7 +114,7 @@ pub trait Way: fmt::Debug + Sync {
 }
 
 /// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 7] = [
+const WAYS: [&dyn Way; 8] = [
     &allreduce::Allreduce,
     &zero::Zero1,
     &root::Root,
@@ -121,6 +122,7 @@ const WAYS: [&dyn Way; 7] = [
     &local::Local,
     &bmuf::BlockMomentum,
     &easgd::Elastic,
+    &gossip::Gossip,
 ];
 
 /// As the flag is written: `server[:K]`, `easgd:H,ALPHA`.
@@ -188,6 +190,11 @@ impl Strategy {
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.
     pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
         self.way.relaxed(self.given(), outer, ranks)
+    }
+
+    /// Whether parameters themselves go from rank to rank, and no sums.
+    pub fn sends_parameters(self) -> bool {
+        self.relaxed(&OuterFlags::default(), 1).is_some_and(|relaxed| relaxed.sends_parameters())
     }
 
     /// Whether ranks meet by a step of SGD, which flags may say more of.

@@ -44,9 +44,10 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Cuts a program wherever a run of the script begins or ends.
-    pub fn cut(program: &Program, script: &Script, device: &dyn Device) -> Vec<Stretch> {
-        let ends_of_runs = script.actions.iter().flat_map(|action| match action {
+    /// Cuts a program wherever a run of a script begins or ends.
+    pub fn cut(program: &Program, scripts: &[Rc<Script>], device: &dyn Device) -> Vec<Stretch> {
+        let actions = scripts.iter().flat_map(|script| &script.actions);
+        let ends_of_runs = actions.flat_map(|action| match action {
             Action::Run { steps, .. } => [steps.start, steps.end],
             _ => [0; 2],
         });
@@ -88,13 +89,32 @@ pub struct StepResult {
     pub usage: Option<Usage>,
 }
 
+/// What a rank does in steps that come again and again (`Manner::of_round`): one, but for ranks with parameters of
+/// their own.
+pub struct Round {
+    /// Of each step, or of the first ones and the last.
+    pub scripts: Vec<Rc<Script>>,
+    /// How many steps it has.
+    pub steps: usize,
+}
+
+impl Round {
+    /// Of a step by its number in the run.
+    fn script(&self, done: usize) -> Rc<Script> {
+        let (at, last) = (done % self.steps, self.scripts.len() - 1);
+        self.scripts[if at + 1 == self.steps { last } else { at.min(last.saturating_sub(1)) }].clone()
+    }
+
+    /// Who updates what, and what goes between ranks, is the same in all of them.
+    fn any(&self) -> &Script {
+        &self.scripts[0]
+    }
+}
+
 /// Everything a step needs, made once.
 pub struct Trainer {
-    /// What this rank does in a step: where ranks have parameters of their own, in the last one of a round.
-    pub script: Rc<Script>,
-    /// What it does in the others, where there are any; and how many steps a round has.
-    pub others: Option<Rc<Script>>,
-    pub steps_of_round: usize,
+    /// What this rank does in each step.
+    pub round: Round,
     /// Where ranks have parameters of their own: what they do when they meet.
     pub meetings: Option<Meetings>,
     /// With shards: what becomes of their running statistics.
@@ -277,8 +297,7 @@ impl Trainer {
             broken: false,
             begun: traced,
         };
-        let is_last = (done + 1).is_multiple_of(self.steps_of_round);
-        let script = self.others.as_ref().filter(|_| !is_last).unwrap_or(&self.script).clone();
+        let script = self.round.script(done);
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         self.read_tail(device, &mut result)?;
@@ -323,7 +342,7 @@ impl Trainer {
             Action::Check => self.check(at),
             Action::Clip if at.broken => Ok(()),
             Action::Clip => {
-                let others = self.script.owners.are_apart().then(|| self.fusion.norms());
+                let others = self.round.any().owners.are_apart().then(|| self.fusion.norms());
                 self.clip.as_mut().map_or(Ok(()), |clip| clip.run(&at.scalars, others))
             }
             Action::Update(_) | Action::Average(_) if at.broken => Ok(()),
@@ -337,6 +356,7 @@ impl Trainer {
             Action::Drift(part) => self.meet(|meetings| meetings.drift(device, *part, &at.scalars)),
             Action::Pull(part) => self.meet(|meetings| meetings.pull(*part, &at.scalars)),
             Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
+            Action::Mix(part) => self.meet(|meetings| meetings.mix(*part, &at.scalars)),
             Action::Forget => self.meet(|meetings| meetings.forget(device)),
             Action::Arrive => {
                 self.barrier.iter_mut().for_each(Barrier::arrive);
@@ -469,7 +489,7 @@ impl Trainer {
 
     /// All ranks come to the same: they have the same gradients, or were told of the others'.
     fn check(&mut self, at: &mut Moment) -> Result<()> {
-        at.broken |= self.script.owners.are_apart() && !self.fusion.norms().is_finite();
+        at.broken |= self.round.any().owners.are_apart() && !self.fusion.norms().is_finite();
         if let Some(scaling) = &mut self.scaling {
             scaling.stuck = !scaling.scaler.step(!at.broken);
         }
@@ -506,7 +526,7 @@ impl Trainer {
             places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
         }
         let is_new = |transfer: &Transfer| transfer.kind == Kind::FromOwners;
-        let transfers = self.script.transfers.clone();
+        let transfers = self.round.any().transfers.clone();
         for id in (0..transfers.len()).filter(|&id| is_new(&transfers[id])) {
             self.fusion.start(id, device)?;
         }

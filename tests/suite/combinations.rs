@@ -72,7 +72,9 @@ impl Draw {
         if has_norm && self.one_in(2) {
             add(if ranks == 4 && self.one_in(2) { "--sync-bn=2" } else { "--sync-bn" });
         }
-        if bf16 && self.one_in(4) {
+        // Normalisations over few numbers that are rounded so make gradients grow until none is finite: mobilenet_v2 with
+        // two images of 32² does so on the reference device too.
+        if bf16 && self.one_in(4) && (batch >= 4 || !has_norm) {
             add("--precision bf16");
         }
         if self.one_in(3) {
@@ -114,8 +116,14 @@ impl Draw {
                 all.extend([" --sync root".into(), " --sync server".into()]);
             }
             if !has("--ema") {
-                let relaxed = ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:1,0.5", "--sync bmuf:2"];
-                all.extend(relaxed.map(|flag| format!(" {flag}")));
+                let relaxed = [
+                    "--local-steps 2 --outer-momentum 0.5",
+                    "--sync easgd:1,0.5",
+                    "--sync bmuf:2",
+                    "--sync gossip",
+                ];
+                let goes = |flag: &&str| has("--wire f32") || !flag.contains("gossip");
+                all.extend(relaxed.into_iter().filter(goes).map(|flag| format!(" {flag}")));
             }
             let by_tree =
                 has("--wire f32") && (has("--allreduce auto") || has("--allreduce recursive-doubling"));

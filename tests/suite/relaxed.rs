@@ -1,4 +1,4 @@
-//! Ranks with parameters of their own: `--local-steps`, `--sync bmuf` and `--sync easgd`.
+//! Ranks with parameters of their own: `--local-steps`, `--sync bmuf`, `--sync easgd` and `--sync gossip`.
 //!
 //! - with one local step and plain SGD it is plain data parallelism; ranks that never meet train alone, bit for bit;
 //! - what ranks come to when they meet is what a few lines of arithmetic make of what they had, for three ranks, two
@@ -210,13 +210,71 @@ fn three_ranks_meet_as_the_papers_say() {
     }
 }
 
+/// What a step without others makes of a rank's parameters, and half the way to those of one other: 1 place back, then 2.
+#[test]
+fn three_ranks_gossip_as_the_papers_say() {
+    let scratch = Scratch::new();
+    let words = "--optimizer sgd --momentum 0 --lr 0.01";
+    let gossip = scratch.train("gossip", 3, 4, &format!("{words} --sync gossip"));
+    let at = |step: usize| numbers(&scratch.path("gossip").join(format!("step-0000000{step}.h5")));
+    for step in 1..4 {
+        let resume = format!("{words} {NEVER} --resume DIR/gossip/step-0000000{step}.h5");
+        let alone = scratch.train(&format!("alone{step}"), 3, step + 1, &resume).kept;
+        let [before, after] = [at(step), at(step + 1)];
+        for (path, alone) in alone.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+            let length = alone.len() / 3;
+            let of = |values: &[f32], rank: usize, index: usize| f64::from(values[rank * length + index]);
+            let places = [1, 2][step % 2];
+            for rank in 0..3 {
+                let half_way = |index: usize| {
+                    let [other, own] =
+                        [(rank + 3 - places) % 3, rank].map(|rank| of(&before[path], rank, index));
+                    of(alone, rank, index) + (other - own) / 2.0
+                };
+                let expected: Vec<f64> = (0..length).map(half_way).collect();
+                let found = &after[path][rank * length..][..length];
+                near(found, &expected, &format!("{path} of rank {rank} after step {step}"));
+            }
+        }
+    }
+    assert!(!gossip.kept.keys().any(|path| path.starts_with("anchor")), "there is none to be kept");
+}
+
+/// By a learning rate that changes nothing: two ranks come to their mean, the same bits on both, and of any number the
+/// mean stays.
+#[test]
+fn a_gossip_of_two_is_their_mean() {
+    let scratch = Scratch::new();
+    for ranks in [2, 3] {
+        let before = scratch.train(&format!("before{ranks}"), ranks, 2, &format!("{SGD} {NEVER}")).kept;
+        let rate = "--optimizer sgd --momentum 0 --lr 1e-30";
+        let words = format!("{rate} --sync gossip --resume DIR/before{ranks}/step-00000002.h5");
+        let after = scratch.train(&format!("after{ranks}"), ranks, 3, &words).kept;
+        for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+            let length = before.len() / ranks;
+            let mean = |values: &[f32], index: usize| {
+                (0..ranks).map(|rank| f64::from(values[rank * length + index])).sum::<f64>() / ranks as f64
+            };
+            for index in 0..length {
+                let [old, new] = [before, &after[path]].map(|values| mean(values, index));
+                assert!((old - new).abs() <= 1e-6 * (1.0 + old.abs()), "{path}: {old} became {new}");
+                // One addition is rounded, a half is exact.
+                let half = (before[index] + before[(ranks - 1) * length + index]) / 2.0;
+                let bits = |rank: usize| after[path][rank * length + index].to_bits();
+                assert!(ranks > 2 || (bits(0), bits(1)) == (half.to_bits(), half.to_bits()), "{path}");
+            }
+        }
+    }
+}
+
 /// In the middle of a round as at its end; by a plain run, from one, and with other ranks.
 #[test]
 fn an_interrupted_run_goes_on() {
     let scratch = Scratch::new();
     let words = "--optimizer adam --lr 0.01";
-    let rules = ["--local-steps 3 --outer-momentum 0.5", "--sync easgd:3,0.5", "--sync bmuf:3"];
-    for (number, rule) in first(1, rules).enumerate() {
+    let rules =
+        ["--local-steps 3 --outer-momentum 0.5", "--sync gossip", "--sync easgd:3,0.5", "--sync bmuf:3"];
+    for (number, rule) in first(2, rules).enumerate() {
         let whole = scratch.train(&format!("whole{number}"), 2, 7, &format!("{words} {rule}"));
         for step in [2, 3, 4] {
             let resume = format!("{words} {rule} --resume DIR/whole{number}/step-0000000{step}.h5");
@@ -283,6 +341,9 @@ fn they_send_a_share_of_the_bytes() {
         let least = plain / steps - tail;
         assert!((least..=plain / steps + 2 * tail).contains(&found), "{words}: {found}, plain {plain}");
     }
+    // All parameters to one other.
+    let (gossip, whole) = (sent("gossip", "--sync gossip"), 3 * plain / 4);
+    assert!((whole - tail..=whole + 2 * tail).contains(&gossip), "{gossip}, of plain {plain}");
     let halves = sent("halves", "--local-steps 4 --wire bf16");
     assert!(halves < plain / 4 / 2 + 2 * tail, "{halves}, plain {plain}");
 }
@@ -290,13 +351,16 @@ fn they_send_a_share_of_the_bytes() {
 #[test]
 fn memory_is_as_planned() {
     let scratch = Scratch::new();
-    let all =
-        ["--local-steps 2 --outer-momentum 0.9 --optimizer adam --checkpoint DIR", "--sync easgd:1,0.5"];
-    for (number, flags) in first(1, all).enumerate() {
+    let all = [
+        "--local-steps 2 --outer-momentum 0.9 --optimizer adam --checkpoint DIR",
+        "--sync gossip --checkpoint DIR",
+        "--sync easgd:1,0.5",
+    ];
+    for (number, flags) in first(2, all).enumerate() {
         let results = scratch.path(&format!("{number}.h5"));
         let words = format!(
             "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --lr 1e-5 {} --results {}",
-            flags.replace("DIR", scratch.path("kept").to_str().unwrap()),
+            flags.replace("DIR", scratch.path(&format!("kept{number}")).to_str().unwrap()),
             results.display()
         );
         run(2, &words.split_whitespace().collect::<Vec<_>>());
@@ -308,7 +372,9 @@ fn memory_is_as_planned() {
 #[test]
 fn gpus_meet_alike() {
     let mut results = gpu_job::Results::new();
-    for rule in first(1, ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:2,0.25", "--sync bmuf:2"]) {
+    let rules =
+        ["--local-steps 2 --outer-momentum 0.5", "--sync gossip", "--sync easgd:2,0.25", "--sync bmuf:2"];
+    for rule in first(2, rules) {
         let words = format!("--model mnist_small --batch 2 --steps 5 --threads 1 {SGD} {rule}");
         let on_cpu = results.losses(2, &format!("{words} --device cpu"));
         let on_gpu = results.losses(2, &format!("{words} --device cuda --precision f32"));
@@ -327,12 +393,13 @@ fn the_digits_are_learned() {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
     let rules = [
         "--local-steps 4",
+        "--sync gossip",
         "--sync easgd:4,0.3",
         "--sync bmuf:4",
         "--local-steps 4 --outer-lr 0.7 --outer-momentum 0.3 --outer-nesterov",
     ];
     let seeds = if full() { 1..4 } else { 1..2 };
-    for rule in first(1, rules) {
+    for rule in first(2, rules) {
         for ranks in first(1, [2, 4]) {
             for seed in seeds.clone() {
                 let results = scratch.path(&format!("digits{seed}{ranks}{}.h5", rule.len()));
@@ -365,6 +432,9 @@ fn what_does_not_go_together_is_refused() {
         ("--outer-lr 0.5", "add --local-steps H"),
         ("--sync easgd:4,0.5 --outer-momentum 0.5", "add --local-steps H"),
         ("--local-steps 4 --outer-momentum 1", "--outer-momentum"),
+        ("--sync gossip --wire bf16", "--wire bf16 and --sync gossip"),
+        ("--sync gossip --local-steps 2", "says itself how many steps"),
+        ("--sync gossip:2", "it is gossip"),
         ("--sync easgd:4", "ALPHA is missing"),
         ("--sync easgd:4,2", "`2` is no attraction"),
     ] {

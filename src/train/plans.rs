@@ -287,7 +287,16 @@ fn extent(
     let own_memory = !device.is_host();
     let ([mapped, mut messages], compression) = match config.compress {
         None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
-        Some(scheme) => ([0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)),
+        Some(scheme) => (
+            [0, 0],
+            compress::memory(
+                (scheme, !config.strategy.is_relaxed()),
+                &averaging.selection,
+                plan,
+                device,
+                world,
+            ),
+        ),
     };
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);

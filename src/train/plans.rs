@@ -363,7 +363,18 @@ fn extent(
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
         program: host::resident().unwrap_or(0),
+        halves: halves(config, world, plan),
         own_memory,
+    }
+}
+
+/// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
+fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
+    let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
+    let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
+    match reads_some {
+        true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
+        false => 0,
     }
 }
 

@@ -210,6 +210,22 @@ fn three_ranks_meet_as_the_papers_say() {
     }
 }
 
+/// The first update of Adam is as long as the learning rate, whatever the gradient: after a meeting too.
+#[test]
+fn optimizers_start_anew_with_a_block() {
+    let scratch = Scratch::new();
+    let words = "--optimizer adam --lr 0.001 --outer-momentum 0";
+    scratch.train("blocks", 2, 5, &format!("{words} --sync bmuf:3"));
+    let [before, after] =
+        [3, 4].map(|step| numbers(&scratch.path("blocks").join(format!("step-0000000{step}.h5"))));
+    for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+        let moved = before.iter().zip(&after[path]).map(|(before, after)| (before - after).abs());
+        let most = moved.fold(0.0, f32::max);
+        // Numbers below 1 are stored to 6e-8.
+        assert!((most - 0.001).abs() < 2e-6, "{path} went {most}");
+    }
+}
+
 /// What a step without others makes of a rank's parameters, and half the way to those of one other: 1 place back, then 2.
 #[test]
 fn three_ranks_gossip_as_the_papers_say() {

@@ -107,7 +107,13 @@ pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKer
 }
 
 /// x → y, and dy → dx
-pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Result<CudaKernel> {
+pub fn dropout(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    p: f32,
+    layer: u32,
+    whole: bool,
+) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
     // Elements are numbered as the host has them, wherever they lie.
@@ -127,6 +133,7 @@ pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Re
             Int(plane),
             Float(p),
             Long(layer as usize),
+            Bool(whole),
             Memory(&scalars),
         ];
         operands.each("dropout", real, samples * channels * plane, &arguments)

@@ -67,7 +67,7 @@ pub fn slice(engine: &Rc<Engine>, request: &KernelRequest, from: usize) -> Resul
         }
     };
     let desc = reorder_desc(engine, &part, desc(&to)?)?;
-    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.part_of(whole))
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.sees_in(0, whole))
 }
 
 /// The layout in which the concatenation read the input that begins at this channel.

@@ -143,6 +143,14 @@ impl Desc {
         Ok(Desc { library: engine.library, raw })
     }
 
+    /// The same once more.
+    pub fn copy(&self) -> Result<Desc> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the descriptor is alive; the clone is ours.
+        unsafe { call!(self.library, dnnl_memory_desc_clone(&mut raw, self.raw))? };
+        Ok(Desc { library: self.library, raw })
+    }
+
     /// A part of the tensor that this describes, where it lies.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 
 mod activation;
 mod arrange;
+mod broadcast;
 mod conv;
 mod dropout;
 mod linear;
@@ -17,6 +18,7 @@ mod norm;
 mod pool;
 
 pub use activation::Activation;
+pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use norm::{BatchNorm, LocalResponseNorm};
 pub use pool::{Pool2d, adaptive_window};
@@ -107,9 +109,10 @@ pub enum Op {
     /// x → y = x·m/(1−p), where m is 0 with probability p: in step t, element e of the sample at global position
     /// s is dropped when uniform(word e mod 4 of philox(key(seed, Dropout, layer), [e/4, s, t, t >> 32])) < p.
     /// Nothing is stored: the backward op computes the same mask.
-    Dropout { p: f32, layer: u32 },
+    /// With `whole` element 0 decides for all of its sample (stochastic depth, Huang et al. 2016).
+    Dropout { p: f32, layer: u32, whole: bool },
     /// dy → dx = dy·m/(1−p)
-    DropoutBackward { p: f32, layer: u32 },
+    DropoutBackward { p: f32, layer: u32, whole: bool },
 
     /// x (N,…) → y: the same elements in logical order under another shape.
     Reshape,
@@ -120,6 +123,14 @@ pub enum Op {
     Slice { from: usize },
     /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
     Add { relu: bool },
+
+    /// a, b → y = a ∘ b, either stretched over the other as numpy has it: aligned at their last axes, along which an
+    /// axis of 1 or none takes the other's extent.
+    Binary(Binary),
+    /// x → y = scale·Σx over the axes where y has 1, or none, and x more: what takes a stretching back.
+    Sum { scale: f32 },
+    /// x → y = scale·x, stretched.
+    Expand { scale: f32 },
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
@@ -195,6 +206,9 @@ impl Op {
             Op::Concat => ("concat", Nothing),
             Op::Slice { .. } => ("slice", Nothing),
             Op::Add { relu } => (if *relu { "add+relu" } else { "add" }, Elements),
+            Op::Binary(of) => (of.name(), Elements),
+            Op::Sum { .. } => ("sum", Elements),
+            Op::Expand { .. } => ("expand", Nothing),
             Op::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy", Elements),
             Op::SoftmaxCrossEntropyBackward { .. } => ("softmax cross-entropy backward", Elements),
         }
@@ -226,10 +240,15 @@ impl Op {
             Op::MaxPool(pool) => b.simple(id, node, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]]),
             Op::AvgPool(pool) => b.simple(id, node, Op::AvgPoolBackward(pool), vec![dy]),
             Op::AdaptiveAvgPool => b.simple(id, node, Op::AdaptiveAvgPoolBackward, vec![dy]),
-            Op::Dropout { p, layer } => b.simple(id, node, Op::DropoutBackward { p, layer }, vec![dy]),
+            Op::Dropout { p, layer, whole } => {
+                b.simple(id, node, Op::DropoutBackward { p, layer, whole }, vec![dy]);
+            }
             Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
             Op::Concat => arrange::concat_backward(b, id, node, dy),
             Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
+            Op::Binary(of) => broadcast::binary_backward(b, id, node, of, dy),
+            Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
+            Op::Expand { scale } => b.contribute_sum(id, node.inputs[0], dy, scale),
             // Integers have no gradients, and nothing learned comes before the moments of another rank.
             Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } => {}
             Op::SoftmaxCrossEntropy { smoothing, weight } => {

@@ -279,13 +279,22 @@ fn evaluate(
         Op::Sum { scale } => vec![sum_to(&inputs[0], *scale, &outputs[0].0.shape)?],
         Op::Expand { scale } => vec![stretched(&inputs[0], &shape(0))?.mapv(|x| x * scale)],
         Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::Concat => {
+        Op::Concat { axis } => {
             let parts: Vec<_> = inputs.iter().map(|part| part.view()).collect();
-            vec![concatenate(Axis(1), &parts).map_err(|e| Error::internal(e.to_string()))?]
+            vec![concatenate(Axis(*axis), &parts).map_err(|e| Error::internal(e.to_string()))?]
         }
-        Op::Slice { from } => {
-            let channels = *from..from + shape(0)[1];
-            vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
+        Op::Slice { axis, from } => {
+            let range = *from..from + shape(0)[*axis];
+            vec![inputs[0].slice_axis(Axis(*axis), range.into()).as_standard_layout().to_owned()]
+        }
+        Op::Pad { axis, before } => {
+            let mut y = ArrayD::zeros(IxDyn(&shape(0)));
+            let range = *before..before + inputs[0].shape()[*axis];
+            y.slice_axis_mut(Axis(*axis), range.into()).assign(&inputs[0]);
+            vec![y]
+        }
+        Op::Permute(order) => {
+            vec![inputs[0].view().permuted_axes(order.axes()).as_standard_layout().to_owned()]
         }
         Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
         Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {

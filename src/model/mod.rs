@@ -11,6 +11,7 @@ mod mobilenet;
 mod mobilenet_v3;
 mod regnet;
 mod resnet;
+mod shufflenet;
 mod squeeze;
 mod squeezenet;
 mod vgg;
@@ -61,6 +62,7 @@ pub const MODELS: &[Model] = &[
     mobilenet_v3::MOBILENET_V3_LARGE,
     efficientnet::EFFICIENTNET_B0,
     regnet::REGNET_Y_400MF,
+    shufflenet::SHUFFLENET_V2_X1_0,
     squeezenet::SQUEEZENET1_1,
 ];
 
@@ -160,6 +162,7 @@ mod tests {
             ("densenet121", 7_978_856),
             ("mobilenet_v2", 3_504_872),
             ("squeezenet1_1", 1_235_496),
+            ("shufflenet_v2_x1_0", 2_278_604),
             ("mobilenet_v3_large", 5_483_032),
             ("efficientnet_b0", 5_288_548),
             ("regnet_y_400mf", 4_344_144),
@@ -190,6 +193,7 @@ mod tests {
             ("densenet121", 6_964_106),
             ("mobilenet_v2", 2_236_682),
             ("squeezenet1_1", 727_626),
+            ("shufflenet_v2_x1_0", 1_263_854),
             ("mobilenet_v3_large", 4_214_842),
             ("efficientnet_b0", 4_020_358),
             ("regnet_y_400mf", 3_907_554),
@@ -286,6 +290,12 @@ mod tests {
                     "features.7.0.block.3.1.running_mean",
                     "classifier.1.weight",
                 ],
+            ),
+            (
+                "shufflenet_v2_x1_0",
+                170,
+                112,
+                ["stage2.0.branch1.2.weight", "stage3.7.branch2.6.running_var", "conv5.1.bias"],
             ),
             (
                 "regnet_y_400mf",

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, Op, Pool2d, Shape, Spec,
-    dims, windows,
+    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, Op, Permutation, Pool2d,
+    Shape, Spec, dims, windows,
 };
 use dltrain::plan::Parameter;
 use dltrain::random::{Purpose, Stream, key};
@@ -205,9 +205,9 @@ proptest! {
         let parts = [random(dims([2, a, h, 3]), 1), random(dims([2, b, h, 3]), 2)];
         let y = [f32s(dims([2, a + b, h, 3]))];
         let r = random(y[0].shape.clone(), 3);
-        let case = Case { op: Op::Concat, inputs: &parts, outputs: &y, r: &r.1 };
+        let case = Case { op: Op::Concat { axis: 1 }, inputs: &parts, outputs: &y, r: &r.1 };
         for (which, from) in [(0, 0), (1, a)] {
-            let gradient = &run(Op::Slice { from }, from_ref(&r), from_ref(&parts[which].0))[0];
+            let gradient = &run(Op::Slice { axis: 1, from }, from_ref(&r), from_ref(&parts[which].0))[0];
             case.check(which, gradient, 1.0, 0.0);
         }
     }
@@ -223,6 +223,27 @@ proptest! {
         let dx = &run(Op::Sum { scale }, from_ref(&large), from_ref(&small.0))[0];
         let (outputs, inputs) = ([large.0.clone()], [small.clone()]);
         Case { op: Op::Expand { scale }, inputs: &inputs, outputs: &outputs, r: &large.1 }.check(0, dx, 1.0, 0.0);
+    }
+
+    #[test]
+    fn parts_and_orders_of_axes(
+        extents in prop::array::uniform4(1usize..4), axis in 0usize..4, before in 0usize..3, after in 0usize..3,
+        order in Just(vec![0usize, 1, 2, 3]).prop_shuffle(),
+    ) {
+        let mut padded = extents;
+        padded[axis] += before + after;
+        let (small, large) = (random(dims(extents), 1), random(dims(padded), 2));
+        let (slice, pad) = (Op::Slice { axis, from: before }, Op::Pad { axis, before });
+        for (op, back, [x, r]) in [(slice, pad, [&large, &small]), (pad, slice, [&small, &large])] {
+            let dx = &run(back, from_ref(r), from_ref(&x.0))[0];
+            let (inputs, outputs) = ([x.clone()], [r.0.clone()]);
+            Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+        }
+        let order = Permutation::new(&order).unwrap();
+        let r = random(Shape(order.of(&extents)), 3);
+        let dx = &run(Op::Permute(order.inverse()), from_ref(&r), from_ref(&small.0))[0];
+        let (inputs, outputs) = ([small], [r.0.clone()]);
+        Case { op: Op::Permute(order), inputs: &inputs, outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
     #[test]

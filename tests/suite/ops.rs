@@ -19,7 +19,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, windows,
+    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, Op, Permutation, Pool2d, Shape, Spec,
+    windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -1226,7 +1227,7 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
         let hosts: Vec<Host> =
             (0..).zip(&parts).map(|(i, &(c, _))| random(&[n, c, h, w], Numbers::Reals, i)).collect();
         let dy = random(&y, Numbers::Reals, 99);
-        let (_, expected) = through(&Reference, &Op::Concat, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
+        let (_, expected) = through(&Reference, &Op::Concat { axis: 1 }, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
         for &device in &devices {
             let there: Vec<There> = hosts
                 .iter()
@@ -1234,7 +1235,7 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
                 .map(|(host, &(_, plain))| if plain { upload(device, host) } else { in_chosen_layout(device, host) })
                 .collect();
             let refs: Vec<&There> = there.iter().collect();
-            let (forward, found) = apply(device, &Op::Concat, &refs, &[spec(&y)], None);
+            let (forward, found) = apply(device, &Op::Concat { axis: 1 }, &refs, &[spec(&y)], None);
             prop_assert_eq!(&download(device, &found[0]), &expected[0], "{}", forward.implementation());
             padding_is_zero(device, &found[0], "concat")?;
             let dy_there = match plain {
@@ -1243,12 +1244,54 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
             };
             let mut from = 0;
             for host in &hosts {
-                let op = Op::Slice { from };
+                let op = Op::Slice { axis: 1, from };
                 let (kernel, part) = apply(device, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
                 let (_, expected) = through(&Reference, &op, &[&dy], from_ref(&host.spec), None);
                 prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
                 padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
+            }
+        }
+    });
+}
+
+/// Of any number of axes, along any of them.
+#[test]
+fn axes_are_cut_joined_padded_and_put_in_order() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let axes = (1usize..=4).prop_flat_map(|rank| {
+        let order = Just((0..rank).collect::<Vec<_>>()).prop_shuffle();
+        (prop::collection::vec(1usize..=6, rank), 0..rank, order)
+    });
+    let cases = (axes, 0usize..4, 0usize..4, any::<bool>(), prop::sample::select(dtypes));
+    proptest!(config(48), |(((extents, axis, order), before, after, plain, dtype) in cases)| {
+        let (mut padded, mut double) = (extents.clone(), extents.clone());
+        padded[axis] += before + after;
+        double[axis] += padded[axis];
+        let order = Permutation::new(&order).unwrap();
+        let [x, z] = [(&extents, 1), (&padded, 2)].map(|(of, which)| kept_in(dtype, random(of, Numbers::Reals, which)));
+        for (op, inputs, y) in [
+            (Op::Slice { axis, from: before }, vec![&z], &extents),
+            (Op::Pad { axis, before }, vec![&x], &padded),
+            (Op::Permute(order), vec![&x], &order.of(&extents)),
+            (Op::Concat { axis }, vec![&x, &z], &double),
+        ] {
+            let y = Spec { dtype, ..spec(y) };
+            let (_, expected) = through(&Reference, &op, &inputs, from_ref(&y), None);
+            for &device in &devices {
+                let there = |host: &&Host| match host.spec.shape.rank() == 4 && !plain {
+                    true => in_chosen_layout(device, host),
+                    false => upload(device, host),
+                };
+                let there: Vec<There> = inputs.iter().map(there).collect();
+                let (kernel, found) = apply(device, &op, &there.iter().collect::<Vec<_>>(), from_ref(&y), None);
+                let what = format!("{op:?} of {} by {}", inputs[0].spec.shape, kernel.implementation());
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+                padding_is_zero(device, &found[0], &what)?;
             }
         }
     });
@@ -1641,7 +1684,7 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
                 (Op::ActivationBackward(Activation::Relu { max: 0.5 }), 2, extents),
                 (Op::Add { relu: false }, 2, extents),
                 (Op::Add { relu: true }, 2, extents),
-                (Op::Concat, 2, [n, 2 * c, h, w]),
+                (Op::Concat { axis: 1 }, 2, [n, 2 * c, h, w]),
                 (Op::Dropout { p: 0.3, layer: 2, whole: false }, 1, extents),
                 (Op::AvgPool(pool), 1, [n, c, windows[0], windows[1]]),
                 (Op::AdaptiveAvgPool, 1, [n, c, 3, 3]),
@@ -1887,12 +1930,13 @@ mod on_the_cpu_alone {
         let parts =
             [16, 32].map(|c| in_chosen_layout(&cpu, &random(&[2, c, 5, 5], Numbers::Reals, c as u32)));
         let y = [2, 48, 5, 5];
-        let (forward, made) = apply(&cpu, &Op::Concat, &[&parts[0], &parts[1]], &[spec(&y)], None);
+        let (forward, made) =
+            apply(&cpu, &Op::Concat { axis: 1 }, &[&parts[0], &parts[1]], &[spec(&y)], None);
         for (wanted, part) in forward.inputs().iter().zip(&parts) {
             assert_eq!(*wanted, part.layout);
         }
         for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
-            let op = Op::Slice { from };
+            let op = Op::Slice { axis: 1, from };
             let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
             assert_eq!(kernel.inputs()[0], made[0].layout);
             assert_eq!(gradient[0].layout, part.layout);
@@ -1956,9 +2000,14 @@ mod on_the_cpu_alone {
         fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
         fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
         fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
-        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
-        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
-        fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
+        fails(Op::Concat { axis: 1 }, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
+        fails(
+            Op::Concat { axis: 1 },
+            &[&[1, 2, 9, 9], &[1, 2, 9, 9]],
+            &[1, 5, 9, 9],
+            "4 along axis 1 cannot give",
+        );
+        fails(Op::Slice { axis: 1, from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from 3 on along axis 1");
         fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
         fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
         let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };

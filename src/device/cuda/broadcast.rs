@@ -8,7 +8,7 @@ use super::kernel::{CudaKernel, Operands};
 use super::layout::{Real, channels_last_in, given, input, output, plain_in};
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
-use crate::graph::{Binary, Shape, Spec};
+use crate::graph::{Binary, Permutation, Shape, Spec};
 
 /// The order in which axes lie.
 #[derive(Clone, Copy, PartialEq)]
@@ -57,21 +57,29 @@ struct Axis<const N: usize> {
 
 /// The axes of the larger tensor with the strides of dense tensors, with as few axes as can be.
 fn axes<const N: usize>(whole: &[usize], parts: [Vec<usize>; N]) -> Vec<Axis<N>> {
-    let mut axes: Vec<Axis<N>> = Vec::new();
     let mut sizes = [1; N];
-    for axis in (0..whole.len()).rev().filter(|&axis| whole[axis] > 1) {
+    let mut axes: Vec<Axis<N>> = Vec::new();
+    for axis in (0..whole.len()).rev() {
         let strides = std::array::from_fn(|part| if parts[part][axis] > 1 { sizes[part] } else { 0 });
         (0..N).for_each(|part| sizes[part] *= parts[part][axis]);
-        let extent = whole[axis];
-        match axes.last_mut() {
-            Some(last) if (0..N).all(|part| strides[part] == last.strides[part] * last.extent) => {
-                last.extent *= extent;
-            }
-            _ => axes.push(Axis { extent, strides }),
-        }
+        axes.push(Axis { extent: whole[axis], strides });
     }
     axes.reverse();
-    axes
+    merged(axes)
+}
+
+/// Neighbouring axes along which all tensors go on as along one are one.
+fn merged<const N: usize>(axes: Vec<Axis<N>>) -> Vec<Axis<N>> {
+    let mut merged: Vec<Axis<N>> = Vec::new();
+    for axis in axes.into_iter().filter(|axis| axis.extent > 1) {
+        match merged.last_mut() {
+            Some(last) if (0..N).all(|part| last.strides[part] == axis.strides[part] * axis.extent) => {
+                *last = Axis { extent: last.extent * axis.extent, ..axis };
+            }
+            _ => merged.push(axis),
+        }
+    }
+    merged
 }
 
 /// As many axes as a kernel takes, those that are missing of one element.
@@ -121,8 +129,34 @@ pub fn binary(gpu: &Rc<Gpu>, request: &KernelRequest, of: Binary) -> Result<Cuda
 /// x → y, as the host has both.
 pub fn expand(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    let (real, rank, n) = (Real::of(y.dtype)?, y.shape.rank(), y.shape.elements());
-    let axes: [Axis<1>; 4] = exactly(&axes(&y.shape.0, [x.shape.with_rank(rank)]), request)?;
+    let axes = axes(&y.shape.0, [x.shape.with_rank(y.shape.rank())]);
+    strided(gpu, request, "own:expand", &axes, scale)
+}
+
+/// x → y: its axes in another order, as the host has both
+pub fn permute(gpu: &Rc<Gpu>, request: &KernelRequest, order: &Permutation) -> Result<CudaKernel> {
+    let x = &input(request, 0)?.0;
+    let mut strides = vec![1; x.shape.rank()];
+    for axis in (1..strides.len()).rev() {
+        strides[axis - 1] = strides[axis] * x.shape.0[axis];
+    }
+    let (extents, strides) = (order.of(&x.shape.0), order.of(&strides));
+    let axis = |(extent, stride)| Axis { extent, strides: [stride] };
+    let axes: Vec<Axis<1>> = extents.into_iter().zip(strides).map(axis).collect();
+    strided(gpu, request, "own:permute", &merged(axes), 1.0)
+}
+
+/// y = scale·x, read along these axes.
+fn strided(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    name: &'static str,
+    axes: &[Axis<1>],
+    scale: f32,
+) -> Result<CudaKernel> {
+    let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
+    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let axes: [Axis<1>; 4] = exactly(axes, request)?;
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
         let mut arguments = vec![Memory(x), Memory(y), Long(n)];
@@ -132,7 +166,7 @@ pub fn expand(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<Cuda
         operands.each("expand", real, n, &arguments)
     };
     let [from, to] = [x, y].map(|spec| plain_in(spec, real.dtype()));
-    Ok(CudaKernel::new(gpu, "own:expand", vec![from], vec![to], bind))
+    Ok(CudaKernel::new(gpu, name, vec![from], vec![to], bind))
 }
 
 /// x → y

@@ -127,8 +127,10 @@ impl Cuda {
             Op::Sum { scale } => broadcast::sum(gpu, request, scale),
             Op::Expand { scale } => broadcast::expand(gpu, request, scale),
             Op::Reshape => simple::reshape(gpu, request),
-            Op::Concat => simple::concat(gpu, request),
-            Op::Slice { from } => simple::slice(gpu, request, from),
+            Op::Concat { axis } => simple::concat(gpu, request, axis),
+            Op::Slice { axis, from } => simple::slice(gpu, request, axis, from),
+            Op::Pad { axis, before } => simple::pad(gpu, request, axis, before),
+            Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
             Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {

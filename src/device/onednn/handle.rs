@@ -108,7 +108,6 @@ impl Desc {
     }
 
     /// With strides in elements.
-    #[cfg(test)]
     pub fn strided(
         engine: &Engine,
         dims: &[usize],

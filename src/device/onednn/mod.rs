@@ -132,8 +132,10 @@ impl Cpu {
             Op::Sum { scale } => host(broadcast::sum(engine, workers, request, scale)),
             Op::Expand { scale } => host(broadcast::expand(engine, workers, request, scale)),
             Op::Reshape => host(simple::reshape(engine, request)),
-            Op::Concat => primitive(concat::concat(engine, request)),
-            Op::Slice { from } => primitive(concat::slice(engine, request, from)),
+            Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
+            Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
+            Op::Pad { axis, before } => host(concat::pad(engine, request, axis, before)),
+            Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 host(loss::forward_pass(engine, request, smoothing, weight))

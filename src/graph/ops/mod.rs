@@ -18,6 +18,7 @@ mod norm;
 mod pool;
 
 pub use activation::Activation;
+pub use arrange::Permutation;
 pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use norm::{BatchNorm, LocalResponseNorm};
@@ -116,11 +117,15 @@ pub enum Op {
 
     /// x (N,…) → y: the same elements in logical order under another shape.
     Reshape,
-    /// Any number of x (N,Cᵢ,H,W) → y (N,ΣCᵢ,H,W): their channels one after the other.
-    Concat,
-    /// x (N,C,H,W) → y (N,C',H,W): C' channels from channel `from` on. The backward op of a concatenation, one for each
-    /// of its inputs.
-    Slice { from: usize },
+    /// Any number of x → y: one after the other along an axis, of channels that is (N,Cᵢ,H,W) → (N,ΣCᵢ,H,W).
+    Concat { axis: usize },
+    /// x → y: as many as y has along an axis, from `from` on. The backward op of a concatenation, one for each of its
+    /// inputs, and of `Pad`.
+    Slice { axis: usize, from: usize },
+    /// x → y: zeros, but for x, which begins at `before` along an axis. The backward op of `Slice`.
+    Pad { axis: usize, before: usize },
+    /// x → y: the same elements with their axes in another order.
+    Permute(Permutation),
     /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
     Add { relu: bool },
 
@@ -203,8 +208,10 @@ impl Op {
             Op::Dropout { .. } => ("dropout", Elements),
             Op::DropoutBackward { .. } => ("dropout backward", Elements),
             Op::Reshape => ("reshape", Nothing),
-            Op::Concat => ("concat", Nothing),
+            Op::Concat { .. } => ("concat", Nothing),
             Op::Slice { .. } => ("slice", Nothing),
+            Op::Pad { .. } => ("pad", Nothing),
+            Op::Permute(_) => ("permute", Nothing),
             Op::Add { relu } => (if *relu { "add+relu" } else { "add" }, Elements),
             Op::Binary(of) => (of.name(), Elements),
             Op::Sum { .. } => ("sum", Elements),
@@ -244,7 +251,10 @@ impl Op {
                 b.simple(id, node, Op::DropoutBackward { p, layer, whole }, vec![dy]);
             }
             Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
-            Op::Concat => arrange::concat_backward(b, id, node, dy),
+            Op::Concat { axis } => arrange::concat_backward(b, id, node, axis, dy),
+            Op::Slice { axis, from } => b.simple(id, node, Op::Pad { axis, before: from }, vec![dy]),
+            Op::Pad { axis, before } => b.simple(id, node, Op::Slice { axis, from: before }, vec![dy]),
+            Op::Permute(order) => b.simple(id, node, Op::Permute(order.inverse()), vec![dy]),
             Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
             Op::Binary(of) => broadcast::binary_backward(b, id, node, of, dy),
             Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
@@ -271,7 +281,6 @@ impl Op {
             | Op::AvgPoolBackward(_)
             | Op::AdaptiveAvgPoolBackward
             | Op::DropoutBackward { .. }
-            | Op::Slice { .. }
             | Op::SoftmaxCrossEntropyBackward { .. } => {
                 unreachable!("{} in the forward pass of training", self.name())
             }

@@ -36,6 +36,11 @@ struct Star {
 }
 
 impl Star {
+    fn seconds(self, bytes: usize) -> f64 {
+        let Star { owners, others, link } = self;
+        others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte())
+    }
+
     fn new(world: &World, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
         let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
         match expected_owners(world, strategy, false) {
@@ -124,6 +129,7 @@ impl Averaging {
     pub fn transfer(&self, transfer: &Transfer, shared: bool) -> f64 {
         let seconds = self.seconds(transfer.cuts.range().len(), shared);
         match transfer.kind {
+            Kind::Push | Kind::Pull => self.with_one(transfer.cuts.range().len()).unwrap_or(seconds / 2.0),
             Kind::SumToOwners | Kind::FromOwners => {
                 self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
             }
@@ -133,8 +139,13 @@ impl Averaging {
 
     /// The same where few owners send so many bytes to all others, or get as many from each of them.
     fn star_seconds(&self, bytes: usize) -> Option<f64> {
-        let Star { owners, others, link } = self.star?;
-        Some(others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte()))
+        Some(self.star?.seconds(bytes))
+    }
+
+    /// The same between the owners and one other.
+    fn with_one(&self, bytes: usize) -> Option<f64> {
+        let star = Star { others: 1, ..self.star? };
+        Some(star.seconds(bytes))
     }
 
     /// What each bucket's sum is expected to be.

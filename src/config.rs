@@ -470,6 +470,11 @@ impl Config {
         self.strategy.relaxed(&self.outer, ranks)
     }
 
+    /// Whether the same run gives the same bits: not where the order of updates is that of their arrival.
+    pub fn is_repeatable(&self) -> bool {
+        !(self.strategy.is_asynchronous() && self.async_order == AsyncOrder::Arrival)
+    }
+
     /// Images of so many ranks that compute in an update.
     pub fn images_a_step(&self, ranks: usize) -> usize {
         self.global_batch.unwrap_or(ranks * self.batch * self.accumulation)

@@ -260,9 +260,10 @@ impl Args {
             _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
                 refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
             }
-            _ if strategy.is_asynchronous() && self.sync_bn.is_some() => {
-                refuse("--sync-bn".into(), "ranks that share statistics would wait for each other in every step")
-            }
+            _ if strategy.is_asynchronous() && self.sync_bn.is_some() => refuse(
+                "--sync-bn".into(),
+                "ranks that share statistics would wait for each other in every step",
+            ),
             _ if strategy.is_asynchronous() && self.precision == Precision::F16 => refuse(
                 "--precision f16".into(),
                 "the loss scale follows what all ranks find in one step; bf16 needs none",

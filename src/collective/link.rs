@@ -69,7 +69,13 @@ impl<L: Link> Link for Rc<L> {
         L::send(self, region, range, to, tag, matched)
     }
 
-    fn receive(&self, region: &Rc<Region>, range: &Range<usize>, from: usize, tag: u16) -> Result<L::Request> {
+    fn receive(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        from: usize,
+        tag: u16,
+    ) -> Result<L::Request> {
         L::receive(self, region, range, from, tag)
     }
 

@@ -175,7 +175,9 @@ impl Fusion {
             let line = match (kind, area) {
                 (Kind::Sum, _) if cuts.range().start >= gradients => with_tail,
                 (Kind::Sum | Kind::SumToOwners | Kind::Push, _) => 0,
-                (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => parameters.ok_or_else(nothing)?,
+                (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => {
+                    parameters.ok_or_else(nothing)?
+                }
                 (Kind::Gather, Area::Norms) => {
                     ways.push(Way::Norms);
                     continue;

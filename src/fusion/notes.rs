@@ -54,8 +54,7 @@ impl Notes {
         let place = (self.incoming.len() + to) * WORDS;
         self.region.write(place, values);
         let begun = trace::now();
-        self.outgoing[to] =
-            Some(self.channel.send(&self.region, &(place..place + WORDS), to, 0, false)?);
+        self.outgoing[to] = Some(self.channel.send(&self.region, &(place..place + WORDS), to, 0, false)?);
         trace::record(EventKind::Send, begun, self.channel.job_rank(to), self.traced << 16, TAIL);
         self.sent += TAIL as u64;
         Ok(())

@@ -431,7 +431,9 @@ impl Stage<'_> {
                 std::ptr::eq(other, transfer)
                     || (other.kind, other.area, &other.cuts) == (transfer.kind, transfer.area, &transfer.cuts)
             }
-            Line::Pair(..) | Line::Served(_) => first == rank || other.cuts.range().len() == transfer.cuts.range().len(),
+            Line::Pair(..) | Line::Served(_) => {
+                first == rank || other.cuts.range().len() == transfer.cuts.range().len()
+            }
         };
         if alike {
             return Ok(());

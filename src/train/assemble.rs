@@ -79,7 +79,13 @@ impl Assembly<'_> {
             _ => None,
         };
         let ahead = world.agree(ahead.transpose())?;
-        Ok(Trainer { asynchronous, compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
+        Ok(Trainer {
+            asynchronous,
+            compression,
+            ahead,
+            barrier: world.agree(barrier.transpose())?,
+            ..trainer
+        })
     }
 
     /// What this rank does with pushes.

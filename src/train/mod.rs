@@ -243,6 +243,8 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         });
         histograms(job, recorder, done + 1)?;
         if result.diverged {
+            // Parameters may be on their way.
+            job.trainer.settle(&*job.device)?;
             return world.agree(Err(diverged(world, result.diverged_in.unwrap_or(done), &result)));
         }
         // The same on every rank.
@@ -298,11 +300,22 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
         all_finite(world, job)?;
     }
     job.trainer.settle(&*job.device)?;
+    if let Some(counts) = job.trainer.staleness() {
+        recorder.staleness(&staleness(world, counts)?);
+    }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
     job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
+}
+
+/// How many updates were by gradients of each staleness, which one rank has counted, on all ranks. Collective.
+fn staleness(world: &World, counts: &[u64]) -> Result<Vec<u64>> {
+    let mut all = vec![0.0; greatest(world, counts.len())?];
+    all.iter_mut().zip(counts).for_each(|(all, &count)| *all = count as f64);
+    world.sum_f64(&mut all)?;
+    Ok(all.into_iter().map(|count| count as u64).collect())
 }
 
 /// What a checkpoint keeps of the record and of the loss scale, by name.

@@ -69,8 +69,8 @@ pub struct Server {
     drains: Option<usize>,
     flags: Flags,
     diverged: Option<u32>,
-    /// How many pushes were so stale.
-    pub staleness: Vec<u64>,
+    /// How many updates were by gradients so stale.
+    staleness: Vec<u64>,
     /// Seconds of this step in which it waited for others.
     pub waited: f64,
 }
@@ -106,6 +106,11 @@ impl Server {
     /// Bytes that this rank has sent so far.
     pub fn sent(&self) -> u64 {
         self.service.sent() + self.notes.sent()
+    }
+
+    /// How many updates were by gradients so stale; all servers count the same, and the first one says it.
+    pub fn staleness(&self) -> &[u64] {
+        if self.first.is_none() { &self.staleness } else { &[] }
     }
 
     /// Step `done` of the run: until all ranks were answered for it. `flags` is what this server has noticed itself.
@@ -281,13 +286,13 @@ impl Server {
         Ok(())
     }
 
-    /// All parameters go to all ranks, as they are.
+    /// All parameters go to all ranks, as they are. It ends when all ranks `settle`.
     pub fn give_all(&mut self, device: &dyn Device) -> Result<()> {
         self.settle(device)?;
         for rank in 0..self.next.len() {
             (0..self.service.buckets()).try_for_each(|bucket| self.service.give(rank, bucket, device))?;
         }
-        self.settle(device)
+        Ok(())
     }
 
     /// Waits until nothing is on its way.

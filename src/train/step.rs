@@ -395,6 +395,14 @@ impl Trainer {
         self.fusion.sent() + self.asynchronous.as_ref().map_or(0, Side::sent)
     }
 
+    /// Where updates are asynchronous: how many were by gradients of each staleness, on the first server.
+    pub fn staleness(&self) -> Option<&[u64]> {
+        match self.asynchronous.as_ref()? {
+            Side::Server(server) => Some(server.staleness()),
+            Side::Worker(_) => Some(&[]),
+        }
+    }
+
     /// Something of what ranks with parameters of their own do when they meet.
     fn meet(&mut self, what: impl FnOnce(&mut Meetings) -> Result<()>) -> Result<()> {
         self.meetings.as_mut().map_or(Ok(()), what)
@@ -599,6 +607,7 @@ impl Trainer {
         let transfers = self.script.transfers.clone();
         if let Some(Side::Server(server)) = &mut self.asynchronous {
             server.give_all(device)?;
+            server.settle(device)?;
         } else {
             for id in (0..transfers.len()).filter(|&id| is_new(&transfers[id])) {
                 self.fusion.start(id, device)?;

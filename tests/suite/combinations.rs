@@ -112,6 +112,7 @@ impl Draw {
             all.push(" --zero 1".into());
             if has("--allreduce auto") {
                 all.extend([" --sync root".into(), " --sync server".into()]);
+                all.extend(has("--wire f32").then(|| " --sync server-async".into()));
             }
             if !has("--ema") {
                 let relaxed = ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:1,0.5", "--sync bmuf:2"];

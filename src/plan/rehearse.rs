@@ -868,6 +868,36 @@ mod tests {
         }
     }
 
+    /// Four steps and four transfers of a second each: a rank alone takes eight seconds, and the server four for each
+    /// rank. A step is longer than a rank's own where the server is busy all the time.
+    #[test]
+    fn an_asynchronous_server_answers_one_rank_after_the_other() {
+        let example = Example::new(&[4, 4]);
+        let scripts = |computing: usize| {
+            let strategy = "server-async".parse().expect("a strategy");
+            let mut scripts = example.scripts(&manner(computing + 1, strategy, false));
+            for script in &mut scripts[..computing] {
+                // Ranks that exchange statistics would wait for each other.
+                let exchange = script.transfers.len() - 1;
+                moved(script, |action| *action == Action::Start(exchange), None);
+                moved(script, |action| *action == Action::Wait(exchange), None);
+            }
+            scripts
+        };
+        for (computing, seconds) in [(1, 8.0), (2, 8.0), (3, 12.0), (5, 20.0)] {
+            assert_eq!(example.rehearse(&scripts(computing)).unwrap().seconds, seconds, "{computing} ranks");
+        }
+        let mut silent = scripts(2);
+        moved(&mut silent[1], |action| *action == Action::Knock, None);
+        let message = fault(&example, &silent);
+        assert!(message.contains("rank 2, action 0 (take a push of every rank"), "{message}");
+        assert!(message.contains("waits for rank 1, which never starts its part"), "{message}");
+        let mut alone = scripts(2);
+        moved(&mut alone[2], |action| *action == Action::Serve, None);
+        let message = fault(&example, &alone);
+        assert!(message.contains("push of sums 0..256") && message.contains("waits for rank 2"), "{message}");
+    }
+
     #[test]
     fn a_receive_that_is_missing_is_found_by_name() {
         let mesh = MeshShape { data: 1, pipeline: 2, tensor: 1 };

@@ -36,16 +36,13 @@ struct Star {
 }
 
 impl Star {
-    fn seconds(self, bytes: usize) -> f64 {
-        let Star { owners, others, link } = self;
-        others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte())
-    }
-
     fn new(world: &World, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
         let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
         match expected_owners(world, strategy, false) {
             Owners::Apart { first, count, computing } if strategy.is_central() => {
-                Some(Star { owners: count, others: computing - usize::from(first == 0), link })
+                // One that answers each by itself has as much to do with every other.
+                let all = computing - usize::from(first == 0);
+                Some(Star { owners: count, others: if strategy.is_asynchronous() { 1 } else { all }, link })
             }
             _ => None,
         }
@@ -129,8 +126,7 @@ impl Averaging {
     pub fn transfer(&self, transfer: &Transfer, shared: bool) -> f64 {
         let seconds = self.seconds(transfer.cuts.range().len(), shared);
         match transfer.kind {
-            Kind::Push | Kind::Pull => self.with_one(transfer.cuts.range().len()).unwrap_or(seconds / 2.0),
-            Kind::SumToOwners | Kind::FromOwners => {
+            Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
                 self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
             }
             _ => seconds,
@@ -139,13 +135,8 @@ impl Averaging {
 
     /// The same where few owners send so many bytes to all others, or get as many from each of them.
     fn star_seconds(&self, bytes: usize) -> Option<f64> {
-        Some(self.star?.seconds(bytes))
-    }
-
-    /// The same between the owners and one other.
-    fn with_one(&self, bytes: usize) -> Option<f64> {
-        let star = Star { others: 1, ..self.star? };
-        Some(star.seconds(bytes))
+        let Star { owners, others, link } = self.star?;
+        Some(others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte()))
     }
 
     /// What each bucket's sum is expected to be.

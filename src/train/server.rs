@@ -65,7 +65,7 @@ pub struct Server {
     turn: usize,
     /// Updates since the run began. `None` before the first step.
     version: Option<u64>,
-    /// The step that drains, once that is known, and what it is to be told in.
+    /// The step that drains, once that is known, and what all are told then.
     drains: Option<usize>,
     flags: Flags,
     diverged: Option<u32>,
@@ -113,8 +113,8 @@ impl Server {
         if self.first.is_none() { &self.staleness } else { &[] }
     }
 
-    /// Step `done` of the run: until all ranks were answered for it. `flags` is what this server has noticed itself.
-    /// Where the step drains, what all ranks are told.
+    /// Step `done` of the run: until all ranks were answered for it. `flags` is what this server has noticed itself,
+    /// which only the first one tells. Where the step drains, returns what all ranks are told.
     pub fn serve(&mut self, done: usize, flags: Flags, updates: &mut Updates) -> Result<Option<Note>> {
         let (device, ranks) = (updates.device, self.next.len());
         self.waited = 0.0;
@@ -125,7 +125,9 @@ impl Server {
             self.pulled.fill(version);
             self.next.fill(done);
         }
-        self.heed(flags, None);
+        if self.first.is_none() {
+            self.heed(flags, None);
+        }
         loop {
             let through = self.next.iter().all(|&next| next > done);
             if through && self.drains != Some(done) {
@@ -161,7 +163,10 @@ impl Server {
     /// drains.
     fn knocked(&mut self, device: &dyn Device) -> Result<Note> {
         let mut found = None;
-        let peers = |server: &Server| server.turns().collect();
+        let peers = |server: &Server| {
+            let due = server.due();
+            (0..server.next.len()).filter(|&rank| server.is_open(rank, due)).collect()
+        };
         self.wait(
             device,
             |server| Awaited { what: "a rank's gradients".into(), peers: peers(server) },
@@ -187,23 +192,24 @@ impl Server {
         Ok(Note { whose: Some(rank as u32), drains, ..note })
     }
 
-    /// The ranks that may be next.
-    fn turns(&self) -> impl Iterator<Item = usize> + '_ {
-        let ranks = self.next.len();
-        let all = (0..ranks).map(move |offset| (self.turn + offset) % ranks);
-        // What has been taken of a step that drains is not yet answered.
-        let open = all.filter(|&rank| self.drains.is_none_or(|drains| self.next[rank] <= drains));
-        let least = (self.order == AsyncOrder::RoundRobin)
-            .then(|| (0..ranks).min_by_key(|&rank| self.next[rank]))
-            .flatten();
-        open.filter(move |rank| least.is_none_or(|least| *rank == least))
+    /// In turns: the rank that is next.
+    fn due(&self) -> Option<usize> {
+        let least = || (0..self.next.len()).min_by_key(|&rank| self.next[rank]);
+        (self.order == AsyncOrder::RoundRobin).then(least).flatten()
     }
 
-    /// A rank that has knocked, and what it says.
+    /// Whether a rank may be next. What has been taken of a step that drains is not yet answered.
+    fn is_open(&self, rank: usize, due: Option<usize>) -> bool {
+        let open = self.drains.is_none_or(|drains| self.next[rank] <= drains);
+        open && due.is_none_or(|due| rank == due)
+    }
+
+    /// A rank that has knocked, and what it says. The search begins behind the last one, so that none is left out.
     fn look(&mut self) -> Result<Option<(usize, Note)>> {
-        for offset in 0..self.next.len() {
-            let rank = (self.turn + offset) % self.next.len();
-            if self.turns().any(|open| open == rank)
+        let (ranks, due) = (self.next.len(), self.due());
+        let turn = self.turn;
+        for rank in (0..ranks).map(|offset| (turn + offset) % ranks) {
+            if self.is_open(rank, due)
                 && let Some(values) = self.notes.take(rank)?
             {
                 return Ok(Some((rank, Note::read(&values))));

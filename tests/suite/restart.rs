@@ -422,10 +422,14 @@ fn a_signal_to_any_rank_ends_all_with_a_checkpoint_and_the_run_goes_on_from_it()
 fn a_signal_to_a_rank_of_asynchronous_updates_drains_them() {
     let scratch = Scratch::new();
     let mut steps = 0;
-    for (name, rank) in [("USR1", 1), ("TERM", 2)] {
-        let words = format!("{LONG} --epochs 100000 --sync server-async --results DIR/a.h5 --resume auto");
-        let running = Running::start(scratch.job(3, &words), &scratch.path("a.h5"), steps);
-        signal(name, running.ranks()[rank]);
+    // In the last job all ranks are told, and two of them are servers.
+    for (name, rank, servers) in [("USR1", Some(1), 1), ("TERM", Some(2), 1), ("USR1", None, 2)] {
+        let words =
+            format!("{LONG} --epochs 100000 --sync server-async:{servers} --results DIR/a.h5 --resume auto");
+        let running = Running::start(scratch.job(2 + servers, &words), &scratch.path("a.h5"), steps);
+        let ranks = running.ranks();
+        let told = rank.map_or(ranks.clone(), |rank| vec![ranks[rank]]);
+        told.into_iter().for_each(|rank| signal(name, rank));
         let (code, stdout, stderr) = running.end();
         assert!(code != Some(0), "{stdout}");
         assert!(stderr.contains(&format!("stopped by SIG{name} after")), "{stderr}");

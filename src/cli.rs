@@ -1,5 +1,6 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
+mod asynchronous;
 mod data;
 mod evaluation;
 mod file;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::cuts::segment;
 use crate::error::Error;
 use crate::strategy::Relaxed;
-pub use crate::strategy::{OuterFlags, Strategy};
+pub use crate::strategy::{AsyncOrder, OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
@@ -322,6 +322,8 @@ pub struct Config {
     pub strategy: Strategy,
     /// What ranks with parameters of their own do when they meet.
     pub outer: OuterFlags,
+    /// Whose gradients an asynchronous server takes next.
+    pub async_order: AsyncOrder,
     /// How gradients are reduced over ranks.
     pub allreduce: AllreduceKind,
     /// Whether MPI is given the GPU's memory.
@@ -389,6 +391,7 @@ impl Config {
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
             outer: OuterFlags::default(),
+            async_order: AsyncOrder::default(),
             allreduce: AllreduceKind::RING,
             wire: Wire::F32,
             compress: None,
@@ -465,6 +468,11 @@ impl Config {
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.
     pub fn relaxed(&self, ranks: usize) -> Option<Relaxed> {
         self.strategy.relaxed(&self.outer, ranks)
+    }
+
+    /// Whether the same run gives the same bits: not where the order of updates is that of their arrival.
+    pub fn is_repeatable(&self) -> bool {
+        !(self.strategy.is_asynchronous() && self.async_order == AsyncOrder::Arrival)
     }
 
     /// Images of so many ranks that compute in an update.

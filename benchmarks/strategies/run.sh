@@ -83,6 +83,8 @@ compare() { # hosts
         echo "zero-1 $ranks $ring along --zero 1 --allreduce ring"
         echo "root $ranks $((ranks - 1)) apart --sync root"
         echo "server:1 $((ranks - 1)) $((ranks - 1)) apart --sync server:1"
+        # A rank sends and gets everything by itself, and the server serves one after the other.
+        echo "server-async:1 $((ranks - 1)) $((ranks - 1)) along --sync server-async:1"
         [ "$ranks" -lt 4 ] ||
             echo "server:2 $((ranks - 2)) $(awk -v p="$ranks" 'BEGIN { print (p - 2) / 2 }') apart --sync server:2"
     )
@@ -124,6 +126,7 @@ learned() { # hosts, seconds
 plain --allreduce ring
 root --sync root
 server:1 --sync server
+server-async:1 --sync server-async
 local-8 --local-steps 8 --allreduce ring
 bmuf-8 --sync bmuf:8 --allreduce ring
 easgd-8,0.25 --sync easgd:8,0.25 --allreduce ring

@@ -6,9 +6,10 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 30] = [
+const OF_TRAINING: [&str; 31] = [
     "accumulation",
     "allreduce",
+    "async-order",
     "augment",
     "checkpoint-every",
     "checkpoint-keep",

@@ -14,7 +14,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{data, evaluation, file, loss_scale, optimizer, relaxed, session};
+use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -139,6 +139,8 @@ pub struct Args {
     sync: Strategy,
     #[command(flatten)]
     relaxed: relaxed::Args,
+    #[command(flatten)]
+    asynchronous: asynchronous::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -261,6 +263,18 @@ impl Args {
             _ if strategy.sends_parameters() && self.compress.is_some() => {
                 refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
             }
+            _ if strategy.is_asynchronous() && self.sync_bn.is_some() => refuse(
+                "--sync-bn".into(),
+                "ranks that share statistics would wait for each other in every step",
+            ),
+            _ if strategy.is_asynchronous() && self.precision == Precision::F16 => refuse(
+                "--precision f16".into(),
+                "the loss scale follows what all ranks find in one step; bf16 needs none",
+            ),
+            _ if strategy.is_asynchronous() && self.wire != Wire::F32 => refuse(
+                format!("--wire {}", self.wire),
+                "a server takes gradients where they are added, as f32",
+            ),
             _ if self.compress.is_some() && !strategy.is_relaxed() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
@@ -393,6 +407,7 @@ impl Args {
             threads: self.threads,
             strategy,
             outer: self.relaxed.validate(strategy)?,
+            async_order: self.asynchronous.validate(strategy)?,
             allreduce,
             cuda_aware: self.cuda_aware,
             wire: self.wire,

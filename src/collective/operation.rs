@@ -122,6 +122,27 @@ impl Operation {
         })
     }
 
+    /// The same as a star with each of the first so many ranks by itself, at the rank that owns what it prepares. The
+    /// others make a star at that time. Collective.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub fn with_each(
+        self,
+        others: usize,
+        world: &World,
+        region: &Rc<Region>,
+    ) -> Result<Vec<Box<dyn Collective>>> {
+        let channel = Rc::new(Channel::new(world)?);
+        let star = self.messages().iter().find(|way| way.0 == Route::Star);
+        let &(_, name, algorithm) = star.ok_or_else(|| self.refused(Route::Star))?;
+        let with = |other: usize| -> Box<dyn Collective> {
+            let pair = Group { ranks: vec![other, world.rank()], place: 1 };
+            Box::new(Executor::new(name, algorithm, Wire::F32, channel.clone(), region).among(pair))
+        };
+        Ok((0..others).map(with).collect())
+    }
+
     fn refused(self, route: Route) -> Error {
         let why = match (route, self) {
             (Route::Shm, _) => "that works within one node that has room in /dev/shm; use auto".into(),

@@ -6,15 +6,18 @@
 //! `line` has the transfers of one kind: sums of gradients, the new parameters of owners, and the step's own numbers
 //! (`tail`), which travel with the last bucket unless owners are apart. Between steps ranks also exchange the
 //! statistics of synchronised normalisations (`exchange`), and where owners are apart the norms of what each owns
-//! (`norms`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May
+//! (`norms`). A server that answers one rank after the other has lines to each (`service`), and ranks tell it what they
+//! did in messages of their own (`notes`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May
 //! use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod compress;
 mod exchange;
 mod line;
 mod norms;
+mod notes;
 mod on_device;
 mod peers;
+mod service;
 mod tail;
 pub mod threshold;
 
@@ -32,8 +35,10 @@ use crate::trace::{self, BucketTime};
 pub use exchange::Exchanges;
 pub use line::{Line, Words};
 pub use norms::Norms;
+pub use notes::Notes;
 pub use on_device::{OnDevice, adds_up};
 pub use peers::Peers;
+pub use service::Service;
 pub use tail::{Tail, Values};
 
 /// Bytes that devices of several ranks find each other by, as ranks pass them on.
@@ -151,7 +156,11 @@ impl Carriers {
     /// Of sums alone, made where gradients lie.
     pub fn of_sums(allreduce: Box<dyn Collective>) -> Carriers {
         let words = Words { what: "bucket", operation: "allreduce" };
-        let sums = Line::new(words, allreduce, ReduceAt::InPlace);
+        Carriers::of(Line::new(words, allreduce, ReduceAt::InPlace))
+    }
+
+    /// Of these sums alone.
+    pub fn of(sums: Line) -> Carriers {
         Carriers { sums, tail: None, parameters: None, mixes: Vec::new(), norms: None, exchanges: None }
     }
 }
@@ -172,10 +181,13 @@ impl Fusion {
         let mut exchanges = 0;
         for transfer in script.transfers.iter() {
             let Transfer { kind, area, cuts, axis, .. } = transfer;
+            let nothing = || Error::internal(format!("nothing carries {transfer}"));
             let line = match (kind, area) {
                 (Kind::Sum, _) if cuts.range().start >= gradients => with_tail,
-                (Kind::Sum | Kind::SumToOwners, _) => 0,
-                (Kind::FromOwners, Area::Of(Region::Parameters)) if parameters.is_some() => mixes - 1,
+                (Kind::Sum | Kind::SumToOwners | Kind::Push, _) => 0,
+                (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => {
+                    parameters.ok_or_else(nothing)?
+                }
                 (Kind::Mix { distance }, _) => mixes + distance.trailing_zeros() as usize,
                 (Kind::Gather, Area::Norms) => {
                     ways.push(Way::Norms);
@@ -186,12 +198,12 @@ impl Fusion {
                     exchanges += 1;
                     continue;
                 }
-                _ => return Err(Error::internal(format!("nothing carries {transfer}"))),
+                _ => return Err(nothing()),
             };
             let (own, all) = (cuts.part(script.place(*axis)).clone(), cuts.range());
             let (gives, gets) = match kind {
-                Kind::FromOwners => (own, all.clone()),
-                Kind::SumToOwners => (all.clone(), own),
+                Kind::FromOwners | Kind::Pull => (own, all.clone()),
+                Kind::SumToOwners | Kind::Push => (all.clone(), own),
                 _ => (all.clone(), all.clone()),
             };
             let slot = lines[line].collective().prepare_cut(&elements(cuts))?;
@@ -218,6 +230,29 @@ impl Fusion {
             computed: None,
             computed_at: None,
         })
+    }
+
+    /// Of a rank whose transfers are those of a service.
+    pub fn serving() -> Fusion {
+        Fusion {
+            ways: Vec::new(),
+            lines: Vec::new(),
+            with_tail: 0,
+            last: 0,
+            parameters: None,
+            mixes: 0,
+            mixing: None,
+            tail: None,
+            summed: false,
+            norms: None,
+            exchanges: None,
+            overlap: true,
+            begun: Instant::now(),
+            waited: 0.0,
+            enqueued: false,
+            computed: None,
+            computed_at: None,
+        }
     }
 
     /// With numbers of the step at the end of the last bucket.
@@ -255,7 +290,8 @@ impl Fusion {
     /// What sums the buckets: "shm", or "shm and recursive-doubling" where they differ.
     pub fn algorithms(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
-        for name in self.lines.get(self.mixes).unwrap_or(&self.lines[0]).algorithms() {
+        let line = self.lines.get(self.mixes).or(self.lines.first());
+        for name in line.into_iter().flat_map(Line::algorithms) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -270,7 +306,7 @@ impl Fusion {
 
     /// The buckets' times in the last step.
     pub fn times(&self) -> &[BucketTime] {
-        self.lines[self.buckets()].times()
+        self.lines.get(self.buckets()).map_or(&[], Line::times)
     }
 
     /// Seconds of the last step in which the rank waited for others, but for the buckets.
@@ -371,7 +407,7 @@ impl Fusion {
         if !self.lines[line].is_finished(index) {
             let begun = trace::now();
             let awaited = |fusion: &Fusion| fusion.lines[line].awaited(index);
-            self.go_on_until(device, |fusion| fusion.lines[line].is_finished(index), awaited)?;
+            self.go_on_until(device, |fusion| Ok(fusion.lines[line].is_finished(index)), awaited)?;
             trace::record(trace::EventKind::Wait, begun, index, 0, 0);
             let now = self.begun.elapsed().as_secs_f64();
             let exposed = match self.parameters == Some(line) {
@@ -398,18 +434,29 @@ impl Fusion {
             return Ok(());
         }
         let awaited = |_: &Fusion| Awaited { what: what.into(), peers: missing() };
-        self.beside(|fusion, device| fusion.go_on_until(device, |_| missing().is_empty(), awaited), device)
+        let come = |_: &Fusion| Ok(missing().is_empty());
+        self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)
+    }
+
+    /// Waits for other ranks until `come`.
+    pub fn wait_until(
+        &mut self,
+        device: &dyn Device,
+        awaited: impl Fn() -> Awaited,
+        mut come: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        self.beside(|fusion, device| fusion.go_on_until(device, |_| come(), |_| awaited()), device)
     }
 
     /// Moves along what is under way until `done`.
     fn go_on_until(
         &mut self,
         device: &dyn Device,
-        done: impl Fn(&Fusion) -> bool,
+        mut done: impl FnMut(&Fusion) -> Result<bool>,
         awaited: impl Fn(&Fusion) -> Awaited,
     ) -> Result<()> {
         let mut wait = Wait::new();
-        while !done(self) {
+        while !done(self)? {
             match self.progress(device)? {
                 true => wait.moved(),
                 // Others wait for this rank, if anybody waits.
@@ -447,7 +494,7 @@ impl Fusion {
         for line in self.lines.iter_mut().filter(|line| line.is_flying()) {
             moved |= line.progress(device, self.begun)?;
         }
-        let line = &self.lines[self.with_tail];
+        let Some(line) = self.lines.get(self.with_tail) else { return Ok(moved) };
         if !self.summed && line.is_complete() && !line.is_flying() {
             self.summed = true;
             let on_device = line.is_on_device();
@@ -463,7 +510,7 @@ impl Fusion {
         if self.computed_at.is_some() || !self.enqueued {
             return Ok(false);
         }
-        let end = self.computed.as_ref().or_else(|| self.lines[self.last].last_written());
+        let end = self.computed.as_ref().or_else(|| self.lines.get(self.last)?.last_written());
         let computed = end.map_or(Ok(true), |end| device.reached(end))?;
         if computed {
             self.computed_at = Some(self.begun.elapsed().as_secs_f64());

@@ -112,6 +112,8 @@ enum Line {
     Group(Axis, usize, Range<usize>, Option<Kind>),
     /// From one rank to another.
     Pair(Axis, usize, usize),
+    /// From one rank to the servers, and back: when they come to it.
+    Served(usize),
 }
 
 /// One transfer of a line.
@@ -145,6 +147,9 @@ struct Player<'a> {
     /// Transfers started on each line.
     counts: HashMap<Line, usize>,
     arrivals: Vec<f64>,
+    /// When it had pushed, in each step; of a server, when it had answered each rank.
+    pushed: Vec<f64>,
+    served: Vec<Vec<f64>>,
 }
 
 struct Stage<'a> {
@@ -168,6 +173,8 @@ impl<'a> Player<'a> {
             flights: Vec::new(),
             counts: HashMap::new(),
             arrivals: Vec::new(),
+            pushed: Vec::new(),
+            served: Vec::new(),
         }
     }
 
@@ -178,6 +185,7 @@ impl<'a> Player<'a> {
     fn line(&self, transfer: &Transfer) -> Line {
         let (script, axis) = (self.script, transfer.axis);
         match transfer.kind {
+            Kind::Push | Kind::Pull => Line::Served(script.rank),
             Kind::Send { to } => Line::Pair(axis, script.rank, script.peer(axis, to)),
             Kind::Receive { from } => Line::Pair(axis, script.peer(axis, from), script.rank),
             kind => {
@@ -210,7 +218,9 @@ impl<'a> Player<'a> {
                 vec![of(Area::Sums, &gradients), of(Area::Of(Region::Gradients), &gradients)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
-            Action::Unscale | Action::Norm | Action::Clip if script.owners.are_apart() => {
+            Action::Unscale | Action::Norm | Action::Clip
+                if script.owners.are_apart() && !script.actions.contains(&Action::Knock) =>
+            {
                 script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
             }
             Action::Unscale | Action::Norm | Action::Clip => vec![of(Area::Sums, &gradients)],
@@ -304,6 +314,11 @@ impl Stage<'_> {
                 self.ranks[rank].flights.retain(|flight| flight.id != *id);
                 self.ranks[rank].exposed += until - now;
             }
+            Action::Knock => self.ranks[rank].pushed.push(now),
+            Action::Serve => match self.serve(rank) {
+                Some(served) => until = served,
+                None => return Ok(false),
+            },
             Action::Arrive => self.ranks[rank].arrivals.push(now),
             Action::Await { .. } => {
                 if self.missing(rank).is_some() {
@@ -340,6 +355,54 @@ impl Stage<'_> {
         self.ranks.iter().filter(move |other| other.script.node == node)
     }
 
+    /// Those who answer pushes.
+    fn servers(&self) -> impl Iterator<Item = &Player<'_>> {
+        self.ranks.iter().filter(|player| player.script.owners.serves(player.script.rank))
+    }
+
+    /// A rank that has not pushed so often.
+    fn unheard(&self, step: usize) -> Option<usize> {
+        let computes = |player: &&Player| !player.script.owners.serves(player.script.rank);
+        let late = |player: &Player| player.pushed.len() <= step;
+        self.ranks.iter().filter(computes).find(|player| late(player)).map(|player| player.script.rank)
+    }
+
+    /// A server takes the pushes of a step in the order in which they came, one after the other; returns when it is
+    /// through, or nothing while a rank has yet to push.
+    fn serve(&mut self, server: usize) -> Option<f64> {
+        let step = self.ranks[server].served.len();
+        if self.unheard(step).is_some() {
+            return None;
+        }
+        let script = self.ranks[server].script;
+        let there_and_back = |transfer: &&Transfer| matches!(transfer.kind, Kind::Push | Kind::Pull);
+        let travels = script.transfers.iter().filter(there_and_back).map(self.prices.transfer);
+        let updates = script.parts.iter().map(|part| (self.prices.update)(part.bytes.len()));
+        let seconds: f64 = travels.chain(updates).sum();
+        self.unknown |= !seconds.is_finite();
+        let computing = self.ranks.iter().filter(|player| !player.script.owners.serves(player.script.rank));
+        let mut order: Vec<(f64, usize)> = computing.map(|p| (p.pushed[step], p.script.rank)).collect();
+        order.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let (mut clock, mut served) = (self.ranks[server].clock, vec![0.0; order.len()]);
+        for (pushed, rank) in order {
+            clock = clock.max(pushed) + seconds;
+            served[rank] = clock;
+            self.ends_there(rank, step, clock);
+        }
+        self.ranks[server].served.push(served);
+        Some(clock)
+    }
+
+    /// What a rank has pushed in a step, and pulls, is over at that time or later.
+    fn ends_there(&mut self, rank: usize, step: usize, at: f64) {
+        let Player { flights, schedule, .. } = &mut self.ranks[rank];
+        for flight in flights.iter().filter(|flight| flight.number == step) {
+            if let (Line::Served(_), Some(times)) = (&flight.line, schedule.get_mut(flight.action)) {
+                times[1] = times[1].max(at);
+            }
+        }
+    }
+
     /// A rank of the node that has not come as often to the barrier.
     fn missing(&self, rank: usize) -> Option<usize> {
         let count = self.ranks[rank].arrivals.len();
@@ -352,6 +415,12 @@ impl Stage<'_> {
         let writes = !transfer.kind.only_reads();
         player.check(&Touch { area: transfer.area, bytes: transfer.cuts.range().clone(), writes })?;
         let (line, action, clock) = (player.line(transfer), player.at, player.clock);
+        if let Line::Served(_) = line {
+            // Its server takes it by itself.
+            let number = player.pushed.len().saturating_sub(1);
+            player.flights.push(Flight { id, action, line, number });
+            return Ok(());
+        }
         // Both ends of a pair count for themselves, though they may be one line.
         let number = player.counts.entry(line.clone()).or_default();
         let index = *number;
@@ -377,7 +446,9 @@ impl Stage<'_> {
                 std::ptr::eq(other, transfer)
                     || (other.kind, other.area, &other.cuts) == (transfer.kind, transfer.area, &transfer.cuts)
             }
-            Line::Pair(..) => first == rank || other.cuts.range().len() == transfer.cuts.range().len(),
+            Line::Pair(..) | Line::Served(_) => {
+                first == rank || other.cuts.range().len() == transfer.cuts.range().len()
+            }
         };
         if alike {
             return Ok(());
@@ -390,7 +461,7 @@ impl Stage<'_> {
     fn hold(&mut self, line: &Line, index: usize) {
         let wanted = match line {
             Line::Group(_, _, members, _) => members.len(),
-            Line::Pair(..) => 2,
+            Line::Pair(..) | Line::Served(_) => 2,
         };
         let meetings = &self.meetings[line];
         if meetings[index].started.len() < wanted {
@@ -409,6 +480,10 @@ impl Stage<'_> {
     fn awaited(&self, rank: usize, id: usize) -> Result<Option<f64>> {
         let player = &self.ranks[rank];
         match player.flights.iter().find(|flight| flight.id == id) {
+            Some(Flight { line: Line::Served(pusher), number, .. }) => {
+                let answered = |server: &Player| Some(*server.served.get(*number)?.get(*pusher)?);
+                Ok(self.servers().map(answered).try_fold(0.0, |latest, at| Some(f64::max(latest, at?))))
+            }
             Some(flight) => Ok(self.meetings[&flight.line][flight.number].over),
             None if player.first && player.carries(id) => Ok(Some(player.clock)),
             None => Err(wrong(format!("{}, which nobody started", player.says(player.at)))),
@@ -458,6 +533,7 @@ impl Stage<'_> {
         let player = &self.ranks[rank];
         match &player.script.actions[player.at] {
             Action::Await { .. } => self.missing(rank),
+            Action::Serve => self.unheard(player.served.len()),
             Action::Wait(id) => {
                 let flight = player.flights.iter().find(|flight| flight.id == *id)?;
                 let here = |wanted: usize| {
@@ -467,6 +543,9 @@ impl Stage<'_> {
                         .any(|(other, ..)| *other == wanted)
                 };
                 match &flight.line {
+                    Line::Served(_) => {
+                        self.servers().find(|to| to.served.len() <= flight.number).map(|to| to.script.rank)
+                    }
                     Line::Group(axis, _, members, _) => members
                         .clone()
                         .map(|place| player.script.peer(*axis, place))
@@ -483,6 +562,10 @@ impl Stage<'_> {
         let (player, other) = (&self.ranks[rank], &self.ranks[other]);
         let mut rest = other.script.actions[other.at..].iter();
         match &player.script.actions[player.at] {
+            Action::Serve => rest.any(|action| *action == Action::Knock),
+            Action::Wait(id) if player.line(&player.script.transfers[*id]) == Line::Served(rank) => {
+                rest.any(|action| *action == Action::Serve)
+            }
             Action::Wait(id) => {
                 let line = player.line(&player.script.transfers[*id]);
                 rest.any(|action| matches!(action, Action::Start(id) if other.line(&other.script.transfers[*id]) == line))
@@ -589,7 +672,8 @@ mod tests {
         let at = Ranks { ranks, nodes: ranks.div_ceil(2), in_common };
         let (owners, even) = (strategy.owners(at), ranks.is_multiple_of(2));
         let in_common = in_common && ranks > 1 && strategy.shares_memory(at, even);
-        Manner { owners, in_common, ..Manner::plain((0..ranks).map(|rank| rank / 2).collect()) }
+        let asynchronous = strategy.is_asynchronous() && ranks > 1;
+        Manner { owners, in_common, asynchronous, ..Manner::plain((0..ranks).map(|rank| rank / 2).collect()) }
     }
 
     fn plain(ranks: usize) -> Manner {
@@ -796,7 +880,38 @@ mod tests {
             assert_eq!((root[0], root.iter().sum()), ((d - 1) * n, 2 * (d - 1) * n));
             let served = sent(d, "server");
             assert_eq!((served[0], served[d - 1]), (n, (d - 1) * n));
+            assert_eq!(sent(d, "server-async")[0], n);
         }
+    }
+
+    /// Four steps and four transfers of a second each: a rank alone takes eight seconds, and the server four for each
+    /// rank. A step is longer than a rank's own where the server is busy all the time.
+    #[test]
+    fn an_asynchronous_server_answers_one_rank_after_the_other() {
+        let example = Example::new(&[4, 4]);
+        let scripts = |computing: usize| {
+            let strategy = "server-async".parse().expect("a strategy");
+            let mut scripts = example.scripts(&manner(computing + 1, strategy, false));
+            for script in &mut scripts[..computing] {
+                // Ranks that exchange statistics would wait for each other.
+                let exchange = script.transfers.len() - 1;
+                moved(script, |action| *action == Action::Start(exchange), None);
+                moved(script, |action| *action == Action::Wait(exchange), None);
+            }
+            scripts
+        };
+        for (computing, seconds) in [(1, 8.0), (2, 8.0), (3, 12.0), (5, 20.0)] {
+            assert_eq!(example.rehearse(&scripts(computing)).unwrap().seconds, seconds, "{computing} ranks");
+        }
+        let mut silent = scripts(2);
+        moved(&mut silent[1], |action| *action == Action::Knock, None);
+        let message = fault(&example, &silent);
+        assert!(message.contains("rank 2, action 0 (take a push of every rank"), "{message}");
+        assert!(message.contains("waits for rank 1, which never starts its part"), "{message}");
+        let mut alone = scripts(2);
+        moved(&mut alone[2], |action| *action == Action::Serve, None);
+        let message = fault(&example, &alone);
+        assert!(message.contains("push of sums 0..256") && message.contains("waits for rank 2"), "{message}");
     }
 
     #[test]

@@ -38,6 +38,10 @@ pub enum Kind {
     SumToOwners,
     /// What every rank owns goes to all: allgather.
     FromOwners,
+    /// What one rank has goes to its owners, who take it when they come to it (`Action::Serve`).
+    Push,
+    /// What these own comes to the rank that pushed, as an answer.
+    Pull,
     /// Every rank gets what each has, in the order of ranks.
     Gather,
     /// A rank's part of the range goes to one.
@@ -170,6 +174,13 @@ pub enum Action {
         /// Whether they come with new parameters, or have read the old ones.
         updated: bool,
     },
+    /// The first server is told that a push comes, with losses, hits and flags.
+    Knock,
+    /// Its answer: what it has heard of all ranks.
+    Hear,
+    /// Takes a push of every rank and answers it, in the order that was asked for. The one action that is decided while
+    /// it runs.
+    Serve,
 }
 
 /// Bytes of a bucket that this rank updates.
@@ -235,6 +246,8 @@ pub struct Manner {
     pub owners: Owners,
     /// Where ranks have parameters of their own: whether they meet in this step.
     pub relaxed: Option<Turn>,
+    /// Whether owners update by what each rank pushes, as it comes.
+    pub asynchronous: bool,
     /// Whether the ranks of a node have parameters in common.
     pub in_common: bool,
     /// Micro-steps of an update.
@@ -304,6 +317,7 @@ impl Manner {
             nodes,
             owners: Owners::Everyone,
             relaxed: None,
+            asynchronous: false,
             in_common: false,
             micro_steps: 1,
             shards: false,
@@ -374,10 +388,12 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
             actions: Vec::new(),
         };
         match manner.owners.serves(rank) {
+            true if manner.asynchronous => script.actions.push(Action::Serve),
             true => script.serve(&flow),
             false => script.compute(manner, outline, &flow),
         }
         match manner.relaxed {
+            _ if manner.asynchronous => {}
             Some(turn) => script.update_own(manner, &flow, turn),
             None => script.update(manner, &flow),
         }
@@ -404,6 +420,10 @@ impl Flow {
         let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
         let tail_alone = apart || manner.relaxed.is_some();
+        let [to_owners, from_owners] = match manner.asynchronous {
+            true => [Kind::Push, Kind::Pull],
+            false => [Kind::SumToOwners, Kind::FromOwners],
+        };
         let mut transfers = Vec::new();
         let mut add = |kind, area, cuts: Cuts| {
             let (axis, members) = (Axis::Data, 0..cuts.ranks());
@@ -429,16 +449,16 @@ impl Flow {
                 let id = add(Kind::Mix { distance }, Area::Of(Region::Parameters), cuts);
                 sums.extend((manner.relaxed == Some(Turn::Mix { distance })).then_some(id));
             } else if apart {
-                sums.push(add(Kind::SumToOwners, Area::Sums, cuts.clone()));
-                parameters.push(add(Kind::FromOwners, Area::Of(Region::Parameters), cuts));
+                sums.push(add(to_owners, Area::Sums, cuts.clone()));
+                parameters.push(add(from_owners, Area::Of(Region::Parameters), cuts));
             } else {
                 sums.push(add(Kind::Sum, Area::Sums, cuts));
             }
         }
         // With the last bucket it would be the last owner's: so it is added up in the same order.
-        let tail =
-            tail_alone.then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
-        let normed = apart && (manner.clip || manner.unscale);
+        let tail = (tail_alone && !manner.asynchronous)
+            .then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
+        let normed = apart && !manner.asynchronous && (manner.clip || manner.unscale);
         let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
         // Servers have no statistics.
         let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
@@ -474,7 +494,9 @@ impl Script {
             if manner.micro_steps > 1 {
                 after.push((end - 1, vec![Action::Accumulate { micro }]));
             }
-            if last {
+            if last && manner.asynchronous {
+                after.push((end - 1, Self::push(manner, flow)));
+            } else if last {
                 after.push((end - 1, vec![Action::Tail]));
                 // What ranks with parameters of their own add up comes when these are updated.
                 let sums = if manner.relaxed.is_some() { &[][..] } else { &flow.sums };
@@ -523,6 +545,16 @@ impl Script {
         }
         cut(&mut self.actions, &mut start, end);
         self.actions.extend(before.map(|(_, id)| Action::Wait(id)));
+    }
+
+    /// A step's gradients go to their owners, and new parameters are asked for. They are the rank's own: so is their
+    /// norm.
+    fn push(manner: &Manner, flow: &Flow) -> Vec<Action> {
+        let clip = manner.clip.then_some([Action::Norm, Action::Clip]);
+        let starts = flow.sums.iter().chain(&flow.parameters).map(|&id| Action::Start(id));
+        let ends = flow.sums.iter().map(|&id| Action::Wait(id));
+        let knocked = clip.into_iter().flatten().chain([Action::Knock]);
+        knocked.chain(starts).chain([Action::Hear]).chain(ends).collect()
     }
 
     /// A rank without a graph: it waits for its parameters to have left, and for sums.
@@ -674,6 +706,9 @@ impl Script {
             Action::Await { updated: true } => {
                 "wait at the barrier for the node's ranks to have updated theirs".into()
             }
+            Action::Knock => "tell the first server losses, hits and flags".into(),
+            Action::Hear => "hear from it those of all ranks".into(),
+            Action::Serve => "take a push of every rank, update by it and answer it".into(),
         };
         format!("{action} ({text})")
     }
@@ -684,7 +719,7 @@ impl Script {
         let (kind, gradients) = (self.transfers[id].kind, self.sums.saturating_sub(TAIL));
         let is_sum = |transfer: &Transfer| match kind {
             _ if transfer.kind != kind => false,
-            Kind::Sum | Kind::SumToOwners => {
+            Kind::Sum | Kind::SumToOwners | Kind::Push => {
                 transfer.area == Area::Sums && transfer.cuts.range().start < gradients
             }
             Kind::Mix { .. } => true,
@@ -724,8 +759,8 @@ impl Transfer {
             Kind::Sum => 2 * (all - all / (others + 1)),
             Kind::SumToOwners => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
-            Kind::Send { .. } | Kind::Mix { .. } => all,
-            Kind::Receive { .. } => 0,
+            Kind::Send { .. } | Kind::Mix { .. } | Kind::Push => all,
+            Kind::Receive { .. } | Kind::Pull => 0,
         }
     }
 }
@@ -736,6 +771,8 @@ impl fmt::Display for Transfer {
             Kind::Sum => "sum".to_string(),
             Kind::SumToOwners => "sum to owners".to_string(),
             Kind::FromOwners => "from owners".to_string(),
+            Kind::Push => "push".to_string(),
+            Kind::Pull => "pull".to_string(),
             Kind::Gather => "gather".to_string(),
             Kind::Send { to } => format!("send to place {to}"),
             Kind::Receive { from } => format!("receive from place {from}"),

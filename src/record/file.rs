@@ -282,6 +282,10 @@ impl ResultsFile {
         let summary = file.create_group("summary")?;
         scalars(&summary, SUMMARY_COUNTS, 0u64)?;
         scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
+        let stale =
+            summary.new_dataset_builder().with_data(&vec![0u64; about.staleness]).create("staleness")?;
+        let meaning = "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
+        describe(&stale, "1", meaning)?;
         let status = summary.new_dataset::<Status>().create("status")?;
         describe(&status, "", "running, finished, or failed: why")?;
         status.write_scalar(&fixed("running"))?;
@@ -378,6 +382,12 @@ impl ResultsFile {
         let counts = [c.steps, c.images, sent, uncompressed, c.sent_a_step, planned, measured];
         for ((name, ..), value) in SUMMARY_COUNTS.iter().zip(counts) {
             self.summary.dataset(name)?.write_scalar(&value)?;
+        }
+        let staleness = self.summary.dataset("staleness")?;
+        let mut stale = vec![0u64; staleness.size()];
+        if let Some(last) = stale.len().checked_sub(1) {
+            c.stale_in_all().iter().enumerate().for_each(|(late, count)| stale[late.min(last)] += count);
+            staleness.write_raw(&stale)?;
         }
         let [busy, memory, power] = usage(c.usage.usage());
         let values = [

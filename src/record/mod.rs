@@ -155,7 +155,8 @@ impl Recorder {
         writer.flush();
         let seconds = writer.closing.earlier + writer.about.started.elapsed().as_secs_f64();
         let numbers = writer.closing.numbers().into_iter().chain([("summary.seconds", seconds)]);
-        numbers.map(|(name, value)| (name.to_string(), value)).collect()
+        let numbers = numbers.map(|(name, value)| (name.to_string(), value));
+        numbers.chain(writer.closing.staleness()).collect()
     }
 
     /// One step. Costs about a microsecond; once a second the rows so far are written.
@@ -189,6 +190,13 @@ impl Recorder {
     pub fn sent_a_step(&mut self, bytes: u64) {
         if let Some(writer) = &mut self.writer {
             writer.closing.sent_a_step = bytes;
+        }
+    }
+
+    /// How many updates of this part of the run were by gradients so stale: 0, 1, … updates late.
+    pub fn staleness(&mut self, counts: &[u64]) {
+        if let Some(writer) = &mut self.writer {
+            writer.closing.stale = counts.to_vec();
         }
     }
 
@@ -432,6 +440,8 @@ pub struct Description {
     pub memory: Vec<(String, u64)>,
     /// Where gradients are compressed.
     pub compression: Option<Compression>,
+    /// Where updates are asynchronous: how many values of their staleness are told apart.
+    pub staleness: usize,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
     /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,

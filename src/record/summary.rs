@@ -80,11 +80,23 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
     if let Some(compression) = &about.compression {
         rows.push(("compression", compressed(compression, c)));
     }
+    rows.push(("staleness", stale(&c.stale_in_all())));
     if let Some(memory) = c.memory {
         let [measured, planned] = [memory.measured, memory.planned].map(|bytes| bytes as f64 / 1e6);
         rows.push(("memory a rank", format!("{measured:.0} MB at its peak, planned {planned:.0} MB")));
     }
     rows
+}
+
+/// "1.02 updates on average, at most 3: 0 1.2%, 1 95.1%, …": empty where there is none.
+fn stale(counts: &[u64]) -> String {
+    let all: u64 = counts.iter().sum();
+    let Some(most) = counts.iter().rposition(|&count| count > 0) else { return String::new() };
+    let sum: f64 = counts.iter().enumerate().map(|(late, &count)| late as f64 * count as f64).sum();
+    let share = |late: usize| format!("{late} {}", percent(counts[late] as f64 / all as f64, 1));
+    let shown: Vec<String> = (0..=most).filter(|&late| counts[late] > 0).take(8).map(share).collect();
+    let rest = if counts.iter().filter(|&&count| count > 0).count() > 8 { ", …" } else { "" };
+    format!("{:.2} updates on average, at most {most}: {}{rest}", sum / all as f64, shown.join(", "))
 }
 
 /// What compression brought and cost: "topk:0.01: a rank sent 12.3 MB of 820 MB (98.5% saved), encoding …".
@@ -165,6 +177,9 @@ pub(super) struct Closing {
     pub memory: Option<Memory>,
     /// Bytes that the rank that sends most sent in a step.
     pub sent_a_step: u64,
+    /// Updates by gradients of each staleness: of this part of the run, and of earlier ones.
+    pub stale: Vec<u64>,
+    pub stale_earlier: Vec<u64>,
     /// Seconds of this run's earlier parts.
     pub earlier: f64,
 }
@@ -188,6 +203,8 @@ impl Closing {
             final_test_accuracy: f64::NAN,
             memory: None,
             sent_a_step: 0,
+            stale: Vec::new(),
+            stale_earlier: Vec::new(),
             earlier: 0.0,
         }
     }
@@ -209,6 +226,19 @@ impl Closing {
         ]
     }
 
+    /// The same of staleness.
+    pub fn staleness(&self) -> impl Iterator<Item = (String, f64)> {
+        let counts = self.stale_in_all().into_iter().enumerate();
+        counts.map(|(late, count)| (format!("summary.staleness.{late}"), count as f64))
+    }
+
+    /// Updates of the whole run by gradients of each staleness.
+    pub fn stale_in_all(&self) -> Vec<u64> {
+        let count = |counts: &[u64], late: usize| counts.get(late).copied().unwrap_or(0);
+        let most = self.stale.len().max(self.stale_earlier.len());
+        (0..most).map(|late| count(&self.stale, late) + count(&self.stale_earlier, late)).collect()
+    }
+
     pub fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
         if !numbers.contains_key("summary.steps") {
             return Closing::new();
@@ -226,6 +256,10 @@ impl Closing {
             best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
             final_test_accuracy: number("final_test_accuracy"),
             earlier: number("seconds"),
+            stale_earlier: (0..)
+                .map_while(|late| numbers.get(&format!("summary.staleness.{late}")))
+                .map(|&count| count as u64)
+                .collect(),
             ..Closing::new()
         }
     }

@@ -42,7 +42,9 @@ impl Star {
         let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
         match expected_owners(world, strategy, false) {
             Owners::Apart { first, count, computing } if strategy.is_central() => {
-                Some(Star { owners: count, others: computing - usize::from(first == 0), link })
+                // One that answers each by itself has as much to do with every other.
+                let all = computing - usize::from(first == 0);
+                Some(Star { owners: count, others: if strategy.is_asynchronous() { 1 } else { all }, link })
             }
             _ => None,
         }
@@ -129,7 +131,7 @@ impl Averaging {
     pub fn transfer(&self, transfer: &Transfer, shared: bool) -> f64 {
         let seconds = self.seconds(transfer.cuts.range().len(), shared);
         match transfer.kind {
-            Kind::SumToOwners | Kind::FromOwners => {
+            Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
                 self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
             }
             Kind::Mix { .. } => self.gossip_seconds(transfer.cuts.range().len()).unwrap_or(seconds),

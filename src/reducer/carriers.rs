@@ -1,16 +1,20 @@
 //! What carries out the transfers of a script, made of collectives for what lies where.
 
+use std::rc::Rc;
+
 use super::averaging::Averaging;
 use super::gpu_direct;
 use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
 use crate::collective::tuning::Tuning;
 use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, gossip, select};
-use crate::comm::World;
+use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, At, Compressed};
-use crate::fusion::{Carriers, Exchanges, Fusion, Line, Norms, OnDevice, ReduceAt, Staging, Tail, Words};
+use crate::fusion::{
+    Carriers, Exchanges, Fusion, Line, Norms, Notes, OnDevice, ReduceAt, Service, Staging, Tail, Words,
+};
 use crate::plan::{Area, Plan, Program, Script, TAIL, Transfer};
 use crate::strategy::Owners;
 
@@ -24,6 +28,14 @@ pub struct Places<'a> {
     pub gradients: &'a Gradients,
     /// Where parameters go between ranks: what does.
     pub travelling: Option<&'a Travelling>,
+}
+
+/// Where updates are asynchronous: what goes beside gradients and parameters.
+pub struct Pushes {
+    /// Between ranks and servers.
+    pub notes: Notes,
+    /// At a server: what carries both.
+    pub service: Option<Service>,
 }
 
 /// What carriers are made of. All of it is collective, and fails on every rank alike.
@@ -70,6 +82,50 @@ impl Carrying<'_> {
         let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
+    }
+
+    /// The same where owners take what each rank pushes as it comes. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank: what cannot be allocated.
+    pub fn asynchronous(&self, script: &Script, places: &Places) -> Result<(Fusion, Pushes)> {
+        let Carrying { world, .. } = *self;
+        let gradients = &places.gradients.region;
+        let Travelling { region: travelling, on_device } = self.travelling(places)?;
+        let words = Words { what: "bucket", operation: "push" };
+        let sums = self.star(Operation::ReduceScatter, words, gradients, || self.reduced_at(places))?;
+        let words = Words { what: "parameters of bucket", operation: "pull" };
+        let back = || self.staging(on_device, as_memory(travelling));
+        let mut parameters = self.star(Operation::Allgather, words, travelling, back)?;
+        let notes = Notes::new(world)?;
+        if places.owners.serves(world.rank()) {
+            let service = world.agree(Service::new(sums, parameters, script))?;
+            return Ok((Fusion::serving(), Pushes { notes, service: Some(service) }));
+        }
+        let made = sums.into_iter().next().zip(parameters.pop()).ok_or_else(|| Error::internal("no lines"));
+        let made = made.and_then(|(sums, parameters)| {
+            let parameters = Some(parameters);
+            let carriers = Carriers { parameters, ..Carriers::of(sums) };
+            Fusion::new(carriers, script, self.config.overlap)
+        });
+        Ok((world.agree(made)?, Pushes { notes, service: None }))
+    }
+
+    /// One line to all owners; at an owner one to each rank that computes. Collective.
+    fn star(
+        &self,
+        operation: Operation,
+        words: Words,
+        region: &Rc<Region>,
+        at: impl Fn() -> ReduceAt,
+    ) -> Result<Vec<Line>> {
+        let world = self.world;
+        let computing = self.config.strategy.computing(world.size());
+        let collectives = match world.rank() < computing {
+            true => vec![operation.make(Route::Star, Wire::F32, world, region)?],
+            false => operation.with_each(computing, world, region)?,
+        };
+        Ok(collectives.into_iter().map(|collective| Line::new(words, collective, at())).collect())
     }
 
     /// What adds up the step's own numbers where sums of gradients do not come to all in every step. Collective.

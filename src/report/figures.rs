@@ -115,6 +115,34 @@ pub fn throughput(runs: &[&Run]) -> Result<Option<Figure>> {
     Ok(Some(Figure::new("throughput", "Throughput", caption, svg)))
 }
 
+/// How late asynchronous updates were.
+pub fn staleness(runs: &[&Run]) -> Result<Option<Figure>> {
+    let counted = |run: &&Run| (run.label.clone(), run.record.list::<u64>("summary/staleness"));
+    let counted: Vec<(String, Vec<u64>)> = runs
+        .iter()
+        .map(counted)
+        .filter(|(_, counts)| counts.iter().any(|&count| count > 0))
+        .take(MOST)
+        .collect();
+    let mut lines = Vec::new();
+    for (colour, (label, counts)) in counted.iter().enumerate() {
+        let all: u64 = counts.iter().sum();
+        let most = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+        let share = |late: usize| (late as f64, 100.0 * counts[late] as f64 / all as f64);
+        let label = if counted.len() == 1 { String::new() } else { label.clone() };
+        let points = (0..=most).map(share).collect();
+        lines.push(Line { label, points, band: Vec::new(), mark: Mark::Points, colour });
+    }
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    let across =
+        Axis::new("updates between a rank's parameters and the update by its gradients", Scale::Whole);
+    let svg = chart::lines(&across, &Axis::new("share of the updates [%]", Scale::Linear), &lines)?;
+    let caption = "Staleness of asynchronous updates, over the whole run. With W ranks that take turns it is W − 1, but for the first turn behind an epoch's end or a checkpoint.";
+    Ok(Some(Figure::new("staleness", "Staleness", caption, svg)))
+}
+
 /// Where a step's time goes, a row a run.
 pub fn time(runs: &[&Run]) -> Result<Option<Figure>> {
     let row = |run: &&Run| Row {

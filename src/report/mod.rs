@@ -126,11 +126,13 @@ fn sections(runs: &[Run]) -> Result<Vec<Section>> {
         true => format!("Learning (the first {MOST} runs)"),
         false => "Learning".into(),
     };
+    let mut learned = figures::learning(&all)?;
+    learned.extend(figures::staleness(&all)?);
     let section = |title: &str, figures: Vec<Figure>| Section { title: title.into(), figures };
     Ok(vec![
         section("Scaling", compare::scaling(runs)?),
         section("Minibatch sweep", compare::sweeps(runs)?),
-        section(&learning, figures::learning(&all)?),
+        section(&learning, learned),
         section("Speed and memory", speed.into_iter().flatten().collect()),
         section("Overlap", steps),
     ])

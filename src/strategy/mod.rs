@@ -19,10 +19,12 @@ mod owners;
 mod relaxed;
 mod root;
 mod server;
+mod server_async;
 mod zero;
 
 pub use owners::{Owners, Share};
 pub use relaxed::{Meeting, Outer, OuterFlags, Relaxed};
+pub use server_async::AsyncOrder;
 
 /// What a job's ranks are like.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +106,11 @@ pub trait Way: fmt::Debug + Sync {
         false
     }
 
+    /// Whether owners update by what each rank sends as it comes, and answer that rank alone.
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     /// Whether the ranks of a node are to have parameters in common; `even` if every node has as many ranks.
     fn shares_memory(&self, _at: Ranks, _even: bool) -> bool {
         false
@@ -114,11 +121,12 @@ pub trait Way: fmt::Debug + Sync {
 }
 
 /// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 8] = [
+const WAYS: [&dyn Way; 9] = [
     &allreduce::Allreduce,
     &zero::Zero1,
     &root::Root,
     &server::Servers,
+    &server_async::AsyncServers,
     &local::Local,
     &bmuf::BlockMomentum,
     &easgd::Elastic,
@@ -217,6 +225,16 @@ impl Strategy {
     /// Whether gradients are summed by few ranks in the order of ranks, whatever `--allreduce` has.
     pub fn is_central(self) -> bool {
         self.way.is_central()
+    }
+
+    /// Whether owners update by what each rank sends as it comes, and answer that rank alone.
+    pub fn is_asynchronous(self) -> bool {
+        self.way.is_asynchronous()
+    }
+
+    /// Whether a rank's gradients update by themselves, and not in a sum.
+    pub fn updates_alone(self) -> bool {
+        self.is_relaxed() || self.is_asynchronous()
     }
 
     /// Whether the ranks of a node are to have parameters in common; `even` if every node has as many ranks.

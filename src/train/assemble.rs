@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::asynchronous::{Side, Worker};
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
 use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
+use super::server::Server;
 use super::shards::Statistics;
 use super::step::{Accumulation, Clip, Round, Scaling, Stretch, Trainer};
 use super::stop::Flags;
@@ -22,7 +24,7 @@ use crate::fusion::Fusion;
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Manner, Plan, Program, Script, TAIL};
-use crate::reducer::{Averaging, Carrying};
+use crate::reducer::{Averaging, Carrying, Pushes};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -57,7 +59,17 @@ impl Assembly<'_> {
         let program = world.agree(program)?;
         let carrying =
             Carrying { world, peers, config: self.config, averaging: self.averaging, plan, device };
-        let (fusion, compression) = carrying.fusion(script, program.as_ref(), &memories.places())?;
+        let places = memories.places();
+        let (fusion, compression, asynchronous) = match self.config.strategy.is_asynchronous() {
+            true => {
+                let (fusion, pushes) = carrying.asynchronous(script, &places)?;
+                (fusion, None, Some(self.side(pushes)))
+            }
+            false => {
+                let (fusion, compression) = carrying.fusion(script, program.as_ref(), &places)?;
+                (fusion, compression, None)
+            }
+        };
         let trainer = world.agree(self.steps(scripts, program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match &trainer.program {
@@ -68,7 +80,26 @@ impl Assembly<'_> {
             _ => None,
         };
         let ahead = world.agree(ahead.transpose())?;
-        Ok(Trainer { compression, ahead, barrier: world.agree(barrier.transpose())?, ..trainer })
+        Ok(Trainer {
+            asynchronous,
+            compression,
+            ahead,
+            barrier: world.agree(barrier.transpose())?,
+            ..trainer
+        })
+    }
+
+    /// What this rank does with pushes.
+    fn side(&self, pushes: Pushes) -> Side {
+        let (rank, ranks) = (self.world.rank(), self.world.size());
+        let computing = self.config.strategy.computing(ranks);
+        match pushes.service {
+            None => Side::Worker(Worker::new(pushes.notes, computing)),
+            Some(service) => {
+                let order = self.config.async_order;
+                Side::Server(Server::new(service, pushes.notes, order, [rank, computing, ranks]))
+            }
+        }
     }
 
     /// What this rank does in the steps of a round.
@@ -115,8 +146,8 @@ impl Assembly<'_> {
         let plan = &plans.training;
         let parameters = &memories.regions.parameters;
         let computing = config.strategy.computing(self.world.size());
-        // Gradients of a rank's own parameters are those of its own images.
-        let images = match config.strategy.is_relaxed() {
+        // Gradients that update by themselves are those of a rank's own images.
+        let images = match config.strategy.updates_alone() {
             true => config.images_of(self.world.rank(), computing),
             false => config.images_a_step(computing),
         };
@@ -132,6 +163,8 @@ impl Assembly<'_> {
                 steps: relaxed.map_or(1, |relaxed| relaxed.every),
                 resets: relaxed.is_some_and(|relaxed| relaxed.resets()),
             },
+            asynchronous: None,
+            drains: false,
             statistics: config.shards.map(|shards| {
                 Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)
             }),
@@ -175,7 +208,7 @@ impl Assembly<'_> {
     /// this rank owns.
     fn summed(&self, memories: &Memories) -> Vec<Memory> {
         let averaged = &memories.gradients.averaged;
-        match memories.owners.are_apart() {
+        match memories.owners.are_apart() && !self.config.strategy.is_asynchronous() {
             true => memories.parts.iter().map(|part| averaged.slice(part.start, part.len())).collect(),
             false => vec![averaged.slice(0, averaged.bytes() - TAIL)],
         }
@@ -187,11 +220,12 @@ impl Assembly<'_> {
         let Assembly { world, plans, device, rule, .. } = *self;
         let Some(max_norm) = self.config.optimizer.clip_norm else { return Ok(None) };
         let summed = self.summed(memories);
-        if !device.is_host() && !memories.owners.are_apart() {
+        let is_alone = self.config.strategy.updates_alone();
+        if !device.is_host() && (is_alone || !memories.owners.are_apart()) {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
         // The norm of a rank's own gradients is nobody else's, and that of shards is the same for any number of ranks.
-        let is_whole = self.config.strategy.is_relaxed() || self.config.shards.is_some();
+        let is_whole = is_alone || self.config.shards.is_some();
         let all = if is_whole { 1 } else { self.config.strategy.computing(world.size()) };
         let plan = &plans.training;
         let of_share = |share: usize| {
@@ -199,6 +233,7 @@ impl Assembly<'_> {
             plan.buckets.iter().map(share).collect::<Vec<_>>()
         };
         let parts: Vec<Vec<Range<usize>>> = match memories.owners.normed(world.rank(), all) {
+            _ if is_alone => vec![of_share(0)],
             Some(shares) => shares.map(of_share).collect(),
             None => vec![memories.parts.clone()],
         };

@@ -3,12 +3,14 @@
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
-//! `shards` what does not depend on their number, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and
+//! `shards` what does not depend on their number, `asynchronous` and `server`
+//! what ranks and servers do that do not wait for all, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and
 //! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
 //! batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
 //! every room below. Used by: `main`, `elastic`.
 
 mod assemble;
+mod asynchronous;
 mod checkpoint;
 mod commit;
 mod device;
@@ -22,6 +24,7 @@ mod metrics;
 mod network;
 mod owned;
 mod plans;
+mod server;
 mod setup;
 mod shards;
 mod source;
@@ -44,6 +47,7 @@ use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
 
 use checkpoint::{Position, Standing};
+use commit::Commits;
 pub use commit::newest_commit;
 use evaluate::Evaluator;
 use setup::Job;
@@ -125,7 +129,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     }
     comm::enter(Phase::End, 0);
     let measured = greatest(world, host::peak_resident().unwrap_or(0))?;
-    let sent = job.trainer.fusion.sent() as usize / job.trainer.runs.max(1);
+    let sent = job.trainer.sent() as usize / job.trainer.runs.max(1);
     recorder.sent_a_step(greatest(world, sent)? as u64);
     recorder.memory(Memory { planned: job.planned_memory, measured });
     Ok(())
@@ -214,17 +218,19 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         let done = job.standing.at.done;
         comm::enter(Phase::Step, done as u64);
         trace::step(done as u64);
-        let rate = job.schedule.rate(done);
+        let due = |commits: &Commits| commits.is_due(done + 1);
+        let together = job.saver.is_due(done + 1, false) || job.commits.as_ref().is_some_and(due);
+        job.trainer.drains = together || step + 1 == last;
         job.trainer.flags = job.saver.flags();
         let saving = job.saver.is_writing();
-        let result = job.trainer.step(&*job.device, &mut job.source, [step, last], done, rate)?;
+        let result = job.trainer.step(&*job.device, &mut job.source, [step, last], done, &job.schedule)?;
         recorder.step(&StepRecord {
             step: done as u64,
             epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
             images: result.images as u64,
             loss: result.loss,
             accuracy: result.hits / result.images.max(1) as f64,
-            learning_rate: f64::from(rate),
+            learning_rate: f64::from(result.learning_rate),
             seconds: result.seconds,
             compute: result.compute,
             communication: result.communication,
@@ -237,7 +243,9 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         });
         histograms(job, recorder, done + 1)?;
         if result.diverged {
-            return world.agree(Err(diverged(world, done, &result)));
+            // Parameters may be on their way.
+            job.trainer.settle(&*job.device)?;
+            return world.agree(Err(diverged(world, result.diverged_in.unwrap_or(done), &result)));
         }
         // The same on every rank.
         if let Some(scaling) = job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
@@ -292,11 +300,22 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
         all_finite(world, job)?;
     }
     job.trainer.settle(&*job.device)?;
+    if let Some(counts) = job.trainer.staleness() {
+        recorder.staleness(&staleness(world, counts)?);
+    }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
     job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
+}
+
+/// How many updates were by gradients of each staleness, which one rank has counted, on all ranks. Collective.
+fn staleness(world: &World, counts: &[u64]) -> Result<Vec<u64>> {
+    let mut all = vec![0.0; greatest(world, counts.len())?];
+    all.iter_mut().zip(counts).for_each(|(all, &count)| *all = count as f64);
+    world.sum_f64(&mut all)?;
+    Ok(all.into_iter().map(|count| count as u64).collect())
 }
 
 /// What a checkpoint keeps of the record and of the loss scale, by name.

@@ -270,6 +270,7 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
         overlap: config.overlap,
+        asynchronous: config.strategy.is_asynchronous(),
         ..Manner::plain(nodes(world))
     }
 }

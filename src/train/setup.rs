@@ -328,6 +328,12 @@ fn run_file(config: &Config, threads: usize) -> String {
     config.run_file.clone() + &found
 }
 
+/// How many values of the staleness of updates the record tells apart. With as many ranks that are equally fast it is
+/// their number less one.
+fn staleness_bins(world: &World, config: &Config) -> usize {
+    if config.strategy.is_asynchronous() { 16 * config.strategy.computing(world.size()) } else { 0 }
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     world: &World,
@@ -357,6 +363,7 @@ fn describe(
             (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
         ),
         ("threads".to_string(), threads.to_string()),
+        ("repeatable".to_string(), if config.is_repeatable() { "yes" } else { "no" }.into()),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     if let Some(kept) = plans.kept {
@@ -393,6 +400,7 @@ fn describe(
         script: Vec::new(),
         memory: plans.kinds(),
         compression: None,
+        staleness: staleness_bins(world, config),
         attributes,
         events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
         started,

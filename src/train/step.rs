@@ -5,10 +5,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::asynchronous::{Note, Side};
 use super::device_prefetch::{DevicePrefetch, Inputs};
 use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
+use super::server::Updates;
 use super::shards::{self, Statistics};
 use super::source::Source;
 use super::stop::Flags;
@@ -20,7 +22,7 @@ use crate::error::Result;
 use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
-use crate::optim::LossScaler;
+use crate::optim::{LossScaler, Schedule};
 use crate::plan::{Action, Kind, Program, Script, Transfer, has_not_finite};
 use crate::trace::{self, BucketTime};
 
@@ -75,6 +77,8 @@ pub struct StepResult {
     pub diverged: bool,
     /// On a rank whose loss is not finite: where the first such number stands.
     pub where_diverged: Option<String>,
+    /// Where updates are asynchronous: in which step, if that is not this one.
+    pub diverged_in: Option<usize>,
     /// What any rank said in `Trainer::flags`.
     pub flags: Flags,
     pub learning_rate: f32,
@@ -118,12 +122,27 @@ impl Round {
     }
 }
 
+impl StepResult {
+    /// What all ranks were told behind a step that drains.
+    fn told(&mut self, note: &Note) {
+        if note.drains {
+            self.flags = note.flags;
+            self.diverged = note.diverged.is_some();
+            self.diverged_in = note.diverged.map(|step| step as usize);
+        }
+    }
+}
+
 /// Everything a step needs, made once.
 pub struct Trainer {
     /// What this rank does in each step.
     pub round: Round,
     /// Where ranks have parameters of their own: what they do when they meet.
     pub meetings: Option<Meetings>,
+    /// Where updates are asynchronous: what this rank does with pushes, and whether all ranks do something together
+    /// behind the next step.
+    pub asynchronous: Option<Side>,
+    pub drains: bool,
     /// With shards: what becomes of their running statistics.
     pub statistics: Option<Statistics>,
     /// `None` on a rank without a graph.
@@ -250,6 +269,7 @@ impl Accumulation {
 struct Moment<'a> {
     device: &'a dyn Device,
     source: &'a mut Source,
+    schedule: &'a Schedule,
     /// The step's number in the epoch, how many of these are to be done, and its number in the run.
     step: usize,
     steps: usize,
@@ -273,9 +293,10 @@ impl Trainer {
         source: &mut Source,
         [step, steps]: [usize; 2],
         done: usize,
-        learning_rate: f32,
+        schedule: &Schedule,
     ) -> Result<StepResult> {
         let (begun, traced) = (Instant::now(), trace::now());
+        let learning_rate = schedule.rate(done);
         self.fusion.begin(device, begun);
         let scalars = Scalars {
             seed: self.seed,
@@ -294,6 +315,7 @@ impl Trainer {
         let mut at = Moment {
             device,
             source,
+            schedule,
             step,
             steps,
             done,
@@ -307,9 +329,14 @@ impl Trainer {
         let script = self.round.script(done);
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
-        self.read_tail(device, &mut result)?;
+        if self.asynchronous.is_none() {
+            self.read_tail(device, &mut result)?;
+        }
         result.communication =
             self.fusion.waited() + self.fusion.times().iter().map(|time| time.exposed).sum::<f64>();
+        if let Some(Side::Server(server)) = &self.asynchronous {
+            result.communication += server.waited;
+        }
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.usage = device.usage();
         result.seconds = begun.elapsed().as_secs_f64();
@@ -349,7 +376,7 @@ impl Trainer {
             Action::Check => self.check(at),
             Action::Clip if at.broken => Ok(()),
             Action::Clip => {
-                let others = self.round.any().owners.are_apart().then(|| self.fusion.norms());
+                let others = self.has_norms_apart().then(|| self.fusion.norms());
                 self.clip.as_mut().map_or(Ok(()), |clip| clip.run(&at.scalars, others))
             }
             Action::Update(_) | Action::Average(_) if at.broken => Ok(()),
@@ -365,6 +392,9 @@ impl Trainer {
             Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
             Action::Mix(part) => self.meet(|meetings| meetings.mix(*part, &at.scalars)),
             Action::Forget => self.meet(|meetings| meetings.forget(device)),
+            Action::Knock => self.knock(at),
+            Action::Hear => self.hear(at),
+            Action::Serve => self.serve(at),
             Action::Arrive => {
                 self.barrier.iter_mut().for_each(Barrier::arrive);
                 Ok(())
@@ -380,6 +410,24 @@ impl Trainer {
     /// Steps of the run whose update was skipped.
     fn skipped(&self) -> u64 {
         self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
+    }
+
+    /// Whether ranks tell each other the norms of what each of them owns.
+    fn has_norms_apart(&self) -> bool {
+        self.round.any().owners.are_apart() && self.asynchronous.is_none()
+    }
+
+    /// Bytes that this rank has sent so far.
+    pub fn sent(&self) -> u64 {
+        self.fusion.sent() + self.asynchronous.as_ref().map_or(0, Side::sent)
+    }
+
+    /// Where updates are asynchronous: how many were by gradients of each staleness, on the first server.
+    pub fn staleness(&self) -> Option<&[u64]> {
+        match self.asynchronous.as_ref()? {
+            Side::Server(server) => Some(server.staleness()),
+            Side::Worker(_) => Some(&[]),
+        }
     }
 
     /// Something of what ranks with parameters of their own do when they meet.
@@ -481,6 +529,53 @@ impl Trainer {
         self.fusion.write_tail(at.device, &values)
     }
 
+    /// Tells the first server what this rank knows of the step.
+    fn knock(&mut self, at: &mut Moment) -> Result<()> {
+        let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
+        let Tail { loss, hits, images, diverged } = at.tail;
+        if let Some(found) = at.result.where_diverged.take() {
+            worker.where_diverged.get_or_insert(found);
+        }
+        let step = at.done as u32;
+        worker.knock(&Note {
+            sums: [loss, hits, images],
+            diverged: (diverged != 0.0).then_some(step),
+            flags: self.flags,
+            step,
+            drains: self.drains,
+            whose: None,
+        })
+    }
+
+    /// What the first server has heard of all ranks.
+    fn hear(&mut self, at: &mut Moment) -> Result<()> {
+        let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
+        let note = worker.hear(&mut self.fusion, at.device)?;
+        let [loss, hits, images] = note.sums.map(f64::from);
+        at.result.images = images as usize;
+        (at.result.loss, at.result.hits) = (loss / images.max(1.0), hits);
+        at.result.told(&note);
+        at.result.where_diverged = worker.where_diverged.take_if(|_| at.result.diverged);
+        Ok(())
+    }
+
+    /// Takes the gradients of all ranks.
+    fn serve(&mut self, at: &mut Moment) -> Result<()> {
+        let Some(Side::Server(server)) = &mut self.asynchronous else { return Ok(()) };
+        let mut updates = Updates {
+            device: at.device,
+            parts: &self.round.any().parts,
+            updates: &mut self.updates,
+            averages: &mut self.averages,
+            schedule: at.schedule,
+            scalars: at.scalars,
+        };
+        if let Some(note) = server.serve(at.done, self.flags, &mut updates)? {
+            at.result.told(&note);
+        }
+        Ok(())
+    }
+
     fn unscale(&mut self, at: &mut Moment) -> Result<()> {
         let Some(scaling) = &mut self.scaling else { return Ok(()) };
         at.broken = !scaling.unscale(at.device, &at.scalars)?;
@@ -496,7 +591,7 @@ impl Trainer {
 
     /// All ranks come to the same: they have the same gradients, or were told of the others'.
     fn check(&mut self, at: &mut Moment) -> Result<()> {
-        at.broken |= self.round.any().owners.are_apart() && !self.fusion.norms().is_finite();
+        at.broken |= self.has_norms_apart() && !self.fusion.norms().is_finite();
         if let Some(scaling) = &mut self.scaling {
             scaling.stuck = !scaling.scaler.step(!at.broken);
         }
@@ -505,7 +600,10 @@ impl Trainer {
 
     /// Waits for what is on its way: before others than steps look at parameters.
     pub fn settle(&mut self, device: &dyn Device) -> Result<()> {
-        self.fusion.settle(device)
+        match &mut self.asynchronous {
+            Some(Side::Server(server)) => server.settle(device),
+            _ => self.fusion.settle(device),
+        }
     }
 
     /// Where owners are apart and parameters have a moving average: the two change places, on all ranks. Whoever reads
@@ -532,12 +630,17 @@ impl Trainer {
             }
             places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
         }
-        let is_new = |transfer: &Transfer| transfer.kind == Kind::FromOwners;
+        let is_new = |transfer: &Transfer| matches!(transfer.kind, Kind::FromOwners | Kind::Pull);
         let transfers = self.round.any().transfers.clone();
-        for id in (0..transfers.len()).filter(|&id| is_new(&transfers[id])) {
-            self.fusion.start(id, device)?;
+        if let Some(Side::Server(server)) = &mut self.asynchronous {
+            server.give_all(device)?;
+            server.settle(device)?;
+        } else {
+            for id in (0..transfers.len()).filter(|&id| is_new(&transfers[id])) {
+                self.fusion.start(id, device)?;
+            }
+            self.fusion.settle(device)?;
         }
-        self.fusion.settle(device)?;
         world.barrier()
     }
 

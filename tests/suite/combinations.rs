@@ -114,6 +114,7 @@ impl Draw {
             all.push(" --zero 1".into());
             if has("--allreduce auto") {
                 all.extend([" --sync root".into(), " --sync server".into()]);
+                all.extend(has("--wire f32").then(|| " --sync server-async".into()));
             }
             let by_tree =
                 has("--wire f32") && (has("--allreduce auto") || has("--allreduce recursive-doubling"));

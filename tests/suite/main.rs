@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod asynchronous;
 mod bench;
 mod cli;
 mod collectives;

@@ -50,6 +50,7 @@ fn description(epochs: u64, steps: u64) -> Description {
         ],
         memory: vec![("activations".into(), 8), ("parameters".into(), 4)],
         compression: None,
+        staleness: 0,
         attributes: [
             ("model", "mnist_small"),
             ("config", "{\"lr\":0.1}"),

@@ -417,6 +417,32 @@ fn a_signal_to_any_rank_ends_all_with_a_checkpoint_and_the_run_goes_on_from_it()
     assert_eq!(parts, whole);
 }
 
+/// Ranks at steps of their own, in order of arrival: they drain behind one step that none has done yet.
+#[test]
+fn a_signal_to_a_rank_of_asynchronous_updates_drains_them() {
+    let scratch = Scratch::new();
+    let mut steps = 0;
+    // In the last job all ranks are told, and two of them are servers.
+    for (name, rank, servers) in [("USR1", Some(1), 1), ("TERM", Some(2), 1), ("USR1", None, 2)] {
+        let words =
+            format!("{LONG} --epochs 100000 --sync server-async:{servers} --results DIR/a.h5 --resume auto");
+        let running = Running::start(scratch.job(2 + servers, &words), &scratch.path("a.h5"), steps);
+        let ranks = running.ranks();
+        let told = rank.map_or(ranks.clone(), |rank| vec![ranks[rank]]);
+        told.into_iter().for_each(|rank| signal(name, rank));
+        let (code, stdout, stderr) = running.end();
+        assert!(code != Some(0), "{stdout}");
+        assert!(stderr.contains(&format!("stopped by SIG{name} after")), "{stderr}");
+        let rows = series(&scratch.path("a.h5"), "steps/step");
+        assert!(rows.len() > steps && rows.iter().enumerate().all(|(i, &row)| row == i as f64));
+        steps = rows.len();
+        assert!(scratch.path(&format!("c/step-{steps:08}.h5")).exists());
+        // Whatever they had done when it came, all of it is in the record.
+        let images: f64 = series(&scratch.path("a.h5"), "steps/images").iter().sum();
+        assert_eq!(images, (200 * steps) as f64);
+    }
+}
+
 /// Steps in a file that is being written.
 fn recorded(path: &Path) -> usize {
     let open = || hdf5::File::open_as(path, hdf5::OpenMode::ReadSWMR).ok()?.dataset("steps/step").ok();

@@ -235,20 +235,32 @@ fn a_killed_rank_ends_the_job_with_words() {
     assert!(pids.iter().all(|pid| goes(pid)));
 }
 
-/// The last rank, on which all others wait for new parameters.
+/// The last rank, on which all others wait for new parameters; of asynchronous updates one that the server waits for
+/// too, in the end.
 #[test]
 fn a_stopped_server_is_named_and_a_killed_one_ends_the_job() {
     let directory = tempfile::tempdir().unwrap();
-    for (name, abort) in [("-STOP", "1"), ("-KILL", "0")] {
-        let results = directory.path().join(format!("run{name}.h5"));
-        let flags = ["--sync", "server", "--steps", "100000", "--stall-warn", "0", "--stall-abort", abort];
-        let run = Running::training(3, &results, &flags);
+    for (number, (sync, name, rank)) in [
+        ("server", "-STOP", 2),
+        ("server", "-KILL", 2),
+        ("server-async", "-STOP", 2),
+        ("server-async", "-KILL", 2),
+        ("server-async", "-STOP", 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let results = directory.path().join(format!("run{number}.h5"));
+        let abort = if name == "-STOP" { "1" } else { "0" };
+        let order: &[&str] = if sync == "server" { &[] } else { &["--async-order", "round-robin"] };
+        let flags = ["--sync", sync, "--steps", "100000", "--stall-warn", "0", "--stall-abort", abort];
+        let run = Running::training(3, &results, &[&flags, order].concat());
         let pids = [run.pid(0), run.pid(1), run.pid(2)];
-        signal(name, &pids[2]);
+        signal(name, &pids[rank]);
         let done = run.end();
         assert!(!done.success && done.took < job::SECONDS, "{:?} {}", done.took, done.stderr);
         if name == "-STOP" {
-            assert!(done.stderr.contains(" s for rank 2 on "), "{}", done.stderr);
+            assert!(done.stderr.contains(&format!(" s for rank {rank} on ")), "{sync}: {}", done.stderr);
         }
         assert!(pids.iter().all(|pid| goes(pid)), "left behind");
     }

@@ -97,7 +97,7 @@ impl Assembly<'_> {
             None => Side::Worker(Worker::new(pushes.notes, computing)),
             Some(service) => {
                 let order = self.config.async_order;
-                Side::Server(Server::new(service, pushes.notes, order, [rank, computing, ranks]))
+                Side::Server(Box::new(Server::new(service, pushes.notes, order, [rank, computing, ranks])))
             }
         }
     }

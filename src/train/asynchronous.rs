@@ -18,7 +18,7 @@ pub enum Side {
     /// It makes them.
     Worker(Worker),
     /// It takes them.
-    Server(Server),
+    Server(Box<Server>),
 }
 
 impl Side {

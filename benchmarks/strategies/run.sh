@@ -130,6 +130,7 @@ server-async:1 --sync server-async
 local-8 --local-steps 8 --allreduce ring
 bmuf-8 --sync bmuf:8 --allreduce ring
 easgd-8,0.25 --sync easgd:8,0.25 --allreduce ring
+gossip --sync gossip --allreduce ring
 EOF
 }
 

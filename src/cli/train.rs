@@ -272,10 +272,17 @@ impl Args {
                 format!("--wire {}", self.wire),
                 "a server takes gradients where they are added, as f32",
             ),
-            _ if self.compress.is_some() => refuse(
+            _ if strategy.sends_parameters() && self.compress.is_some() => {
+                refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
+            }
+            _ if self.compress.is_some() && !strategy.is_relaxed() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
                  updates",
+            ),
+            _ if strategy.sends_parameters() && self.wire != Wire::F32 => refuse(
+                format!("--wire {}", self.wire),
+                "parameters travel, which would forget small updates; gradients do not",
             ),
             _ if self.tensorboard_histograms.is_some() => {
                 refuse("--tensorboard-histograms".into(), "no rank has the sums of all gradients")

@@ -30,11 +30,13 @@ const MATCHING: usize = 4;
 
 /// How an algorithm goes about a range, of which each place of the group owns a part: the rounds of one rank.
 pub type Algorithm = fn(&Group, &Cuts) -> Vec<Round>;
+/// The same with numbers of its own.
+type Rounds = Box<dyn Fn(&Group, &Cuts) -> Vec<Round>>;
 
 /// A collective over all ranks by an algorithm.
 pub struct Executor<L: Link> {
     name: &'static str,
-    algorithm: Algorithm,
+    algorithm: Rounds,
     wire: Wire,
     chunk: usize,
     group: Group,
@@ -80,7 +82,7 @@ struct Progress<R> {
 impl<L: Link> Executor<L> {
     pub fn new(
         name: &'static str,
-        algorithm: Algorithm,
+        algorithm: impl Fn(&Group, &Cuts) -> Vec<Round> + 'static,
         wire: Wire,
         link: L,
         region: &Rc<Region>,
@@ -88,7 +90,7 @@ impl<L: Link> Executor<L> {
         let (slots, flying) = (Vec::new(), Vec::new());
         Executor {
             name,
-            algorithm,
+            algorithm: Box::new(algorithm),
             wire,
             chunk: CHUNK,
             group: Group::all(link.rank(), link.size()),

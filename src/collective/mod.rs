@@ -37,6 +37,7 @@ mod broadcast;
 pub mod cost;
 mod executor;
 mod gather;
+pub mod gossip;
 mod halving_doubling;
 mod hierarchical;
 mod link;

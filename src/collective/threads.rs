@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use super::executor::{Algorithm, Executor};
 use super::link::Link;
-use super::{Collective, broadcast, halving_doubling, recursive_doubling, ring, torus, wait};
+use super::schedule::{Group, Round};
+use super::{Collective, broadcast, gossip, halving_doubling, recursive_doubling, ring, torus, wait};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::cuts::{Cuts, even_split, segment};
@@ -230,6 +231,20 @@ fn a_broadcast_brings_the_first_ranks_numbers_to_all() {
     for (name, algorithm) in [("chain", broadcast::chain as Algorithm), ("tree", broadcast::tree)] {
         hold(name, algorithm, |_, _, _, i| Some(exact(0, i)));
     }
+}
+
+#[test]
+fn a_gossip_brings_the_numbers_of_one_other_beside_the_own() {
+    fn three_places_on(group: &Group, cuts: &Cuts) -> Vec<Round> {
+        let (range, half) = (cuts.range(), cuts.range().len() / 2);
+        let first = Cuts::even(&(range.start..range.start + half), group.size());
+        gossip::rounds(group, &first, 3, half)
+    }
+    hold("gossip", three_places_on, |ranks, rank, length, i| match i.checked_sub(length / 2) {
+        None => Some(exact(rank, i)),
+        Some(i) if i < length / 2 => Some(exact((rank + ranks - 3 % ranks) % ranks, i)),
+        Some(_) => Some(exact(rank, length - 1)),
+    });
 }
 
 /// On the wire a number has p bits: each of at most P roundings on its way is off by 2⁻ᵖ of the partial sum, which is

@@ -19,6 +19,8 @@ pub struct Line {
     flights: Vec<Flight>,
     times: Vec<BucketTime>,
     at: ReduceAt,
+    /// Bytes between where something stands and where its like comes in.
+    behind: usize,
     /// Of the transfers so many are complete, started and finished in this step.
     complete: usize,
     started: usize,
@@ -52,12 +54,18 @@ impl Line {
     /// Nothing to transfer yet.
     pub fn new(words: Words, collective: Box<dyn Collective>, at: ReduceAt) -> Line {
         let (flights, times) = (Vec::new(), Vec::new());
-        Line { words, collective, flights, times, at, complete: 0, started: 0, finished: 0 }
+        Line { words, collective, flights, times, at, behind: 0, complete: 0, started: 0, finished: 0 }
+    }
+
+    /// What comes in lies so many bytes behind what goes out.
+    pub fn behind(self, behind: usize) -> Line {
+        Line { behind, ..self }
     }
 
     /// Adds a transfer that was prepared; from here `gives` goes out of its bytes, and `gets` come in.
     pub fn push(&mut self, slot: Slot, bytes: &Range<usize>, gives: Range<usize>, gets: Range<usize>) {
         let bytes = bytes.clone();
+        let gets = gets.start + self.behind..gets.end + self.behind;
         self.flights.push(Flight { slot, bytes, gives, gets, written: None, back: None, begun: 0 });
         self.times.push(BucketTime::default());
     }

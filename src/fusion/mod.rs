@@ -74,8 +74,10 @@ pub struct Fusion {
     /// Which line's last transfer has the tail, and which line's last one starts behind the last step.
     with_tail: usize,
     last: usize,
-    /// Which one brings new parameters, where any does.
+    /// Which line new parameters of owners come by, and which are the first and the present one of a gossip.
     parameters: Option<usize>,
+    mixes: usize,
+    mixing: Option<usize>,
     tail: Option<Tail>,
     /// Whether the tail of this step was found summed.
     summed: bool,
@@ -142,6 +144,8 @@ pub struct Carriers {
     pub tail: Option<Line>,
     /// Where owners are apart: new parameters.
     pub parameters: Option<Line>,
+    /// In a gossip: what exchanges parameters with the rank at each distance, in their order.
+    pub mixes: Vec<Line>,
     /// With norms to gather.
     pub norms: Option<Norms>,
     /// With exchanges between the steps of the program.
@@ -153,7 +157,7 @@ impl Carriers {
     pub fn of_sums(allreduce: Box<dyn Collective>) -> Carriers {
         let words = Words { what: "bucket", operation: "allreduce" };
         let sums = Line::new(words, allreduce, ReduceAt::InPlace);
-        Carriers { sums, tail: None, parameters: None, norms: None, exchanges: None }
+        Carriers { sums, tail: None, parameters: None, mixes: Vec::new(), norms: None, exchanges: None }
     }
 }
 
@@ -163,9 +167,11 @@ impl Fusion {
     pub fn new(carriers: Carriers, script: &Script, overlap: bool) -> Result<Fusion> {
         let mut lines = vec![carriers.sums];
         let with_tail = lines.len() - usize::from(carriers.tail.is_none());
-        let brings_parameters = carriers.parameters.is_some();
-        lines.extend(carriers.tail.into_iter().chain(carriers.parameters));
-        let parameters = brings_parameters.then(|| lines.len() - 1);
+        lines.extend(carriers.tail);
+        let parameters = carriers.parameters.is_some().then_some(lines.len());
+        lines.extend(carriers.parameters);
+        let mixes = lines.len();
+        lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
         let mut ways = Vec::new();
         let mut exchanges = 0;
@@ -178,6 +184,7 @@ impl Fusion {
                 (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => {
                     parameters.ok_or_else(nothing)?
                 }
+                (Kind::Mix { distance }, _) => mixes + distance.trailing_zeros() as usize,
                 (Kind::Gather, Area::Norms) => {
                     ways.push(Way::Norms);
                     continue;
@@ -205,6 +212,8 @@ impl Fusion {
             // Ranks with parameters of their own may have nothing else to sum.
             last: if script.relaxed { with_tail } else { 0 },
             parameters,
+            mixes,
+            mixing: None,
             lines,
             tail: None,
             summed: false,
@@ -227,6 +236,8 @@ impl Fusion {
             with_tail: 0,
             last: 0,
             parameters: None,
+            mixes: 0,
+            mixing: None,
             tail: None,
             summed: false,
             norms: None,
@@ -275,7 +286,8 @@ impl Fusion {
     /// What sums the buckets: "shm", or "shm and recursive-doubling" where they differ.
     pub fn algorithms(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
-        for name in self.lines.iter().take(1).flat_map(Line::algorithms) {
+        let line = self.lines.get(self.mixes).or(self.lines.first());
+        for name in line.into_iter().flat_map(Line::algorithms) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -283,9 +295,14 @@ impl Fusion {
         names.join(" and ")
     }
 
+    /// Which line has the buckets: that of sums, or in a gossip the present one.
+    fn buckets(&self) -> usize {
+        self.mixing.unwrap_or(0)
+    }
+
     /// The buckets' times in the last step.
     pub fn times(&self) -> &[BucketTime] {
-        self.lines.first().map_or(&[], Line::times)
+        self.lines.get(self.buckets()).map_or(&[], Line::times)
     }
 
     /// Seconds of the last step in which the rank waited for others, but for the buckets.
@@ -318,6 +335,7 @@ impl Fusion {
     pub fn start(&mut self, id: TransferId, device: &dyn Device) -> Result<()> {
         match self.ways[id] {
             Way::Line(line, index) => {
+                self.mixing = if line >= self.mixes { Some(line) } else { self.mixing };
                 self.lines[line].complete(index, device)?;
                 if line == self.last && self.lines[line].is_complete() {
                     self.enqueued = true;
@@ -378,7 +396,7 @@ impl Fusion {
         if index >= self.lines[line].complete_so_far() {
             return Ok(());
         }
-        while !self.overlap && line == 0 && self.computing(device)? {
+        while !self.overlap && line == self.buckets() && self.computing(device)? {
             std::thread::yield_now();
         }
         let waited_from = self.begun.elapsed().as_secs_f64();
@@ -388,14 +406,14 @@ impl Fusion {
             self.go_on_until(device, |fusion| Ok(fusion.lines[line].is_finished(index)), awaited)?;
             trace::record(trace::EventKind::Wait, begun, index, 0, 0);
             let now = self.begun.elapsed().as_secs_f64();
-            let exposed = match line {
+            let exposed = match self.parameters == Some(line) {
+                true => now - waited_from,
                 // While a device computes a step that is enqueued nobody waits for anybody.
-                _ if Some(line) == self.parameters => now - waited_from,
-                _ => now - self.computed_at.unwrap_or(now).max(waited_from),
+                false => now - self.computed_at.unwrap_or(now).max(waited_from),
             };
-            match line {
-                0 => self.lines[0].exposed(index, exposed),
-                _ => self.waited += exposed,
+            match line == self.buckets() {
+                true => self.lines[line].exposed(index, exposed),
+                false => self.waited += exposed,
             }
         }
         self.lines[line].use_on(index, device)

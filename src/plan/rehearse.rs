@@ -20,6 +20,8 @@ pub struct Touch {
     pub area: Area,
     /// Bytes of it.
     pub bytes: Range<usize>,
+    /// Whether it is written.
+    pub writes: bool,
 }
 
 /// What a rehearsal knows of a step of the plan.
@@ -54,13 +56,19 @@ pub struct Rehearsal {
 impl Plan {
     /// What a rehearsal knows of each step, which takes as long as this says.
     pub fn facts(&self, seconds: &[f64]) -> Vec<StepFacts> {
-        let touch = |place: &Location| Touch {
+        let touch = |place: &Location, writes| Touch {
             area: Area::Of(place.region),
             bytes: place.offset..place.offset + place.bytes,
+            writes,
         };
         let facts = |(step, &seconds): (&super::PlannedStep, &f64)| StepFacts {
             seconds,
-            touches: step.inputs.iter().chain(&step.outputs).map(touch).collect(),
+            touches: step
+                .inputs
+                .iter()
+                .map(|place| touch(place, false))
+                .chain(step.outputs.iter().map(|place| touch(place, true)))
+                .collect(),
         };
         self.steps.iter().zip(seconds).map(facts).collect()
     }
@@ -203,7 +211,7 @@ impl<'a> Player<'a> {
     /// What an action touches, but for steps.
     fn touches(&self, action: &Action) -> Vec<Touch> {
         let script = self.script;
-        let of = |area, bytes: &Range<usize>| Touch { area, bytes: bytes.clone() };
+        let of = |area, bytes: &Range<usize>| Touch { area, bytes: bytes.clone(), writes: true };
         let gradients = 0..script.sums.saturating_sub(TAIL);
         match action {
             Action::Accumulate { .. } => {
@@ -220,7 +228,8 @@ impl<'a> Player<'a> {
             | Action::Average(part)
             | Action::Drift(part)
             | Action::Pull(part)
-            | Action::Meet(part) => {
+            | Action::Meet(part)
+            | Action::Mix(part) => {
                 let bytes = &script.parts[*part].bytes;
                 vec![of(Area::Sums, bytes), of(Area::Of(Region::Parameters), bytes)]
             }
@@ -229,7 +238,7 @@ impl<'a> Player<'a> {
     }
 
     /// The flight that memory is lent to.
-    fn lent(&self, Touch { area, bytes }: &Touch) -> Option<&Flight> {
+    fn lent(&self, Touch { area, bytes, writes }: &Touch) -> Option<&Flight> {
         // Without accumulation steps write where sums are made.
         let area = match area {
             Area::Of(Region::Gradients) if !self.script.accumulates => Area::Sums,
@@ -238,7 +247,8 @@ impl<'a> Player<'a> {
         self.flights.iter().find(|flight| {
             let transfer = &self.script.transfers[flight.id];
             let range = transfer.cuts.range();
-            transfer.area == area && range.start < bytes.end && bytes.start < range.end
+            let is_lent = *writes || !transfer.kind.only_reads();
+            is_lent && transfer.area == area && range.start < bytes.end && bytes.start < range.end
         })
     }
 
@@ -290,7 +300,11 @@ impl Stage<'_> {
                     until += facts.seconds;
                 }
             }
-            Action::Update(part) | Action::Drift(part) | Action::Pull(part) | Action::Meet(part) => {
+            Action::Update(part)
+            | Action::Drift(part)
+            | Action::Pull(part)
+            | Action::Meet(part)
+            | Action::Mix(part) => {
                 until += (self.prices.update)(script.parts[*part].bytes.len());
             }
             Action::Start(id) => self.start(rank, *id)?,
@@ -398,7 +412,8 @@ impl Stage<'_> {
     fn start(&mut self, rank: usize, id: usize) -> Result<()> {
         let player = &mut self.ranks[rank];
         let transfer = &player.script.transfers[id];
-        player.check(&Touch { area: transfer.area, bytes: transfer.cuts.range().clone() })?;
+        let writes = !transfer.kind.only_reads();
+        player.check(&Touch { area: transfer.area, bytes: transfer.cuts.range().clone(), writes })?;
         let (line, action, clock) = (player.line(transfer), player.at, player.clock);
         if let Line::Served(_) = line {
             // Its server takes it by itself.
@@ -617,7 +632,7 @@ mod tests {
             let buckets: Vec<Bucket> = sizes.iter().enumerate().map(&mut bucket).collect();
             let step = |region, bytes: Range<usize>| StepFacts {
                 seconds: 1.0,
-                touches: vec![Touch { area: Area::Of(region), bytes }],
+                touches: vec![Touch { area: Area::Of(region), bytes, writes: region == Region::Gradients }],
             };
             let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
             let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
@@ -749,8 +764,9 @@ mod tests {
             let owners = manner.owners;
             let manner = Manner { micro_steps, clip, unscale, average, overlap, ..manner };
             let example = Example::new(&sizes);
-            let (last, others) = manner.of_round(strategy.relaxed(&OuterFlags::default(), ranks));
-            if let Some(manner) = others {
+            let mut round = manner.of_round(strategy.relaxed(&OuterFlags::default(), ranks));
+            let last = round.pop().expect("a step");
+            for manner in round {
                 let found = example.rehearse(&example.scripts(&manner));
                 prop_assert!(found.is_ok(), "{:?}", found);
             }

@@ -54,6 +54,19 @@ pub enum Kind {
         /// Who sends it.
         from: usize,
     },
+    /// Every rank sends it to one, and gets what another has beside its own: who they are is so many places on, and
+    /// back.
+    Mix {
+        /// How many.
+        distance: usize,
+    },
+}
+
+impl Kind {
+    /// Whether a rank's range is only read while it is on its way.
+    pub fn only_reads(self) -> bool {
+        matches!(self, Kind::Send { .. } | Kind::Mix { .. })
+    }
 }
 
 /// Memory that actions touch.
@@ -150,6 +163,8 @@ pub enum Action {
     Pull(usize),
     /// All ranks' drifts are added up: the anchor moves, and parameters may go on from there.
     Meet(usize),
+    /// Parameters of the part are averaged with those that came from another rank.
+    Mix(usize),
     /// The optimizer's state starts anew.
     Forget,
     /// This rank tells the others of its node that it has come so far.
@@ -261,25 +276,38 @@ pub enum Turn {
     },
     /// All meet, and are drawn towards their anchor.
     Elastic,
+    /// Every rank averages its parameters with those of another.
+    Mix {
+        /// How many places away this one is.
+        distance: usize,
+    },
 }
 
 impl Turn {
-    /// Of the last step of a round.
-    fn last(meeting: Meeting) -> Turn {
-        match meeting {
+    /// Of the last step of a round, for so many ranks.
+    fn last(relaxed: Relaxed, ranks: usize) -> Turn {
+        match relaxed.meeting {
             Meeting::Anchor { resets, .. } => Turn::Anchor { resets },
             Meeting::Elastic { .. } => Turn::Elastic,
+            Meeting::Gossip if ranks == 1 => Turn::Alone,
+            Meeting::Gossip => Turn::Mix { distance: 1 << (relaxed.every - 1) },
         }
     }
 }
 
 impl Manner {
-    /// How the last step of a round is done, and the others where it has any. Where all ranks have the same parameters
-    /// every step is the last.
-    pub fn of_round(&self, relaxed: Option<Relaxed>) -> (Manner, Option<Manner>) {
-        let Some(Relaxed { every, meeting }) = relaxed else { return (self.clone(), None) };
+    /// How the steps of a round are done. The last of these is that of the last step; where there are fewer than steps
+    /// the first one stands for all others. Where all ranks have the same parameters a round is a step.
+    pub fn of_round(&self, relaxed: Option<Relaxed>) -> Vec<Manner> {
+        let Some(relaxed) = relaxed else { return vec![self.clone()] };
+        let last = Turn::last(relaxed, self.mesh.data);
+        let before = match last {
+            Turn::Mix { .. } => (0..relaxed.every - 1).map(|hop| Turn::Mix { distance: 1 << hop }).collect(),
+            _ if relaxed.every > 1 => vec![Turn::Alone],
+            _ => Vec::new(),
+        };
         let of = |turn| Manner { relaxed: Some(turn), ..self.clone() };
-        (of(Turn::last(meeting)), (every > 1).then(|| of(Turn::Alone)))
+        before.into_iter().chain([last]).map(of).collect()
     }
 
     /// Plain data parallelism over ranks on these nodes.
@@ -376,7 +404,8 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
 
 /// The transfers of a data-parallel step.
 struct Flow {
-    /// Of each bucket: its sum, and where owners are apart its new parameters.
+    /// Of each bucket: its sum, or in a gossip what comes from another rank; and where owners are apart its new
+    /// parameters.
     sums: Vec<TransferId>,
     parameters: Vec<TransferId>,
     /// Where sums do not come to all in every step: of losses and hits. Where owners are apart: of norms.
@@ -402,11 +431,24 @@ impl Flow {
             transfers.len() - 1
         };
         let (mut sums, mut parameters) = (Vec::new(), Vec::new());
-        for (index, Bucket { bytes, .. }) in outline.buckets.iter().enumerate() {
+        // All steps of a round have one list of transfers.
+        let others: Vec<usize> = match manner.relaxed {
+            Some(Turn::Mix { .. }) => {
+                (0..).map(|hop| 1 << hop).take_while(|&places| places < ranks).collect()
+            }
+            _ => vec![0],
+        };
+        for (distance, (index, Bucket { bytes, .. })) in others
+            .into_iter()
+            .flat_map(|distance| outline.buckets.iter().enumerate().map(move |b| (distance, b)))
+        {
             // The tail is everybody's.
             let bytes = bytes.start..if tail_alone { bytes.end.min(gradients) } else { bytes.end };
             let cuts = owners.cuts(index, &bytes, ranks, outline.share);
-            if apart {
+            if distance > 0 {
+                let id = add(Kind::Mix { distance }, Area::Of(Region::Parameters), cuts);
+                sums.extend((manner.relaxed == Some(Turn::Mix { distance })).then_some(id));
+            } else if apart {
                 sums.push(add(to_owners, Area::Sums, cuts.clone()));
                 parameters.push(add(from_owners, Area::Of(Region::Parameters), cuts));
             } else {
@@ -432,6 +474,9 @@ impl Script {
     /// Reads, forward and backward passes, and the sums that leave in them.
     fn compute(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
         let end = outline.steps;
+        if let Some(Turn::Mix { .. }) = manner.relaxed {
+            self.actions.extend(flow.sums.iter().map(|&id| Action::Start(id)));
+        }
         for micro in 0..manner.micro_steps {
             self.actions.push(Action::Read { micro });
             let last = micro + 1 == manner.micro_steps;
@@ -551,6 +596,12 @@ impl Script {
     fn update_own(&mut self, manner: &Manner, flow: &Flow, turn: Turn) {
         self.scale(manner, flow);
         let all = 0..self.parts.len();
+        if let Turn::Mix { .. } = turn {
+            let mix = |part| [Action::Wait(flow.sums[part]), Action::Mix(part), Action::Update(part)];
+            self.actions.extend(all.flat_map(mix));
+            self.actions.extend(flow.tail.map(Action::Wait));
+            return;
+        }
         self.actions.extend(all.clone().map(Action::Update));
         if turn != Turn::Alone {
             for part in all.clone() {
@@ -646,6 +697,7 @@ impl Script {
             Action::Drift(part) => format!("compute the way from the anchor of {}", self.parts[*part]),
             Action::Pull(part) => format!("draw towards the anchor {}", self.parts[*part]),
             Action::Meet(part) => format!("move the anchor of {}", self.parts[*part]),
+            Action::Mix(part) => format!("average with another rank's {}", self.parts[*part]),
             Action::Forget => "forget the optimizer's state".into(),
             Action::Arrive => "arrive at the barrier of the node".into(),
             Action::Await { updated: false } => {
@@ -661,13 +713,17 @@ impl Script {
         format!("{action} ({text})")
     }
 
-    /// The bucket whose sum an action starts.
+    /// The bucket whose sum an action starts, or in a gossip its way to another rank.
     pub fn bucket(&self, action: usize) -> Option<usize> {
         let Action::Start(id) = self.actions[action] else { return None };
-        let gradients = self.sums.saturating_sub(TAIL);
-        let is_sum = |transfer: &Transfer| {
-            let sums = matches!(transfer.kind, Kind::Sum | Kind::SumToOwners | Kind::Push);
-            transfer.area == Area::Sums && sums && transfer.cuts.range().start < gradients
+        let (kind, gradients) = (self.transfers[id].kind, self.sums.saturating_sub(TAIL));
+        let is_sum = |transfer: &Transfer| match kind {
+            _ if transfer.kind != kind => false,
+            Kind::Sum | Kind::SumToOwners | Kind::Push => {
+                transfer.area == Area::Sums && transfer.cuts.range().start < gradients
+            }
+            Kind::Mix { .. } => true,
+            _ => false,
         };
         let before = self.transfers[..id].iter().filter(|transfer| is_sum(transfer)).count();
         is_sum(&self.transfers[id]).then_some(before)
@@ -687,6 +743,14 @@ impl Script {
 }
 
 impl Transfer {
+    /// In a gossip: how many places away the other rank is.
+    pub fn distance(&self) -> Option<usize> {
+        match self.kind {
+            Kind::Mix { distance } => Some(distance),
+            _ => None,
+        }
+    }
+
     /// By the member at a place of the axis.
     fn bytes_sent(&self, place: usize) -> usize {
         let (all, own, others) =
@@ -695,7 +759,7 @@ impl Transfer {
             Kind::Sum => 2 * (all - all / (others + 1)),
             Kind::SumToOwners => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
-            Kind::Send { .. } | Kind::Push => all,
+            Kind::Send { .. } | Kind::Mix { .. } | Kind::Push => all,
             Kind::Receive { .. } | Kind::Pull => 0,
         }
     }
@@ -712,6 +776,7 @@ impl fmt::Display for Transfer {
             Kind::Gather => "gather".to_string(),
             Kind::Send { to } => format!("send to place {to}"),
             Kind::Receive { from } => format!("receive from place {from}"),
+            Kind::Mix { distance } => format!("gossip over {distance} places"),
         };
         let axis = format!("{:?}", self.axis).to_lowercase();
         let area = match self.area {

@@ -25,6 +25,8 @@ pub struct Averaging {
     compress: Option<Compression>,
     /// Where few ranks update for all.
     star: Option<Star>,
+    /// In a gossip: the link to another rank.
+    gossip: Option<Level>,
 }
 
 /// What goes between few owners and the others, over the link of each owner.
@@ -81,10 +83,13 @@ impl Averaging {
             _ => given_to_mpi,
         };
         let star = Star::new(world, config.strategy, &tuning.parameters);
+        let link = if world.nodes() > 1 { tuning.parameters.between } else { tuning.parameters.within };
+        let relaxed = config.relaxed(world.size());
+        let gossip = relaxed.is_some_and(|relaxed| relaxed.sends_parameters()).then_some(link);
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
-        Ok(Averaging { selection, tuning, threads, on_device, compress: config.compress, star })
+        Ok(Averaging { selection, tuning, threads, on_device, compress: config.compress, star, gossip })
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
@@ -129,6 +134,7 @@ impl Averaging {
             Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
                 self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
             }
+            Kind::Mix { .. } => self.gossip_seconds(transfer.cuts.range().len()).unwrap_or(seconds),
             _ => seconds,
         }
     }
@@ -139,14 +145,24 @@ impl Averaging {
         Some(others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte()))
     }
 
-    /// What each bucket's sum is expected to be.
+    /// The same where every rank sends so many bytes to one, and gets as many.
+    fn gossip_seconds(&self, bytes: usize) -> Option<f64> {
+        self.gossip.map(|link| link.latency() + bytes as f64 * link.per_byte())
+    }
+
+    /// What each bucket's sum is expected to be, or what takes its place.
     pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
         let of = |bytes: &usize| match self.compress {
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
-            None => Expected {
-                name: self.star.map_or_else(|| self.selection.choose(*bytes, shared).kind.name(), |_| "star"),
-                seconds: self.star_seconds(*bytes).unwrap_or_else(|| self.seconds(*bytes, shared)),
-            },
+            None => {
+                let sum = || Expected {
+                    name: self.selection.choose(*bytes, shared).kind.name(),
+                    seconds: self.seconds(*bytes, shared),
+                };
+                let star = self.star_seconds(*bytes).map(|seconds| Expected { name: "star", seconds });
+                let gossip = self.gossip_seconds(*bytes).map(|seconds| Expected { name: "gossip", seconds });
+                star.or(gossip).unwrap_or_else(sum)
+            }
         };
         plan.bucket_bytes().iter().map(of).collect()
     }

@@ -4,18 +4,18 @@ use std::rc::Rc;
 
 use super::averaging::Averaging;
 use super::gpu_direct;
-use super::sharing::{Gradients, as_memory, codes_on_device};
+use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
 use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, select};
+use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, gossip, select};
 use crate::comm::{Region, World};
-use crate::config::{AllreduceKind, Config, Wire};
+use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{
     Carriers, Exchanges, Fusion, Line, Norms, Notes, OnDevice, ReduceAt, Service, Staging, Tail, Words,
 };
-use crate::plan::{Area, Plan, Program, Script, TAIL};
+use crate::plan::{Area, Plan, Program, Script, TAIL, Transfer};
 use crate::strategy::Owners;
 
 /// What transfers of the script move.
@@ -24,12 +24,10 @@ pub struct Places<'a> {
     pub owners: Owners,
     /// Whether the ranks of a node have the parameters in common.
     pub in_common: bool,
-    /// What the program computes with.
-    pub parameters: &'a Memory,
     /// Where gradients are averaged.
     pub gradients: &'a Gradients,
-    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
-    pub travelling: Option<&'a Rc<Region>>,
+    /// Where parameters go between ranks: what does.
+    pub travelling: Option<&'a Travelling>,
 }
 
 /// Where updates are asynchronous: what goes beside gradients and parameters.
@@ -75,12 +73,13 @@ impl Carrying<'_> {
         let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, world.size()))?;
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
+        let mixes = self.mixes(script, places)?;
         let tail_line = if apart || script.relaxed { Some(self.tail(places)?) } else { None };
         let parameters = if apart { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
         let norms = if gathers { Some(world.agree(Norms::new(world))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
-        let carriers = Carriers { sums, tail: tail_line, parameters, norms, exchanges };
+        let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
     }
@@ -92,13 +91,12 @@ impl Carrying<'_> {
     pub fn asynchronous(&self, script: &Script, places: &Places) -> Result<(Fusion, Pushes)> {
         let Carrying { world, .. } = *self;
         let gradients = &places.gradients.region;
-        let travelling = places.travelling.ok_or_else(|| Error::internal("parameters that never travel"));
-        let travelling = world.agree(travelling)?;
+        let Travelling { region, on_device } = self.travelling(places)?;
         let words = Words { what: "bucket", operation: "push" };
         let sums = self.star(Operation::ReduceScatter, words, gradients, || self.reduced_at(places))?;
         let words = Words { what: "parameters of bucket", operation: "pull" };
-        let back = || self.staging(places.parameters, as_memory(travelling));
-        let mut parameters = self.star(Operation::Allgather, words, travelling, back)?;
+        let back = || self.staging(on_device, as_memory(region));
+        let mut parameters = self.star(Operation::Allgather, words, region, back)?;
         let notes = Notes::new(world)?;
         if places.owners.serves(world.rank()) {
             let service = world.agree(Service::new(sums, parameters, script))?;
@@ -107,7 +105,8 @@ impl Carrying<'_> {
         let made = sums.into_iter().next().zip(parameters.pop()).ok_or_else(|| Error::internal("no lines"));
         let made = made.and_then(|(sums, parameters)| {
             let parameters = Some(parameters);
-            let carriers = Carriers { sums, tail: None, parameters, norms: None, exchanges: None };
+            let carriers =
+                Carriers { sums, tail: None, parameters, norms: None, exchanges: None, mixes: Vec::new() };
             Fusion::new(carriers, script, self.config.overlap)
         });
         Ok((world.agree(made)?, Pushes { notes, service: None }))
@@ -137,6 +136,11 @@ impl Carrying<'_> {
         let tail = match self.config.strategy.is_central() {
             // In the order of ranks, as owners add.
             true => select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), world, region)?,
+            // What is compressed lies where no other rank sees it.
+            _ if self.config.compress.is_some() => {
+                let kind = AllreduceKind::RECURSIVE_DOUBLING;
+                select(kind, self.config.wire, &Tuning::built_in(), world, region)?
+            }
             // With the last bucket, if that comes to all.
             _ if places.owners.are_apart() => self.averaging.selection.build_for(last, world, region)?,
             _ => self.averaging.selection.build_for(TAIL, world, region)?,
@@ -147,15 +151,34 @@ impl Carrying<'_> {
 
     /// Where owners are apart: what brings new parameters. Collective.
     fn parameters(&self, places: &Places) -> Result<Line> {
-        let (world, region) = (self.world, places.travelling);
-        let region = world.agree(region.ok_or_else(|| Error::internal("parameters that never travel")))?;
+        let world = self.world;
+        let Travelling { region, on_device } = self.travelling(places)?;
         let parameters: Box<dyn Collective> = match self.config.strategy.is_central() {
             true => Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
             _ if places.in_common => Box::new(Hierarchical::between_nodes(world, region)?),
             _ => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
         };
-        let at = self.staging(places.parameters, as_memory(region));
+        let at = self.staging(on_device, as_memory(region));
         Ok(Line::new(Words { what: "parameters of bucket", operation: "allgather" }, parameters, at))
+    }
+
+    fn travelling<'p>(&self, places: &'p Places) -> Result<&'p Travelling> {
+        let travelling = places.travelling.ok_or_else(|| Error::internal("parameters that never travel"));
+        self.world.agree(travelling)
+    }
+
+    /// In a gossip: what exchanges parameters with the rank at each distance that the script has. Collective.
+    fn mixes(&self, script: &Script, places: &Places) -> Result<Vec<Line>> {
+        let mut distances: Vec<usize> = script.transfers.iter().filter_map(Transfer::distance).collect();
+        distances.dedup();
+        let line = |distance| {
+            let Travelling { region, on_device } = self.travelling(places)?;
+            let pair = gossip::with_one_other(self.world, distance, region)?;
+            let at = self.staging(on_device, as_memory(region));
+            let words = Words { what: "parameters of bucket", operation: "exchange" };
+            Ok(Line::new(words, pair, at).behind(region.bytes() / 2))
+        };
+        distances.into_iter().map(line).collect()
     }
 
     fn staging(&self, device: &Memory, host: Memory) -> ReduceAt {
@@ -217,11 +240,19 @@ impl Carrying<'_> {
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &places.gradients.region))?, None));
         };
-        let at = match compress::code(scheme, world.size(), self.device) {
+        let relaxed = self.config.strategy.is_relaxed();
+        let scheme = match scheme {
+            // A gradient is a rank's share of the mean, its way from the anchor is not.
+            Compression::TwoBit { threshold } if relaxed => {
+                Compression::TwoBit { threshold: threshold * world.size() as f32 }
+            }
+            scheme => scheme,
+        };
+        let at = match compress::code(scheme, world.size(), self.device).filter(|_| !relaxed) {
             Some(code) => At::Device(code, &places.gradients.averaged, as_memory),
             None => At::Host(&places.gradients.on_host),
         };
-        let made = Compressed::new(scheme, selection, world, self.plan, self.device, at);
+        let made = Compressed::new((scheme, !relaxed), selection, world, self.plan, self.device, at);
         let compressed = world.agree(made)?;
         let account = compressed.account();
         Ok((Box::new(compressed), Some(account)))

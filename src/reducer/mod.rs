@@ -14,5 +14,6 @@ mod sharing;
 pub use averaging::{Averaging, Expected};
 pub use carriers::{Carrying, Places, Pushes};
 pub use sharing::{
-    Common, Gradients, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
+    Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes,
+    shares_gradients,
 };

@@ -92,8 +92,19 @@ pub struct Common {
     pub parameters: Memory,
     /// State and average, unless owners are apart.
     pub copies: Option<Vec<Memory>>,
-    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
-    pub travelling: Option<Rc<Region>>,
+    /// Where parameters go between ranks: what does.
+    pub travelling: Option<Travelling>,
+    /// In a gossip: where those of another rank come in, which is the second half of what travels.
+    pub received: Option<Memory>,
+}
+
+/// Parameters that go between ranks.
+#[derive(Clone)]
+pub struct Travelling {
+    /// In the host's memory, between which they go.
+    pub region: Rc<Region>,
+    /// Where the device has them: the same memory, if it is the host's.
+    pub on_device: Memory,
 }
 
 impl Common {
@@ -115,26 +126,36 @@ impl Common {
             let all = common_memory(&common);
             let copy = |copy| all.slice(copy * bytes, bytes);
             let (travelling, copies) = match apart {
-                true => (Some(common.region()), None),
+                true => (Some(Travelling { region: common.region(), on_device: copy(0) }), None),
                 false => (None, Some((1..=beside).map(copy).collect())),
             };
             let sharing = Sharing::of_node(world);
-            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling });
+            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling, received: None });
         }
-        let travelling = owners.are_apart().then(|| Region::private(bytes).map(Rc::new));
-        let travelling = world.agree(travelling.transpose())?;
+        let comes = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
+        let travelling = (owners.are_apart() || comes).then(|| {
+            let region = Rc::new(Region::private(if comes { 2 * bytes } else { bytes })?);
+            let on_device = match device.is_host() {
+                true => as_memory(&region),
+                false => device.allocate(region.bytes())?,
+            };
+            Ok(Travelling { region, on_device })
+        });
+        let travelling: Option<Travelling> = world.agree(travelling.transpose())?;
         let parameters = match &travelling {
-            Some(region) if device.is_host() => as_memory(region),
-            _ => device.allocate(bytes)?,
+            Some(travelling) => travelling.on_device.slice(0, bytes),
+            None => device.allocate(bytes)?,
         };
-        if let (Some(region), false) = (&travelling, device.is_host()) {
+        let second = |travelling: &Travelling| travelling.on_device.slice(bytes, bytes);
+        let received = travelling.as_ref().filter(|_| comes).map(second);
+        if let (Some(Travelling { region, .. }), false) = (&travelling, device.is_host()) {
             device.pin(&as_memory(region));
         }
         let copies = match owners.are_apart() {
             true => None,
             false => Some((0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?),
         };
-        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling })
+        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling, received })
     }
 }
 
@@ -181,9 +202,11 @@ impl Gradients {
     }
 }
 
-/// Whether gradients are encoded where they lie, on a device with memory of its own.
+/// Whether gradients are encoded where they lie, on a device with memory of its own. How far parameters are from an
+/// anchor is encoded on the host, where the step's own numbers are summed in every step.
 pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
-    config.compress.is_some_and(|scheme| compress::code(scheme, world.size(), device).is_some())
+    let codes = |scheme| compress::code(scheme, world.size(), device).is_some();
+    config.compress.is_some_and(codes) && !config.strategy.is_relaxed()
 }
 
 /// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.

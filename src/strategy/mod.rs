@@ -13,6 +13,7 @@ use serde::Serialize;
 mod allreduce;
 mod bmuf;
 mod easgd;
+mod gossip;
 mod local;
 mod owners;
 mod relaxed;
@@ -120,7 +121,7 @@ pub trait Way: fmt::Debug + Sync {
 }
 
 /// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 8] = [
+const WAYS: [&dyn Way; 9] = [
     &allreduce::Allreduce,
     &zero::Zero1,
     &root::Root,
@@ -129,6 +130,7 @@ const WAYS: [&dyn Way; 8] = [
     &local::Local,
     &bmuf::BlockMomentum,
     &easgd::Elastic,
+    &gossip::Gossip,
 ];
 
 /// As the flag is written: `server[:K]`, `easgd:H,ALPHA`.
@@ -196,6 +198,11 @@ impl Strategy {
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.
     pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
         self.way.relaxed(self.given(), outer, ranks)
+    }
+
+    /// Whether parameters themselves go from rank to rank, and no sums.
+    pub fn sends_parameters(self) -> bool {
+        self.relaxed(&OuterFlags::default(), 1).is_some_and(|relaxed| relaxed.sends_parameters())
     }
 
     /// Whether ranks meet by a step of SGD, which flags may say more of.

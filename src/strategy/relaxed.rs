@@ -7,14 +7,14 @@ use super::Number;
 /// When ranks come together, and what they do then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relaxed {
-    /// Every so many steps.
+    /// Every so many steps; of a gossip, in so many with another rank each.
     pub every: usize,
     /// What they do.
     pub meeting: Meeting,
 }
 
-/// What becomes of the ranks' parameters when they meet. All have the same anchor, and what travels is how far each
-/// rank's parameters are from it: a pseudo-gradient, in the buckets of gradients.
+/// What becomes of the ranks' parameters when they meet. But in a gossip all have the same anchor, and what travels is
+/// how far each rank's parameters are from it: a pseudo-gradient, in the buckets of gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Meeting {
     /// The anchor does a step of SGD along the mean of all ranks' ways from it, and all go on from there.
@@ -29,6 +29,21 @@ pub enum Meeting {
         /// How much of the way between them either goes.
         alpha: f32,
     },
+    /// In each step of a round every rank averages its parameters with those of one other: they travel themselves, and
+    /// there is no anchor.
+    Gossip,
+}
+
+impl Relaxed {
+    /// Whether parameters themselves go between ranks, and not how far they are from an anchor.
+    pub fn sends_parameters(&self) -> bool {
+        self.meeting == Meeting::Gossip
+    }
+
+    /// Whether the ranks' own optimizers start anew when they have met.
+    pub fn resets(&self) -> bool {
+        matches!(self.meeting, Meeting::Anchor { resets: true, .. })
+    }
 }
 
 /// The step of SGD that an anchor does.

@@ -12,14 +12,14 @@ use super::metrics::Metrics;
 use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
-use super::step::{Accumulation, Clip, Scaling, Stretch, Trainer};
+use super::step::{Accumulation, Clip, Round, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fusion::Fusion;
 use crate::graph::DType;
 use crate::optim::LossScaler;
@@ -52,7 +52,8 @@ impl Assembly<'_> {
     pub fn trainer(&self, memories: &Memories) -> Result<Trainer> {
         let Assembly { world, peers, plans, device, .. } = *self;
         let plan = &plans.training;
-        let (script, others) = self.scripts(memories);
+        let scripts = self.scripts(memories);
+        let script = scripts.last().ok_or_else(|| Error::internal("a round without steps"))?;
         let serves = memories.owners.serves(world.rank());
         let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
         let program = world.agree(program)?;
@@ -61,15 +62,15 @@ impl Assembly<'_> {
         let places = memories.places();
         let (fusion, compression, asynchronous) = match self.config.strategy.is_asynchronous() {
             true => {
-                let (fusion, pushes) = carrying.asynchronous(&script, &places)?;
+                let (fusion, pushes) = carrying.asynchronous(script, &places)?;
                 (fusion, None, Some(self.side(pushes)))
             }
             false => {
-                let (fusion, compression) = carrying.fusion(&script, program.as_ref(), &places)?;
+                let (fusion, compression) = carrying.fusion(script, program.as_ref(), &places)?;
                 (fusion, compression, None)
             }
         };
-        let trainer = world.agree(self.steps((script, others), program, fusion, memories))?;
+        let trainer = world.agree(self.steps(scripts, program, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match &trainer.program {
             Some(program) if !device.is_host() && self.config.data.is_some() => {
@@ -102,14 +103,14 @@ impl Assembly<'_> {
         }
     }
 
-    /// What this rank does in the last step of a round, and in the others where it has any.
-    fn scripts(&self, memories: &Memories) -> (Rc<Script>, Option<Rc<Script>>) {
+    /// What this rank does in the steps of a round.
+    fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { world, config, plans, rule, .. } = *self;
         let manner = manner(world, config, memories.owners, memories.sharing.ranks > 1);
-        let (last, others) = manner.of_round(config.relaxed(world.size()));
+        let manners = manner.of_round(config.relaxed(world.size()));
         let own = world.rank()..world.rank() + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
-        (of(&last), others.as_ref().map(of))
+        manners.iter().map(of).collect()
     }
 
     /// The evaluation that a plan is for.
@@ -137,7 +138,7 @@ impl Assembly<'_> {
     /// Everything that is done in a step. Not collective.
     fn steps(
         &self,
-        (script, others): (Rc<Script>, Option<Rc<Script>>),
+        scripts: Vec<Rc<Script>>,
         program: Option<Program>,
         fusion: Fusion,
         memories: &Memories,
@@ -151,14 +152,18 @@ impl Assembly<'_> {
             true => config.images_of(self.world.rank(), computing),
             false => config.images_a_step(computing),
         };
-        let stretches = program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &script, device));
+        let relaxed = config.relaxed(self.world.size());
+        let stretches =
+            program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &scripts, device));
         let metrics =
             program.as_ref().map(|program| Metrics::new(device, program, &memories.regions.metrics));
         Ok(Trainer {
             stretches,
-            script,
-            others,
-            steps_of_round: config.relaxed(self.world.size()).map_or(1, |relaxed| relaxed.every),
+            round: Round {
+                scripts,
+                steps: relaxed.map_or(1, |relaxed| relaxed.every),
+                resets: relaxed.is_some_and(|relaxed| relaxed.resets()),
+            },
             asynchronous: None,
             drains: false,
             statistics: config.shards.map(|shards| {

@@ -27,29 +27,47 @@ fn outer_rule(meeting: Meeting) -> Rule {
         Meeting::Anchor { outer, .. } => {
             Rule::Sgd { momentum: outer.momentum, nesterov: outer.nesterov, weight_decay: 0.0 }
         }
-        Meeting::Elastic { .. } => PLAIN,
+        Meeting::Elastic { .. } | Meeting::Gossip => PLAIN,
     }
 }
 
-/// Copies of the parameters that ranks which meet so have beside their own: the anchor, and its momentum.
+/// Copies of the parameters that ranks which meet so have beside their own: the anchor, and its momentum; or what comes
+/// from another rank.
 pub fn copies(relaxed: Option<Relaxed>) -> usize {
     relaxed.map_or(0, |relaxed| 1 + outer_rule(relaxed.meeting).states())
+}
+
+/// The same of those that a run needs to go on.
+pub fn kept_copies(relaxed: Relaxed) -> usize {
+    if relaxed.sends_parameters() { 0 } else { copies(Some(relaxed)) }
 }
 
 /// What all ranks have alike, as large as the parameters.
 pub struct Anchor {
     pub relaxed: Relaxed,
-    /// Where all started from when they last met.
+    /// Where all started from when they last met; or in a gossip what came from another rank.
     pub parameters: Memory,
     /// Its momentum, where it has any.
     pub momentum: Option<Memory>,
 }
 
 impl Anchor {
-    pub fn new(device: &dyn Device, relaxed: Relaxed, bytes: usize) -> Result<Anchor> {
+    /// `received` is where parameters of another rank come in, if they do.
+    pub fn new(
+        device: &dyn Device,
+        relaxed: Relaxed,
+        bytes: usize,
+        received: Option<Memory>,
+    ) -> Result<Anchor> {
         let has_momentum = outer_rule(relaxed.meeting).states() > 0;
         let momentum = has_momentum.then(|| device.allocate(bytes)).transpose()?;
-        Ok(Anchor { relaxed, parameters: device.allocate(bytes)?, momentum })
+        let parameters = received.map_or_else(|| device.allocate(bytes), Ok)?;
+        Ok(Anchor { relaxed, parameters, momentum })
+    }
+
+    /// Whether a run needs it to go on.
+    pub fn is_kept(&self) -> bool {
+        kept_copies(self.relaxed) > 0
     }
 }
 
@@ -58,6 +76,8 @@ pub struct Meetings {
     meeting: Meeting,
     ranks: usize,
     parts: Vec<Part>,
+    /// In a gossip: what adds another rank's parameters to the own ones, and halves the sum.
+    mixes: Vec<[Box<dyn Step>; 2]>,
     /// The ranks' own optimizers.
     state: Vec<Memory>,
 }
@@ -85,6 +105,11 @@ impl Meetings {
     ) -> Result<Option<Meetings>> {
         let Some(anchor) = &memories.anchor else { return Ok(None) };
         let meeting = anchor.relaxed.meeting;
+        let mix = |part: &Range<usize>| {
+            let of = |memory: &Memory| memory.slice(part.start, part.len());
+            let [own, other] = [&memories.regions.parameters, &anchor.parameters].map(of);
+            Ok([device.accumulate(&other, &own)?, device.scale(&own, &device.allocate(4)?)?])
+        };
         let part = |part: &Range<usize>| {
             let of = |memory: &Memory| memory.slice(part.start, part.len());
             let [own, at, drift] =
@@ -105,8 +130,12 @@ impl Meetings {
                 drift,
             })
         };
-        let parts = memories.parts.iter().map(part).collect::<Result<_>>()?;
-        Ok(Some(Meetings { meeting, ranks, parts, state: memories.state.clone() }))
+        let (mut parts, mut mixes) = (Vec::new(), Vec::new());
+        match meeting {
+            Meeting::Gossip => mixes = memories.parts.iter().map(mix).collect::<Result<_>>()?,
+            _ => parts = memories.parts.iter().map(part).collect::<Result<_>>()?,
+        }
+        Ok(Some(Meetings { meeting, ranks, parts, mixes, state: memories.state.clone() }))
     }
 
     /// How far the parameters are from the anchor, to where gradients were.
@@ -133,7 +162,15 @@ impl Meetings {
                 part.step.run(&Scalars { learning_rate: outer.rate, ..*scalars })?;
                 device.copy(&part.own, &part.anchor)
             }
+            Meeting::Gossip => Ok(()),
         }
+    }
+
+    /// Parameters are averaged with those that came: (a + b)/2 has the same bits on both ranks of a pair.
+    pub fn mix(&mut self, part: usize, scalars: &Scalars) -> Result<()> {
+        let [add, halve] = &mut self.mixes[part];
+        add.run(scalars)?;
+        halve.run(&Scalars { gradient_scale: 0.5, ..*scalars })
     }
 
     /// The ranks' own optimizers start anew.

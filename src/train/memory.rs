@@ -1,11 +1,10 @@
 //! The memory of a run: one region of each kind, and the first values of the parameters.
 
 use std::ops::Range;
-use std::rc::Rc;
 
 use super::meeting::Anchor;
 use super::weights::Start;
-use crate::comm::{Region, World};
+use crate::comm::World;
 use crate::config::Config;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
@@ -13,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
-use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, nodes};
+use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, Travelling, nodes};
 use crate::strategy::Owners;
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
@@ -39,8 +38,8 @@ pub struct Memories {
     pub average: Option<Memory>,
     /// Where ranks have parameters of their own: what they have alike.
     pub anchor: Option<Anchor>,
-    /// Where owners are apart: parameters as they go between ranks, in the host's memory.
-    pub travelling: Option<Rc<Region>>,
+    /// Where parameters go between ranks: what does.
+    pub travelling: Option<Travelling>,
     /// Where gradients are averaged.
     pub gradients: Gradients,
 }
@@ -80,7 +79,8 @@ impl Memories {
             false => sizes,
         };
         let relaxed = config.relaxed(world.size());
-        let anchor = relaxed.map(|relaxed| Anchor::new(device, relaxed, sizes.parameters)).transpose()?;
+        let anchor = relaxed.map(|relaxed| Anchor::new(device, relaxed, sizes.parameters, common.received));
+        let anchor = anchor.transpose()?;
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);
         let rule = *rule;
@@ -102,7 +102,6 @@ impl Memories {
         Places {
             owners: self.owners,
             in_common: self.sharing.ranks > 1,
-            parameters: &self.regions.parameters,
             gradients: &self.gradients,
             travelling: self.travelling.as_ref(),
         }
@@ -137,7 +136,8 @@ impl Memories {
             let values = given(&parameter.name)?;
             // No update will take a frozen one over into the average.
             let average = self.average.as_ref().filter(|_| parameter.frozen && !self.owners.are_apart());
-            let anchor = self.anchor.as_ref().map(|anchor| &anchor.parameters);
+            let anchor =
+                self.anchor.as_ref().filter(|anchor| anchor.is_kept()).map(|anchor| &anchor.parameters);
             for region in [&self.regions.parameters].into_iter().chain(average).chain(anchor) {
                 self.write(device, parameter, region, |range, piece| match &values {
                     Some(values) => piece.copy_from_slice(&values[range]),

@@ -83,8 +83,9 @@ impl Plans {
     pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
-        let (manner, _) = manner(world, config, owners, false).of_round(config.relaxed(world.size()));
-        let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..1);
+        let manners = manner(world, config, owners, false).of_round(config.relaxed(world.size()));
+        let of = |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..1);
+        let scripts: Vec<_> = manners.iter().flat_map(of).collect();
         let script = fnv1a(format!("{scripts:?}").bytes());
         let items = [("plan", self.training.hash()), ("script", script)]
             .map(|(name, hash)| (name.to_string(), format!("{hash:016x}")));
@@ -113,13 +114,13 @@ impl Plans {
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
         let facts = self.training.facts(&averaging.step_seconds(&self.training));
         let prices = Prices { transfer: &seconds, update: &update };
-        let (last, others) = manner.of_round(config.relaxed(world.size()));
-        if let Some(others) = others {
-            plan::rehearse(&scripts(&others), &facts, &prices)?;
+        let mut rehearsed = None;
+        for manner in manner.of_round(config.relaxed(world.size())) {
+            let scripts = scripts(&manner);
+            let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
+            rehearsed = Some((scripts, rehearsal));
         }
-        let scripts = scripts(&last);
-        let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
-        Ok((scripts, rehearsal))
+        rehearsed.ok_or_else(|| Error::internal("a round without steps"))
     }
 
     /// The same in a line, or with rank 0's whole script.
@@ -140,8 +141,10 @@ impl Plans {
             let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
             let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
             let of = match config.relaxed(world.size()) {
-                Some(relaxed) => format!("a step in which ranks meet, one in {}", relaxed.every),
-                None => "a step".into(),
+                Some(relaxed) if !relaxed.sends_parameters() => {
+                    format!("a step in which ranks meet, one in {}", relaxed.every)
+                }
+                _ => "a step".into(),
             };
             text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
         }
@@ -285,7 +288,16 @@ fn extent(
     let own_memory = !device.is_host();
     let ([mapped, mut messages], compression) = match config.compress {
         None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
-        Some(scheme) => ([0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)),
+        Some(scheme) => (
+            [0, 0],
+            compress::memory(
+                (scheme, !config.strategy.is_relaxed()),
+                &averaging.selection,
+                plan,
+                device,
+                world,
+            ),
+        ),
     };
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
@@ -333,7 +345,13 @@ fn extent(
         }
     };
     // From the host's memory parameters of a device go to other ranks.
-    messages += if owners.are_apart() && own_memory { plan.sizes.parameters } else { 0 };
+    messages += match config.relaxed(world.size()) {
+        _ if !own_memory => 0,
+        // What comes lies beside.
+        Some(relaxed) if relaxed.sends_parameters() => 2 * plan.sizes.parameters,
+        _ if owners.are_apart() => plan.sizes.parameters,
+        _ => 0,
+    };
     Extent {
         gradients,
         sharers: sharing.ranks,
@@ -346,7 +364,18 @@ fn extent(
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
         program: host::resident().unwrap_or(0),
+        halves: halves(config, world, plan),
         own_memory,
+    }
+}
+
+/// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
+fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
+    let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
+    let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
+    match reads_some {
+        true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
+        false => 0,
     }
 }
 
@@ -354,13 +383,14 @@ fn extent(
 /// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
 fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
-    // A parameter's state comes to rank 0 in its layout before it is written in plain order.
+    // What is not the same on all ranks comes to rank 0 from a copy of a parameter.
     let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);
-    let passing = if expected_owners(world, config.strategy, true).are_apart() { passing } else { 0 };
+    let copied = config.strategy.is_relaxed() || expected_owners(world, config.strategy, true).are_apart();
+    let passing = if copied { passing } else { 0 };
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
     let relaxed = config.relaxed(world.size());
     let copies = match relaxed {
-        Some(_) => copies * world.size() + meeting::copies(relaxed),
+        Some(relaxed) => copies * world.size() + meeting::kept_copies(relaxed),
         None => copies,
     };
     // A rank's own come to the first rank from a copy.

@@ -114,7 +114,7 @@ impl State<'_> {
         let mut regions = vec![(PARAMETERS.to_string(), parameters)];
         let states = states.iter().map(|name| format!("optimizer/{name}"));
         regions.extend(states.zip(memories.state.iter().map(lies)));
-        if let Some(anchor) = &memories.anchor {
+        if let Some(anchor) = memories.anchor.as_ref().filter(|anchor| anchor.is_kept()) {
             regions.push((ANCHOR.to_string(), Lies::Whole(&anchor.parameters)));
             regions.extend(
                 anchor.momentum.as_ref().map(|momentum| (MOMENTUM.to_string(), Lies::Whole(momentum))),

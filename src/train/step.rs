@@ -46,9 +46,10 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Cuts a program wherever a run of the script begins or ends.
-    pub fn cut(program: &Program, script: &Script, device: &dyn Device) -> Vec<Stretch> {
-        let ends_of_runs = script.actions.iter().flat_map(|action| match action {
+    /// Cuts a program wherever a run of a script begins or ends.
+    pub fn cut(program: &Program, scripts: &[Rc<Script>], device: &dyn Device) -> Vec<Stretch> {
+        let actions = scripts.iter().flat_map(|script| &script.actions);
+        let ends_of_runs = actions.flat_map(|action| match action {
             Action::Run { steps, .. } => [steps.start, steps.end],
             _ => [0; 2],
         });
@@ -103,13 +104,39 @@ impl StepResult {
     }
 }
 
+/// What a rank does in steps that come again and again (`Manner::of_round`): one, but for ranks with parameters of
+/// their own.
+pub struct Round {
+    /// Of each step, or of the first ones and the last.
+    pub scripts: Vec<Rc<Script>>,
+    /// How many steps it has.
+    pub steps: usize,
+    /// Whether optimizers start anew with each.
+    pub resets: bool,
+}
+
+impl Round {
+    /// Of a step by its number in the run.
+    fn script(&self, done: usize) -> Rc<Script> {
+        let (at, last) = (done % self.steps, self.scripts.len() - 1);
+        self.scripts[if at + 1 == self.steps { last } else { at.min(last.saturating_sub(1)) }].clone()
+    }
+
+    /// Updates that the optimizer has done before a step.
+    fn updates(&self, done: usize) -> usize {
+        if self.resets { done % self.steps } else { done }
+    }
+
+    /// Who updates what, and what goes between ranks, is the same in all of them.
+    fn any(&self) -> &Script {
+        &self.scripts[0]
+    }
+}
+
 /// Everything a step needs, made once.
 pub struct Trainer {
-    /// What this rank does in a step: where ranks have parameters of their own, in the last one of a round.
-    pub script: Rc<Script>,
-    /// What it does in the others, where there are any; and how many steps a round has.
-    pub others: Option<Rc<Script>>,
-    pub steps_of_round: usize,
+    /// What this rank does in each step.
+    pub round: Round,
     /// Where ranks have parameters of their own: what they do when they meet.
     pub meetings: Option<Meetings>,
     /// Where updates are asynchronous: what this rank does with pushes, and whether all ranks do something together
@@ -278,7 +305,7 @@ impl Trainer {
             gradient_scale: self.gradient_scale * self.scaling.as_ref().map_or(1.0, |s| s.scaler.scale()),
             learning_rate,
             // A skipped step is no update.
-            update: done as u64 + 1 - self.skipped(),
+            update: self.round.updates(done) as u64 + 1 - self.skipped(),
         };
         if self.runs == 1 {
             self.capture(device, &scalars)?;
@@ -299,8 +326,7 @@ impl Trainer {
             broken: false,
             begun: traced,
         };
-        let is_last = (done + 1).is_multiple_of(self.steps_of_round);
-        let script = self.others.as_ref().filter(|_| !is_last).unwrap_or(&self.script).clone();
+        let script = self.round.script(done);
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         if self.asynchronous.is_none() {
@@ -364,6 +390,7 @@ impl Trainer {
             Action::Drift(part) => self.meet(|meetings| meetings.drift(device, *part, &at.scalars)),
             Action::Pull(part) => self.meet(|meetings| meetings.pull(*part, &at.scalars)),
             Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
+            Action::Mix(part) => self.meet(|meetings| meetings.mix(*part, &at.scalars)),
             Action::Forget => self.meet(|meetings| meetings.forget(device)),
             Action::Knock => self.knock(at),
             Action::Hear => self.hear(at),
@@ -387,7 +414,7 @@ impl Trainer {
 
     /// Whether ranks tell each other the norms of what each of them owns.
     fn has_norms_apart(&self) -> bool {
-        self.script.owners.are_apart() && self.asynchronous.is_none()
+        self.round.any().owners.are_apart() && self.asynchronous.is_none()
     }
 
     /// Bytes that this rank has sent so far.
@@ -537,7 +564,7 @@ impl Trainer {
         let Some(Side::Server(server)) = &mut self.asynchronous else { return Ok(()) };
         let mut updates = Updates {
             device: at.device,
-            parts: &self.script.parts,
+            parts: &self.round.any().parts,
             updates: &mut self.updates,
             averages: &mut self.averages,
             schedule: at.schedule,
@@ -604,7 +631,7 @@ impl Trainer {
             places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
         }
         let is_new = |transfer: &Transfer| matches!(transfer.kind, Kind::FromOwners | Kind::Pull);
-        let transfers = self.script.transfers.clone();
+        let transfers = self.round.any().transfers.clone();
         if let Some(Side::Server(server)) = &mut self.asynchronous {
             server.give_all(device)?;
             server.settle(device)?;

@@ -1,4 +1,4 @@
-//! Ranks with parameters of their own: `--local-steps`, `--sync bmuf` and `--sync easgd`.
+//! Ranks with parameters of their own: `--local-steps`, `--sync bmuf`, `--sync easgd` and `--sync gossip`.
 //!
 //! - with one local step and plain SGD it is plain data parallelism; ranks that never meet train alone, bit for bit;
 //! - what ranks come to when they meet is what a few lines of arithmetic make of what they had, for three ranks, two
@@ -210,13 +210,87 @@ fn three_ranks_meet_as_the_papers_say() {
     }
 }
 
+/// The first update of Adam is as long as the learning rate, whatever the gradient: after a meeting too.
+#[test]
+fn optimizers_start_anew_with_a_block() {
+    let scratch = Scratch::new();
+    let words = "--optimizer adam --lr 0.001 --outer-momentum 0";
+    scratch.train("blocks", 2, 5, &format!("{words} --sync bmuf:3"));
+    let [before, after] =
+        [3, 4].map(|step| numbers(&scratch.path("blocks").join(format!("step-0000000{step}.h5"))));
+    for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+        let moved = before.iter().zip(&after[path]).map(|(before, after)| (before - after).abs());
+        let most = moved.fold(0.0, f32::max);
+        // Numbers below 1 are stored to 6e-8.
+        assert!((most - 0.001).abs() < 2e-6, "{path} went {most}");
+    }
+}
+
+/// What a step without others makes of a rank's parameters, and half the way to those of one other: 1 place back, then 2.
+#[test]
+fn three_ranks_gossip_as_the_papers_say() {
+    let scratch = Scratch::new();
+    let words = "--optimizer sgd --momentum 0 --lr 0.01";
+    let gossip = scratch.train("gossip", 3, 4, &format!("{words} --sync gossip"));
+    let at = |step: usize| numbers(&scratch.path("gossip").join(format!("step-0000000{step}.h5")));
+    for step in 1..4 {
+        let resume = format!("{words} {NEVER} --resume DIR/gossip/step-0000000{step}.h5");
+        let alone = scratch.train(&format!("alone{step}"), 3, step + 1, &resume).kept;
+        let [before, after] = [at(step), at(step + 1)];
+        for (path, alone) in alone.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+            let length = alone.len() / 3;
+            let of = |values: &[f32], rank: usize, index: usize| f64::from(values[rank * length + index]);
+            let places = [1, 2][step % 2];
+            for rank in 0..3 {
+                let half_way = |index: usize| {
+                    let [other, own] =
+                        [(rank + 3 - places) % 3, rank].map(|rank| of(&before[path], rank, index));
+                    of(alone, rank, index) + (other - own) / 2.0
+                };
+                let expected: Vec<f64> = (0..length).map(half_way).collect();
+                let found = &after[path][rank * length..][..length];
+                near(found, &expected, &format!("{path} of rank {rank} after step {step}"));
+            }
+        }
+    }
+    assert!(!gossip.kept.keys().any(|path| path.starts_with("anchor")), "there is none to be kept");
+}
+
+/// By a learning rate that changes nothing: two ranks come to their mean, the same bits on both, and of any number the
+/// mean stays.
+#[test]
+fn a_gossip_of_two_is_their_mean() {
+    let scratch = Scratch::new();
+    for ranks in [2, 3] {
+        let before = scratch.train(&format!("before{ranks}"), ranks, 2, &format!("{SGD} {NEVER}")).kept;
+        let rate = "--optimizer sgd --momentum 0 --lr 1e-30";
+        let words = format!("{rate} --sync gossip --resume DIR/before{ranks}/step-00000002.h5");
+        let after = scratch.train(&format!("after{ranks}"), ranks, 3, &words).kept;
+        for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+            let length = before.len() / ranks;
+            let mean = |values: &[f32], index: usize| {
+                (0..ranks).map(|rank| f64::from(values[rank * length + index])).sum::<f64>() / ranks as f64
+            };
+            for index in 0..length {
+                let [old, new] = [before, &after[path]].map(|values| mean(values, index));
+                assert!((old - new).abs() <= 1e-6 * (1.0 + old.abs()), "{path}: {old} became {new}");
+                // One addition is rounded, a half is exact.
+                let half = (before[index] + before[(ranks - 1) * length + index]) / 2.0;
+                let bits = |rank: usize| after[path][rank * length + index].to_bits();
+                assert!(ranks > 2 || (bits(0), bits(1)) == (half.to_bits(), half.to_bits()), "{path}");
+            }
+        }
+    }
+}
+
 /// In the middle of a round as at its end; by a plain run, from one, and with other ranks.
 #[test]
 fn an_interrupted_run_goes_on() {
     let scratch = Scratch::new();
     let words = "--optimizer adam --lr 0.01";
-    let rules = ["--local-steps 3 --outer-momentum 0.5", "--sync easgd:3,0.5", "--sync bmuf:3"];
-    for (number, rule) in first(1, rules).enumerate() {
+    let rules =
+        ["--local-steps 3 --outer-momentum 0.5", "--sync gossip", "--sync easgd:3,0.5", "--sync bmuf:3"];
+    for (number, rule) in first(2, rules).enumerate() {
         let whole = scratch.train(&format!("whole{number}"), 2, 7, &format!("{words} {rule}"));
         for step in [2, 3, 4] {
             let resume = format!("{words} {rule} --resume DIR/whole{number}/step-0000000{step}.h5");
@@ -283,20 +357,56 @@ fn they_send_a_share_of_the_bytes() {
         let least = plain / steps - tail;
         assert!((least..=plain / steps + 2 * tail).contains(&found), "{words}: {found}, plain {plain}");
     }
+    // All parameters to one other.
+    let (gossip, whole) = (sent("gossip", "--sync gossip"), 3 * plain / 4);
+    assert!((whole - tail..=whole + 2 * tail).contains(&gossip), "{gossip}, of plain {plain}");
     let halves = sent("halves", "--local-steps 4 --wire bf16");
     assert!(halves < plain / 4 / 2 + 2 * tail, "{halves}, plain {plain}");
+}
+
+/// What ranks tell each other of their ways is compressed: with all of it sent they come to what they do without, with
+/// less all ranks still come to the same, and a run goes on with what was left for later.
+#[test]
+fn what_travels_may_be_compressed() {
+    let scratch = Scratch::new();
+    let words = format!("{SGD} --local-steps 2 --outer-momentum 0.5 --allreduce shm");
+    let plain = scratch.train("plain", 2, 6, &words);
+    for (number, scheme) in first(3, ["topk:1", "powersgd:1", "2bit:1e-5", "topk:0.1", "1bit"]).enumerate() {
+        let words = format!("{words} --compress {scheme}");
+        let whole = scratch.train(&format!("whole{number}"), 2, 6, &words);
+        for (path, values) in whole.kept.iter().filter(|(path, _)| path.starts_with("parameters/")) {
+            let [one, two] = [0, 1].map(|half| &values[half * values.len() / 2..][..values.len() / 2]);
+            assert!(one == two, "{scheme}: {path} of two ranks that have met");
+            let expected: Vec<f64> = plain.kept[path].iter().map(|&value| f64::from(value)).collect();
+            if scheme == "topk:1" {
+                near(values, &expected, &format!("{scheme}: {path}"));
+            }
+        }
+        assert!(scheme == "topk:1" || whole.losses != plain.losses, "{scheme}: nothing was left out");
+        let [sent, all] =
+            ["sent", "sent_uncompressed"].map(|what| scalar(&whole.results, &format!("summary/{what}")));
+        assert!(all > 0 && (sent < all / 4) == (scheme != "topk:1"), "{scheme}: {sent} of {all}");
+        let resume = format!("{words} --resume DIR/whole{number}/step-00000003.h5");
+        let rest = scratch.train(&format!("rest{number}"), 2, 6, &resume);
+        assert_eq!(rest.losses, whole.losses[3..], "{scheme}");
+        assert!(rest.weights == whole.weights, "{scheme}: other weights");
+    }
 }
 
 #[test]
 fn memory_is_as_planned() {
     let scratch = Scratch::new();
-    let all =
-        ["--local-steps 2 --outer-momentum 0.9 --optimizer adam --checkpoint DIR", "--sync easgd:1,0.5"];
-    for (number, flags) in first(1, all).enumerate() {
+    let all = [
+        "--local-steps 2 --outer-momentum 0.9 --optimizer adam --checkpoint DIR",
+        "--local-steps 2 --compress topk",
+        "--sync gossip --checkpoint DIR",
+        "--sync easgd:1,0.5",
+    ];
+    for (number, flags) in first(3, all).enumerate() {
         let results = scratch.path(&format!("{number}.h5"));
         let words = format!(
             "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --lr 1e-5 {} --results {}",
-            flags.replace("DIR", scratch.path("kept").to_str().unwrap()),
+            flags.replace("DIR", scratch.path(&format!("kept{number}")).to_str().unwrap()),
             results.display()
         );
         run(2, &words.split_whitespace().collect::<Vec<_>>());
@@ -308,7 +418,14 @@ fn memory_is_as_planned() {
 #[test]
 fn gpus_meet_alike() {
     let mut results = gpu_job::Results::new();
-    for rule in first(1, ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:2,0.25", "--sync bmuf:2"]) {
+    let rules = [
+        "--local-steps 2 --outer-momentum 0.5 --compress powersgd:4",
+        "--sync gossip",
+        "--local-steps 2 --outer-momentum 0.5",
+        "--sync easgd:2,0.25",
+        "--sync bmuf:2",
+    ];
+    for rule in first(2, rules) {
         let words = format!("--model mnist_small --batch 2 --steps 5 --threads 1 {SGD} {rule}");
         let on_cpu = results.losses(2, &format!("{words} --device cpu"));
         let on_gpu = results.losses(2, &format!("{words} --device cuda --precision f32"));
@@ -327,12 +444,13 @@ fn the_digits_are_learned() {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
     let rules = [
         "--local-steps 4",
+        "--sync gossip",
         "--sync easgd:4,0.3",
         "--sync bmuf:4",
         "--local-steps 4 --outer-lr 0.7 --outer-momentum 0.3 --outer-nesterov",
     ];
     let seeds = if full() { 1..4 } else { 1..2 };
-    for rule in first(1, rules) {
+    for rule in first(2, rules) {
         for ranks in first(1, [2, 4]) {
             for seed in seeds.clone() {
                 let results = scratch.path(&format!("digits{seed}{ranks}{}.h5", rule.len()));
@@ -359,12 +477,15 @@ fn what_does_not_go_together_is_refused() {
         ("--local-steps 4 --zero 1", "--zero 1 and --local-steps 4"),
         ("--local-steps 4 --ema 0.9", "--ema and --local-steps 4"),
         ("--local-steps 4 --precision f16 --device cuda", "--precision f16 and --local-steps 4"),
-        ("--local-steps 4 --compress topk", "--compress and --local-steps 4"),
+        ("--sync gossip --compress topk", "--compress and --sync gossip"),
         ("--local-steps 4 --allreduce mpi", "--allreduce mpi and --local-steps 4"),
         ("--local-steps 4 --allreduce nccl", "--allreduce nccl and --local-steps 4"),
         ("--outer-lr 0.5", "add --local-steps H"),
         ("--sync easgd:4,0.5 --outer-momentum 0.5", "add --local-steps H"),
         ("--local-steps 4 --outer-momentum 1", "--outer-momentum"),
+        ("--sync gossip --wire bf16", "--wire bf16 and --sync gossip"),
+        ("--sync gossip --local-steps 2", "says itself how many steps"),
+        ("--sync gossip:2", "it is gossip"),
         ("--sync easgd:4", "ALPHA is missing"),
         ("--sync easgd:4,2", "`2` is no attraction"),
     ] {

@@ -260,9 +260,6 @@ impl Args {
             _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
                 refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
             }
-            _ if strategy.sends_parameters() && self.compress.is_some() => {
-                refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
-            }
             _ if strategy.is_asynchronous() && self.sync_bn.is_some() => refuse(
                 "--sync-bn".into(),
                 "ranks that share statistics would wait for each other in every step",
@@ -275,6 +272,9 @@ impl Args {
                 format!("--wire {}", self.wire),
                 "a server takes gradients where they are added, as f32",
             ),
+            _ if strategy.sends_parameters() && self.compress.is_some() => {
+                refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
+            }
             _ if self.compress.is_some() && !strategy.is_relaxed() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \

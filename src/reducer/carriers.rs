@@ -91,12 +91,12 @@ impl Carrying<'_> {
     pub fn asynchronous(&self, script: &Script, places: &Places) -> Result<(Fusion, Pushes)> {
         let Carrying { world, .. } = *self;
         let gradients = &places.gradients.region;
-        let Travelling { region: travelling, on_device } = self.travelling(places)?;
+        let Travelling { region, on_device } = self.travelling(places)?;
         let words = Words { what: "bucket", operation: "push" };
         let sums = self.star(Operation::ReduceScatter, words, gradients, || self.reduced_at(places))?;
         let words = Words { what: "parameters of bucket", operation: "pull" };
-        let back = || self.staging(on_device, as_memory(travelling));
-        let mut parameters = self.star(Operation::Allgather, words, travelling, back)?;
+        let back = || self.staging(on_device, as_memory(region));
+        let mut parameters = self.star(Operation::Allgather, words, region, back)?;
         let notes = Notes::new(world)?;
         if places.owners.serves(world.rank()) {
             let service = world.agree(Service::new(sums, parameters, script))?;

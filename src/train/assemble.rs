@@ -97,7 +97,8 @@ impl Assembly<'_> {
             None => Side::Worker(Worker::new(pushes.notes, computing)),
             Some(service) => {
                 let order = self.config.async_order;
-                Side::Server(Box::new(Server::new(service, pushes.notes, order, [rank, computing, ranks])))
+                let server = Server::new(service, pushes.notes, order, [rank, computing, ranks]);
+                Side::Server(Box::new(server))
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::support::job;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use job::{refused, run, scalar, series};
 
@@ -33,6 +34,7 @@ struct Left {
     losses: Vec<f64>,
     weights: Vec<u8>,
     results: PathBuf,
+    said: String,
 }
 
 impl Scratch {
@@ -50,9 +52,9 @@ impl Scratch {
         let words = words.replace("DIR", self.0.path().to_str().unwrap());
         let mut flags: Vec<&str> = words.split_whitespace().collect();
         flags.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);
-        run(ranks, &flags);
+        let said = run(ranks, &flags);
         let losses = series(&results, "steps/loss");
-        Left { losses, weights: fs::read(weights).unwrap(), results }
+        Left { losses, weights: fs::read(weights).unwrap(), results, said }
     }
 }
 
@@ -163,6 +165,13 @@ fn in_order_of_arrival_every_image_comes_once_and_the_digits_are_learned() {
         let late: u64 = staleness(&left.results).iter().sum();
         assert_eq!(late, (images.len() * computing) as u64, "an update for every rank and step");
         assert_eq!(attribute(&left.results, "repeatable"), "no");
+        let closing = left.said.lines().find(|line| line.starts_with("staleness "));
+        assert!(closing.is_some_and(|line| line.contains(" updates on average, at most ")), "{}", left.said);
+        let page = scratch.path("report.html");
+        let mut report = Command::new(env!("CARGO_BIN_EXE_dltrain"));
+        report.arg("report").arg(&left.results).arg("-o").arg(&page);
+        assert!(report.output().unwrap().status.success());
+        assert!(fs::read_to_string(&page).unwrap().contains("share of the updates [%]"));
     }
 }
 

@@ -267,6 +267,8 @@ fn owners_train_alike(hosts: &Hosts) {
     let plain = central("h0:3", "shm", "--allreduce shm");
     assert!(central("h0:1,h1:1,h2:1", "root", "--sync root") == plain, "--sync root");
     assert!(central("h0:1,h1:1,h2:1,h3:1", "server", "--sync server") == plain, "--sync server");
+    let alone = central("h0:1", "alone", "");
+    assert!(central("h0:1,h1:1,h2:1", "async", "--sync server-async:2") == alone, "--sync server-async:2");
     let peak = |name: &str, flags: &str| {
         let results = format!("{place}/{name}.h5");
         let words = format!(

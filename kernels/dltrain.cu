@@ -7,6 +7,7 @@
 #include "dropout.cu"
 #include "elements.cu"
 #include "images.cu"
+#include "layer_norm.cu"
 #include "layout.cu"
 #include "loss.cu"
 #include "lrn.cu"

@@ -4,6 +4,7 @@
 
 mod activation;
 mod batch_norm;
+mod layer_norm;
 
 use std::any::Any;
 
@@ -260,6 +261,8 @@ fn evaluate(
         Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
         Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
+        Op::LayerNorm { epsilon, .. } => layer_norm::forward(*epsilon, inputs, shape(1)[0])?,
+        Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(*epsilon, *affine, inputs)?,
         Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
         Op::ActivationBackward(of) => {
             elementwise(&|dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)

@@ -104,6 +104,11 @@ pub enum Init {
     Zero,
     /// All one.
     One,
+    /// All alike.
+    Constant {
+        /// What they are.
+        value: f32,
+    },
     /// Normally distributed around 0.
     Normal {
         /// Standard deviation.

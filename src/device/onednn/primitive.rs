@@ -19,7 +19,7 @@ pub struct PrimitiveKernel {
     arguments: Vec<c_int>,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-    /// Inputs of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
+    /// Inputs, then outputs, of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
     seen: Vec<(usize, Layout)>,
     scratchpad: Layout,
     in_place: Option<usize>,
@@ -60,6 +60,13 @@ impl PrimitiveKernel {
     /// States that what the primitive reads as an input is a part, or another view, of a tensor of this layout.
     pub fn sees_in(mut self, input: usize, whole: Layout) -> PrimitiveKernel {
         self.seen.push((input, std::mem::replace(&mut self.inputs[input], whole)));
+        self
+    }
+
+    /// The same of what the primitive gives as an output.
+    pub fn gives_in(mut self, output: usize, whole: Layout) -> PrimitiveKernel {
+        let place = self.inputs.len() + output;
+        self.seen.push((place, std::mem::replace(&mut self.outputs[output], whole)));
         self
     }
 

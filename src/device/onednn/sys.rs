@@ -294,6 +294,16 @@ functions! {
         *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
         c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
     ) -> Status;
+    // src, dst, mean; epsilon, flags
+    fn dnnl_layer_normalization_forward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        c_float, c_uint, *const PrimitiveAttr,
+    ) -> Status;
+    // diff src, diff dst, src, mean; epsilon, flags; forward hint
+    fn dnnl_layer_normalization_backward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        *const MemoryDesc, c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
+    ) -> Status;
     // sources, dst
     fn dnnl_binary_primitive_desc_create(
         *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,

@@ -1,5 +1,6 @@
 //! Fully connected layers.
 
+use crate::error::Result;
 use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
 
@@ -16,6 +17,21 @@ impl Builder {
             vec![x, weight, bias],
             dims([batch, features]),
         )
+    }
+}
+
+impl Builder {
+    /// A fully connected layer of the last axis, to `features` outputs, with bias.
+    ///
+    /// # Errors
+    /// None but the library's own.
+    pub fn linear_along(&mut self, name: &str, x: TensorId, features: usize) -> Result<TensorId> {
+        let mut shape = self.shape(x).clone();
+        let width = shape.0.pop().unwrap_or(1);
+        let y = self.reshape(&format!("{name}.rows"), x, dims([shape.elements(), width]))?;
+        let y = self.linear(name, y, features);
+        shape.0.push(features);
+        self.reshape(&format!("{name}.back"), y, shape)
     }
 }
 

@@ -12,6 +12,7 @@ mod arrange;
 mod broadcast;
 mod conv;
 mod dropout;
+mod layer_norm;
 mod linear;
 mod loss;
 mod norm;
@@ -88,6 +89,12 @@ pub enum Op {
     LocalResponseNorm(LocalResponseNorm),
     /// dy, x, saved → dx
     LocalResponseNormBackward(LocalResponseNorm),
+
+    /// x, w, b (only with `affine`) → y, mean, variance: each row normalised by itself, y = (x − mean)/√(variance +
+    /// epsilon)·w + b. There are as many rows as means; w and b have an element for each of a row.
+    LayerNorm { epsilon: f32, affine: bool },
+    /// dy, x, w?, mean, variance → dx, dw?, db?
+    LayerNormBackward { epsilon: f32, affine: bool },
 
     /// x → y = f(x)
     Activation(Activation),
@@ -197,6 +204,8 @@ impl Op {
             Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
             Op::LocalResponseNorm(_) => ("local response norm", Elements),
             Op::LocalResponseNormBackward(_) => ("local response norm backward", Elements),
+            Op::LayerNorm { .. } => ("layer norm", Elements),
+            Op::LayerNormBackward { .. } => ("layer norm backward", Elements),
             Op::Activation(of) => (of.name(), Elements),
             Op::ActivationBackward(of) => (of.backward_name(), Elements),
             Op::MaxPool(_) => ("max pool", Elements),
@@ -243,6 +252,7 @@ impl Op {
             Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
             Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
             Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),
+            Op::LayerNorm { epsilon, affine } => layer_norm::backward(b, id, node, (epsilon, affine), dy),
             Op::Activation(of) => activation::backward(b, id, node, of, dy),
             Op::MaxPool(pool) => b.simple(id, node, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]]),
             Op::AvgPool(pool) => b.simple(id, node, Op::AvgPoolBackward(pool), vec![dy]),
@@ -276,6 +286,7 @@ impl Op {
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)
+            | Op::LayerNormBackward { .. }
             | Op::ActivationBackward(_)
             | Op::MaxPoolBackward(_)
             | Op::AvgPoolBackward(_)

@@ -15,6 +15,7 @@
 #include "one_bit.cu"
 #include "parts.cu"
 #include "pooling.cu"
+#include "softmax.cu"
 #include "top_k.cu"
 #include "two_bit.cu"
 #include "update.cu"

@@ -15,7 +15,9 @@ use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
 use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Binary, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, adaptive_window};
+use crate::graph::{
+    Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Pool2d, Shape, Spec, adaptive_window,
+};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -263,6 +265,9 @@ fn evaluate(
         Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
         Op::LayerNorm { epsilon, .. } => layer_norm::forward(*epsilon, inputs, shape(1)[0])?,
         Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(*epsilon, *affine, inputs)?,
+        Op::MatMul(of) => vec![matmul(of, inputs, &shape(0))?],
+        Op::Softmax => vec![softmax_rows(&inputs[0], |row| softmax(&row))?],
+        Op::SoftmaxBackward => vec![softmax_backward(inputs)?],
         Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
         Op::ActivationBackward(of) => {
             elementwise(&|dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)
@@ -602,6 +607,43 @@ fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, whole: bool, scalars: &Scalars) 
         *value = if uniform(word) < p { 0.0 } else { *value * kept };
     }
     y
+}
+
+fn matmul(of: &MatMul, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let shapes = [0, 1].map(|index| Shape(inputs[index].shape().to_vec()));
+    let [count, rows, inner, columns] =
+        of.extents(&shapes[0], &shapes[1]).ok_or_else(|| Error::internal("a product that does not fit"))?;
+    let in_batch = |array: &ArrayD<f32>, extents: [usize; 2], transposed: bool| {
+        let [rows, columns] = if transposed { [extents[1], extents[0]] } else { extents };
+        let all = reshaped(array.clone(), &[count, rows, columns])?;
+        Ok::<_, Error>(if transposed { all.permuted_axes(IxDyn(&[0, 2, 1])) } else { all })
+    };
+    let a = in_batch(&inputs[0], [rows, inner], of.transposed[0])?;
+    let b = in_batch(&inputs[1], [inner, columns], of.transposed[1])?;
+    let at = |(m, i, j): (usize, usize, usize)| {
+        let products = (0..inner).map(|k| f64::from(a[[m, i, k]]) * f64::from(b[[m, k, j]]));
+        (f64::from(of.scale) * products.sum::<f64>()) as f32
+    };
+    let y: Vec<f32> = ndarray::indices((count, rows, columns)).into_iter().map(at).collect();
+    ArrayD::from_shape_vec(IxDyn(shape), y).map_err(|e| Error::internal(e.to_string()))
+}
+
+/// What a function makes of each row of the last axis.
+fn softmax_rows(x: &ArrayD<f32>, of: impl Fn(Vec<f64>) -> Vec<f64>) -> Result<ArrayD<f32>> {
+    let width = x.shape().last().copied().unwrap_or(1);
+    let rows = plain(x)?.chunks(width).map(|row| of(row.iter().map(|&v| f64::from(v)).collect()));
+    rounded(rows.flatten().collect(), x.shape())
+}
+
+fn softmax_backward(inputs: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
+    let (dy, y) = (plain(&inputs[0])?, plain(&inputs[1])?);
+    let width = inputs[1].shape().last().copied().unwrap_or(1);
+    let row = |(dy, y): (&[f32], &[f32])| {
+        let pairs: Vec<[f64; 2]> = dy.iter().zip(y).map(|(&dy, &y)| [dy, y].map(f64::from)).collect();
+        let sum: f64 = pairs.iter().map(|[dy, y]| dy * y).sum();
+        pairs.into_iter().map(move |[dy, y]| y * (dy - sum)).collect::<Vec<_>>()
+    };
+    rounded(dy.chunks(width).zip(y.chunks(width)).flat_map(row).collect(), inputs[1].shape())
 }
 
 /// Softmax of one row, stable for large logits.

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, Op, Permutation, Pool2d,
-    Shape, Spec, dims, windows,
+    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op, Permutation,
+    Pool2d, Shape, Spec, dims, windows,
 };
 use dltrain::plan::Parameter;
 use dltrain::random::{Purpose, Stream, key};
@@ -245,6 +245,40 @@ proptest! {
             let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
             case.check(which, gradient, 1.0 / 64.0, if which == 0 { 500.0 / 6.0 / 64f64.powi(2) } else { 1e-5 });
         }
+    }
+
+    #[test]
+    fn products_of_matrices(
+        count in 1usize..3, [m, k, n] in prop::array::uniform3(1usize..5), transposed: [bool; 2], scale in 0.1f32..2.0,
+    ) {
+        let kept = |rows: usize, columns: usize, transposed: bool| match transposed {
+            true => dims([count, columns, rows]),
+            false => dims([count, rows, columns]),
+        };
+        let inputs = [random(kept(m, k, transposed[0]), 1), random(kept(k, n, transposed[1]), 2)];
+        let (outputs, of) = ([f32s(dims([count, m, n]))], MatMul { transposed, scale });
+        let r = random(outputs[0].shape.clone(), 3);
+        let case = Case { op: Op::MatMul(of), inputs: &inputs, outputs: &outputs, r: &r.1 };
+        // The ops that differentiation adds (graph/ops/matmul.rs).
+        let product = |a: &Operand, b: &Operand, transposed: [bool; 2], like: &Operand| {
+            run(Op::MatMul(MatMul { transposed, scale }), &[a.clone(), b.clone()], from_ref(&like.0))[0].clone()
+        };
+        let ([a, b], [ta, tb]) = (&inputs, transposed);
+        let da = if ta { product(b, &r, [tb, true], a) } else { product(&r, b, [false, !tb], a) };
+        let db = if tb { product(&r, a, [true, ta], b) } else { product(a, &r, [!ta, false], b) };
+        case.check(0, &da, 1.0, 0.0);
+        case.check(1, &db, 1.0, 0.0);
+    }
+
+    /// Third derivatives of a softmax are below 1/8 in size, of up to six of them.
+    #[test]
+    fn softmax(rows in 1usize..4, width in 1usize..6) {
+        let (x, r) = (random(dims([rows, width]), 1), random(dims([rows, width]), 2));
+        let y = run(Op::Softmax, from_ref(&x), from_ref(&x.0))[0].clone();
+        let dx = &run(Op::SoftmaxBackward, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
+        let outputs = [x.0.clone()];
+        let case = Case { op: Op::Softmax, inputs: &[x], outputs: &outputs, r: &r.1 };
+        case.check(0, dx, 1.0 / 64.0, 6.0 / 8.0 / 6.0 / 64f64.powi(2));
     }
 
     #[test]

@@ -19,8 +19,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, Op, Permutation, Pool2d, Shape, Spec,
-    windows,
+    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Permutation, Pool2d, Shape,
+    Spec, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -244,6 +244,7 @@ fn agrees(
                 | Op::Conv2dBackwardDataAdd(_)
                 | Op::Conv2dBackwardWeights(_)
                 | Op::Linear { .. }
+                | Op::MatMul(_)
         );
         let narrow =
             inputs.iter().map(|host| &host.spec).chain(outputs).any(|spec| spec.dtype == DType::BF16);
@@ -1250,6 +1251,56 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
                 prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
                 padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
+            }
+        }
+    });
+}
+
+#[test]
+fn batches_of_matrices_are_multiplied() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let cases =
+        (prop::array::uniform5(1usize..=9), any::<[bool; 2]>(), prop::sample::select(dtypes), numbers());
+    proptest!(config(48), |(([n, h, m, k, c], transposed, dtype, numbers) in cases)| {
+        let kept = |rows: usize, columns: usize, transposed: bool| match transposed {
+            true => [n, h, columns, rows],
+            false => [n, h, rows, columns],
+        };
+        let a = kept_in(dtype, random(&kept(m, k, transposed[0]), numbers, 1));
+        let b = kept_in(dtype, random(&kept(k, c, transposed[1]), numbers, 2));
+        let y = Spec { dtype, ..spec(&[n, h, m, c]) };
+        for (device, scale) in devices.iter().flat_map(|&device| [1.0, 0.5].map(|scale| (device, scale))) {
+            let op = Op::MatMul(MatMul { transposed, scale });
+            agrees(device, &op, &[&a, &b], from_ref(&y), None, numbers, &[k])?;
+        }
+    });
+}
+
+/// As for activations: e^x is off by a few roundings, and so is what sums of n of them divide.
+#[test]
+fn softmax_is_what_it_is_defined_to_be() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let cases = (1usize..=4, 1usize..=5, 1usize..=300, prop::sample::select(dtypes));
+    proptest!(config(32), |((n, rows, width, dtype) in cases)| {
+        let [mut x, dy] = [1, 2].map(|which| random(&[n, rows, width], Numbers::Reals, which));
+        x.values.iter_mut().for_each(|x| *x *= 9.0);
+        let [x, dy] = [x, dy].map(|host| kept_in(dtype, host));
+        let (_, y) = through(&Reference, &Op::Softmax, &[&x], from_ref(&x.spec), None);
+        let y = Host { spec: x.spec.clone(), values: y[0].clone() };
+        for (op, inputs) in [(Op::Softmax, vec![&x]), (Op::SoftmaxBackward, vec![&dy, &y])] {
+            let (_, expected) = through(&Reference, &op, &inputs, from_ref(&x.spec), None);
+            for &device in &devices {
+                let (kernel, found) = through(device, &op, &inputs, from_ref(&x.spec), None);
+                let bounds = with_step(&x.spec, &expected[0], (width + 32) as f64 * U);
+                close(&found[0], &expected[0], bounds, &format!("{op:?} by {}", kernel.implementation()))?;
             }
         }
     });

@@ -118,5 +118,7 @@ pub fn backward(
     inputs.extend([sys::ARG_MEAN, sys::ARG_VARIANCE]);
     let outputs = [sys::ARG_DIFF_SRC, sys::ARG_DIFF_SCALE, sys::ARG_DIFF_SHIFT];
     let kernel = PrimitiveKernel::new(engine, desc, &inputs, &outputs[..request.outputs.len()])?;
-    Ok(in_shapes(engine, kernel, request)?.in_place(0))
+    let kernel = in_shapes(engine, kernel, request)?.in_place(0);
+    // The library asks for the shift on the way back, and does not read it.
+    Ok(if affine { kernel.also_as(2, sys::ARG_SHIFT) } else { kernel })
 }

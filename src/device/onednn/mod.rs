@@ -29,6 +29,7 @@ mod library;
 mod linear;
 mod loss;
 mod lrn;
+mod matmul;
 mod pool;
 mod primitive;
 mod reorder;
@@ -124,6 +125,9 @@ impl Cpu {
             Op::LayerNormBackward { epsilon, affine } => {
                 primitive(layer_norm::backward(engine, request, epsilon, affine))
             }
+            Op::MatMul(of) => primitive(matmul::matmul(engine, request, &of)),
+            Op::Softmax => primitive(matmul::softmax(engine, request)),
+            Op::SoftmaxBackward => primitive(matmul::softmax_backward(engine, request)),
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
             Op::ActivationBackward(of) => primitive(activation::backward(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
@@ -11,12 +11,18 @@ impl Builder {
         let [weight, bias] = self.linears.map(|start| start.of(fan_in, features));
         let weight = self.weight(name, dims([features, fan_in]), weight);
         let bias = self.bias(name, features, bias);
-        self.node(
-            name,
-            Op::Linear { bias: true, relu: false },
-            vec![x, weight, bias],
-            dims([batch, features]),
-        )
+        self.linear_of(name, x, [weight, bias], dims([batch, features]))
+    }
+
+    /// The same with parameters that were made before (`learned`), to this shape.
+    pub fn linear_of(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        [weight, bias]: [TensorId; 2],
+        y: Shape,
+    ) -> TensorId {
+        self.node(name, Op::Linear { bias: true, relu: false }, vec![x, weight, bias], y)
     }
 }
 

@@ -366,7 +366,7 @@ fn each_product(
     for (n, o) in ndarray::indices((batch, filters)) {
         let first = n * channels + o / (filters / conv.groups) * per_group;
         for (i, c, ky) in ndarray::indices((oh, per_group, kh)) {
-            let y = (i * conv.stride[0] + ky).wrapping_sub(conv.padding[0]);
+            let y = (i * conv.stride[0] + ky * conv.dilation[0]).wrapping_sub(conv.padding[0]);
             if y >= height {
                 continue;
             }
@@ -375,7 +375,7 @@ fn each_product(
             let weight = ((o * per_group + c) * kh + ky) * kw;
             for j in 0..ow {
                 for kx in 0..kw {
-                    let x = (j * conv.stride[1] + kx).wrapping_sub(conv.padding[1]);
+                    let x = (j * conv.stride[1] + kx * conv.dilation[1]).wrapping_sub(conv.padding[1]);
                     if x < width {
                         f(out + j, row + x, weight + kx);
                     }

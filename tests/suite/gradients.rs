@@ -77,11 +77,14 @@ proptest! {
     #[test]
     fn convolution(
         n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 3usize..6, w in 3usize..6,
-        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, ph in 0usize..2, pw in 0usize..2, bias: bool,
+        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, dilation in 1usize..3, ph in 0usize..2,
+        pw in 0usize..2, bias: bool,
     ) {
-        let conv =
-            Conv2d { kernel: [kh, kw], stride: [stride, 1], padding: [ph, pw], groups, bias, relu: false };
-        let [oh, ow] = windows([h, w], conv.kernel, conv.stride, conv.padding).unwrap();
+        // Three weights far apart would reach beyond the narrowest image.
+        let dilation = [1, if kw < 3 { dilation } else { 1 }];
+        let (kernel, stride, padding) = ([kh, kw], [stride, 1], [ph, pw]);
+        let conv = Conv2d { kernel, stride, padding, dilation, groups, bias, relu: false };
+        let [oh, ow] = conv.windows([h, w]).unwrap();
         let x = random(dims([n, c * groups, h, w]), 1);
         let weight = random(dims([o * groups, c, kh, kw]), 2);
         let mut inputs = vec![x.clone(), weight.clone()];
@@ -309,7 +312,8 @@ proptest! {
         let backward = Op::DropoutBackward { p, layer: 2, whole: false };
         let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
-        Case { op: Op::Dropout { p, layer: 2, whole: false }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+        let op = Op::Dropout { p, layer: 2, whole: false };
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
@@ -438,6 +442,55 @@ fn arithmetic_of_stretched_tensors() {
                 );
             }
         }
+    }
+}
+
+/// The mean and the variance of each group are taken away; then a number a channel, which gets its gradient.
+#[test]
+fn group_normalisation_is_what_it_is_defined_to_be() {
+    for groups in [1, 2, 6] {
+        let (mut net, x) = Builder::new("groups", 2, [6, 3, 3]);
+        let y = net.group_norm("norm", x, groups, 1e-5).unwrap();
+        // The scores are the numbers themselves: 54 of each sample.
+        let y = net.flatten("flatten", y);
+        let graph = net.finish(y).differentiate();
+        let logits = graph.logits;
+        let mut bound = Bound::new(&Reference, graph, 0);
+        let x = random(dims([2, 6, 3, 3]), 1).1;
+        bound.set_batch(&x, &[0, 2]);
+        let [w, b] = ["norm.weight", "norm.bias"].map(|name| bound.plan.parameter(name).unwrap().clone());
+        let numbers = [2, 3].map(|which| random(dims([6]), which).1);
+        [&w, &b].into_iter().zip(&numbers).for_each(|(to, values)| bound.set_parameter(to, values));
+        let (forward, all) = (bound.plan.forward_steps, bound.plan.steps.len());
+        bound.run(0..forward, &SCALARS);
+        let step = bound.plan.steps[..forward]
+            .iter()
+            .rev()
+            .find(|step| step.node.is_some_and(|id| bound.plan.graph.node(id).outputs.contains(&logits)));
+        let step = step.unwrap();
+        let place = bound.regions.arena.slice(step.outputs[0].offset, step.outputs[0].bytes);
+        let found =
+            bound.read(&bound.plan.graph.tensor(logits).spec.clone(), &step.kernel.outputs()[0], &place);
+        let size = 54 / groups;
+        for (index, &found) in found.iter().enumerate() {
+            let own = &x[index / size * size..][..size];
+            let mean = own.iter().map(|&v| f64::from(v)).sum::<f64>() / size as f64;
+            let variance = own.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / size as f64;
+            let channel = index % 54 / 9;
+            let [scale, shift] = [0, 1].map(|which| f64::from(numbers[which][channel]));
+            let expected = (f64::from(x[index]) - mean) / (variance + 1e-5).sqrt() * scale + shift;
+            // Four roundings of numbers below 8.
+            assert!(
+                (f64::from(found) - expected).abs() < 32.0 * 2f64.powi(-23),
+                "{index}: {found} and {expected}"
+            );
+        }
+        bound.run(forward..all, &SCALARS);
+        assert!(
+            [&w, &b]
+                .iter()
+                .all(|parameter| bound.gradient(parameter).iter().all(|v| v.is_finite() && *v != 0.0))
+        );
     }
 }
 

@@ -107,7 +107,7 @@ mod full {
     models!(ignored full_images:
         alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
         googlenet densenet121 mobilenet_v2 squeezenet1_1 mobilenet_v3_large efficientnet_b0 regnet_y_400mf
-        resnext50_32x4d wide_resnet50_2 shufflenet_v2_x1_0 convnext_tiny);
+        shufflenet_v2_x1_0 convnext_tiny);
 
     use super::{small_images, small_images_in_bf16};
 

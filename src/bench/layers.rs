@@ -226,6 +226,7 @@ fn fill(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<()> {
         let bound = (6.0 / parameter.spec.shape.per_sample() as f32).sqrt();
         let values = match parameter.init {
             Init::One => vec![1.0; count],
+            Init::Constant { value } => vec![value; count],
             Init::Zero => vec![0.0; count],
             _ => numbers(count, 1 + which as u32, bound),
         };

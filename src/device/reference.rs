@@ -4,6 +4,7 @@
 
 mod activation;
 mod batch_norm;
+mod layer_norm;
 
 use std::any::Any;
 
@@ -14,7 +15,9 @@ use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
 use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Binary, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, adaptive_window};
+use crate::graph::{
+    Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Pool2d, Shape, Spec, adaptive_window,
+};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -260,6 +263,11 @@ fn evaluate(
         Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,
         Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
         Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
+        Op::LayerNorm { epsilon, .. } => layer_norm::forward(*epsilon, inputs, shape(1)[0])?,
+        Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(*epsilon, *affine, inputs)?,
+        Op::MatMul(of) => vec![matmul(of, inputs, &shape(0))?],
+        Op::Softmax => vec![softmax_rows(&inputs[0], |row| softmax(&row))?],
+        Op::SoftmaxBackward => vec![softmax_backward(inputs)?],
         Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
         Op::ActivationBackward(of) => {
             elementwise(&|dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)
@@ -358,7 +366,7 @@ fn each_product(
     for (n, o) in ndarray::indices((batch, filters)) {
         let first = n * channels + o / (filters / conv.groups) * per_group;
         for (i, c, ky) in ndarray::indices((oh, per_group, kh)) {
-            let y = (i * conv.stride[0] + ky).wrapping_sub(conv.padding[0]);
+            let y = (i * conv.stride[0] + ky * conv.dilation[0]).wrapping_sub(conv.padding[0]);
             if y >= height {
                 continue;
             }
@@ -367,7 +375,7 @@ fn each_product(
             let weight = ((o * per_group + c) * kh + ky) * kw;
             for j in 0..ow {
                 for kx in 0..kw {
-                    let x = (j * conv.stride[1] + kx).wrapping_sub(conv.padding[1]);
+                    let x = (j * conv.stride[1] + kx * conv.dilation[1]).wrapping_sub(conv.padding[1]);
                     if x < width {
                         f(out + j, row + x, weight + kx);
                     }
@@ -599,6 +607,43 @@ fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, whole: bool, scalars: &Scalars) 
         *value = if uniform(word) < p { 0.0 } else { *value * kept };
     }
     y
+}
+
+fn matmul(of: &MatMul, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let shapes = [0, 1].map(|index| Shape(inputs[index].shape().to_vec()));
+    let [count, rows, inner, columns] =
+        of.extents(&shapes[0], &shapes[1]).ok_or_else(|| Error::internal("a product that does not fit"))?;
+    let in_batch = |array: &ArrayD<f32>, extents: [usize; 2], transposed: bool| {
+        let [rows, columns] = if transposed { [extents[1], extents[0]] } else { extents };
+        let all = reshaped(array.clone(), &[count, rows, columns])?;
+        Ok::<_, Error>(if transposed { all.permuted_axes(IxDyn(&[0, 2, 1])) } else { all })
+    };
+    let a = in_batch(&inputs[0], [rows, inner], of.transposed[0])?;
+    let b = in_batch(&inputs[1], [inner, columns], of.transposed[1])?;
+    let at = |(m, i, j): (usize, usize, usize)| {
+        let products = (0..inner).map(|k| f64::from(a[[m, i, k]]) * f64::from(b[[m, k, j]]));
+        (f64::from(of.scale) * products.sum::<f64>()) as f32
+    };
+    let y: Vec<f32> = ndarray::indices((count, rows, columns)).into_iter().map(at).collect();
+    ArrayD::from_shape_vec(IxDyn(shape), y).map_err(|e| Error::internal(e.to_string()))
+}
+
+/// What a function makes of each row of the last axis.
+fn softmax_rows(x: &ArrayD<f32>, of: impl Fn(Vec<f64>) -> Vec<f64>) -> Result<ArrayD<f32>> {
+    let width = x.shape().last().copied().unwrap_or(1);
+    let rows = plain(x)?.chunks(width).map(|row| of(row.iter().map(|&v| f64::from(v)).collect()));
+    rounded(rows.flatten().collect(), x.shape())
+}
+
+fn softmax_backward(inputs: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
+    let (dy, y) = (plain(&inputs[0])?, plain(&inputs[1])?);
+    let width = inputs[1].shape().last().copied().unwrap_or(1);
+    let row = |(dy, y): (&[f32], &[f32])| {
+        let pairs: Vec<[f64; 2]> = dy.iter().zip(y).map(|(&dy, &y)| [dy, y].map(f64::from)).collect();
+        let sum: f64 = pairs.iter().map(|[dy, y]| dy * y).sum();
+        pairs.into_iter().map(move |[dy, y]| y * (dy - sum)).collect::<Vec<_>>()
+    };
+    rounded(dy.chunks(width).zip(y.chunks(width)).flat_map(row).collect(), inputs[1].shape())
 }
 
 /// Softmax of one row, stable for large logits.

@@ -17,6 +17,8 @@ pub enum Start {
     UniformFanIn,
     /// Uniform in ±1/√fan_out.
     UniformFanOut,
+    /// Glorot and Bengio 2010: uniform with variance 2/(fan_in + fan_out).
+    Glorot,
     /// Normally distributed around 0.
     Normal {
         /// Standard deviation.
@@ -29,13 +31,15 @@ pub enum Start {
 }
 
 impl Start {
-    pub(super) fn of(self, fan_in: usize, fan_out: usize) -> Init {
+    /// For a layer whose outputs are sums of so many products, and whose inputs take part in so many sums.
+    pub fn of(self, fan_in: usize, fan_out: usize) -> Init {
         let he = |fan: usize| Init::Normal { std: (2.0 / fan as f32).sqrt() };
         match self {
             Start::Zero => Init::Zero,
             Start::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
             Start::UniformFanIn => Init::Uniform { bound: (6.0 / fan_in as f32).sqrt() },
             Start::UniformFanOut => Init::Uniform { bound: 1.0 / (fan_out as f32).sqrt() },
+            Start::Glorot => Init::Uniform { bound: (6.0 / (fan_in + fan_out) as f32).sqrt() },
             Start::Normal { std } => Init::Normal { std },
             Start::NormalFanIn => he(fan_in),
             Start::NormalFanOut => he(fan_out),

@@ -33,6 +33,12 @@ impl Graph {
         };
         let flops = match node.op.work() {
             Work::Products { of, filter } => 2 * shape(of).elements() * shape(filter).per_sample(),
+            Work::Matrices(of) => {
+                let a = &shape(Operand::Input(0)).0;
+                let inner = a.len().checked_sub(if of.transposed[0] { 2 } else { 1 });
+                let inner = inner.and_then(|axis| a.get(axis)).copied().unwrap_or(1);
+                2 * shape(Operand::Output(0)).elements() * inner
+            }
             Work::Elements => shape(Operand::Output(0)).elements(),
             Work::Nothing => 0,
         };
@@ -48,7 +54,7 @@ impl Graph {
 
     /// Operations of a node that is a sum of products; zero for the others, which are bound by memory.
     pub fn products(&self, id: NodeId) -> u64 {
-        let is_product = matches!(self.node(id).op.work(), Work::Products { .. });
+        let is_product = matches!(self.node(id).op.work(), Work::Products { .. } | Work::Matrices(_));
         if is_product { self.cost(id).flops } else { 0 }
     }
 

@@ -98,13 +98,19 @@ impl Backward {
         output
     }
 
-    /// The one backward node of an op whose only operand with a gradient is its first.
+    /// The one backward node of an op whose only operand with a gradient is its first, which may be a parameter.
     pub fn simple(&mut self, id: NodeId, node: &Node, op: Op, inputs: Vec<TensorId>) {
         let x = node.inputs[0];
-        if self.needs(x) {
-            let dx = self.node(id, op, inputs, x);
-            self.contribute(x, dx);
+        if !self.needs(x) {
+            return;
         }
+        if self.graph.tensor(x).role == Role::Parameter {
+            let outputs = vec![self.graph.gradient_of(x)];
+            self.graph.nodes.push(Node { name: node.name.clone(), op, inputs, outputs, forward: Some(id) });
+            return;
+        }
+        let dx = self.node(id, op, inputs, x);
+        self.contribute(x, dx);
     }
 
     /// The gradient of what went into the ReLU that is part of a node.

@@ -23,8 +23,8 @@ pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use ops::{
-    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, Op, Permutation, Pool2d, adaptive_window,
-    windows,
+    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Pool2d,
+    adaptive_window, windows,
 };
 pub use shape::{Shape, dims};
 
@@ -104,6 +104,11 @@ pub enum Init {
     Zero,
     /// All one.
     One,
+    /// All alike.
+    Constant {
+        /// What they are.
+        value: f32,
+    },
     /// Normally distributed around 0.
     Normal {
         /// Standard deviation.

@@ -1,6 +1,6 @@
 //! Lower precision: the same network with narrower numbers between its layers.
 
-use super::{DType, Graph, Role, TensorId};
+use super::{DType, Graph, Op, Role, TensorId};
 
 impl Graph {
     /// The network computing in bf16, which has the range of f32, so that no loss is scaled.
@@ -19,6 +19,8 @@ impl Graph {
                 op if op.is_loss() => continue,
                 // The sums of products are f32 until they are stored: the loss may as well have all digits.
                 _ if self.is_scored(node.outputs[0]) => continue,
+                // What is a parameter, in another shape: f32 until it meets an activation.
+                Op::Reshape if self.tensor(node.inputs[0]).role == Role::Parameter => continue,
                 _ => node.outputs[0],
             };
             let tensor = &mut self.tensors[result.0];

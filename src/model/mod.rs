@@ -2,6 +2,7 @@
 
 mod alexnet;
 mod cifar;
+mod convnext;
 mod densenet;
 mod efficientnet;
 mod googlenet;
@@ -15,6 +16,7 @@ mod shufflenet;
 mod squeeze;
 mod squeezenet;
 mod vgg;
+mod vit;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
@@ -64,6 +66,8 @@ pub const MODELS: &[Model] = &[
     regnet::REGNET_Y_400MF,
     shufflenet::SHUFFLENET_V2_X1_0,
     squeezenet::SQUEEZENET1_1,
+    convnext::CONVNEXT_TINY,
+    vit::VIT_B_16,
 ];
 
 /// What --model takes.
@@ -162,6 +166,8 @@ mod tests {
             ("densenet121", 7_978_856),
             ("mobilenet_v2", 3_504_872),
             ("squeezenet1_1", 1_235_496),
+            ("convnext_tiny", 28_589_128),
+            ("vit_b_16", 86_567_656),
             ("shufflenet_v2_x1_0", 2_278_604),
             ("mobilenet_v3_large", 5_483_032),
             ("efficientnet_b0", 5_288_548),
@@ -193,6 +199,8 @@ mod tests {
             ("densenet121", 6_964_106),
             ("mobilenet_v2", 2_236_682),
             ("squeezenet1_1", 727_626),
+            ("convnext_tiny", 27_827_818),
+            ("vit_b_16", 85_806_346),
             ("shufflenet_v2_x1_0", 1_263_854),
             ("mobilenet_v3_large", 4_214_842),
             ("efficientnet_b0", 4_020_358),
@@ -296,6 +304,22 @@ mod tests {
                 170,
                 112,
                 ["stage2.0.branch1.2.weight", "stage3.7.branch2.6.running_var", "conv5.1.bias"],
+            ),
+            (
+                "vit_b_16",
+                152,
+                0,
+                [
+                    "class_token",
+                    "encoder.pos_embedding",
+                    "encoder.layers.encoder_layer_11.self_attention.in_proj_weight",
+                ],
+            ),
+            (
+                "convnext_tiny",
+                182,
+                0,
+                ["features.0.1.weight", "features.5.8.layer_scale", "features.7.2.block.5.bias"],
             ),
             (
                 "regnet_y_400mf",

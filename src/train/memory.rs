@@ -266,6 +266,7 @@ fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], thr
         match init {
             Init::Zero => [0.0; 4],
             Init::One => [1.0; 4],
+            Init::Constant { value } => [value; 4],
             Init::Normal { std } => normals(words).map(|number| number * std),
             Init::Uniform { bound } => words.map(|word| (2.0 * uniform(word) - 1.0) * bound),
         }

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, Op, Permutation, Pool2d,
-    Shape, Spec, dims, windows,
+    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op, Permutation,
+    Pool2d, Shape, Spec, dims, windows,
 };
 use dltrain::plan::Parameter;
 use dltrain::random::{Purpose, Stream, key};
@@ -77,11 +77,14 @@ proptest! {
     #[test]
     fn convolution(
         n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 3usize..6, w in 3usize..6,
-        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, ph in 0usize..2, pw in 0usize..2, bias: bool,
+        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, dilation in 1usize..3, ph in 0usize..2,
+        pw in 0usize..2, bias: bool,
     ) {
-        let conv =
-            Conv2d { kernel: [kh, kw], stride: [stride, 1], padding: [ph, pw], groups, bias, relu: false };
-        let [oh, ow] = windows([h, w], conv.kernel, conv.stride, conv.padding).unwrap();
+        // Three weights far apart would reach beyond the narrowest image.
+        let dilation = [1, if kw < 3 { dilation } else { 1 }];
+        let (kernel, stride, padding) = ([kh, kw], [stride, 1], [ph, pw]);
+        let conv = Conv2d { kernel, stride, padding, dilation, groups, bias, relu: false };
+        let [oh, ow] = conv.windows([h, w]).unwrap();
         let x = random(dims([n, c * groups, h, w]), 1);
         let weight = random(dims([o * groups, c, kh, kw]), 2);
         let mut inputs = vec![x.clone(), weight.clone()];
@@ -225,6 +228,62 @@ proptest! {
         Case { op: Op::Expand { scale }, inputs: &inputs, outputs: &outputs, r: &large.1 }.check(0, dx, 1.0, 0.0);
     }
 
+    /// The third derivative in one of 4 numbers or more whose deviation is 0.2 at the least is below 500 in size.
+    #[test]
+    fn layer_normalisation(rows in 1usize..4, width in 4usize..9, affine: bool) {
+        let mut x = random(dims([rows, width]), 1);
+        // Far apart, whatever is drawn.
+        x.1.iter_mut().enumerate().for_each(|(i, x)| *x = 0.5 * *x + (i % 2) as f32);
+        let mut inputs = vec![x.clone()];
+        inputs.extend(affine.then(|| [random(dims([width]), 2), random(dims([width]), 3)]).into_iter().flatten());
+        let outputs = [x.0.clone(), f32s(dims([rows])), f32s(dims([rows]))];
+        let (r, op) = (random(x.0.shape.clone(), 4), Op::LayerNorm { epsilon: 1e-3, affine });
+        let made = run(op, &inputs, &outputs);
+        let mut read = vec![r.clone(), x.clone()];
+        read.extend(inputs.get(1).cloned());
+        read.extend([1, 2].map(|which| (outputs[which].clone(), made[which].clone())));
+        let specs: Vec<Spec> = inputs.iter().map(|(spec, _)| spec.clone()).collect();
+        let gradients = run(Op::LayerNormBackward { epsilon: 1e-3, affine }, &read, &specs);
+        for (which, gradient) in gradients.iter().enumerate() {
+            let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
+            case.check(which, gradient, 1.0 / 64.0, if which == 0 { 500.0 / 6.0 / 64f64.powi(2) } else { 1e-5 });
+        }
+    }
+
+    #[test]
+    fn products_of_matrices(
+        count in 1usize..3, [m, k, n] in prop::array::uniform3(1usize..5), transposed: [bool; 2], scale in 0.1f32..2.0,
+    ) {
+        let kept = |rows: usize, columns: usize, transposed: bool| match transposed {
+            true => dims([count, columns, rows]),
+            false => dims([count, rows, columns]),
+        };
+        let inputs = [random(kept(m, k, transposed[0]), 1), random(kept(k, n, transposed[1]), 2)];
+        let (outputs, of) = ([f32s(dims([count, m, n]))], MatMul { transposed, scale });
+        let r = random(outputs[0].shape.clone(), 3);
+        let case = Case { op: Op::MatMul(of), inputs: &inputs, outputs: &outputs, r: &r.1 };
+        // The ops that differentiation adds (graph/ops/matmul.rs).
+        let product = |a: &Operand, b: &Operand, transposed: [bool; 2], like: &Operand| {
+            run(Op::MatMul(MatMul { transposed, scale }), &[a.clone(), b.clone()], from_ref(&like.0))[0].clone()
+        };
+        let ([a, b], [ta, tb]) = (&inputs, transposed);
+        let da = if ta { product(b, &r, [tb, true], a) } else { product(&r, b, [false, !tb], a) };
+        let db = if tb { product(&r, a, [true, ta], b) } else { product(a, &r, [!ta, false], b) };
+        case.check(0, &da, 1.0, 0.0);
+        case.check(1, &db, 1.0, 0.0);
+    }
+
+    /// Third derivatives of a softmax are below 1/8 in size, of up to six of them.
+    #[test]
+    fn softmax(rows in 1usize..4, width in 1usize..6) {
+        let (x, r) = (random(dims([rows, width]), 1), random(dims([rows, width]), 2));
+        let y = run(Op::Softmax, from_ref(&x), from_ref(&x.0))[0].clone();
+        let dx = &run(Op::SoftmaxBackward, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
+        let outputs = [x.0.clone()];
+        let case = Case { op: Op::Softmax, inputs: &[x], outputs: &outputs, r: &r.1 };
+        case.check(0, dx, 1.0 / 64.0, 6.0 / 8.0 / 6.0 / 64f64.powi(2));
+    }
+
     #[test]
     fn parts_and_orders_of_axes(
         extents in prop::array::uniform4(1usize..4), axis in 0usize..4, before in 0usize..3, after in 0usize..3,
@@ -253,7 +312,8 @@ proptest! {
         let backward = Op::DropoutBackward { p, layer: 2, whole: false };
         let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
-        Case { op: Op::Dropout { p, layer: 2, whole: false }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+        let op = Op::Dropout { p, layer: 2, whole: false };
+        Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
@@ -382,6 +442,55 @@ fn arithmetic_of_stretched_tensors() {
                 );
             }
         }
+    }
+}
+
+/// The mean and the variance of each group are taken away; then a number a channel, which gets its gradient.
+#[test]
+fn group_normalisation_is_what_it_is_defined_to_be() {
+    for groups in [1, 2, 6] {
+        let (mut net, x) = Builder::new("groups", 2, [6, 3, 3]);
+        let y = net.group_norm("norm", x, groups, 1e-5).unwrap();
+        // The scores are the numbers themselves: 54 of each sample.
+        let y = net.flatten("flatten", y);
+        let graph = net.finish(y).differentiate();
+        let logits = graph.logits;
+        let mut bound = Bound::new(&Reference, graph, 0);
+        let x = random(dims([2, 6, 3, 3]), 1).1;
+        bound.set_batch(&x, &[0, 2]);
+        let [w, b] = ["norm.weight", "norm.bias"].map(|name| bound.plan.parameter(name).unwrap().clone());
+        let numbers = [2, 3].map(|which| random(dims([6]), which).1);
+        [&w, &b].into_iter().zip(&numbers).for_each(|(to, values)| bound.set_parameter(to, values));
+        let (forward, all) = (bound.plan.forward_steps, bound.plan.steps.len());
+        bound.run(0..forward, &SCALARS);
+        let step = bound.plan.steps[..forward]
+            .iter()
+            .rev()
+            .find(|step| step.node.is_some_and(|id| bound.plan.graph.node(id).outputs.contains(&logits)));
+        let step = step.unwrap();
+        let place = bound.regions.arena.slice(step.outputs[0].offset, step.outputs[0].bytes);
+        let found =
+            bound.read(&bound.plan.graph.tensor(logits).spec.clone(), &step.kernel.outputs()[0], &place);
+        let size = 54 / groups;
+        for (index, &found) in found.iter().enumerate() {
+            let own = &x[index / size * size..][..size];
+            let mean = own.iter().map(|&v| f64::from(v)).sum::<f64>() / size as f64;
+            let variance = own.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / size as f64;
+            let channel = index % 54 / 9;
+            let [scale, shift] = [0, 1].map(|which| f64::from(numbers[which][channel]));
+            let expected = (f64::from(x[index]) - mean) / (variance + 1e-5).sqrt() * scale + shift;
+            // Four roundings of numbers below 8.
+            assert!(
+                (f64::from(found) - expected).abs() < 32.0 * 2f64.powi(-23),
+                "{index}: {found} and {expected}"
+            );
+        }
+        bound.run(forward..all, &SCALARS);
+        assert!(
+            [&w, &b]
+                .iter()
+                .all(|parameter| bound.gradient(parameter).iter().all(|v| v.is_finite() && *v != 0.0))
+        );
     }
 }
 

@@ -94,12 +94,12 @@ mod small {
     models!(small_images:
         mnist_small mnist_net mnist_large lenet5 cifar_net alexnet vgg11 resnet18 resnet50
         inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn squeezenet1_1
-        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0);
+        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0 convnext_tiny vit_b_16);
 }
 
 /// The same in bf16: a model of each kind.
 mod bf16 {
-    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0);
+    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny vit_b_16);
 }
 
 /// Images of the size that the model was made for, where that is larger.
@@ -107,7 +107,7 @@ mod full {
     models!(ignored full_images:
         alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
         googlenet densenet121 mobilenet_v2 squeezenet1_1 mobilenet_v3_large efficientnet_b0 regnet_y_400mf
-        resnext50_32x4d wide_resnet50_2 shufflenet_v2_x1_0);
+        shufflenet_v2_x1_0 convnext_tiny);
 
     use super::{small_images, small_images_in_bf16};
 
@@ -203,7 +203,7 @@ fn check(name: &str, suffix: &str, precision: Precision) {
 }
 
 fn is_product(op: &Op) -> bool {
-    matches!(op, Op::Conv2d(_) | Op::Linear { .. })
+    matches!(op, Op::Conv2d(_) | Op::Linear { .. } | Op::MatMul(_))
 }
 
 /// The masks of two frameworks cannot be the same.

@@ -19,8 +19,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, Op, Permutation, Pool2d, Shape, Spec,
-    windows,
+    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Permutation, Pool2d, Shape,
+    Spec, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -244,6 +244,7 @@ fn agrees(
                 | Op::Conv2dBackwardDataAdd(_)
                 | Op::Conv2dBackwardWeights(_)
                 | Op::Linear { .. }
+                | Op::MatMul(_)
         );
         let narrow =
             inputs.iter().map(|host| &host.spec).chain(outputs).any(|spec| spec.dtype == DType::BF16);
@@ -346,7 +347,7 @@ struct ConvCase {
     output: [usize; 2],
 }
 
-/// Convolutions with few and many channels, in one group, in several, in as many as channels; oblong, strided.
+/// Convolutions with few and many channels, in one group, in several, in as many as channels; oblong, strided, dilated.
 fn convs() -> impl Strategy<Value = ConvCase> {
     let channels = prop_oneof![1usize..=5, Just(8), Just(16), Just(17), Just(32), Just(35)];
     let filters = prop_oneof![1usize..=6, Just(10), Just(16), Just(20), Just(33), Just(64)];
@@ -357,14 +358,14 @@ fn convs() -> impl Strategy<Value = ConvCase> {
     (
         (1usize..=5, channels, filters, groups, any::<bool>()),
         kernels,
-        small(),
+        (small(), prop_oneof![3 => Just([1, 1]), 1 => [1usize..=3, 1usize..=3]]),
         [0usize..=3, 0usize..=3],
         [1usize..=14, 1usize..=14],
         any::<[bool; 2]>(),
     )
         .prop_filter_map(
             "a kernel larger than its input",
-            |(sizes, kernel, stride, padding, image, flags)| {
+            |(sizes, kernel, (stride, dilation), padding, image, flags)| {
                 let (batch, channels, filters, groups, depthwise) = sizes;
                 let (channels, filters) = match (groups, depthwise) {
                     (1, _) => (channels, filters),
@@ -372,8 +373,8 @@ fn convs() -> impl Strategy<Value = ConvCase> {
                     (groups, false) => (groups * channels.min(17), groups * filters.min(10)),
                 };
                 let [bias, relu] = flags;
-                let conv = Conv2d { kernel, stride, padding, groups, bias, relu };
-                let output = windows(image, kernel, stride, padding)?;
+                let conv = Conv2d { kernel, stride, padding, dilation, groups, bias, relu };
+                let output = conv.windows(image)?;
                 Some(ConvCase { conv, x: [batch, channels, image[0], image[1]], filters, output })
             },
         )
@@ -1227,7 +1228,8 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
         let hosts: Vec<Host> =
             (0..).zip(&parts).map(|(i, &(c, _))| random(&[n, c, h, w], Numbers::Reals, i)).collect();
         let dy = random(&y, Numbers::Reals, 99);
-        let (_, expected) = through(&Reference, &Op::Concat { axis: 1 }, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
+        let (op, all) = (Op::Concat { axis: 1 }, hosts.iter().collect::<Vec<_>>());
+        let (_, expected) = through(&Reference, &op, &all, &[spec(&y)], None);
         for &device in &devices {
             let there: Vec<There> = hosts
                 .iter()
@@ -1250,6 +1252,99 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
                 prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
                 padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
+            }
+        }
+    });
+}
+
+#[test]
+fn batches_of_matrices_are_multiplied() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let cases =
+        (prop::array::uniform5(1usize..=9), any::<[bool; 2]>(), prop::sample::select(dtypes), numbers());
+    proptest!(config(48), |(([n, h, m, k, c], transposed, dtype, numbers) in cases)| {
+        let kept = |rows: usize, columns: usize, transposed: bool| match transposed {
+            true => [n, h, columns, rows],
+            false => [n, h, rows, columns],
+        };
+        let a = kept_in(dtype, random(&kept(m, k, transposed[0]), numbers, 1));
+        let b = kept_in(dtype, random(&kept(k, c, transposed[1]), numbers, 2));
+        let y = Spec { dtype, ..spec(&[n, h, m, c]) };
+        for (device, scale) in devices.iter().flat_map(|&device| [1.0, 0.5].map(|scale| (device, scale))) {
+            let op = Op::MatMul(MatMul { transposed, scale });
+            agrees(device, &op, &[&a, &b], from_ref(&y), None, numbers, &[k])?;
+        }
+    });
+}
+
+/// As for activations: e^x is off by a few roundings, and so is what sums of n of them divide.
+#[test]
+fn softmax_is_what_it_is_defined_to_be() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let cases = (1usize..=4, 1usize..=5, 1usize..=300, prop::sample::select(dtypes));
+    proptest!(config(32), |((n, rows, width, dtype) in cases)| {
+        let [mut x, dy] = [1, 2].map(|which| random(&[n, rows, width], Numbers::Reals, which));
+        x.values.iter_mut().for_each(|x| *x *= 9.0);
+        let [x, dy] = [x, dy].map(|host| kept_in(dtype, host));
+        let (_, y) = through(&Reference, &Op::Softmax, &[&x], from_ref(&x.spec), None);
+        let y = Host { spec: x.spec.clone(), values: y[0].clone() };
+        for (op, inputs) in [(Op::Softmax, vec![&x]), (Op::SoftmaxBackward, vec![&dy, &y])] {
+            let (_, expected) = through(&Reference, &op, &inputs, from_ref(&x.spec), None);
+            for &device in &devices {
+                let (kernel, found) = through(device, &op, &inputs, from_ref(&x.spec), None);
+                let bounds = with_step(&x.spec, &expected[0], (width + 32) as f64 * U);
+                close(&found[0], &expected[0], bounds, &format!("{op:?} by {}", kernel.implementation()))?;
+            }
+        }
+    });
+}
+
+/// Rows of 1 to 300 numbers in [−1, 1): deviations are 0.3 at the least where there are more than 8, so that results of
+/// size 4 are off by some hundred roundings of sums of n terms; what is kept in bf16 by a step more. w may have the
+/// shape of several axes.
+#[test]
+fn rows_are_normalised_as_defined() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let cases =
+        (1usize..=5, 1usize..=4, 9usize..=100, 1usize..=3, any::<bool>(), prop::sample::select(dtypes));
+    proptest!(config(32), |((n, l, c, k, affine, dtype) in cases)| {
+        let (whole, last) = ([n, l, c, k], [c, k]);
+        let rows = n * l;
+        let [x, dy] = [1, 2].map(|which| kept_in(dtype, random(&whole, Numbers::Reals, which)));
+        let [w, b] = [3, 4].map(|which| random(&last, Numbers::Reals, which));
+        let (full, moments) = (x.spec.clone(), spec(&[rows]));
+        let op = Op::LayerNorm { epsilon: 1e-5, affine };
+        let inputs = if affine { vec![&x, &w, &b] } else { vec![&x] };
+        let outputs = [full.clone(), moments.clone(), moments.clone()];
+        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
+        let [mean, variance] = [1, 2].map(|i| Host { spec: moments.clone(), values: expected[i].clone() });
+        let backward = Op::LayerNormBackward { epsilon: 1e-5, affine };
+        let read = if affine { vec![&dy, &x, &w, &mean, &variance] } else { vec![&dy, &x, &mean, &variance] };
+        let gradients = [full.clone(), spec(&last), spec(&last)];
+        let gradients = &gradients[..if affine { 3 } else { 1 }];
+        let (_, slopes) = through(&Reference, &backward, &read, gradients, None);
+        for &device in &devices {
+            let bound = 100.0 * (c * k).max(rows) as f64 * U;
+            for (op, inputs, outputs, expected) in
+                [(op, &inputs, &outputs[..], &expected), (backward, &read, gradients, &slopes)]
+            {
+                let (kernel, found) = through(device, &op, inputs, outputs, None);
+                for ((output, found), expected) in outputs.iter().zip(&found).zip(expected) {
+                    let bounds = with_step(output, expected, bound);
+                    close(found, expected, bounds, &format!("{op:?} of {whole:?} by {}", kernel.implementation()))?;
+                }
             }
         }
     });
@@ -1422,13 +1517,17 @@ fn stretched_tensors_are_joined_exactly_in_any_layout() {
     let cases = (shape, any::<[[bool; 4]; 2]>(), any::<[bool; 3]>(), prop::sample::select(dtypes));
     proptest!(config(48), |(((n, c, h, w), kept, [plain, short, swapped], dtype) in cases)| {
         let whole = [n, c, h, w];
-        let stretched = |kept: [bool; 4]| -> Vec<usize> { (0..4).map(|i| if kept[i] { whole[i] } else { 1 }).collect() };
+        let stretched = |kept: [bool; 4]| -> Vec<usize> {
+            (0..4).map(|i| if kept[i] { whole[i] } else { 1 }).collect()
+        };
         // Squeeze-and-excitation's, a layer's scale, and anything.
         let mut small = stretched(kept[0]);
         if short && small[0] == 1 {
             small.remove(0);
         }
-        for (large, small) in [(whole.to_vec(), small), (whole.to_vec(), vec![n, c, 1, 1]), (stretched([kept[1][0], true, true, true]), vec![n, c, 1, 1])] {
+        let (all, squeezed) = (whole.to_vec(), vec![n, c, 1, 1]);
+        let some = stretched([kept[1][0], true, true, true]);
+        for (large, small) in [(all.clone(), small), (all, squeezed.clone()), (some, squeezed)] {
             let (mut a, mut b) = (random(&large, Numbers::Reals, 1), random(&small, Numbers::Reals, 2));
             a.values.iter_mut().chain(&mut b.values).for_each(|v| *v += 3.0);
             let [a, b] = [a, b].map(|host| kept_in(dtype, host));
@@ -1441,7 +1540,8 @@ fn stretched_tensors_are_joined_exactly_in_any_layout() {
                 };
                 let (kernel, found) = apply(device, &Op::Binary(of), &[&there(&a), &there(&b)], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &Op::Binary(of), &[&a, &b], from_ref(&y), None);
-                let what = format!("{} of {} and {} by {}", of.name(), a.spec.shape, b.spec.shape, kernel.implementation());
+                let shapes = [&a, &b].map(|host| host.spec.shape.to_string()).join(" and ");
+                let what = format!("{} of {shapes} by {}", of.name(), kernel.implementation());
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
                 padding_is_zero(device, &found[0], &what)?;
             }
@@ -1472,7 +1572,10 @@ fn axes_are_summed_and_stretched_in_any_layout() {
                     let (kernel, found) = apply(device, &op, &[&there], from_ref(&y), None);
                     let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
                     let what = format!("{small:?} of {whole:?} by {}", kernel.implementation());
-                    let rounding = if matches!(numbers, Numbers::Integers) { 0.0 } else { (count + 2) as f64 * U * count as f64 };
+                    let rounding = match numbers {
+                        Numbers::Integers => 0.0,
+                        Numbers::Reals => (count + 2) as f64 * U * count as f64,
+                    };
                     let bounds = with_step(&y, &expected[0], rounding);
                     close(&download(device, &found[0]), &expected[0], bounds.into_iter(), &what)?;
                 }
@@ -1480,7 +1583,8 @@ fn axes_are_summed_and_stretched_in_any_layout() {
                 let op = Op::Expand { scale: 0.5 };
                 let (kernel, found) = apply(device, &op, &[&upload(device, &x)], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
-                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &format!("expand by {}", kernel.implementation()))?;
+                let what = format!("expand by {}", kernel.implementation());
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
             }
         }
     });
@@ -1494,8 +1598,8 @@ fn both_ways(of: Activation, x: &Host) -> [(Op, Host); 2] {
     [(Op::Activation(of), x.clone()), (Op::ActivationBackward(of), read)]
 }
 
-/// x lies in [−9, 9) at the most: e^x is off by u·|x| and a few roundings. What is 0 in f32 and not by definition is below 2⁻²⁰
-/// there. Where padding lies f may well be other than 0, and must not be seen.
+/// x lies in [−9, 9) at the most: e^x is off by u·|x| and a few roundings. What is 0 in f32 and not by definition is
+/// below 2⁻²⁰ there. Where padding lies f may well be other than 0, and must not be seen.
 #[test]
 fn activations_are_what_they_are_defined_to_be_in_any_layout() {
     let devices = devices();

@@ -74,6 +74,7 @@ fn forward_and_backward(
                 kernel: pair(&settings["kernel"]),
                 stride: pair(&settings["stride"]),
                 padding: pair(&settings["padding"]),
+                dilation: [1; 2],
                 groups: settings["groups"].as_u64().unwrap() as usize,
                 bias: settings["bias"].as_bool().unwrap(),
                 relu: false,

@@ -1,4 +1,4 @@
-//! cuBLAS: one handle, and the one product that linear layers need.
+//! cuBLAS: one handle, and the products of linear layers and of attention.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -27,6 +27,13 @@ pub struct BlasHandle {
     raw: cublasHandle_t,
     compute_type: c_int,
     _workspace: Memory,
+}
+
+/// How many products there are, of matrices one after the other, and what each is multiplied with.
+#[derive(Clone, Copy)]
+pub struct Batch {
+    pub count: usize,
+    pub scale: f32,
 }
 
 /// A matrix in memory, row by row.
@@ -65,13 +72,18 @@ impl BlasHandle {
 
     /// c = a·b, where each is taken row by row; summed in f32.
     pub fn multiply(&self, a: &Matrix, b: &Matrix, c: &Matrix) -> Result<()> {
+        self.multiply_all(a, b, c, Batch { count: 1, scale: 1.0 })
+    }
+
+    /// The same for each of several matrices in the memory of each, one after the other.
+    pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: Batch) -> Result<()> {
         let shape = |m: &Matrix| if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
         let ((rows, inner), (inner_b, columns)) = (shape(a), shape(b));
         if inner != inner_b || (rows, columns) != (c.rows, c.columns) || c.transposed {
             return Err(Error::internal("a product of matrices that do not fit"));
         }
         for m in [a, b, c] {
-            if m.memory.bytes() < m.rows * m.columns * m.real.bytes() {
+            if m.memory.bytes() < batch.count * m.rows * m.columns * m.real.bytes() {
                 return Err(Error::internal("a matrix larger than its memory"));
             }
         }
@@ -83,32 +95,73 @@ impl BlasHandle {
             true => cublasOperation_t::CUBLAS_OP_T as c_int,
             false => cublasOperation_t::CUBLAS_OP_N as c_int,
         };
-        let (alpha, beta) = (1.0f32, 0.0f32);
+        let (alpha, beta) = (batch.scale, 0.0f32);
         let scalar = |value: &f32| ptr::from_ref(value).cast::<c_void>();
+        let blas = &self.context.libraries.blas;
+        let [(of_a, lda), (of_b, ldb)] = [a, b].map(|m| (operation(m), int(m.columns)));
+        let (lda, ldb, ldc) = (lda?, ldb?, int(c.columns)?);
+        let (m, n, k) = (int(columns)?, int(rows)?, int(inner)?);
+        let [at_a, at_b, at_c] = [a, b, c].map(|m| m.memory.address().cast::<c_void>());
+        let [type_a, type_b, type_c] = [a, b, c].map(|m| data_type(m.real));
+        let (alpha, beta) = (scalar(&alpha), scalar(&beta));
+        let algorithm = cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int;
         // cuBLAS takes matrices column by column: what it reads is the transpose of each. cᵀ = bᵀ·aᵀ.
-        // SAFETY: sizes were checked against the memories, which are of this handle's context.
-        let outcome = unsafe {
-            self.context.libraries.blas.cublasGemmEx(
-                self.raw,
-                operation(b),
-                operation(a),
-                int(columns)?,
-                int(rows)?,
-                int(inner)?,
-                scalar(&alpha),
-                b.memory.address().cast(),
-                data_type(b.real),
-                int(b.columns)?,
-                a.memory.address().cast(),
-                data_type(a.real),
-                int(a.columns)?,
-                scalar(&beta),
-                c.memory.address().cast(),
-                data_type(c.real),
-                int(c.columns)?,
-                self.compute_type,
-                cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int,
-            )
+        let outcome = if batch.count == 1 {
+            // SAFETY: sizes were checked against the memories, which are of this handle's context.
+            unsafe {
+                blas.cublasGemmEx(
+                    self.raw,
+                    of_b,
+                    of_a,
+                    m,
+                    n,
+                    k,
+                    alpha,
+                    at_b,
+                    type_b,
+                    ldb,
+                    at_a,
+                    type_a,
+                    lda,
+                    beta,
+                    at_c,
+                    type_c,
+                    ldc,
+                    self.compute_type,
+                    algorithm,
+                )
+            }
+        } else {
+            let [step_a, step_b, step_c] = [a, b, c].map(|m| (m.rows * m.columns) as i64);
+            let count = int(batch.count)?;
+            // SAFETY: as above, for each of the matrices.
+            unsafe {
+                blas.cublasGemmStridedBatchedEx(
+                    self.raw,
+                    of_b,
+                    of_a,
+                    m,
+                    n,
+                    k,
+                    alpha,
+                    at_b,
+                    type_b,
+                    ldb,
+                    step_b,
+                    at_a,
+                    type_a,
+                    lda,
+                    step_a,
+                    beta,
+                    at_c,
+                    type_c,
+                    ldc,
+                    step_c,
+                    count,
+                    self.compute_type,
+                    algorithm,
+                )
+            }
         };
         Ok(outcome?)
     }

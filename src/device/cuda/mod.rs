@@ -5,7 +5,7 @@
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
 //!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `broadcast`, `norm`, `pool`, `simple`, `update`, `codec`
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec`
 //!   by kernels of our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
@@ -25,9 +25,11 @@ mod halves;
 mod handle;
 mod ipc;
 mod kernel;
+mod layer_norm;
 mod layout;
 mod library;
 mod linear;
+mod matmul;
 mod nccl;
 mod norm;
 mod normalised;
@@ -112,6 +114,11 @@ impl Cuda {
             Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
             Op::LocalResponseNorm(norm) => norm::local_response(gpu, request, norm),
             Op::LocalResponseNormBackward(norm) => norm::local_response_backward(gpu, request, norm),
+            Op::LayerNorm { epsilon, .. } => layer_norm::forward_pass(gpu, request, epsilon),
+            Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(gpu, request, epsilon, affine),
+            Op::MatMul(of) => matmul::matmul(gpu, request, of),
+            Op::Softmax => matmul::softmax(gpu, request),
+            Op::SoftmaxBackward => matmul::softmax_backward(gpu, request),
             Op::Activation(of) => simple::activation(gpu, request, of),
             Op::ActivationBackward(of) => simple::activation_backward(gpu, request, of),
             Op::MaxPool(pool) => pool::max(gpu, request, &pool),

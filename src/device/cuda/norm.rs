@@ -50,7 +50,18 @@ pub fn column_sums(
     let name = format!("column_sums_{}", real.suffix());
     let arguments = [Memory(x), Memory(&partials), Long(rows), Int(channels), Int(parts)];
     operands.launch(&name, column_grid(channels, parts), &arguments)?;
-    let arguments = [Memory(&partials), Memory(to), Int(channels), Int(parts)];
+    join_columns(operands, &partials, to, channels, parts)
+}
+
+/// Adds up partial sums (parts, channels) of columns into `to` (channels).
+pub fn join_columns(
+    operands: &mut Operands,
+    partials: &Bytes,
+    to: &Bytes,
+    channels: usize,
+    parts: usize,
+) -> Result<()> {
+    let arguments = [Memory(partials), Memory(to), Int(channels), Int(parts)];
     operands.launch_in(JOIN, "column_sums_join", join_grid(channels), &arguments)
 }
 

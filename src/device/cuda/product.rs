@@ -125,12 +125,14 @@ impl Product {
     pub fn words(&self) -> String {
         let Product { direction, conv, real, tf32, at, then } = self;
         format!(
-            "{direction:?} {} {:?} {:?} stride {:?} padding {:?} groups {}{}{}",
+            "{direction:?} {} {:?} {:?} stride {:?} padding {:?} {}groups {}{}{}",
             real.suffix(),
             at.x,
             at.w,
             conv.stride,
             conv.padding,
+            // What was kept before there were dilations still serves.
+            if conv.dilation == [1; 2] { String::new() } else { format!("dilation {:?} ", conv.dilation) },
             conv.groups,
             if *tf32 && *real == Real::F32 { " tf32" } else { "" },
             match then {
@@ -232,7 +234,7 @@ impl Product {
             .set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2i64])?
             .set(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &padding)?
             .set(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &padding)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &[1i64, 1])?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &pair(self.conv.dilation))?
             .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &pair(self.conv.stride))?
             .finalize()?;
         let (kind, [x_is, w_is, y_is, how_is, alpha_is, beta_is]) = self.names();

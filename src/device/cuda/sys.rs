@@ -198,6 +198,31 @@ table! {
         compute_type: c_int,
         algorithm: c_int
     );
+    cublasGemmStridedBatchedEx(
+        handle: cublasHandle_t,
+        transpose_a: c_int,
+        transpose_b: c_int,
+        m: c_int,
+        n: c_int,
+        k: c_int,
+        alpha: *const c_void,
+        a: *const c_void,
+        a_type: c_int,
+        lda: c_int,
+        stride_a: i64,
+        b: *const c_void,
+        b_type: c_int,
+        ldb: c_int,
+        stride_b: i64,
+        beta: *const c_void,
+        c: *mut c_void,
+        c_type: c_int,
+        ldc: c_int,
+        stride_c: i64,
+        batch: c_int,
+        compute_type: c_int,
+        algorithm: c_int
+    );
 }
 
 table! {

@@ -242,6 +242,11 @@ pub struct Attributes {
 impl Attributes {
     /// Scratch memory given by the caller; a ReLU on the result if asked for.
     pub fn new(engine: &Engine, relu: bool) -> Result<Attributes> {
+        Attributes::with(engine, relu.then_some((sys::ELTWISE_RELU, 0.0)))
+    }
+
+    /// The same with any function of each element (`dnnl_alg_kind_t`, alpha) on the result.
+    pub fn with(engine: &Engine, then: Option<(sys::AlgKind, f32)>) -> Result<Attributes> {
         let library = engine.library;
         let mut this = Attributes { library, raw: ptr::null_mut() };
         // SAFETY: the attributes are alive from the first call on, and the post-ops between their creation
@@ -249,10 +254,10 @@ impl Attributes {
         unsafe {
             call!(library, dnnl_primitive_attr_create(&mut this.raw))?;
             call!(library, dnnl_primitive_attr_set_scratchpad_mode(this.raw, sys::SCRATCHPAD_USER))?;
-            if relu {
+            if let Some((algorithm, alpha)) = then {
                 let mut ops = ptr::null_mut();
                 call!(library, dnnl_post_ops_create(&mut ops))?;
-                let set = call!(library, dnnl_post_ops_append_eltwise(ops, sys::ELTWISE_RELU, 0.0, 0.0))
+                let set = call!(library, dnnl_post_ops_append_eltwise(ops, algorithm, alpha, 0.0))
                     .and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
                 (library.functions.dnnl_post_ops_destroy)(ops);
                 set?;

@@ -4,7 +4,7 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
-//! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `linear`, `lrn`, `pool`, `reorder`,
+//! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `layer_norm`, `linear`, `lrn`, `pool`, `reorder`,
 //!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are
 //!   loops of our own (`host`, `channel_loops`).
 //!
@@ -23,11 +23,13 @@ mod dropout;
 mod gemm;
 mod handle;
 mod host;
+mod layer_norm;
 mod layout;
 mod library;
 mod linear;
 mod loss;
 mod lrn;
+mod matmul;
 mod pool;
 mod primitive;
 mod reorder;
@@ -117,6 +119,15 @@ impl Cpu {
             Op::BatchNormBackward(norm) => primitive(batch_norm::backward(engine, request, &norm)),
             Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
             Op::LocalResponseNormBackward(norm) => primitive(lrn::backward(engine, request, &norm)),
+            Op::LayerNorm { epsilon, affine } => {
+                primitive(layer_norm::forward_pass(engine, request, epsilon, affine))
+            }
+            Op::LayerNormBackward { epsilon, affine } => {
+                primitive(layer_norm::backward(engine, request, epsilon, affine))
+            }
+            Op::MatMul(of) => primitive(matmul::matmul(engine, request, &of)),
+            Op::Softmax => primitive(matmul::softmax(engine, request)),
+            Op::SoftmaxBackward => primitive(matmul::softmax_backward(engine, request)),
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
             Op::ActivationBackward(of) => primitive(activation::backward(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),

@@ -19,8 +19,10 @@ pub struct PrimitiveKernel {
     arguments: Vec<c_int>,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-    /// Inputs of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
+    /// Inputs, then outputs, of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
     seen: Vec<(usize, Layout)>,
+    /// Inputs that stand for further arguments.
+    again: Vec<(usize, c_int)>,
     scratchpad: Layout,
     in_place: Option<usize>,
     subject: Rc<str>,
@@ -46,6 +48,7 @@ impl PrimitiveKernel {
             outputs: layouts(outputs)?,
             scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
             seen: Vec::new(),
+            again: Vec::new(),
             in_place: None,
             subject: Rc::from(""),
             desc,
@@ -60,6 +63,19 @@ impl PrimitiveKernel {
     /// States that what the primitive reads as an input is a part, or another view, of a tensor of this layout.
     pub fn sees_in(mut self, input: usize, whole: Layout) -> PrimitiveKernel {
         self.seen.push((input, std::mem::replace(&mut self.inputs[input], whole)));
+        self
+    }
+
+    /// States that an input is another argument, too.
+    pub fn also_as(mut self, input: usize, argument: c_int) -> PrimitiveKernel {
+        self.again.push((input, argument));
+        self
+    }
+
+    /// The same of what the primitive gives as an output.
+    pub fn gives_in(mut self, output: usize, whole: Layout) -> PrimitiveKernel {
+        let place = self.inputs.len() + output;
+        self.seen.push((place, std::mem::replace(&mut self.outputs[output], whole)));
         self
     }
 
@@ -111,10 +127,9 @@ impl Kernel for PrimitiveKernel {
             objects.push(unsafe { MemoryObject::new(&self.engine, desc(layout)?, memory.address()) }?);
         }
         let arguments = self.arguments.iter().chain([&sys::ARG_SCRATCHPAD]);
-        let args = arguments
-            .zip(&objects)
-            .map(|(&arg, object)| sys::ExecArg { arg, memory: object.raw() })
-            .collect();
+        let once = arguments.zip(&objects).map(|(&arg, object)| sys::ExecArg { arg, memory: object.raw() });
+        let again = self.again.iter().map(|&(input, arg)| sys::ExecArg { arg, memory: objects[input].raw() });
+        let args = once.chain(again).collect();
         Ok(Box::new(PrimitiveStep {
             primitive: self.primitive.clone(),
             subject: self.subject.clone(),

@@ -114,6 +114,8 @@ pub const BACKWARD: PropKind = 128;
 pub type AlgKind = c_int;
 pub const CONVOLUTION_DIRECT: AlgKind = 0x1;
 pub const ELTWISE_RELU: AlgKind = 0x20;
+pub const ELTWISE_LINEAR: AlgKind = 0x26;
+pub const SOFTMAX_ACCURATE: AlgKind = 0x30000;
 pub const BINARY_ADD: AlgKind = 0x1fff0;
 pub const BINARY_MUL: AlgKind = 0x1fff1;
 pub const BINARY_DIV: AlgKind = 0x1fff4;
@@ -293,6 +295,31 @@ functions! {
     fn dnnl_batch_normalization_backward_primitive_desc_create(
         *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
         c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
+    ) -> Status;
+    // src, dst, mean; epsilon, flags
+    fn dnnl_layer_normalization_forward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        c_float, c_uint, *const PrimitiveAttr,
+    ) -> Status;
+    // diff src, diff dst, src, mean; epsilon, flags; forward hint
+    fn dnnl_layer_normalization_backward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        *const MemoryDesc, c_float, c_uint, *const PrimitiveDesc, *const PrimitiveAttr,
+    ) -> Status;
+    // src, weights, bias, dst
+    fn dnnl_matmul_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        *const MemoryDesc, *const PrimitiveAttr,
+    ) -> Status;
+    // src, dst; axis
+    fn dnnl_softmax_forward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, PropKind, AlgKind, *const MemoryDesc, *const MemoryDesc, c_int,
+        *const PrimitiveAttr,
+    ) -> Status;
+    // diff src, diff dst, dst; axis; forward hint
+    fn dnnl_softmax_backward_primitive_desc_create(
+        *mut *mut PrimitiveDesc, *mut Engine, AlgKind, *const MemoryDesc, *const MemoryDesc, *const MemoryDesc,
+        c_int, *const PrimitiveDesc, *const PrimitiveAttr,
     ) -> Status;
     // sources, dst
     fn dnnl_binary_primitive_desc_create(

@@ -18,8 +18,14 @@ pub struct Window {
 
 impl Window {
     pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
-        let Conv2d { kernel, stride, padding, .. } = *conv;
-        Window::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)
+        let Conv2d { stride, padding, dilation, .. } = *conv;
+        if dilation.contains(&0) {
+            return Err(Error::usage(format!("dilation {dilation:?} must be at least 1")));
+        }
+        // Of a convolution the weights say what its kernel is; here it is as long as it reaches.
+        let kernel = if conv.kernel.contains(&0) { conv.kernel } else { conv.reach() };
+        let window = Window::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)?;
+        Ok(Window { dilation: pair(dilation.map(|apart| apart - 1)), ..window })
     }
 
     pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {

@@ -5,7 +5,8 @@ use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
-/// Output height = `(H + 2·padding[0] − kernel[0]) / stride[0] + 1`, rounded down; width likewise.
+/// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
+/// `dilation[0]·(kernel[0] − 1) + 1` places; width likewise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv2d {
     /// Height, width.
@@ -14,6 +15,8 @@ pub struct Conv2d {
     pub stride: [usize; 2],
     /// Zeros on both sides, for height and width.
     pub padding: [usize; 2],
+    /// Distance of two elements that neighbouring weights are for, at least 1.
+    pub dilation: [usize; 2],
     /// Input and output channels fall into this many independent groups.
     pub groups: usize,
     /// Whether there is a bias input.
@@ -25,7 +28,15 @@ pub struct Conv2d {
 impl Conv2d {
     /// A square kernel with stride 1, no padding, one group, a bias.
     pub fn square(kernel: usize) -> Conv2d {
-        Conv2d { kernel: [kernel; 2], stride: [1; 2], padding: [0; 2], groups: 1, bias: true, relu: false }
+        Conv2d {
+            kernel: [kernel; 2],
+            stride: [1; 2],
+            padding: [0; 2],
+            dilation: [1; 2],
+            groups: 1,
+            bias: true,
+            relu: false,
+        }
     }
 
     /// The same with this stride, for height and width.
@@ -36,6 +47,21 @@ impl Conv2d {
     /// The same with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv2d {
         Conv2d { padding: [padding; 2], ..self }
+    }
+
+    /// The same with so many places from one weight's element to the next one's.
+    pub fn dilation(self, dilation: usize) -> Conv2d {
+        Conv2d { dilation: [dilation; 2], ..self }
+    }
+
+    /// How many places the kernel reaches over.
+    pub fn reach(&self) -> [usize; 2] {
+        [0, 1].map(|axis| self.dilation[axis] * self.kernel[axis].saturating_sub(1) + 1)
+    }
+
+    /// The output size (height, width) for an input; `None` where the kernel does not fit.
+    pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
+        windows(input, self.reach(), self.stride, self.padding)
     }
 }
 
@@ -64,8 +90,8 @@ impl Builder {
                 conv.groups
             )));
         }
-        let size = windows([h, w], conv.kernel, conv.stride, conv.padding);
-        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.kernel, [h, w], conv.padding))?;
+        let size = conv.windows([h, w]);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.reach(), [h, w], conv.padding))?;
         let [kh, kw] = conv.kernel;
         // As PyTorch counts: groups divide what an output reads, not how many there are.
         let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels * kh * kw);

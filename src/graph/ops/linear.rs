@@ -1,7 +1,8 @@
 //! Fully connected layers.
 
+use crate::error::Result;
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// A fully connected layer to `features` outputs, with bias.
@@ -10,12 +11,33 @@ impl Builder {
         let [weight, bias] = self.linears.map(|start| start.of(fan_in, features));
         let weight = self.weight(name, dims([features, fan_in]), weight);
         let bias = self.bias(name, features, bias);
-        self.node(
-            name,
-            Op::Linear { bias: true, relu: false },
-            vec![x, weight, bias],
-            dims([batch, features]),
-        )
+        self.linear_of(name, x, [weight, bias], dims([batch, features]))
+    }
+
+    /// The same with parameters that were made before (`learned`), to this shape.
+    pub fn linear_of(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        [weight, bias]: [TensorId; 2],
+        y: Shape,
+    ) -> TensorId {
+        self.node(name, Op::Linear { bias: true, relu: false }, vec![x, weight, bias], y)
+    }
+}
+
+impl Builder {
+    /// A fully connected layer of the last axis, to `features` outputs, with bias.
+    ///
+    /// # Errors
+    /// None but the library's own.
+    pub fn linear_along(&mut self, name: &str, x: TensorId, features: usize) -> Result<TensorId> {
+        let mut shape = self.shape(x).clone();
+        let width = shape.0.pop().unwrap_or(1);
+        let y = self.reshape(&format!("{name}.rows"), x, dims([shape.elements(), width]))?;
+        let y = self.linear(name, y, features);
+        shape.0.push(features);
+        self.reshape(&format!("{name}.back"), y, shape)
     }
 }
 

@@ -12,8 +12,10 @@ mod arrange;
 mod broadcast;
 mod conv;
 mod dropout;
+mod layer_norm;
 mod linear;
 mod loss;
+mod matmul;
 mod norm;
 mod pool;
 
@@ -21,6 +23,7 @@ pub use activation::Activation;
 pub use arrange::Permutation;
 pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
+pub use matmul::MatMul;
 pub use norm::{BatchNorm, LocalResponseNorm};
 pub use pool::{Pool2d, adaptive_window};
 
@@ -88,6 +91,19 @@ pub enum Op {
     LocalResponseNorm(LocalResponseNorm),
     /// dy, x, saved → dx
     LocalResponseNormBackward(LocalResponseNorm),
+
+    /// x, w, b (only with `affine`) → y, mean, variance: each row normalised by itself, y = (x − mean)/√(variance +
+    /// epsilon)·w + b. There are as many rows as means; w and b have an element for each of a row.
+    LayerNorm { epsilon: f32, affine: bool },
+    /// dy, x, w?, mean, variance → dx, dw?, db?
+    LayerNormBackward { epsilon: f32, affine: bool },
+
+    /// a (…,M,K), b (…,K,N) → y (…,M,N) = scale·a·b, for each matrix of a batch; either may be kept transposed
+    MatMul(MatMul),
+    /// x → y = e^x over its sum along the last axis
+    Softmax,
+    /// dy, y → dx = y·(dy − Σdy·y)
+    SoftmaxBackward,
 
     /// x → y = f(x)
     Activation(Activation),
@@ -160,11 +176,13 @@ pub(super) enum Operand {
 }
 
 /// What an op does with its operands, for counting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Work {
     /// For each element of `of` a sum of as many products as `filter` has elements without its first dimension. Both
     /// backward passes do the same multiplications as the forward pass.
     Products { of: Operand, filter: Operand },
+    /// For each element of output 0 a sum of as many products as operand 0, of such a product, has along one axis.
+    Matrices(MatMul),
     /// One operation an element of output 0: bound by memory, not by arithmetic.
     Elements,
     /// Elements are copied, if that.
@@ -197,6 +215,11 @@ impl Op {
             Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
             Op::LocalResponseNorm(_) => ("local response norm", Elements),
             Op::LocalResponseNormBackward(_) => ("local response norm backward", Elements),
+            Op::LayerNorm { .. } => ("layer norm", Elements),
+            Op::LayerNormBackward { .. } => ("layer norm backward", Elements),
+            Op::MatMul(of) => ("matmul", Work::Matrices(*of)),
+            Op::Softmax => ("softmax", Elements),
+            Op::SoftmaxBackward => ("softmax backward", Elements),
             Op::Activation(of) => (of.name(), Elements),
             Op::ActivationBackward(of) => (of.backward_name(), Elements),
             Op::MaxPool(_) => ("max pool", Elements),
@@ -243,6 +266,9 @@ impl Op {
             Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
             Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
             Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),
+            Op::LayerNorm { epsilon, affine } => layer_norm::backward(b, id, node, (epsilon, affine), dy),
+            Op::MatMul(of) => matmul::backward(b, id, node, of, dy),
+            Op::Softmax => b.simple(id, node, Op::SoftmaxBackward, vec![dy, node.outputs[0]]),
             Op::Activation(of) => activation::backward(b, id, node, of, dy),
             Op::MaxPool(pool) => b.simple(id, node, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]]),
             Op::AvgPool(pool) => b.simple(id, node, Op::AvgPoolBackward(pool), vec![dy]),
@@ -276,6 +302,8 @@ impl Op {
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)
+            | Op::LayerNormBackward { .. }
+            | Op::SoftmaxBackward
             | Op::ActivationBackward(_)
             | Op::MaxPoolBackward(_)
             | Op::AvgPoolBackward(_)

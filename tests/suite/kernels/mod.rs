@@ -6,6 +6,7 @@
 //! - `table`: the sources, kernels/README.md and the PTX have the same kernels; missing barriers are seen
 //! - `elements`: conversions, element by element, layouts, images
 //! - `broadcast`: stretched tensors and sums over axes
+//! - `layer_norm`, `softmax`
 //! - `pooling`, `norm`, `loss`: the graph's ops (with dropout and local response normalisation)
 //! - `update`: the optimizers, to the bit; norms, clipping, averages, loss scaling
 //! - `compress`: the codecs, to the byte
@@ -13,9 +14,11 @@
 mod broadcast;
 mod compress;
 mod elements;
+mod layer_norm;
 mod loss;
 mod norm;
 mod pooling;
+mod softmax;
 mod speed;
 mod table;
 mod update;

@@ -1,0 +1,98 @@
+//! Products of matrices and softmax: oneDNN's, of plain tensors.
+
+use std::rc::Rc;
+
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::layout::{data_type, desc, plain};
+use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
+use super::sys;
+use crate::device::KernelRequest;
+use crate::error::{Error, Result};
+use crate::graph::{MatMul, Spec};
+
+/// a, b → y
+pub fn matmul(engine: &Rc<Engine>, request: &KernelRequest, of: &MatMul) -> Result<PrimitiveKernel> {
+    let ([a, b], [y]) = (inputs(request)?, outputs(request)?);
+    let [count, rows, inner, columns] = of
+        .extents(&a.shape, &b.shape)
+        .ok_or_else(|| Error::internal(format!("no product of {} and {}", a.shape, b.shape)))?;
+    // In the type of y: what is f32 there is multiplied so.
+    let [a, b] = [a, b].map(|spec| Spec { dtype: y.dtype, ..spec.clone() });
+    let of_type = data_type(y.dtype)?;
+    let seen = |[rows, columns]: [usize; 2], transposed: bool| {
+        let strides = if transposed { [1, rows] } else { [columns, 1] };
+        let strides = [rows * columns, strides[0], strides[1]];
+        Desc::strided(engine, &[count, rows, columns], &strides, of_type)
+    };
+    let x = seen([rows, inner], of.transposed[0])?;
+    let w = seen([inner, columns], of.transposed[1])?;
+    let to = seen([rows, columns], false)?;
+    let attributes = Attributes::with(engine, (of.scale != 1.0).then_some((sys::ELTWISE_LINEAR, of.scale)))?;
+    // SAFETY: descriptors and attributes outlive the call; there is no bias.
+    let desc = PrimitiveDesc::create(engine, "dnnl_matmul_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_matmul_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            x.raw(),
+            w.raw(),
+            std::ptr::null(),
+            to.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])?;
+    let kernel = kernel.sees_in(0, plain(engine, &a)?).sees_in(1, plain(engine, &b)?);
+    Ok(kernel.gives_in(0, plain(engine, y)?))
+}
+
+fn softmax_desc(engine: &Rc<Engine>, x: &Desc, kind: sys::PropKind, axis: usize) -> Result<PrimitiveDesc> {
+    let attributes = attributes(engine)?;
+    // SAFETY: descriptors and attributes outlive the call.
+    PrimitiveDesc::create(engine, "dnnl_softmax_forward_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_softmax_forward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            kind,
+            sys::SOFTMAX_ACCURATE,
+            x.raw(),
+            x.raw(),
+            axis as i32,
+            attributes.raw(),
+        )
+    })
+}
+
+/// x → y
+pub fn softmax(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveKernel> {
+    let ([x], [_]) = (inputs(request)?, outputs(request)?);
+    let layout = plain(engine, x)?;
+    let axis = x.shape.rank().saturating_sub(1);
+    let desc = softmax_desc(engine, desc(&layout)?, super::primitive::prop_kind(request), axis)?;
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.in_place(0))
+}
+
+/// dy, y → dx
+pub fn softmax_backward(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveKernel> {
+    let ([_, y], [_]) = (inputs(request)?, outputs(request)?);
+    let layout = plain(engine, y)?;
+    let (y, axis) = (desc(&layout)?, y.shape.rank().saturating_sub(1));
+    let hint = softmax_desc(engine, y, sys::FORWARD_TRAINING, axis)?;
+    let attributes = attributes(engine)?;
+    // SAFETY: descriptors, hint and attributes outlive the call.
+    let desc = PrimitiveDesc::create(engine, "dnnl_softmax_backward_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_softmax_backward_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            sys::SOFTMAX_ACCURATE,
+            y.raw(),
+            y.raw(),
+            y.raw(),
+            axis as i32,
+            hint.raw(),
+            attributes.raw(),
+        )
+    })?;
+    let kernel =
+        PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_DST], &[sys::ARG_DIFF_SRC])?;
+    Ok(kernel.in_place(0))
+}

@@ -13,6 +13,8 @@ pub enum Start {
     Zero,
     /// PyTorch's default, for biases too: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in.
     Uniform,
+    /// He et al. 2015 for layers before a ReLU, uniform: variance 2/fan_in.
+    UniformFanIn,
     /// Normally distributed around 0.
     Normal {
         /// Standard deviation.
@@ -30,6 +32,7 @@ impl Start {
         match self {
             Start::Zero => Init::Zero,
             Start::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
+            Start::UniformFanIn => Init::Uniform { bound: (6.0 / fan_in as f32).sqrt() },
             Start::Normal { std } => Init::Normal { std },
             Start::NormalFanIn => he(fan_in),
             Start::NormalFanOut => he(fan_out),

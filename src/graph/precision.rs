@@ -1,6 +1,6 @@
 //! Lower precision: the same network with narrower numbers between its layers.
 
-use super::{DType, Graph, Op, Role};
+use super::{DType, Graph, Role, TensorId};
 
 impl Graph {
     /// The network computing in bf16, which has the range of f32, so that no loss is scaled.
@@ -17,8 +17,8 @@ impl Graph {
             // These and the losses are what a normalisation gives besides its result.
             let result = match node.op {
                 op if op.is_loss() => continue,
-                // Their sums are f32 until they are stored: the loss may as well have all digits.
-                Op::Linear { .. } | Op::Conv2d(_) if self.is_scored(node.outputs[0]) => continue,
+                // The sums of products are f32 until they are stored: the loss may as well have all digits.
+                _ if self.is_scored(node.outputs[0]) => continue,
                 _ => node.outputs[0],
             };
             let tensor = &mut self.tensors[result.0];
@@ -33,11 +33,12 @@ impl Graph {
         self
     }
 
-    /// Whether a loss reads this tensor as scores.
-    fn is_scored(&self, id: super::TensorId) -> bool {
+    /// Whether a loss reads this tensor as scores, or what ops without parameters make of it alone.
+    fn is_scored(&self, id: TensorId) -> bool {
         self.consumers(id).any(|reader| {
             let reader = self.node(reader);
-            reader.op.is_loss() && reader.inputs[0] == id
+            let is_alone = reader.inputs.len() == 1 && self.is_scored(reader.outputs[0]);
+            reader.inputs[0] == id && (reader.op.is_loss() || is_alone)
         })
     }
 }
@@ -70,5 +71,22 @@ mod tests {
         for role in [Role::Parameter, Role::Gradient, Role::Statistic, Role::Metric] {
             assert!(graph.with_role(role).all(|(_, tensor)| tensor.spec.dtype == DType::F32), "{role:?}");
         }
+    }
+
+    /// From the sums of the last products on.
+    #[test]
+    fn scores_that_no_linear_layer_gives_are_f32_too() {
+        let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);
+        let x = net.conv2d("conv1", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.conv2d("conv2", x, 3, Conv2d::square(1)).unwrap();
+        let x = net.relu6("relu", x);
+        let x = net.global_avg_pool("pool", x).unwrap();
+        let x = net.flatten("flatten", x);
+        let graph = net.finish(x).simplify().in_bf16().differentiate();
+        let dtype = |name: &str| graph.tensors.iter().find(|t| t.name == name).unwrap().spec.dtype;
+        for name in ["conv2", "relu", "pool", "flatten", "d flatten", "d conv2"] {
+            assert_eq!(dtype(name), DType::F32, "{name}");
+        }
+        assert_eq!([dtype("conv1"), dtype("d conv1")], [DType::BF16; 2]);
     }
 }

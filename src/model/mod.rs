@@ -8,6 +8,7 @@ mod inception;
 mod mnist;
 mod mobilenet;
 mod resnet;
+mod squeezenet;
 mod vgg;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -51,6 +52,7 @@ pub const MODELS: &[Model] = &[
     inception::INCEPTION_V3,
     densenet::DENSENET121,
     mobilenet::MOBILENET_V2,
+    squeezenet::SQUEEZENET1_1,
 ];
 
 /// What --model takes.
@@ -146,6 +148,7 @@ mod tests {
             ("inception_v3", 27_161_264),
             ("densenet121", 7_978_856),
             ("mobilenet_v2", 3_504_872),
+            ("squeezenet1_1", 1_235_496),
         ];
         assert_eq!(published.len(), MODELS.len());
         for (name, count) in published {
@@ -170,6 +173,7 @@ mod tests {
             ("inception_v3", 24_371_444),
             ("densenet121", 6_964_106),
             ("mobilenet_v2", 2_236_682),
+            ("squeezenet1_1", 727_626),
         ] {
             let model = find(name).unwrap();
             let graph = model.build(2, model.image, 10).unwrap();
@@ -242,6 +246,12 @@ mod tests {
                 104,
                 ["features.1.conv.0.0.weight", "features.17.conv.3.running_var", "features.18.1.weight"],
             ),
+            (
+                "squeezenet1_1",
+                52,
+                0,
+                ["features.3.squeeze.weight", "features.12.expand3x3.bias", "classifier.1.weight"],
+            ),
         ] {
             let model = find(name).unwrap();
             let graph = model.build(2, model.image, 1000).unwrap();
@@ -310,6 +320,7 @@ mod tests {
             ("inception_v3", 96, "layer AuxLogits.avgpool", 299),
             ("inception_v3", 298, "layer AuxLogits.conv1", 299),
             ("densenet121", 28, "layer features.transition3.pool", 29),
+            ("squeezenet1_1", 16, "layer features.8", 17),
         ] {
             let model = find(name).unwrap();
             let error = model.build(2, [3, size, size], 10).unwrap_err();

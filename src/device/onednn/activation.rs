@@ -29,6 +29,12 @@ fn algorithm(of: Activation) -> (sys::AlgKind, f32, f32) {
         Activation::Sigmoid => (0x104, 0.0, 0.0), // logistic
         Activation::Silu => (0x2c, 1.0, 0.0),     // swish
         Activation::Gelu => (0x31, 0.0, 0.0),     // gelu_erf
+        Activation::LeakyRelu { slope } => (0x100, slope, 0.0), // relu
+        Activation::HardSigmoid => (0x28, 1.0 / 6.0, 0.5),
+        Activation::HardSwish => (0x34, 1.0 / 6.0, 0.5),
+        Activation::Tanh => (0x101, 0.0, 0.0),
+        Activation::Exp => (0x105, 0.0, 0.0),
+        Activation::Sqrt => (0x103, 0.0, 0.0),
     }
 }
 

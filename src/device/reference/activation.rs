@@ -11,6 +11,12 @@ pub fn value(of: Activation, x: f64) -> f64 {
         Activation::Sigmoid => sigmoid(x),
         Activation::Silu => x * sigmoid(x),
         Activation::Gelu => x * normal(x),
+        Activation::LeakyRelu { slope } => x * if x > 0.0 { 1.0 } else { f64::from(slope) },
+        Activation::HardSigmoid => (x / 6.0 + 0.5).clamp(0.0, 1.0),
+        Activation::HardSwish => x * (x / 6.0 + 0.5).clamp(0.0, 1.0),
+        Activation::Tanh => x.tanh(),
+        Activation::Exp => x.exp(),
+        Activation::Sqrt => x.sqrt(),
     }
 }
 
@@ -27,6 +33,15 @@ pub fn gradient(of: Activation, dy: f64, at: f64) -> f64 {
         Activation::Sigmoid => dy * at * (1.0 - at),
         Activation::Silu => dy * sigmoid(at) * (1.0 + at * (1.0 - sigmoid(at))),
         Activation::Gelu => dy * (normal(at) + at * (-at * at / 2.0).exp() / (2.0 * PI).sqrt()),
+        Activation::LeakyRelu { slope } => dy * if at > 0.0 { 1.0 } else { f64::from(slope) },
+        Activation::HardSigmoid if at > -3.0 && at < 3.0 => dy / 6.0,
+        Activation::HardSigmoid => 0.0,
+        Activation::HardSwish if at <= -3.0 => 0.0,
+        Activation::HardSwish if at < 3.0 => dy * (at / 3.0 + 0.5),
+        Activation::HardSwish => dy,
+        Activation::Tanh => dy * (1.0 - at) * (1.0 + at),
+        Activation::Exp => dy * at,
+        Activation::Sqrt => dy / (2.0 * at),
     }
 }
 

@@ -1,23 +1,80 @@
-//! Activations: functions of one number. What is said of one is said here, a line in each `match`; devices have a line
-//! for it too (CONTRIBUTING.md names the places).
+//! Activations: functions of one number. What is said of one is said here, in one table; devices have a line for it too
+//! (CONTRIBUTING.md names the places).
 
 use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, TensorId};
 
-/// A function y = f(x) of each element by itself.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Activation {
+/// What is said of an activation besides its formula.
+struct Row {
+    kind: &'static str,
+    backward: &'static str,
+    number: Option<f32>,
+    reads: Reads,
+}
+
+/// What the backward op reads. Where that is y, x may be written over.
+#[derive(PartialEq)]
+enum Reads {
+    X,
+    Y,
+}
+
+/// Makes the enum from the table below: a variant with its number, its kind, what its backward op reads, and those of
+/// it that tests take.
+macro_rules! activations {
+    ($($(#[$formula:meta])* $variant:ident $({ $(#[$meaning:meta])* $number:ident })?:
+        $kind:literal, $reads:ident, [$($example:expr),+];)+) => {
+        /// A function y = f(x) of each element by itself.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub enum Activation {
+            $($(#[$formula])* $variant $({ $(#[$meaning])* $number: f32 })?,)+
+        }
+
+        impl Activation {
+            /// Some of each kind, for tests.
+            pub const ALL: &'static [Activation] = &[$($($example),+),+];
+
+            fn row(self) -> Row {
+                match self {
+                    $(Activation::$variant $({ $number })? => Row {
+                        kind: $kind,
+                        backward: concat!($kind, " backward"),
+                        number: None$(.or(Some($number)))?,
+                        reads: Reads::$reads,
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+activations! {
     /// min(max(x, 0), max). `max` is infinite for the plain one, 6 for ReLU6.
     Relu {
         /// The largest value.
-        max: f32,
-    },
+        max
+    }: "relu", Y, [Activation::RELU, Activation::RELU6];
+    /// x where x > 0, else slope·x (Maas, Hannun and Ng 2013)
+    LeakyRelu {
+        /// Above 0, so that y has the sign of x.
+        slope
+    }: "leaky_relu", Y, [Activation::LeakyRelu { slope: 0.01 }, Activation::LeakyRelu { slope: 0.3 }];
     /// 1/(1 + e^−x)
-    Sigmoid,
+    Sigmoid: "sigmoid", Y, [Activation::Sigmoid];
     /// x/(1 + e^−x) (Elfwing, Uchibe and Doya 2018; also called swish)
-    Silu,
+    Silu: "silu", X, [Activation::Silu];
     /// x·Φ(x) with Φ the normal distribution's (Hendrycks and Gimpel 2016), exact: by the error function
-    Gelu,
+    Gelu: "gelu", X, [Activation::Gelu];
+    /// min(max(x/6 + 1/2, 0), 1) (Howard et al. 2019)
+    HardSigmoid: "hardsigmoid", X, [Activation::HardSigmoid];
+    /// x·min(max(x/6 + 1/2, 0), 1) (Howard et al. 2019)
+    HardSwish: "hardswish", X, [Activation::HardSwish];
+    /// (e^x − e^−x)/(e^x + e^−x)
+    Tanh: "tanh", Y, [Activation::Tanh];
+    /// e^x
+    Exp: "exp", Y, [Activation::Exp];
+    /// √x, not a number below 0
+    Sqrt: "sqrt", Y, [Activation::Sqrt];
 }
 
 impl Activation {
@@ -25,26 +82,15 @@ impl Activation {
     pub const RELU: Activation = Activation::Relu { max: f32::INFINITY };
     /// ReLU cut off at 6.
     pub const RELU6: Activation = Activation::Relu { max: 6.0 };
-    /// One of each kind, for tests.
-    pub const ALL: [Activation; 5] =
-        [Activation::RELU, Activation::RELU6, Activation::Sigmoid, Activation::Silu, Activation::Gelu];
 
     /// What it is, whatever its number: the name of a GPU's kernels too.
     pub fn kind(self) -> &'static str {
-        match self {
-            Activation::Relu { .. } => "relu",
-            Activation::Sigmoid => "sigmoid",
-            Activation::Silu => "silu",
-            Activation::Gelu => "gelu",
-        }
+        self.row().kind
     }
 
     /// Its number, where it has one.
     pub fn number(self) -> Option<f32> {
-        match self {
-            Activation::Relu { max } => Some(max),
-            Activation::Sigmoid | Activation::Silu | Activation::Gelu => None,
-        }
+        self.row().number
     }
 
     /// The name shown in tables.
@@ -58,20 +104,12 @@ impl Activation {
 
     /// That of its backward op.
     pub fn backward_name(self) -> &'static str {
-        match self {
-            Activation::Relu { .. } => "relu backward",
-            Activation::Sigmoid => "sigmoid backward",
-            Activation::Silu => "silu backward",
-            Activation::Gelu => "gelu backward",
-        }
+        self.row().backward
     }
 
     /// Whether the backward op reads y, so that x may be written over; else it reads x.
     pub fn from_output(self) -> bool {
-        match self {
-            Activation::Relu { .. } | Activation::Sigmoid => true,
-            Activation::Silu | Activation::Gelu => false,
-        }
+        self.row().reads == Reads::Y
     }
 }
 

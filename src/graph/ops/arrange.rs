@@ -2,12 +2,19 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// (N, …) → (N, everything else).
     pub fn flatten(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = dims([self.shape(x).batch(), self.shape(x).per_sample()]);
+        self.node(name, Op::Reshape, vec![x], shape)
+    }
+
+    /// (N, …) → (N, sample): the same elements in logical order. As many as before, which the caller sees to.
+    pub fn reshape(&mut self, name: &str, x: TensorId, sample: &[usize]) -> TensorId {
+        let shape = Shape([&[self.shape(x).batch()], sample].concat());
+        debug_assert_eq!(shape.elements(), self.shape(x).elements(), "{name}");
         self.node(name, Op::Reshape, vec![x], shape)
     }
 

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-
 use dltrain::config::{
     AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Strategy, SyncBatchNorm, Wire,
     most, rates,
@@ -322,11 +321,15 @@ impl Args {
         let has_weights = self.init_from.is_some() || model::is_file(&self.model);
         for (flag, given) in [("--evaluate", self.evaluate), ("--reset-head", self.reset_head)] {
             if given && !has_weights {
-                return Err(Error::usage(format!("{flag} needs a file of weights: --init-from FILE, or --model FILE.onnx")));
+                return Err(Error::usage(format!(
+                    "{flag} needs a file of weights: --init-from FILE, or --model FILE.onnx"
+                )));
             }
         }
         match self.fresh_weights && !model::is_file(&self.model) {
-            true => Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway")),
+            true => {
+                Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway"))
+            }
             false => Ok(()),
         }
     }

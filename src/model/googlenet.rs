@@ -1,8 +1,8 @@
 //! GoogLeNet: Szegedy et al., "Going deeper with convolutions", 2015, as torchvision has it: batch normalisation in
 //! place of local response normalisation, 3×3 where the paper has 5×5, its names and first values.
 
-use super::{Layers, Model};
 use super::inception::conv;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, Start, TensorId};
 

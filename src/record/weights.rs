@@ -73,7 +73,9 @@ impl WeightsFile {
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
     /// nothing.
     pub fn of(model: &Model) -> WeightsFile {
-        let named = |file: &model::onnx::File| file.weights().iter().map(|w| (w.name.clone(), w.shape.clone())).collect();
+        let named = |file: &model::onnx::File| {
+            file.weights().iter().map(|w| (w.name.clone(), w.shape.clone())).collect()
+        };
         let mut shapes: Vec<(String, Vec<usize>)> = model.file().map_or_else(Vec::new, named);
         shapes.sort();
         let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());

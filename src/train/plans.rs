@@ -153,7 +153,13 @@ impl Plans {
     }
 
     /// What must be the same in a run that goes on, by name.
-    pub fn identity(&self, config: &Config, model: &Model, images: &str, rule: &Rule) -> Vec<(String, String)> {
+    pub fn identity(
+        &self,
+        config: &Config,
+        model: &Model,
+        images: &str,
+        rule: &Rule,
+    ) -> Vec<(String, String)> {
         let graph = &self.training.graph;
         let image = graph.image().to_string();
         checkpoint::identity(config, model, graph.classes(), &image, images, optim::state_names(rule))

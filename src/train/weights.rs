@@ -43,7 +43,9 @@ impl Start {
 
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
         let of_network = network.model.file().filter(|_| !config.fresh_weights);
-        let Some(path) = config.init_from.as_deref().or(of_network.map(|file| file.path())) else { return Ok(None) };
+        let Some(path) = config.init_from.as_deref().or(of_network.map(|file| file.path())) else {
+            return Ok(None);
+        };
         let file = match &config.init_from {
             Some(path) => WeightsFile::open(path)?,
             None => WeightsFile::of(&network.model),

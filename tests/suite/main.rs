@@ -30,6 +30,7 @@ mod launchers;
 mod memory;
 mod minutes;
 mod models;
+mod onnx;
 mod ops;
 mod overlap;
 mod plan;

@@ -104,4 +104,5 @@ def main():
         sys.exit(f"wrong: {', '.join(wrong)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

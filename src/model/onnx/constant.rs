@@ -179,7 +179,8 @@ fn gather(x: &Constant, places: &Constant, axis: i64) -> Result<Constant, Wrong>
     if x.dims.len() != 1 || from_front(axis, 1) != Some(0) {
         return Err(format!("gathers from constants of the shape {:?}", x.dims));
     }
-    let found: Option<Vec<usize>> = places.integers()?.iter().map(|&place| from_front(place, x.len())).collect();
+    let found: Option<Vec<usize>> =
+        places.integers()?.iter().map(|&place| from_front(place, x.len())).collect();
     let found = found.and_then(|found| x.at(&found, places.dims.clone()));
     found.ok_or_else(|| "gathers from beyond the constants' end".into())
 }
@@ -226,11 +227,13 @@ fn slice(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
 }
 
 fn filled(node: &Node, shape: &Constant) -> Result<Constant, Wrong> {
-    let dims: Option<Vec<usize>> = shape.integers()?.iter().map(|&extent| usize::try_from(extent).ok()).collect();
+    let dims: Option<Vec<usize>> =
+        shape.integers()?.iter().map(|&extent| usize::try_from(extent).ok()).collect();
     let dims = dims.ok_or("fills a shape that is none")?;
     let count = dims.iter().try_fold(1usize, |a, &b| a.checked_mul(b)).filter(|&count| count <= MOST);
     let count = count.ok_or_else(|| format!("fills {dims:?} constants"))?;
-    let numbers = match node.tensor("value").map(|value| Tensor::new(value.clone(), std::path::Path::new(""))) {
+    let numbers = match node.tensor("value").map(|value| Tensor::new(value.clone(), std::path::Path::new("")))
+    {
         None => Reals(vec![0.0; count]),
         Some(value) => match Constant::of(&value?)?.numbers {
             Integers(one) if one.len() == 1 => Integers(vec![one[0]; count]),
@@ -341,8 +344,12 @@ mod tests {
         assert_eq!(folded("Div", &[], &[single(7), single(0)]), None);
         assert_eq!(folded("Where", &[], &[row(&[1, 0]), row(&[2, 3]), single(9)]), Some(vec![2, 9]));
         assert_eq!(folded("ReduceProd", &[], &[shape.clone()]), Some(vec![4 * 512 * 49]));
-        assert_eq!(folded("Cast", &[("to", &[7])], &[Constant { dims: Vec::new(), numbers: Reals(vec![2.7]) }]), Some(vec![2]));
-        let reshaped = fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
+        assert_eq!(
+            folded("Cast", &[("to", &[7])], &[Constant { dims: Vec::new(), numbers: Reals(vec![2.7]) }]),
+            Some(vec![2])
+        );
+        let reshaped =
+            fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
         assert_eq!(reshaped.dims, [2, 2]);
         assert!(fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[3, -1])]).unwrap().is_err());
         assert!(fold(&Node::new(&node("ConstantOfShape", &[]), 0), &[&row(&[1 << 40])]).unwrap().is_err());

@@ -133,7 +133,10 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
     let logits = match import.values.get(&*output.name) {
         Some(&Value::Tensor(id)) if import.net.shape(id).rank() == 2 => id,
         _ => {
-            return Err(wrong(format!("its first output {} is not the scores of classes: (N, K)", output.name)));
+            return Err(wrong(format!(
+                "its first output {} is not the scores of classes: (N, K)",
+                output.name
+            )));
         }
     };
     if import.weights.is_empty() {
@@ -163,7 +166,9 @@ fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> 
     while let Some((name, reader)) = wanted.pop() {
         match producer.get(name) {
             _ if name.is_empty() || name == file.input || file.tensor_of.contains_key(name) => {}
-            None if reader == file.graph.node.len() => return Err(format!("its output {name} is given by no node")),
+            None if reader == file.graph.node.len() => {
+                return Err(format!("its output {name} is given by no node"));
+            }
             None => return Err(format!("{} reads {name}, which nothing gives", node(file, reader).name())),
             Some(&index) if index >= reader => {
                 return Err(format!(
@@ -204,7 +209,9 @@ fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
     let nodes = || needed.iter().map(|&index| node(file, index));
     let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
     if !nodes().any(|node| node.op() == "Dropout" || trains(node)) {
-        notes.push("has no dropout, which an export in inference mode leaves out; it is trained without".into());
+        notes.push(
+            "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
+        );
     }
     if !shared.is_empty() {
         notes.push(format!(
@@ -331,7 +338,12 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// It is no tensor of the file, or one of another rank.
-    pub fn stored(&self, value: &Value, what: &str, rank: usize) -> std::result::Result<(Stored, Vec<usize>), Wrong> {
+    pub fn stored(
+        &self,
+        value: &Value,
+        what: &str,
+        rank: usize,
+    ) -> std::result::Result<(Stored, Vec<usize>), Wrong> {
         let Value::Stored(stored) = value else { return Err(format!("its {what} is computed, not stored")) };
         let tensor = &self.file.tensors[stored.index];
         let mut dims = tensor.dims.clone();
@@ -370,7 +382,8 @@ impl<'a> Import<'a> {
     /// A name that no layer has yet.
     pub fn layer(&mut self, wanted: &str) -> String {
         let numbered = (2..).map(|number| format!("{wanted}_{number}"));
-        let free = std::iter::once(wanted.to_string()).chain(numbered).find(|name| !self.names.contains(name));
+        let free =
+            std::iter::once(wanted.to_string()).chain(numbered).find(|name| !self.names.contains(name));
         let name = free.unwrap_or_default();
         self.names.insert(name.clone());
         name

@@ -59,11 +59,6 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Unsqueeze", &["axes"], unsqueeze),
 ];
 
-/// Every op that is known: as a layer, or as something that is computed in advance.
-pub fn ops() -> impl Iterator<Item = &'static str> {
-    OPS.iter().map(|(name, ..)| *name)
-}
-
 /// What makes a layer of this node; `None` where its op is only computed in advance.
 ///
 /// # Errors
@@ -104,7 +99,9 @@ fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcom
     };
     let channels = import.net.shape(x).0[1];
     if channels != dims[1].saturating_mul(conv.groups) {
-        return Err(format!("its weight is for {} channels, not for {channels}", dims[1] * conv.groups).into());
+        return Err(
+            format!("its weight is for {} channels, not for {channels}", dims[1] * conv.groups).into()
+        );
     }
     let layer = import.layer_of(node, &weight);
     let channels = import.classes_of(node).unwrap_or(dims[0]);
@@ -228,7 +225,12 @@ fn strides(node: Node) -> std::result::Result<[usize; 2], Wrong> {
 }
 
 /// Zeros on both sides, for height and width.
-fn padding(import: &Import, node: Node, x: TensorId, kernel: [usize; 2]) -> std::result::Result<[usize; 2], Wrong> {
+fn padding(
+    import: &Import,
+    node: Node,
+    x: TensorId,
+    kernel: [usize; 2],
+) -> std::result::Result<[usize; 2], Wrong> {
     let pads: Vec<usize> = match node.text("auto_pad").unwrap_or("NOTSET") {
         "NOTSET" => match node.ints("pads") {
             None => vec![0; 4],
@@ -346,14 +348,21 @@ fn activation<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of:
 }
 
 /// What was begun is an activation by itself, or none.
-pub fn finished(import: &mut Import, node: Node, step: Step, x: TensorId) -> std::result::Result<TensorId, Stop> {
+pub fn finished(
+    import: &mut Import,
+    node: Node,
+    step: Step,
+    x: TensorId,
+) -> std::result::Result<TensorId, Stop> {
     match step {
         Step::Sigmoid => {
             let layer = import.layer(&format!("{}.sigmoid", node.layer()));
             Ok(import.net.activation(&layer, x, Activation::Sigmoid))
         }
         Step::Scaled(by) => Err(format!("reads a tensor that was multiplied by {by}").into()),
-        Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => Err("reads what is a part of GELU's formula".into()),
+        Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => {
+            Err("reads what is a part of GELU's formula".into())
+        }
     }
 }
 
@@ -380,7 +389,8 @@ fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     let [a, b] = inputs else { return Err("multiplies other than two tensors".into()) };
     let numbers = [a, b].map(|value| import.constant(value).ok().and_then(|constant| constant.single()));
     match (a, b, numbers) {
-        (Value::Partly(Step::Sigmoid, x), Value::Tensor(y), _) | (Value::Tensor(y), Value::Partly(Step::Sigmoid, x), _)
+        (Value::Partly(Step::Sigmoid, x), Value::Tensor(y), _)
+        | (Value::Tensor(y), Value::Partly(Step::Sigmoid, x), _)
             if x == y =>
         {
             activation(import, node, &[Value::Tensor(*x)], Activation::Silu)
@@ -397,7 +407,8 @@ fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
         {
             activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
         }
-        (Value::Partly(Step::TwiceGelu, x), _, [_, Some(0.5)]) | (_, Value::Partly(Step::TwiceGelu, x), [Some(0.5), _]) => {
+        (Value::Partly(Step::TwiceGelu, x), _, [_, Some(0.5)])
+        | (_, Value::Partly(Step::TwiceGelu, x), [Some(0.5), _]) => {
             activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
         }
         (x, _, [_, Some(by)]) | (_, x, [Some(by), _]) => scaled(import, node, x, by),
@@ -549,7 +560,8 @@ fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     let wrong = || format!("makes {wanted:?} of {before}: images are not kept apart");
     let [batch, sample @ ..] = &wanted[..] else { return Err(wrong().into()) };
     let batches = [Some(before.batch()), import.file.batch()];
-    let keeps_batch = matches!(batch, 0 | -1) || batches.iter().flatten().any(|&length| length as i64 == *batch);
+    let keeps_batch =
+        matches!(batch, 0 | -1) || batches.iter().flatten().any(|&length| length as i64 == *batch);
     let literal_zeros = node.int("allowzero").unwrap_or(0) != 0;
     let copied = |(axis, &extent): (usize, &i64)| match extent {
         0 if !literal_zeros => before.0.get(axis + 1).map(|&length| length as i64),
@@ -672,7 +684,8 @@ fn transpose<'a>(_: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcom
 fn softmax<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = import.tensor(node, first(inputs)?)?;
     let ends = import.file.gives(node.outputs());
-    match ends && from_front(node.int("axis").unwrap_or(-1), 2) == Some(1) && import.net.shape(x).rank() == 2 {
+    match ends && from_front(node.int("axis").unwrap_or(-1), 2) == Some(1) && import.net.shape(x).rank() == 2
+    {
         true => Ok(Value::Tensor(x)),
         false => Err("is not the end of the network, over its classes".into()),
     }

@@ -64,7 +64,8 @@ impl File {
     /// # Errors
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
     pub fn open(path: &Path) -> Result<File> {
-        let wrong = |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
+        let wrong =
+            |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
         let mut sum = Crc::new();
         sum.update(&bytes);
@@ -195,7 +196,8 @@ fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<
         let value = node.attribute.iter_mut().find(|attribute| attribute.name == "value")?.t.take()?;
         Some(TensorProto { name: node.output.first()?.clone(), ..value })
     });
-    let protos: Vec<TensorProto> = std::mem::take(&mut graph.initializer).into_iter().chain(constants).collect();
+    let protos: Vec<TensorProto> =
+        std::mem::take(&mut graph.initializer).into_iter().chain(constants).collect();
     let directory = files::directory_of(path);
     let (mut tensors, mut tensor_of) = (Vec::with_capacity(protos.len()), HashMap::new());
     for proto in protos {
@@ -218,7 +220,11 @@ fn images(
         graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
     let [input] = inputs[..] else {
         let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
-        return Err(format!("has {} inputs ({}), where images alone are given", names.len(), names.join(", ")));
+        return Err(format!(
+            "has {} inputs ({}), where images alone are given",
+            names.len(),
+            names.join(", ")
+        ));
     };
     let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
     let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);

@@ -49,7 +49,7 @@ impl<'a> Node<'a> {
     }
 
     /// The layer that it becomes, from names such as "/layer1/layer1.0/conv1/Conv": the path of the module, and the op
-    /// where that is not its last part.
+    /// where the module is not called after it.
     pub fn layer(&self) -> String {
         let op = self.op().to_lowercase();
         let mut layer = String::new();
@@ -142,7 +142,7 @@ pub mod tests {
     #[test]
     fn a_layer_is_called_after_its_module() {
         for (name, op, layer) in [
-            ("/layer1/layer1.0/conv1/Conv", "Conv", "layer1.0.conv1.conv"),
+            ("/layer1/layer1.0/conv1/Conv", "Conv", "layer1.0.conv1"),
             ("/layer1/layer1.0/relu_1/Relu", "Relu", "layer1.0.relu_1"),
             ("/layer1/layer1.0/Add", "Add", "layer1.0.add"),
             ("/maxpool/MaxPool", "MaxPool", "maxpool"),

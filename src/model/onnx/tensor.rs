@@ -48,7 +48,8 @@ impl Tensor {
             (None, 0) => proto.raw_data.len() / width,
             (None, count) => count,
         };
-        if there != elements || (elsewhere.is_none() && !proto.raw_data.is_empty() && proto.raw_data.len() != bytes)
+        if there != elements
+            || (elsewhere.is_none() && !proto.raw_data.is_empty() && proto.raw_data.len() != bytes)
         {
             return Err(format!("has the shape {dims:?}, {elements} numbers, and {there} of them are there"));
         }
@@ -163,7 +164,8 @@ fn width(of: i32) -> Result<usize, Wrong> {
 
 /// The file beside the network's in which so many bytes are, and where in it.
 fn place(proto: &TensorProto, directory: &Path, bytes: u64) -> Result<(PathBuf, u64), Wrong> {
-    let said = |key: &str| proto.external_data.iter().find(|entry| entry.key == key).map(|entry| &entry.value);
+    let said =
+        |key: &str| proto.external_data.iter().find(|entry| entry.key == key).map(|entry| &entry.value);
     let location = said("location").ok_or("is in another file, and which is not said")?;
     let relative = Path::new(location);
     let is_below = relative.components().all(|part| matches!(part, Component::Normal(_)));

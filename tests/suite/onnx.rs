@@ -358,6 +358,9 @@ fn a_file_is_trained_tested_and_gone_on_with() {
     let tests = format!("--data {DIGITS} --classes 10 --evaluate --init-from @w.safetensors");
     let tested = place.run(2, &network, &tests);
     assert!(tested.contains(&format!("test loss {:.9}", losses[1])), "{tested}, not {losses:?}");
+    let tests = place.flags(&network, &tests.replace(" --evaluate", ""));
+    let tests: Vec<&str> = std::iter::once("evaluate").chain(tests.iter().map(String::as_str)).collect();
+    assert_eq!(run(2, &tests), tested);
     for flags in
         ["--freeze backbone --recompute", "--fresh-weights --dry-run", "--freeze conv1,bn1 --sync-bn"]
     {

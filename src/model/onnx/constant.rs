@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(folded("Mul", &[], &[single(i64::MAX), single(2)]), None, "an overflow is no number");
         assert_eq!(folded("Div", &[], &[single(7), single(0)]), None);
         assert_eq!(folded("Where", &[], &[row(&[1, 0]), row(&[2, 3]), single(9)]), Some(vec![2, 9]));
-        assert_eq!(folded("ReduceProd", &[], &[shape.clone()]), Some(vec![4 * 512 * 49]));
+        assert_eq!(folded("ReduceProd", &[], std::slice::from_ref(&shape)), Some(vec![4 * 512 * 49]));
         assert_eq!(
             folded("Cast", &[("to", &[7])], &[Constant { dims: Vec::new(), numbers: Reals(vec![2.7]) }]),
             Some(vec![2])

@@ -329,7 +329,7 @@ fn reduce_mean<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
 fn local_response_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = image(import, node, first(inputs)?)?;
     let size = lengths(&[node.int("size").unwrap_or(0)]).map_or(0, |length| length[0]);
-    if size % 2 == 0 {
+    if size.is_multiple_of(2) {
         return Err(format!("size {size} has no middle").into());
     }
     let number = |name: &str, default: f32| node.real(name).unwrap_or(default);

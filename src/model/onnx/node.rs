@@ -56,9 +56,8 @@ impl<'a> Node<'a> {
         for part in self.proto.name.split('/').filter(|part| !part.is_empty()) {
             let part = if part == self.op() { op.as_str() } else { part };
             let last = layer.rsplit('.').next().unwrap_or_default();
-            if part.strip_prefix(&layer).is_some_and(|rest| rest.starts_with('.')) {
-                layer = part.into();
-            } else if layer.is_empty() {
+            // A part that repeats those before it, or the first one.
+            if layer.is_empty() || part.strip_prefix(&layer).is_some_and(|rest| rest.starts_with('.')) {
                 layer = part.into();
             } else if part != op || !last.starts_with(&op) {
                 layer = format!("{layer}.{part}");

@@ -108,7 +108,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
     plan_steps: Option<PathBuf>,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
-    #[arg(long, requires = "data", help_heading = "Length of the run")]
+    #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
     /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
@@ -318,15 +318,17 @@ impl Args {
 
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
-        let has_weights = self.init_from.is_some() || model::is_file(&self.model);
-        for (flag, given) in [("--evaluate", self.evaluate), ("--reset-head", self.reset_head)] {
-            if given && !has_weights {
-                return Err(Error::usage(format!(
-                    "{flag} needs a file of weights: --init-from FILE, or --model FILE.onnx"
-                )));
-            }
+        let has_file = model::is_file(&self.model);
+        let wanted = [
+            (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
+            (self.evaluate && self.data.path().is_none(), "test images (--data PATH)"),
+        ];
+        let missing: Vec<&str> = wanted.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| *what).collect();
+        let flag = if self.evaluate { "--evaluate" } else { "--reset-head" };
+        if (self.evaluate || self.reset_head) && !missing.is_empty() {
+            return Err(Error::usage(format!("{flag} needs {}", missing.join(" and "))));
         }
-        match self.fresh_weights && !model::is_file(&self.model) {
+        match self.fresh_weights && !has_file {
             true => {
                 Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway"))
             }

@@ -1,6 +1,7 @@
 // All kernels in one module.
 #include "activations.cu"
 #include "batch_norm.cu"
+#include "broadcast.cu"
 #include "channels.cu"
 #include "columns.cu"
 #include "dropout.cu"

@@ -3,7 +3,7 @@
 
 template <class T>
 __device__ inline void dropout(const T *x, T *y, Long samples, int channels, int plane, float p, u32 layer,
-                               const Scalars *scalars) {
+                               int whole, const Scalars *scalars) {
     const Key key = stream_key(scalars->seed, DROPOUT, layer);
     const float kept = 1.0f / (1.0f - p);
     const Long per_sample = (Long)channels * plane;
@@ -14,6 +14,10 @@ __device__ inline void dropout(const T *x, T *y, Long samples, int channels, int
     const auto change = [&](Long i, u32 word) {
         y[i] = Rounded<T>::of(uniform(word) < p ? 0.0f : number(x[i]) * kept);
     };
+    if (whole) {
+        each(samples * per_sample, false, [&](Long i, auto) { change(i, words(i / per_sample, 0).at[0]); });
+        return;
+    }
     if (plane == 1) {
         // Logical order is that of the memory: one draw is for four neighbours.
         const Long fours = (per_sample + 3) / 4;
@@ -37,8 +41,8 @@ __device__ inline void dropout(const T *x, T *y, Long samples, int channels, int
 
 #define DROP(T, t)                                                                                                     \
     extern "C" __global__ void dropout_##t(const T *x, T *y, Long samples, int channels, int plane, float p,           \
-                                           u32 layer, const Scalars *scalars) {                                        \
-        dropout(x, y, samples, channels, plane, p, layer, scalars);                                                    \
+                                           u32 layer, int whole, const Scalars *scalars) {                             \
+        dropout(x, y, samples, channels, plane, p, layer, whole, scalars);                                             \
     }                                                                                                                  \
     ENTRY(dropout_##t)
 

@@ -259,7 +259,10 @@ impl Args {
             _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
                 refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
             }
-            _ if self.compress.is_some() => refuse(
+            _ if strategy.sends_parameters() && self.compress.is_some() => {
+                refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
+            }
+            _ if self.compress.is_some() && !strategy.is_relaxed() => refuse(
                 "--compress".into(),
                 "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
                  updates",

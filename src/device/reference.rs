@@ -14,7 +14,7 @@ use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
 use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, DType, LocalResponseNorm, Op, Pool2d, Spec, adaptive_window};
+use crate::graph::{Binary, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, adaptive_window};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -272,17 +272,29 @@ fn evaluate(
         Op::AvgPoolBackward(pool) => vec![avg_pool_backward(pool, &inputs[0], &shape(0))?],
         Op::AdaptiveAvgPool => vec![adaptive_avg_pool(&inputs[0], &shape(0))?],
         Op::AdaptiveAvgPoolBackward => vec![adaptive_avg_pool_backward(&inputs[0], &shape(0))?],
-        Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
-            vec![dropout(&inputs[0], *p, *layer, scalars)]
+        Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
+            vec![dropout(&inputs[0], *p, *layer, *whole, scalars)]
         }
+        Op::Binary(of) => vec![binary(*of, inputs, &shape(0))?],
+        Op::Sum { scale } => vec![sum_to(&inputs[0], *scale, &outputs[0].0.shape)?],
+        Op::Expand { scale } => vec![stretched(&inputs[0], &shape(0))?.mapv(|x| x * scale)],
         Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::Concat => {
+        Op::Concat { axis } => {
             let parts: Vec<_> = inputs.iter().map(|part| part.view()).collect();
-            vec![concatenate(Axis(1), &parts).map_err(|e| Error::internal(e.to_string()))?]
+            vec![concatenate(Axis(*axis), &parts).map_err(|e| Error::internal(e.to_string()))?]
         }
-        Op::Slice { from } => {
-            let channels = *from..from + shape(0)[1];
-            vec![image(&inputs[0])?.slice(s![.., channels, .., ..]).to_owned().into_dyn()]
+        Op::Slice { axis, from } => {
+            let range = *from..from + shape(0)[*axis];
+            vec![inputs[0].slice_axis(Axis(*axis), range.into()).as_standard_layout().to_owned()]
+        }
+        Op::Pad { axis, before } => {
+            let mut y = ArrayD::zeros(IxDyn(&shape(0)));
+            let range = *before..before + inputs[0].shape()[*axis];
+            y.slice_axis_mut(Axis(*axis), range.into()).assign(&inputs[0]);
+            vec![y]
+        }
+        Op::Permute(order) => {
+            vec![inputs[0].view().permuted_axes(order.axes()).as_standard_layout().to_owned()]
         }
         Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
         Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
@@ -553,13 +565,35 @@ fn adaptive_avg_pool_backward(dy: &ArrayD<f32>, shape: &[usize]) -> Result<Array
     Ok(dx.mapv(|v| v as f32).into_dyn())
 }
 
-fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, scalars: &Scalars) -> ArrayD<f32> {
+fn stretched(x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+    let view = x.broadcast(IxDyn(shape)).map(|view| view.to_owned());
+    view.ok_or_else(|| Error::internal(format!("{:?} cannot be stretched to {shape:?}", x.shape())))
+}
+
+fn binary(of: Binary, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+    let mut y = stretched(&inputs[0], shape)?;
+    y.zip_mut_with(&stretched(&inputs[1], shape)?, |a, &b| *a = of.of(*a, b));
+    Ok(y)
+}
+
+fn sum_to(x: &ArrayD<f32>, scale: f32, shape: &Shape) -> Result<ArrayD<f32>> {
+    let mut sum = x.mapv(f64::from);
+    for (axis, &extent) in shape.with_rank(x.ndim()).iter().enumerate() {
+        if extent == 1 {
+            sum = sum.sum_axis(Axis(axis)).insert_axis(Axis(axis));
+        }
+    }
+    reshaped(sum.mapv(|sum| (sum * f64::from(scale)) as f32), &shape.0)
+}
+
+fn dropout(x: &ArrayD<f32>, p: f32, layer: u32, whole: bool, scalars: &Scalars) -> ArrayD<f32> {
     let stream = key(scalars.seed, Purpose::Dropout, layer);
     let kept = 1.0 / (1.0 - p);
     let per_sample = x.len() / x.shape()[0].max(1);
     let mut y = x.clone();
     for (index, value) in y.iter_mut().enumerate() {
         let (sample, element) = (scalars.first_sample + (index / per_sample) as u64, index % per_sample);
+        let element = if whole { 0 } else { element };
         let counter = [element as u32 / 4, sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
         let word = philox(stream, counter)[element % 4];
         *value = if uniform(word) < p { 0.0 } else { *value * kept };

@@ -15,6 +15,8 @@ pub enum Start {
     Uniform,
     /// He et al. 2015 for layers before a ReLU, uniform: variance 2/fan_in.
     UniformFanIn,
+    /// Uniform in ±1/√fan_out.
+    UniformFanOut,
     /// Normally distributed around 0.
     Normal {
         /// Standard deviation.
@@ -33,6 +35,7 @@ impl Start {
             Start::Zero => Init::Zero,
             Start::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
             Start::UniformFanIn => Init::Uniform { bound: (6.0 / fan_in as f32).sqrt() },
+            Start::UniformFanOut => Init::Uniform { bound: 1.0 / (fan_out as f32).sqrt() },
             Start::Normal { std } => Init::Normal { std },
             Start::NormalFanIn => he(fan_in),
             Start::NormalFanOut => he(fan_out),
@@ -190,6 +193,11 @@ impl Builder {
 
     pub(super) fn bias(&mut self, layer: &str, features: usize, init: Init) -> TensorId {
         self.parameter(format!("{layer}.bias"), dims([features]), init, false)
+    }
+
+    /// A parameter that is no layer's weight or bias, for `binary` and its like: of one operand of one op.
+    pub fn learned(&mut self, name: &str, shape: Shape, init: Init, decay: bool) -> TensorId {
+        self.parameter(name.into(), shape, init, decay)
     }
 
     pub(super) fn parameter(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> TensorId {

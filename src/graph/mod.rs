@@ -22,7 +22,10 @@ pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
-pub use ops::{Activation, BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d, adaptive_window, windows};
+pub use ops::{
+    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, Op, Permutation, Pool2d, adaptive_window,
+    windows,
+};
 pub use shape::{Shape, dims};
 
 /// The type of a tensor's elements.

@@ -22,6 +22,12 @@ impl Shape {
         self.0.len()
     }
 
+    /// Its extents with axes of 1 before them, so many in all.
+    pub fn with_rank(&self, rank: usize) -> Vec<usize> {
+        let before = rank.saturating_sub(self.rank());
+        std::iter::repeat_n(1, before).chain(self.0.iter().copied()).collect()
+    }
+
     /// (N, C, H, W) of a four-dimensional shape; `None` for any other.
     pub fn nchw(&self) -> Option<[usize; 4]> {
         self.0.as_slice().try_into().ok()

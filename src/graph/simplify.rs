@@ -111,7 +111,11 @@ impl Graph {
                 continue;
             }
             let input = self.nodes[index].inputs[0];
-            if let Some(reshape) = self.producer(input).filter(|&p| self.nodes[p].op == Op::Reshape) {
+            let batch = |id: TensorId| self.shape_of(id).batch();
+            let is_flattening = |p: &usize| {
+                self.nodes[*p].op == Op::Reshape && batch(self.nodes[*p].inputs[0]) == batch(input)
+            };
+            if let Some(reshape) = self.producer(input).filter(is_flattening) {
                 self.nodes[index].inputs[0] = self.nodes[reshape].inputs[0];
             }
         }

@@ -4,12 +4,17 @@
 mod alexnet;
 mod cifar;
 mod densenet;
+mod efficientnet;
 mod googlenet;
 mod inception;
 mod mnist;
 mod mobilenet;
+mod mobilenet_v3;
 pub mod onnx;
+mod regnet;
 mod resnet;
+mod shufflenet;
+mod squeeze;
 mod squeezenet;
 mod vgg;
 
@@ -63,10 +68,16 @@ pub const MODELS: &[Model] = &[
     resnet::RESNET50,
     resnet::RESNET101,
     resnet::RESNET152,
+    resnet::RESNEXT50_32X4D,
+    resnet::WIDE_RESNET50_2,
     googlenet::GOOGLENET,
     inception::INCEPTION_V3,
     densenet::DENSENET121,
     mobilenet::MOBILENET_V2,
+    mobilenet_v3::MOBILENET_V3_LARGE,
+    efficientnet::EFFICIENTNET_B0,
+    regnet::REGNET_Y_400MF,
+    shufflenet::SHUFFLENET_V2_X1_0,
     squeezenet::SQUEEZENET1_1,
 ];
 
@@ -205,11 +216,17 @@ mod tests {
             ("resnet50", 25_557_032),
             ("resnet101", 44_549_160),
             ("resnet152", 60_192_808),
+            ("resnext50_32x4d", 25_028_904),
+            ("wide_resnet50_2", 68_883_240),
             ("googlenet", 13_004_888),
             ("inception_v3", 27_161_264),
             ("densenet121", 7_978_856),
             ("mobilenet_v2", 3_504_872),
             ("squeezenet1_1", 1_235_496),
+            ("shufflenet_v2_x1_0", 2_278_604),
+            ("mobilenet_v3_large", 5_483_032),
+            ("efficientnet_b0", 5_288_548),
+            ("regnet_y_400mf", 4_344_144),
         ];
         assert_eq!(published.len(), MODELS.len());
         for (name, count) in published {
@@ -230,11 +247,17 @@ mod tests {
             ("vgg16_bn", 134_309_962),
             ("vgg19_bn", 139_622_218),
             ("resnet50", 23_528_522),
+            ("resnext50_32x4d", 23_000_394),
+            ("wide_resnet50_2", 66_854_730),
             ("googlenet", 9_960_638),
             ("inception_v3", 24_371_444),
             ("densenet121", 6_964_106),
             ("mobilenet_v2", 2_236_682),
             ("squeezenet1_1", 727_626),
+            ("shufflenet_v2_x1_0", 1_263_854),
+            ("mobilenet_v3_large", 4_214_842),
+            ("efficientnet_b0", 4_020_358),
+            ("regnet_y_400mf", 3_907_554),
         ] {
             let model = find(name).unwrap();
             let graph = model.build(2, model.image, 10).unwrap();
@@ -312,6 +335,38 @@ mod tests {
                 52,
                 0,
                 ["features.3.squeeze.weight", "features.12.expand3x3.bias", "classifier.1.weight"],
+            ),
+            (
+                "mobilenet_v3_large",
+                174,
+                92,
+                ["features.4.block.2.fc1.weight", "features.16.1.running_var", "classifier.3.bias"],
+            ),
+            (
+                "efficientnet_b0",
+                213,
+                98,
+                [
+                    "features.1.0.block.1.fc2.bias",
+                    "features.7.0.block.3.1.running_mean",
+                    "classifier.1.weight",
+                ],
+            ),
+            (
+                "shufflenet_v2_x1_0",
+                170,
+                112,
+                ["stage2.0.branch1.2.weight", "stage3.7.branch2.6.running_var", "conv5.1.bias"],
+            ),
+            (
+                "regnet_y_400mf",
+                225,
+                106,
+                [
+                    "stem.0.weight",
+                    "trunk_output.block2.block2-1.f.se.fc1.bias",
+                    "trunk_output.block4.block4-0.proj.1.running_var",
+                ],
             ),
         ] {
             let model = find(name).unwrap();

@@ -17,18 +17,32 @@ pub const RESNET34: Model =
 
 pub const RESNET50: Model =
     model("resnet50", "3, 4, 6, 3 bottlenecks, v1.5: 25,557,032 parameters", |net, x, classes| {
-        resnet(net, x, classes, Block::Bottleneck, [3, 4, 6, 3])
+        resnet(net, x, classes, BOTTLENECK, [3, 4, 6, 3])
     });
 
 pub const RESNET101: Model =
     model("resnet101", "3, 4, 23, 3 bottlenecks, v1.5: 44,549,160 parameters", |net, x, classes| {
-        resnet(net, x, classes, Block::Bottleneck, [3, 4, 23, 3])
+        resnet(net, x, classes, BOTTLENECK, [3, 4, 23, 3])
     });
 
 pub const RESNET152: Model =
     model("resnet152", "3, 8, 36, 3 bottlenecks, v1.5: 60,192,808 parameters", |net, x, classes| {
-        resnet(net, x, classes, Block::Bottleneck, [3, 8, 36, 3])
+        resnet(net, x, classes, BOTTLENECK, [3, 8, 36, 3])
     });
+
+/// Xie, Girshick, Dollár, Tu, He, "Aggregated residual transformations for deep neural networks", 2017.
+pub const RESNEXT50_32X4D: Model = model(
+    "resnext50_32x4d",
+    "resnet50, 3×3 in 32 groups of 4 channels: 25,028,904 parameters",
+    |net, x, classes| resnet(net, x, classes, Block::Bottleneck { groups: 32, width: 4 }, [3, 4, 6, 3]),
+);
+
+/// Zagoruyko and Komodakis, "Wide residual networks", 2016.
+pub const WIDE_RESNET50_2: Model = model(
+    "wide_resnet50_2",
+    "resnet50 with twice the channels in 3×3: 68,883,240 parameters",
+    |net, x, classes| resnet(net, x, classes, Block::Bottleneck { groups: 1, width: 128 }, [3, 4, 6, 3]),
+);
 
 type Described = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
 
@@ -40,9 +54,12 @@ const fn model(name: &'static str, about: &'static str, layers: Described) -> Mo
 enum Block {
     /// 3×3, 3×3.
     Basic,
-    /// 1×1, 3×3, 1×1 to four times the channels.
-    Bottleneck,
+    /// 1×1, 3×3, 1×1 to four times the channels. The 3×3 has so many groups, each of `width` channels in the first
+    /// stage.
+    Bottleneck { groups: usize, width: usize },
 }
+
+const BOTTLENECK: Block = Block::Bottleneck { groups: 1, width: 64 };
 
 fn resnet(
     net: &mut Builder,
@@ -80,11 +97,11 @@ fn residual(
     let wide = Conv2d::square(3).padding(1);
     let convolutions = match block {
         Block::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
-        Block::Bottleneck => vec![
-            (channels, Conv2d::square(1)),
-            (channels, wide.stride(stride)),
-            (4 * channels, Conv2d::square(1)),
-        ],
+        Block::Bottleneck { groups, width } => {
+            let inner = channels * width / 64 * groups;
+            let wide = Conv2d { groups, ..wide.stride(stride) };
+            vec![(inner, Conv2d::square(1)), (inner, wide), (4 * channels, Conv2d::square(1))]
+        }
     };
     let (mut y, count) = (x, convolutions.len());
     for (index, (channels, conv)) in convolutions.into_iter().enumerate() {

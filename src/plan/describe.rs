@@ -50,6 +50,8 @@ pub struct Extent {
     pub compression_on_device: usize,
     /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
     pub program: usize,
+    /// Bytes of the copies in halves that a device with memory of its own keeps of the parameters.
+    pub halves: usize,
     /// Whether the device has memory of its own, apart from the host's.
     pub own_memory: bool,
 }
@@ -75,7 +77,7 @@ impl Sizes {
         [
             ("activations", self.activations),
             ("gradients", extent.gradients * self.gradients),
-            ("parameters", self.parameters),
+            ("parameters", self.parameters + extent.halves),
             ("optimizer", extent.optimizer),
             ("statistics", self.statistics),
             ("workspace", self.workspace),
@@ -101,7 +103,7 @@ impl Sizes {
         let inputs = extent.batches_on_device * self.inputs;
         let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics;
         let learned = extent.gradients * self.gradients + self.parameters + extent.optimizer;
-        steps + learned + extent.compression_on_device
+        steps + learned + extent.halves + extent.compression_on_device
     }
 
     /// What a batch is limited by: the device's memory where it has its own, else the host's.

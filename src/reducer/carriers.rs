@@ -6,7 +6,7 @@ use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
 use crate::collective::tuning::Tuning;
 use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, gossip, select};
 use crate::comm::World;
-use crate::config::{AllreduceKind, Config, Wire};
+use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, At, Compressed};
@@ -79,6 +79,11 @@ impl Carrying<'_> {
         let tail = match self.config.strategy.is_central() {
             // In the order of ranks, as owners add.
             true => select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), world, region)?,
+            // What is compressed lies where no other rank sees it.
+            _ if self.config.compress.is_some() => {
+                let kind = AllreduceKind::RECURSIVE_DOUBLING;
+                select(kind, self.config.wire, &Tuning::built_in(), world, region)?
+            }
             // With the last bucket, if that comes to all.
             _ if places.owners.are_apart() => self.averaging.selection.build_for(last, world, region)?,
             _ => self.averaging.selection.build_for(TAIL, world, region)?,
@@ -178,11 +183,19 @@ impl Carrying<'_> {
         let Some(scheme) = self.config.compress else {
             return Ok((world.agree(selection.build(world, &places.gradients.region))?, None));
         };
-        let at = match compress::code(scheme, world.size(), self.device) {
+        let relaxed = self.config.strategy.is_relaxed();
+        let scheme = match scheme {
+            // A gradient is a rank's share of the mean, its way from the anchor is not.
+            Compression::TwoBit { threshold } if relaxed => {
+                Compression::TwoBit { threshold: threshold * world.size() as f32 }
+            }
+            scheme => scheme,
+        };
+        let at = match compress::code(scheme, world.size(), self.device).filter(|_| !relaxed) {
             Some(code) => At::Device(code, &places.gradients.averaged, as_memory),
             None => At::Host(&places.gradients.on_host),
         };
-        let made = Compressed::new(scheme, selection, world, self.plan, self.device, at);
+        let made = Compressed::new((scheme, !relaxed), selection, world, self.plan, self.device, at);
         let compressed = world.agree(made)?;
         let account = compressed.account();
         Ok((Box::new(compressed), Some(account)))

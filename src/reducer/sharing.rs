@@ -202,9 +202,11 @@ impl Gradients {
     }
 }
 
-/// Whether gradients are encoded where they lie, on a device with memory of its own.
+/// Whether gradients are encoded where they lie, on a device with memory of its own. How far parameters are from an
+/// anchor is encoded on the host, where the step's own numbers are summed in every step.
 pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
-    config.compress.is_some_and(|scheme| compress::code(scheme, world.size(), device).is_some())
+    let codes = |scheme| compress::code(scheme, world.size(), device).is_some();
+    config.compress.is_some_and(codes) && !config.strategy.is_relaxed()
 }
 
 /// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.

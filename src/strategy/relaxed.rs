@@ -39,6 +39,11 @@ impl Relaxed {
     pub fn sends_parameters(&self) -> bool {
         self.meeting == Meeting::Gossip
     }
+
+    /// Whether the ranks' own optimizers start anew when they have met.
+    pub fn resets(&self) -> bool {
+        matches!(self.meeting, Meeting::Anchor { resets: true, .. })
+    }
 }
 
 /// The step of SGD that an anchor does.

@@ -120,6 +120,7 @@ impl Assembly<'_> {
             true => config.images_of(self.world.rank(), computing),
             false => config.images_a_step(computing),
         };
+        let relaxed = config.relaxed(self.world.size());
         let stretches =
             program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &scripts, device));
         let metrics =
@@ -128,7 +129,8 @@ impl Assembly<'_> {
             stretches,
             round: Round {
                 scripts,
-                steps: config.relaxed(self.world.size()).map_or(1, |relaxed| relaxed.every),
+                steps: relaxed.map_or(1, |relaxed| relaxed.every),
+                resets: relaxed.is_some_and(|relaxed| relaxed.resets()),
             },
             statistics: config.shards.map(|shards| {
                 Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)

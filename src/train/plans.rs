@@ -294,7 +294,16 @@ fn extent(
     let own_memory = !device.is_host();
     let ([mapped, mut messages], compression) = match config.compress {
         None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
-        Some(scheme) => ([0, 0], compress::memory(scheme, &averaging.selection, plan, device, world)),
+        Some(scheme) => (
+            [0, 0],
+            compress::memory(
+                (scheme, !config.strategy.is_relaxed()),
+                &averaging.selection,
+                plan,
+                device,
+                world,
+            ),
+        ),
     };
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
@@ -361,7 +370,18 @@ fn extent(
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
         program: host::resident().unwrap_or(0),
+        halves: halves(config, world, plan),
         own_memory,
+    }
+}
+
+/// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
+fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
+    let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
+    let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
+    match reads_some {
+        true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
+        false => 0,
     }
 }
 

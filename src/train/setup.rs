@@ -210,11 +210,13 @@ pub fn prepare(
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.region.is_shared());
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
+    // Where ranks have parameters of their own nothing is compressed but when they meet.
+    let steps = config.relaxed(workers).map_or(1, |relaxed| relaxed.every as u64);
     description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
         on_device: account.state.iter().any(|kept| !kept.on_host),
-        sent: account.sent,
-        uncompressed: account.uncompressed,
+        sent: account.sent / steps,
+        uncompressed: account.uncompressed / steps,
     });
     let recorder = match &reached {
         None => Recorder::create(world.into(), path.as_deref(), &description),

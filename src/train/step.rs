@@ -96,6 +96,8 @@ pub struct Round {
     pub scripts: Vec<Rc<Script>>,
     /// How many steps it has.
     pub steps: usize,
+    /// Whether optimizers start anew with each.
+    pub resets: bool,
 }
 
 impl Round {
@@ -103,6 +105,11 @@ impl Round {
     fn script(&self, done: usize) -> Rc<Script> {
         let (at, last) = (done % self.steps, self.scripts.len() - 1);
         self.scripts[if at + 1 == self.steps { last } else { at.min(last.saturating_sub(1)) }].clone()
+    }
+
+    /// Updates that the optimizer has done before a step.
+    fn updates(&self, done: usize) -> usize {
+        if self.resets { done % self.steps } else { done }
     }
 
     /// Who updates what, and what goes between ranks, is the same in all of them.
@@ -277,7 +284,7 @@ impl Trainer {
             gradient_scale: self.gradient_scale * self.scaling.as_ref().map_or(1.0, |s| s.scaler.scale()),
             learning_rate,
             // A skipped step is no update.
-            update: done as u64 + 1 - self.skipped(),
+            update: self.round.updates(done) as u64 + 1 - self.skipped(),
         };
         if self.runs == 1 {
             self.capture(device, &scalars)?;

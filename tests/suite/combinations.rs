@@ -115,21 +115,17 @@ impl Draw {
             if has("--allreduce auto") {
                 all.extend([" --sync root".into(), " --sync server".into()]);
             }
-            if !has("--ema") {
-                let relaxed = [
-                    "--local-steps 2 --outer-momentum 0.5",
-                    "--sync easgd:1,0.5",
-                    "--sync bmuf:2",
-                    "--sync gossip",
-                ];
-                let goes = |flag: &&str| has("--wire f32") || !flag.contains("gossip");
-                all.extend(relaxed.into_iter().filter(goes).map(|flag| format!(" {flag}")));
-            }
             let by_tree =
                 has("--wire f32") && (has("--allreduce auto") || has("--allreduce recursive-doubling"));
             if by_tree && ranks.is_power_of_two() && !has("--accumulation") && !has("--sync-bn") {
                 all.push(" --shards 4".into());
             }
+        }
+        if !has("--ema") && !has("--allreduce mpi") {
+            let relaxed = ["--local-steps 2 --outer-momentum 0.5", "--sync easgd:1,0.5", "--sync bmuf:2"];
+            all.extend(relaxed.map(|flag| format!(" {flag}")));
+            let whole = !has("--compress") && !has("--wire bf16") && !has("--wire f16");
+            all.extend(whole.then(|| " --sync gossip".into()));
         }
         if !has("--accumulation") {
             all.push(format!(" --global-batch {}", ranks * batch + 1));

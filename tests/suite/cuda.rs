@@ -151,6 +151,21 @@ fn a_gradient_is_added_to_where_it_lies() {
     assert_eq!(counts, [8, 0]);
 }
 
+#[test]
+fn copies_of_parameters_in_halves_are_planned() {
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, halves] = ["f32", "bf16"].map(|precision| -> usize {
+        let flags =
+            ["--model", "alexnet", "--batch", "2", "--dry-run", "--device", "cuda", "--precision", precision];
+        let done = finish(with_cuda(job::job(&[(1, &flags)]), &[], directory.path()));
+        assert!(done.success, "{}", done.stderr);
+        let line =
+            done.stdout.lines().find(|line| line.trim_start().starts_with("parameters ")).expect("a line");
+        line.split(['(', ' ']).rev().nth(1).and_then(|bytes| bytes.replace(',', "").parse().ok()).expect(line)
+    });
+    assert_eq!(halves, whole + whole / 2);
+}
+
 /// The files of cuDNN's cache.
 fn kept_plans(directory: &Path) -> Vec<String> {
     let machines = std::fs::read_dir(directory.join("cudnn")).unwrap().map(|entry| entry.unwrap().path());

@@ -9,11 +9,15 @@ use crate::support;
 use std::slice::from_ref;
 
 use dltrain::device::Scalars;
+use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, dims, windows,
+    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, Op, Permutation, Pool2d,
+    Shape, Spec, dims, windows,
 };
+use dltrain::plan::Parameter;
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
+use support::bound::Bound;
 use support::{Operand, f32s, in_domain, run_with};
 
 const SCALARS: Scalars =
@@ -201,21 +205,55 @@ proptest! {
         let parts = [random(dims([2, a, h, 3]), 1), random(dims([2, b, h, 3]), 2)];
         let y = [f32s(dims([2, a + b, h, 3]))];
         let r = random(y[0].shape.clone(), 3);
-        let case = Case { op: Op::Concat, inputs: &parts, outputs: &y, r: &r.1 };
+        let case = Case { op: Op::Concat { axis: 1 }, inputs: &parts, outputs: &y, r: &r.1 };
         for (which, from) in [(0, 0), (1, a)] {
-            let gradient = &run(Op::Slice { from }, from_ref(&r), from_ref(&parts[which].0))[0];
+            let gradient = &run(Op::Slice { axis: 1, from }, from_ref(&r), from_ref(&parts[which].0))[0];
             case.check(which, gradient, 1.0, 0.0);
         }
+    }
+
+    /// Sums over axes and stretching are each other's gradients.
+    #[test]
+    fn sums_and_stretching(extents in prop::array::uniform4(1usize..4), kept: [bool; 4], scale in -2f32..2.0) {
+        let shape = |kept: [bool; 4]| dims(std::array::from_fn::<_, 4, _>(|i| if kept[i] { extents[i] } else { 1 }));
+        let (large, small) = (random(shape([true; 4]), 1), random(shape(kept), 2));
+        let dx = &run(Op::Expand { scale }, from_ref(&small), from_ref(&large.0))[0];
+        let (outputs, inputs) = ([small.0.clone()], [large.clone()]);
+        Case { op: Op::Sum { scale }, inputs: &inputs, outputs: &outputs, r: &small.1 }.check(0, dx, 1.0, 0.0);
+        let dx = &run(Op::Sum { scale }, from_ref(&large), from_ref(&small.0))[0];
+        let (outputs, inputs) = ([large.0.clone()], [small.clone()]);
+        Case { op: Op::Expand { scale }, inputs: &inputs, outputs: &outputs, r: &large.1 }.check(0, dx, 1.0, 0.0);
+    }
+
+    #[test]
+    fn parts_and_orders_of_axes(
+        extents in prop::array::uniform4(1usize..4), axis in 0usize..4, before in 0usize..3, after in 0usize..3,
+        order in Just(vec![0usize, 1, 2, 3]).prop_shuffle(),
+    ) {
+        let mut padded = extents;
+        padded[axis] += before + after;
+        let (small, large) = (random(dims(extents), 1), random(dims(padded), 2));
+        let (slice, pad) = (Op::Slice { axis, from: before }, Op::Pad { axis, before });
+        for (op, back, [x, r]) in [(slice, pad, [&large, &small]), (pad, slice, [&small, &large])] {
+            let dx = &run(back, from_ref(r), from_ref(&x.0))[0];
+            let (inputs, outputs) = ([x.clone()], [r.0.clone()]);
+            Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+        }
+        let order = Permutation::new(&order).unwrap();
+        let r = random(Shape(order.of(&extents)), 3);
+        let dx = &run(Op::Permute(order.inverse()), from_ref(&r), from_ref(&small.0))[0];
+        let (inputs, outputs) = ([small], [r.0.clone()]);
+        Case { op: Op::Permute(order), inputs: &inputs, outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
     #[test]
     fn dropout(n in 1usize..4, features in 1usize..30, p in 0.1f32..0.9) {
         let x = random(dims([n, features]), 1);
         let r = random(dims([n, features]), 2);
-        let backward = Op::DropoutBackward { p, layer: 2 };
+        let backward = Op::DropoutBackward { p, layer: 2, whole: false };
         let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
-        Case { op: Op::Dropout { p, layer: 2 }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
+        Case { op: Op::Dropout { p, layer: 2, whole: false }, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
     /// The loss's third derivative in one logit is p(1−p)(1−2p), below 0.1 in size; h = 1/64. The sample labelled
@@ -296,11 +334,73 @@ fn away_from_kinks(of: Activation, x: f32) -> f32 {
     }
 }
 
+/// Through the graph, either operand stretched, one of them a parameter: the loss's difference along each parameter's
+/// gradient, over a step of 2⁻⁶. Higher derivatives are of the size of the first two here, so that truncation is below
+/// 2 % of what is found; a term, a sum or a sign that lacks is far more.
+#[test]
+fn arithmetic_of_stretched_tensors() {
+    for of in Binary::ALL {
+        for swapped in [false, true] {
+            let (mut net, x) = Builder::new("stretched", 2, [3, 4, 4]);
+            let x = net.conv2d("a", x, 5, Conv2d::square(1)).unwrap();
+            let small = net.global_avg_pool("pool", x).unwrap();
+            let small = net.activation("b", small, Activation::Sigmoid);
+            let x = net.activation("c", x, Activation::Exp);
+            let [first, second] = if swapped { [x, small] } else { [small, x] };
+            let y = net.binary("binary", of, first, second).unwrap();
+            let scale = net.learned("scale", dims([5, 1, 1]), Init::One, false);
+            let [first, second] = if swapped { [y, scale] } else { [scale, y] };
+            let y = net.binary("scaled", of, first, second).unwrap();
+            let y = net.sum("sum", y, &[2, 3], 0.1).unwrap();
+            let y = net.expand("expand", y, dims([2, 5, 2, 1])).unwrap();
+            let y = net.linear("fc", y, 3);
+            let mut bound = Bound::new(&Reference, net.finish(y).simplify().differentiate(), 0);
+            bound.set_batch(&random(dims([2, 3, 4, 4]), 1).1, &[0, 2]);
+            let (forward, all) = (bound.plan.forward_steps, bound.plan.steps.len());
+            let scalars = Scalars { gradient_scale: 0.5, ..SCALARS };
+            let parameters = bound.plan.parameters.clone();
+            let start = |p: &Parameter| {
+                random(p.spec.shape.clone(), 7).1.iter().map(|v| 0.5 * v + 0.75).collect::<Vec<_>>()
+            };
+            parameters.iter().for_each(|p| bound.set_parameter(p, &start(p)));
+            bound.run(0..all, &scalars);
+            let gradients: Vec<Vec<f32>> = parameters.iter().map(|p| bound.gradient(p)).collect();
+            for (p, gradient) in parameters.iter().zip(&gradients) {
+                let norm = gradient.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+                let mut at = |h: f64| {
+                    let step = |(x, g): (&f32, &f32)| (f64::from(*x) + h * f64::from(*g) / norm) as f32;
+                    bound.set_parameter(p, &start(p).iter().zip(gradient).map(step).collect::<Vec<_>>());
+                    bound.run(0..forward, &scalars);
+                    bound.loss()
+                };
+                let slope = (at(1.0 / 64.0) - at(-1.0 / 64.0)) * 32.0;
+                bound.set_parameter(p, &start(p));
+                assert!(
+                    (slope - norm).abs() < 0.02 * norm + 1e-4,
+                    "{of:?} {swapped} {}: {slope} and {norm}",
+                    p.name
+                );
+            }
+        }
+    }
+}
+
+/// With `whole` all of a sample or nothing.
+#[test]
+fn samples_are_dropped_as_a_whole() {
+    let ones: Operand = (f32s(dims([400, 6])), vec![1.0; 2400]);
+    let y = run(Op::Dropout { p: 0.2, layer: 1, whole: true }, from_ref(&ones), from_ref(&ones.0))[0].clone();
+    assert!(y.chunks(6).all(|sample| sample == [0.0; 6] || sample == [1.25; 6]));
+    let dropped = y.chunks(6).filter(|sample| sample[0] == 0.0).count() as f64 / 400.0;
+    // Five standard errors of a share of 400.
+    assert!((dropped - 0.2).abs() < 5.0 * (0.2f64 * 0.8 / 400.0).sqrt(), "{dropped}");
+}
+
 /// The mask drops about p of the elements, and the same ones wherever the sample lies in a rank's batch.
 #[test]
 fn dropout_depends_on_the_sample_not_on_the_rank() {
     let ones = |n: usize| (f32s(dims([n, 500])), vec![1.0; n * 500]);
-    let op = Op::Dropout { p: 0.3, layer: 1 };
+    let op = Op::Dropout { p: 0.3, layer: 1, whole: false };
     let whole = run(op, &[ones(4)], &[ones(4).0])[0].clone();
     let dropped = whole.iter().filter(|&&v| v == 0.0).count() as f64 / 2000.0;
     // Five standard errors of a share of 2000.

@@ -93,25 +93,27 @@ macro_rules! models {
 mod small {
     models!(small_images:
         mnist_small mnist_net mnist_large lenet5 cifar_net alexnet vgg11 resnet18 resnet50
-        inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn squeezenet1_1);
+        inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn squeezenet1_1
+        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0);
 }
 
 /// The same in bf16: a model of each kind.
 mod bf16 {
-    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1);
+    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0);
 }
 
 /// Images of the size that the model was made for, where that is larger.
 mod full {
     models!(ignored full_images:
         alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 resnet101 resnet152
-        googlenet densenet121 mobilenet_v2 squeezenet1_1);
+        googlenet densenet121 mobilenet_v2 squeezenet1_1 mobilenet_v3_large efficientnet_b0 regnet_y_400mf
+        resnext50_32x4d wide_resnet50_2 shufflenet_v2_x1_0);
 
     use super::{small_images, small_images_in_bf16};
 
     /// More layers of the same kinds.
     mod deeper {
-        models!(ignored small_images: vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn);
+        models!(ignored small_images: vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn wide_resnet50_2);
     }
 
     mod deeper_in_bf16 {

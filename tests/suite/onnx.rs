@@ -245,13 +245,13 @@ fn a_weight_of_columns_is_learned_as_rows() {
 fn what_cannot_be_trained_is_refused_with_every_node() {
     let message = said(|graph| {
         let mut odd = node("odd", "Conv", &["x", "w"], "b");
-        let pads = AttributeProto {
-            name: "pads".into(),
-            ints: vec![0, 0, 1, 1],
+        let dilations = AttributeProto {
+            name: "dilations".into(),
+            ints: vec![2, 2],
             kind: kind::INTS,
             ..Default::default()
         };
-        odd.attribute.push(pads);
+        odd.attribute.push(dilations);
         let mut scaled = node("fc", "Gemm", &["d", "fc.weight", "fc.bias"], "y");
         let alpha = AttributeProto { name: "alpha".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
         scaled.attribute.push(alpha);
@@ -262,7 +262,7 @@ fn what_cannot_be_trained_is_refused_with_every_node() {
         graph.output = vec![value("z", &[0, 3])];
     });
     for line in [
-        "odd (Conv): pads [0, 0, 1, 1]",
+        "odd (Conv): dilations [2, 2]",
         "loop (Loop): the op is not supported",
         "fc (Gemm): alpha 0.5",
         "sum (Einsum): the op is not supported",

@@ -19,7 +19,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec, windows,
+    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, Op, Permutation, Pool2d, Shape, Spec,
+    windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -707,7 +708,10 @@ fn dropout_drops_what_it_is_defined_to_drop() {
     for device in devices() {
         let x = random(&[3, 1001], Numbers::Reals, 5);
         let outputs = from_ref(&x.spec);
-        for op in [Op::Dropout { p: 0.3, layer: 2 }, Op::DropoutBackward { p: 0.3, layer: 2 }] {
+        for op in [
+            Op::Dropout { p: 0.3, layer: 2, whole: false },
+            Op::DropoutBackward { p: 0.3, layer: 2, whole: false },
+        ] {
             let agree = agrees(device, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
             agree.unwrap_or_else(|e| panic!("{}: {e}", op.name()));
         }
@@ -1223,7 +1227,7 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
         let hosts: Vec<Host> =
             (0..).zip(&parts).map(|(i, &(c, _))| random(&[n, c, h, w], Numbers::Reals, i)).collect();
         let dy = random(&y, Numbers::Reals, 99);
-        let (_, expected) = through(&Reference, &Op::Concat, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
+        let (_, expected) = through(&Reference, &Op::Concat { axis: 1 }, &hosts.iter().collect::<Vec<_>>(), &[spec(&y)], None);
         for &device in &devices {
             let there: Vec<There> = hosts
                 .iter()
@@ -1231,7 +1235,7 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
                 .map(|(host, &(_, plain))| if plain { upload(device, host) } else { in_chosen_layout(device, host) })
                 .collect();
             let refs: Vec<&There> = there.iter().collect();
-            let (forward, found) = apply(device, &Op::Concat, &refs, &[spec(&y)], None);
+            let (forward, found) = apply(device, &Op::Concat { axis: 1 }, &refs, &[spec(&y)], None);
             prop_assert_eq!(&download(device, &found[0]), &expected[0], "{}", forward.implementation());
             padding_is_zero(device, &found[0], "concat")?;
             let dy_there = match plain {
@@ -1240,12 +1244,54 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
             };
             let mut from = 0;
             for host in &hosts {
-                let op = Op::Slice { from };
+                let op = Op::Slice { axis: 1, from };
                 let (kernel, part) = apply(device, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
                 let (_, expected) = through(&Reference, &op, &[&dy], from_ref(&host.spec), None);
                 prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
                 padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
+            }
+        }
+    });
+}
+
+/// Of any number of axes, along any of them.
+#[test]
+fn axes_are_cut_joined_padded_and_put_in_order() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let axes = (1usize..=4).prop_flat_map(|rank| {
+        let order = Just((0..rank).collect::<Vec<_>>()).prop_shuffle();
+        (prop::collection::vec(1usize..=6, rank), 0..rank, order)
+    });
+    let cases = (axes, 0usize..4, 0usize..4, any::<bool>(), prop::sample::select(dtypes));
+    proptest!(config(48), |(((extents, axis, order), before, after, plain, dtype) in cases)| {
+        let (mut padded, mut double) = (extents.clone(), extents.clone());
+        padded[axis] += before + after;
+        double[axis] += padded[axis];
+        let order = Permutation::new(&order).unwrap();
+        let [x, z] = [(&extents, 1), (&padded, 2)].map(|(of, which)| kept_in(dtype, random(of, Numbers::Reals, which)));
+        for (op, inputs, y) in [
+            (Op::Slice { axis, from: before }, vec![&z], &extents),
+            (Op::Pad { axis, before }, vec![&x], &padded),
+            (Op::Permute(order), vec![&x], &order.of(&extents)),
+            (Op::Concat { axis }, vec![&x, &z], &double),
+        ] {
+            let y = Spec { dtype, ..spec(y) };
+            let (_, expected) = through(&Reference, &op, &inputs, from_ref(&y), None);
+            for &device in &devices {
+                let there = |host: &&Host| match host.spec.shape.rank() == 4 && !plain {
+                    true => in_chosen_layout(device, host),
+                    false => upload(device, host),
+                };
+                let there: Vec<There> = inputs.iter().map(there).collect();
+                let (kernel, found) = apply(device, &op, &there.iter().collect::<Vec<_>>(), from_ref(&y), None);
+                let what = format!("{op:?} of {} by {}", inputs[0].spec.shape, kernel.implementation());
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+                padding_is_zero(device, &found[0], &what)?;
             }
         }
     });
@@ -1347,8 +1393,9 @@ fn elementwise_ops_are_exact_in_any_layout() {
                 (Op::Add { relu: false }, true),
                 (Op::Add { relu: true }, true),
                 (Op::Reshape, false),
-                (Op::Dropout { p: 0.3, layer: 2 }, false),
-                (Op::DropoutBackward { p: 0.3, layer: 2 }, false),
+                (Op::Dropout { p: 0.3, layer: 2, whole: false }, false),
+                (Op::DropoutBackward { p: 0.3, layer: 2, whole: false }, false),
+                (Op::Dropout { p: 0.4, layer: 2, whole: true }, false),
             ] {
                 let y = if op == Op::Reshape { spec(&[n, c * h * w]) } else { spec(&extents) };
                 let count = 1 + usize::from(second);
@@ -1357,6 +1404,83 @@ fn elementwise_ops_are_exact_in_any_layout() {
                 let (_, expected) = through(&Reference, &op, &[&a, &b][..count], &[y], None);
                 let what = format!("{} by {}", op.name(), kernel.implementation());
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+            }
+        }
+    });
+}
+
+/// One rounding on either side, and none that differs: bits are equal. What is stretched lies as a convolution gives it
+/// or plain, and may have fewer axes. Divisors are 2 at least.
+#[test]
+fn stretched_tensors_are_joined_exactly_in_any_layout() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let shape = (1usize..=3, prop_oneof![1usize..=20, Just(33)], 1usize..=5, 1usize..=6);
+    let cases = (shape, any::<[[bool; 4]; 2]>(), any::<[bool; 3]>(), prop::sample::select(dtypes));
+    proptest!(config(48), |(((n, c, h, w), kept, [plain, short, swapped], dtype) in cases)| {
+        let whole = [n, c, h, w];
+        let stretched = |kept: [bool; 4]| -> Vec<usize> { (0..4).map(|i| if kept[i] { whole[i] } else { 1 }).collect() };
+        // Squeeze-and-excitation's, a layer's scale, and anything.
+        let mut small = stretched(kept[0]);
+        if short && small[0] == 1 {
+            small.remove(0);
+        }
+        for (large, small) in [(whole.to_vec(), small), (whole.to_vec(), vec![n, c, 1, 1]), (stretched([kept[1][0], true, true, true]), vec![n, c, 1, 1])] {
+            let (mut a, mut b) = (random(&large, Numbers::Reals, 1), random(&small, Numbers::Reals, 2));
+            a.values.iter_mut().chain(&mut b.values).for_each(|v| *v += 3.0);
+            let [a, b] = [a, b].map(|host| kept_in(dtype, host));
+            let [a, b] = if swapped { [b, a] } else { [a, b] };
+            let y = Spec { dtype, ..spec(&whole) };
+            for (of, &device) in Binary::ALL.into_iter().flat_map(|of| devices.iter().map(move |device| (of, device))) {
+                let there = |host: &Host| match host.spec.shape.rank() == 4 && !plain {
+                    true => in_chosen_layout(device, host),
+                    false => upload(device, host),
+                };
+                let (kernel, found) = apply(device, &Op::Binary(of), &[&there(&a), &there(&b)], from_ref(&y), None);
+                let (_, expected) = through(&Reference, &Op::Binary(of), &[&a, &b], from_ref(&y), None);
+                let what = format!("{} of {} and {} by {}", of.name(), a.spec.shape, b.spec.shape, kernel.implementation());
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
+                padding_is_zero(device, &found[0], &what)?;
+            }
+        }
+    });
+}
+
+#[test]
+fn axes_are_summed_and_stretched_in_any_layout() {
+    let devices = devices();
+    let dtypes = match devices_with_bf16() {
+        Some(_) => vec![DType::F32, DType::BF16],
+        None => vec![DType::F32],
+    };
+    let shape = (1usize..=3, prop_oneof![1usize..=20, Just(33)], 1usize..=5, 1usize..=6);
+    let cases = (shape, any::<[bool; 4]>(), any::<bool>(), prop::sample::select(dtypes), numbers());
+    proptest!(config(48), |(((n, c, h, w), kept, plain, dtype, numbers) in cases)| {
+        let whole = [n, c, h, w];
+        for kept in [kept, [true, true, false, false], [false, true, false, false]] {
+            let small: Vec<usize> = (0..4).map(|i| if kept[i] { whole[i] } else { 1 }).collect();
+            let count = whole.iter().product::<usize>() / small.iter().product::<usize>();
+            let x = kept_in(dtype, random(&whole, numbers, 1));
+            for &device in &devices {
+                let there = if plain { upload(device, &x) } else { in_chosen_layout(device, &x) };
+                // A parameter's gradient is f32.
+                for y in [spec(&small), Spec { dtype, ..spec(&small) }] {
+                    let op = Op::Sum { scale: -1.0 };
+                    let (kernel, found) = apply(device, &op, &[&there], from_ref(&y), None);
+                    let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
+                    let what = format!("{small:?} of {whole:?} by {}", kernel.implementation());
+                    let rounding = if matches!(numbers, Numbers::Integers) { 0.0 } else { (count + 2) as f64 * U * count as f64 };
+                    let bounds = with_step(&y, &expected[0], rounding);
+                    close(&download(device, &found[0]), &expected[0], bounds.into_iter(), &what)?;
+                }
+                let (x, y) = (kept_in(dtype, random(&small, numbers, 2)), Spec { dtype, ..spec(&whole) });
+                let op = Op::Expand { scale: 0.5 };
+                let (kernel, found) = apply(device, &op, &[&upload(device, &x)], from_ref(&y), None);
+                let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
+                close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &format!("expand by {}", kernel.implementation()))?;
             }
         }
     });
@@ -1422,7 +1546,7 @@ fn what_may_run_in_place_gives_the_same_there() {
         (Op::Add { relu: true }, 2),
         (Op::Add { relu: false }, 2),
         (Op::Reshape, 1),
-        (Op::Dropout { p: 0.5, layer: 0 }, 1),
+        (Op::Dropout { p: 0.5, layer: 0, whole: false }, 1),
     ];
     for (op, count) in activations.chain(others) {
         let mut a = a.clone();
@@ -1560,8 +1684,8 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
                 (Op::ActivationBackward(Activation::Relu { max: 0.5 }), 2, extents),
                 (Op::Add { relu: false }, 2, extents),
                 (Op::Add { relu: true }, 2, extents),
-                (Op::Concat, 2, [n, 2 * c, h, w]),
-                (Op::Dropout { p: 0.3, layer: 2 }, 1, extents),
+                (Op::Concat { axis: 1 }, 2, [n, 2 * c, h, w]),
+                (Op::Dropout { p: 0.3, layer: 2, whole: false }, 1, extents),
                 (Op::AvgPool(pool), 1, [n, c, windows[0], windows[1]]),
                 (Op::AdaptiveAvgPool, 1, [n, c, 3, 3]),
             ] {
@@ -1806,12 +1930,13 @@ mod on_the_cpu_alone {
         let parts =
             [16, 32].map(|c| in_chosen_layout(&cpu, &random(&[2, c, 5, 5], Numbers::Reals, c as u32)));
         let y = [2, 48, 5, 5];
-        let (forward, made) = apply(&cpu, &Op::Concat, &[&parts[0], &parts[1]], &[spec(&y)], None);
+        let (forward, made) =
+            apply(&cpu, &Op::Concat { axis: 1 }, &[&parts[0], &parts[1]], &[spec(&y)], None);
         for (wanted, part) in forward.inputs().iter().zip(&parts) {
             assert_eq!(*wanted, part.layout);
         }
         for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
-            let op = Op::Slice { from };
+            let op = Op::Slice { axis: 1, from };
             let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
             assert_eq!(kernel.inputs()[0], made[0].layout);
             assert_eq!(gradient[0].layout, part.layout);
@@ -1875,9 +2000,14 @@ mod on_the_cpu_alone {
         fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
         fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");
         fails(Op::Add { relu: false }, &[&[4, 10], &[4, 9]], &[4, 10], "cannot give");
-        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
-        fails(Op::Concat, &[&[1, 2, 9, 9], &[1, 2, 9, 9]], &[1, 5, 9, 9], "4 channels cannot give");
-        fails(Op::Slice { from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from channel 3");
+        fails(Op::Concat { axis: 1 }, &[&[1, 2, 9, 9], &[1, 2, 9, 8]], &[1, 4, 9, 9], "cannot be a part");
+        fails(
+            Op::Concat { axis: 1 },
+            &[&[1, 2, 9, 9], &[1, 2, 9, 9]],
+            &[1, 5, 9, 9],
+            "4 along axis 1 cannot give",
+        );
+        fails(Op::Slice { axis: 1, from: 3 }, &[&[1, 4, 9, 9]], &[1, 2, 9, 9], "from 3 on along axis 1");
         fails(Op::AdaptiveAvgPool, &[&[1, 2, 9, 9]], &[1, 3, 5, 5], "cannot give");
         fails(Op::BatchNormMoments, &[&[1, 2, 9, 9]], &[2, 3], "moments of 1×2×9×9 cannot be 2×3");
         let labels = Spec { dtype: DType::I32, ..spec(&[1, 2, 9, 9]) };

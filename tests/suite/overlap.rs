@@ -220,13 +220,15 @@ fn the_backward_pass_hides_what_a_schedule_by_hand_hides() {
 
 #[test]
 fn a_steady_step_in_halves_casts_no_weight() {
-    for precision in ["bf16", "f16"] {
-        let work = run(1, &format!("--precision {precision}"));
+    for (precision, flags) in
+        [("bf16", ""), ("f16", ""), ("bf16", "--freeze conv1"), ("bf16", "--freeze fc1")]
+    {
+        let work = run(1, &format!("--precision {precision} {flags}"));
         let (_, step) = steady(&work);
         let count = |name: &str| step.iter().filter(|work| work.what.starts_with(name)).count();
         // That of the scores' gradient.
-        assert_eq!(count(&format!("cast_f32_{precision}")), 1, "{precision}");
-        assert!(count("update") > 0, "{precision}");
+        assert_eq!(count(&format!("cast_f32_{precision}")), 1, "{precision} {flags}");
+        assert!(count("update") > 0, "{precision} {flags}");
     }
 }
 

@@ -108,12 +108,13 @@ fn forward_and_backward(
         "concat" => {
             let mut from = 0;
             let gradient = |spec: &Spec| {
-                let slice = run(Op::Slice { from }, std::slice::from_ref(&r), std::slice::from_ref(spec));
+                let slice =
+                    run(Op::Slice { axis: 1, from }, std::slice::from_ref(&r), std::slice::from_ref(spec));
                 from += spec.shape.0[1];
                 slice[0].clone()
             };
             let gradients = specs.iter().map(gradient).collect();
-            (run(Op::Concat, inputs, &[y])[0].clone(), gradients)
+            (run(Op::Concat { axis: 1 }, inputs, &[y])[0].clone(), gradients)
         }
         "max_pool" => {
             let saved = Spec { dtype: DType::Saved, ..y.clone() };

@@ -1,8 +1,8 @@
 //! Copies of the parameters in half precision. Layers that multiply halves read these; the update writes them beside
 //! the f32 numbers, so that a step casts none.
 //!
-//! A copy is believed only if the updates have just rewritten all that is read of it, or if it was right and nothing
-//! was written since. Whatever else writes to the parameters (a checkpoint, the first numbers, another rank) has the
+//! A copy is believed only if it was right and nothing was written since but by the updates, or if these have just
+//! rewritten all that is read of it. What no update writes, frozen parameters, stays right. Whatever else writes to the parameters (a checkpoint, the first numbers, another rank) has the
 //! next reader cast all of them again, by one kernel.
 
 use std::cell::{Cell, RefCell};
@@ -33,14 +33,15 @@ pub struct Copies {
     half: Memory,
     cast: Launch,
     stream: Rc<Stream>,
-    /// Whether they are right.
+    /// Whether they are right, and whether those that no update writes are.
     fresh: Cell<bool>,
+    kept: Cell<bool>,
     /// Elements that layers read.
     read: RefCell<Vec<Range<usize>>>,
     /// What each update writes, and whether it has run since they were right.
     updates: RefCell<Vec<(Vec<Range<usize>>, bool)>>,
-    /// Whether the updates together write all that is read, if that is known.
-    covered: Cell<Option<bool>>,
+    /// Whether the updates together write all that is read, and all of it that any of them touches, if that is known.
+    covered: Cell<Option<[bool; 2]>>,
 }
 
 /// One of the updates that write a copy.
@@ -143,6 +144,7 @@ impl Halves {
         if let Some(Update { copies, index }) = update {
             if copies.fresh.get() {
                 copies.restart();
+                copies.kept.set(true);
             }
             copies.updates.borrow_mut()[*index].1 = true;
         }
@@ -173,6 +175,7 @@ impl Copies {
             cast,
             stream: gpu.stream.clone(),
             fresh: Cell::new(false),
+            kept: Cell::new(false),
             read: RefCell::default(),
             updates: RefCell::default(),
             covered: Cell::new(None),
@@ -204,6 +207,7 @@ impl Copies {
     /// They are not right, and no update has run since.
     fn restart(&self) {
         self.fresh.set(false);
+        self.kept.set(false);
         self.updates.borrow_mut().iter_mut().for_each(|(_, done)| *done = false);
     }
 
@@ -215,17 +219,17 @@ impl Copies {
         Ok(())
     }
 
-    /// Whether all updates have run, and wrote all that is read.
+    /// Whether all updates have run, and wrote all that is read but for what was right before.
     fn is_rewritten(&self) -> bool {
         if !self.updates.borrow().iter().all(|(_, done)| *done) {
             return false;
         }
         let covered = self.covered.get().unwrap_or_else(|| self.is_covered());
         self.covered.set(Some(covered));
-        covered
+        covered[usize::from(self.kept.get())]
     }
 
-    fn is_covered(&self) -> bool {
+    fn is_covered(&self) -> [bool; 2] {
         let mut spans: Vec<Range<usize>> =
             self.updates.borrow().iter().flat_map(|(spans, _)| spans.clone()).collect();
         spans.sort_by_key(|span| span.start);
@@ -236,6 +240,9 @@ impl Copies {
                 .fold(read.start, |at, span| if span.start <= at { at.max(span.end) } else { at });
             reached >= read.end
         };
-        self.read.borrow().iter().all(written)
+        let untouched =
+            |read: &Range<usize>| spans.iter().all(|span| span.end <= read.start || read.end <= span.start);
+        let read = self.read.borrow();
+        [read.iter().all(written), read.iter().all(|read| written(read) || untouched(read))]
     }
 }

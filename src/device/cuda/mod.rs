@@ -5,7 +5,7 @@
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
 //!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `norm`, `pool`, `simple`, `update`, `codec`
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` by cuBLAS, `broadcast`, `norm`, `pool`, `simple`, `update`, `codec`
 //!   by kernels of our own (`kernels/`), through what all share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
@@ -15,6 +15,7 @@
 
 mod backend;
 mod blas;
+mod broadcast;
 mod codec;
 mod conv;
 pub mod described;
@@ -119,12 +120,17 @@ impl Cuda {
             Op::AvgPoolBackward(pool) => pool::average_backward(gpu, request, &pool),
             Op::AdaptiveAvgPool => pool::adaptive(gpu, request),
             Op::AdaptiveAvgPoolBackward => pool::adaptive_backward(gpu, request),
-            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
-                simple::dropout(gpu, request, p, layer)
+            Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
+                simple::dropout(gpu, request, p, layer, whole)
             }
+            Op::Binary(of) => broadcast::binary(gpu, request, of),
+            Op::Sum { scale } => broadcast::sum(gpu, request, scale),
+            Op::Expand { scale } => broadcast::expand(gpu, request, scale),
             Op::Reshape => simple::reshape(gpu, request),
-            Op::Concat => simple::concat(gpu, request),
-            Op::Slice { from } => simple::slice(gpu, request, from),
+            Op::Concat { axis } => simple::concat(gpu, request, axis),
+            Op::Slice { axis, from } => simple::slice(gpu, request, axis, from),
+            Op::Pad { axis, before } => simple::pad(gpu, request, axis, before),
+            Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
             Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {

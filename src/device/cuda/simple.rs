@@ -107,7 +107,13 @@ pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKer
 }
 
 /// x → y, and dy → dx
-pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Result<CudaKernel> {
+pub fn dropout(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    p: f32,
+    layer: u32,
+    whole: bool,
+) -> Result<CudaKernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
     // Elements are numbered as the host has them, wherever they lie.
@@ -127,6 +133,7 @@ pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Re
             Int(plane),
             Float(p),
             Long(layer as usize),
+            Bool(whole),
             Memory(&scalars),
         ];
         operands.each("dropout", real, samples * channels * plane, &arguments)
@@ -134,12 +141,29 @@ pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32) -> Re
     Ok(CudaKernel::new(gpu, "own:dropout", vec![layout], outputs, bind).in_place(0))
 }
 
-/// Any number of x → y: their channels one after the other.
-pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+/// (rows, elements of a row, elements of a row along one place of an axis) of a tensor whose rows go on along that axis:
+/// channels lie last, everything else lies as the host has it.
+fn rows_along(spec: &Spec, axis: usize) -> Result<(usize, usize, usize)> {
+    if (spec.shape.rank(), axis) == (4, 1) {
+        return rows(spec).map(|(rows, width)| (rows, width, 1));
+    }
+    let inner = spec.shape.0.get(axis + 1..).ok_or_else(|| Error::internal(format!("no axis {axis}")))?;
+    let (before, step) = (spec.shape.0[..axis].iter().product(), inner.iter().product::<usize>());
+    Ok((before, spec.shape.0[axis] * step, step))
+}
+
+/// The layout in which `rows_along` counts.
+fn in_rows(spec: &Spec, axis: usize) -> Layout {
+    if (spec.shape.rank(), axis) == (4, 1) { channels_last(spec) } else { plain(spec) }
+}
+
+/// Any number of x → y: one after the other along an axis.
+pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize) -> Result<CudaKernel> {
     let y = output(request, 0)?;
-    let (real, (count, width)) = (Real::of(y.dtype)?, rows(y)?);
-    let inputs = request.inputs.iter().map(|(spec, _)| channels_last(spec)).collect();
-    let parts = request.inputs.iter().map(|(spec, _)| Ok(rows(spec)?.1)).collect::<Result<Vec<_>>>()?;
+    let (real, (count, width, _)) = (Real::of(y.dtype)?, rows_along(y, axis)?);
+    let inputs = request.inputs.iter().map(|(spec, _)| in_rows(spec, axis)).collect();
+    let parts =
+        request.inputs.iter().map(|(spec, _)| Ok(rows_along(spec, axis)?.1)).collect::<Result<Vec<_>>>()?;
     let bind = move |operands: &mut Operands| {
         let mut from = 0;
         for (x, &channels) in operands.inputs.iter().zip(&parts) {
@@ -155,18 +179,32 @@ pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
         }
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, "own:copy", inputs, vec![channels_last(y)], bind))
+    Ok(CudaKernel::new(gpu, "own:copy", inputs, vec![in_rows(y, axis)], bind))
 }
 
-/// x → the channels of it from `from` on
-pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, from: usize) -> Result<CudaKernel> {
+/// x → as many as y has along an axis, from `from` on
+pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    let (real, width, (count, channels)) = (Real::of(y.dtype)?, rows(x)?.1, rows(y)?);
+    let ((_, width, step), (count, channels, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
+    let real = Real::of(y.dtype)?;
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
-        copy_channels(operands, real, count, channels, (x, width, from), (y, channels, 0))
+        copy_channels(operands, real, count, channels, (x, width, from * step), (y, channels, 0))
     };
-    Ok(CudaKernel::new(gpu, "own:copy", vec![channels_last(x)], vec![channels_last(y)], bind))
+    Ok(CudaKernel::new(gpu, "own:copy", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
+}
+
+/// x → zeros but for x, which begins at `before` along an axis
+pub fn pad(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, before: usize) -> Result<CudaKernel> {
+    let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
+    let ((count, channels, step), (_, width, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
+    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let bind = move |operands: &mut Operands| {
+        let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
+        operands.each("fill", real, n, &[Memory(y), Long(n), Float(0.0)])?;
+        copy_channels(operands, real, count, channels, (x, channels, 0), (y, width, before * step))
+    };
+    Ok(CudaKernel::new(gpu, "own:pad", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
 }
 
 /// Rows of so many channels: from a place in rows of some width to another.

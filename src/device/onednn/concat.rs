@@ -1,30 +1,34 @@
-//! Concatenation of channels, and what takes it apart again. In blocked layouts where the channels allow it.
+//! Concatenation along an axis, what takes it apart again, padding, and axes in another order. Channels are put together
+//! in blocked layouts where they allow it.
 
 use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Desc, Engine, PrimitiveDesc};
-use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, forward, inputs, nchw, outputs};
+use super::host::{HostKernel, copy};
+use super::layout::{data_type, desc, plain};
+use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
 use super::reorder::reorder_desc;
 use super::sys;
 use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
+use crate::graph::{Permutation, Spec};
 
 /// x, x, … → y. Inputs are read as they lie; the library chooses the layout of y after theirs.
-pub fn concat(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveKernel> {
+pub fn concat(engine: &Rc<Engine>, request: &KernelRequest, axis: usize) -> Result<PrimitiveKernel> {
     let [y] = outputs(request)?;
-    let [n, channels, h, w] = nchw(y)?;
     let mut sum = 0;
     for (x, _) in request.inputs {
-        let [xn, xc, xh, xw] = nchw(x)?;
-        sum += xc;
-        if [xn, xh, xw] != [n, h, w] {
+        let differs = |(i, (a, b)): (usize, (&usize, &usize))| i != axis && a != b;
+        let is_part =
+            x.shape.rank() == y.shape.rank() && !x.shape.0.iter().zip(&y.shape.0).enumerate().any(differs);
+        if !is_part {
             return Err(Error::internal(format!("{} cannot be a part of {}", x.shape, y.shape)));
         }
+        sum += x.shape.0.get(axis).copied().unwrap_or_default();
     }
-    if sum != channels || request.inputs.is_empty() {
-        return Err(Error::internal(format!("{sum} channels cannot give {}", y.shape)));
+    if y.shape.0.get(axis) != Some(&sum) || request.inputs.is_empty() {
+        return Err(Error::internal(format!("{sum} along axis {axis} cannot give {}", y.shape)));
     }
     let given = |(spec, given): &(_, Option<Layout>)| given.clone().map_or_else(|| plain(engine, spec), Ok);
     let layouts: Vec<Layout> = request.inputs.iter().map(given).collect::<Result<_>>()?;
@@ -38,7 +42,7 @@ pub fn concat(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveK
             engine.raw(),
             null(),
             count as i32,
-            1,
+            axis as i32,
             raw.as_ptr(),
             attributes.raw(),
         )
@@ -47,17 +51,32 @@ pub fn concat(engine: &Rc<Engine>, request: &KernelRequest) -> Result<PrimitiveK
     PrimitiveKernel::new(engine, desc, &arguments, &[sys::ARG_DST])
 }
 
-/// dy → the gradient of the input whose channels begin at `from`, in the layout of that input. Where these channels
-/// are no whole blocks of dy's layout, dy is wanted plain.
-pub fn slice(engine: &Rc<Engine>, request: &KernelRequest, from: usize) -> Result<PrimitiveKernel> {
+/// x → as many as y has along an axis, from `from` on. Where it is the gradient of a concatenation's input it lies as
+/// that, else plain. Where these elements are no whole blocks of x's layout, x is wanted plain.
+pub fn slice(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    axis: usize,
+    from: usize,
+) -> Result<PrimitiveKernel> {
     let ([whole], [part]) = (inputs(request)?, outputs(request)?);
-    let ([n, channels, h, w], extents) = (nchw(whole)?, nchw(part)?);
-    if extents != [n, extents[1], h, w] || from + extents[1] > channels {
-        return Err(Error::internal(format!("no {} from channel {from} of {}", part.shape, whole.shape)));
+    let mut extents = whole.shape.0.clone();
+    let room = extents.get(axis).map_or(0, |extent| extent.saturating_sub(from));
+    let length = part.shape.0.get(axis).copied().unwrap_or_default();
+    extents.get_mut(axis).into_iter().for_each(|extent| *extent = length);
+    if extents != part.shape.0 || length > room {
+        let (part, whole) = (&part.shape, &whole.shape);
+        return Err(Error::internal(format!("no {part} from {from} on along axis {axis} of {whole}")));
     }
-    let to = of_input(forward(request)?, from, &extents)?;
-    let offsets = [0, from, 0, 0];
-    let given = request.inputs[0].1.clone().map_or_else(|| plain(engine, whole), Ok)?;
+    let concat = request.forward.and_then(|kernel| kernel.as_any().downcast_ref::<PrimitiveKernel>());
+    let to = match concat {
+        Some(concat) => of_input(concat, axis, from, &extents)?,
+        None => plain(engine, part)?,
+    };
+    let mut offsets = vec![0; extents.len()];
+    offsets[axis] = from;
+    let given = request.inputs[0].1.clone().filter(|layout| layout.dtype() == part.dtype);
+    let given = given.map_or_else(|| plain(engine, whole), Ok)?;
     let (whole, part) = match desc(&given)?.part(&extents, &offsets) {
         Ok(part) => (given, part),
         Err(_) => {
@@ -67,18 +86,57 @@ pub fn slice(engine: &Rc<Engine>, request: &KernelRequest, from: usize) -> Resul
         }
     };
     let desc = reorder_desc(engine, &part, desc(&to)?)?;
-    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.part_of(whole))
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.sees_in(0, whole))
 }
 
-/// The layout in which the concatenation read the input that begins at this channel.
-fn of_input(concat: &PrimitiveKernel, from: usize, extents: &[usize; 4]) -> Result<Layout> {
-    let mut channel = 0;
+/// x → zeros but for x, which begins at `before` along an axis; both plain.
+pub fn pad(engine: &Engine, request: &KernelRequest, axis: usize, before: usize) -> Result<HostKernel> {
+    let ([x], [y]) = (inputs(request)?, outputs(request)?);
+    let mut extents = x.shape.0.clone();
+    extents.get_mut(axis).into_iter().for_each(|extent| *extent = y.shape.0[axis]);
+    if extents != y.shape.0 || x.dtype != y.dtype || before + x.shape.0[axis] > y.shape.0[axis] {
+        return Err(Error::internal(format!("{} from {before} on is no part of {}", x.shape, y.shape)));
+    }
+    // In bytes: what lies side by side of x, and where in as much of y.
+    let side_by_side = |spec: &Spec| spec.shape.0[axis..].iter().product::<usize>() * spec.dtype.bytes();
+    let (part, whole) = (side_by_side(x), side_by_side(y));
+    let (rows, from) = (x.shape.0[..axis].iter().product::<usize>(), whole / y.shape.0[axis].max(1) * before);
+    let layouts = (vec![plain(engine, x)?], vec![plain(engine, y)?]);
+    Ok(HostKernel::new("pad", layouts.0, layouts.1, move |inputs, outputs, _| {
+        outputs[0].zero();
+        for row in 0..rows {
+            copy(&inputs[0].slice(row * part, part), &outputs[0].slice(row * whole + from, part), part);
+        }
+        Ok(())
+    }))
+}
+
+/// x → y: its axes in another order; both plain.
+pub fn permute(engine: &Rc<Engine>, request: &KernelRequest, order: &Permutation) -> Result<PrimitiveKernel> {
+    let ([x], [y]) = (inputs(request)?, outputs(request)?);
+    if order.axes().len() != x.shape.rank() || order.of(&x.shape.0) != y.shape.0 {
+        return Err(Error::internal(format!("{} in order {:?} is not {}", x.shape, order.axes(), y.shape)));
+    }
+    let mut strides = vec![1; x.shape.rank()];
+    for axis in (1..strides.len()).rev() {
+        strides[axis - 1] = strides[axis] * x.shape.0[axis];
+    }
+    let [whole, to] = [x, y].map(|spec| plain(engine, spec));
+    let (whole, to) = (whole?, to?);
+    let seen = Desc::strided(engine, &y.shape.0, &order.of(&strides), data_type(x.dtype)?)?;
+    let desc = reorder_desc(engine, &seen, desc(&to)?)?;
+    Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.sees_in(0, whole))
+}
+
+/// The layout in which the concatenation read the input that begins at this place.
+fn of_input(concat: &PrimitiveKernel, axis: usize, from: usize, extents: &[usize]) -> Result<Layout> {
+    let mut place = 0;
     for input in concat.inputs() {
         let dims = desc(input)?.dims()?;
-        if channel == from && dims.iter().zip(extents).all(|(&a, &b)| a == b as i64) {
+        if place == from && dims.iter().zip(extents).all(|(&a, &b)| a == b as i64) {
             return Ok(input.clone());
         }
-        channel += dims[1] as usize;
+        place += dims[axis] as usize;
     }
-    Err(Error::internal(format!("no input of the concatenation begins at channel {from}")))
+    Err(Error::internal(format!("no input of the concatenation begins at {from}")))
 }

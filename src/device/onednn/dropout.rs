@@ -8,7 +8,7 @@ use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
 use crate::device::{KernelRequest, Scalars};
 use crate::error::{Error, Result};
-use crate::random::{Purpose, key, philox_lanes, uniform};
+use crate::random::{Purpose, key, philox, philox_lanes, uniform};
 
 /// x → x·m/(1−p), on plain layouts of f32: an element's number within its sample decides its fate.
 pub fn dropout(
@@ -17,6 +17,7 @@ pub fn dropout(
     request: &KernelRequest,
     p: f32,
     layer: u32,
+    whole: bool,
 ) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x != y || !(0.0..1.0).contains(&p) {
@@ -33,11 +34,24 @@ pub fn dropout(
             workers.each(samples, |sample| {
                 // SAFETY: samples do not overlap, and nothing else uses the output meanwhile.
                 let values = unsafe { values.part_mut(sample * per_sample..(sample + 1) * per_sample) };
-                mask(values, key, scalars.first_sample + sample as u64, scalars, p);
+                match whole {
+                    true => drop_whole(values, key, scalars.first_sample + sample as u64, scalars, p),
+                    false => mask(values, key, scalars.first_sample + sample as u64, scalars, p),
+                }
             });
             Ok(())
         });
     Ok(kernel.in_place())
+}
+
+/// All of one sample, or nothing.
+fn drop_whole(values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars, p: f32) {
+    let counter = [0, sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
+    let kept = 1.0 / (1.0 - p);
+    match uniform(philox(key, counter)[0]) < p {
+        true => values.fill(0.0),
+        false => values.iter_mut().for_each(|value| *value *= kept),
+    }
 }
 
 /// Applies the mask of one sample; `Op::Dropout` defines it.

@@ -108,7 +108,6 @@ impl Desc {
     }
 
     /// With strides in elements.
-    #[cfg(test)]
     pub fn strided(
         engine: &Engine,
         dims: &[usize],
@@ -141,6 +140,14 @@ impl Desc {
             )?;
         }
         Ok(Desc { library: engine.library, raw })
+    }
+
+    /// The same once more.
+    pub fn copy(&self) -> Result<Desc> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the descriptor is alive; the clone is ours.
+        unsafe { call!(self.library, dnnl_memory_desc_clone(&mut raw, self.raw))? };
+        Ok(Desc { library: self.library, raw })
     }
 
     /// A part of the tensor that this describes, where it lies.

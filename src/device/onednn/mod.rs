@@ -4,7 +4,7 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
-//! - the kernels, one file a family: `activation`, `batch_norm`, `concat`, `conv`, `linear`, `lrn`, `pool`, `reorder`,
+//! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `linear`, `lrn`, `pool`, `reorder`,
 //!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are
 //!   loops of our own (`host`, `channel_loops`).
 //!
@@ -15,6 +15,7 @@
 mod activation;
 mod adaptive;
 mod batch_norm;
+mod broadcast;
 mod channel_loops;
 mod concat;
 mod conv;
@@ -124,12 +125,17 @@ impl Cpu {
             Op::AvgPoolBackward(pool) => primitive(pool::average_backward(engine, request, &pool)),
             Op::AdaptiveAvgPool => host(adaptive::forward_pass(engine, workers, request)),
             Op::AdaptiveAvgPoolBackward => host(adaptive::backward(engine, workers, request)),
-            Op::Dropout { p, layer } | Op::DropoutBackward { p, layer } => {
-                host(dropout::dropout(engine, workers, request, p, layer))
+            Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
+                host(dropout::dropout(engine, workers, request, p, layer, whole))
             }
+            Op::Binary(of) => primitive(broadcast::binary(engine, request, of)),
+            Op::Sum { scale } => host(broadcast::sum(engine, workers, request, scale)),
+            Op::Expand { scale } => host(broadcast::expand(engine, workers, request, scale)),
             Op::Reshape => host(simple::reshape(engine, request)),
-            Op::Concat => primitive(concat::concat(engine, request)),
-            Op::Slice { from } => primitive(concat::slice(engine, request, from)),
+            Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
+            Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
+            Op::Pad { axis, before } => host(concat::pad(engine, request, axis, before)),
+            Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 host(loss::forward_pass(engine, request, smoothing, weight))

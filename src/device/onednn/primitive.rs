@@ -19,8 +19,8 @@ pub struct PrimitiveKernel {
     arguments: Vec<c_int>,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-    /// The part of input 0 that the primitive sees, where that is not all of it.
-    part: Option<Layout>,
+    /// Inputs of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
+    seen: Vec<(usize, Layout)>,
     scratchpad: Layout,
     in_place: Option<usize>,
     subject: Rc<str>,
@@ -45,7 +45,7 @@ impl PrimitiveKernel {
             inputs: layouts(inputs)?,
             outputs: layouts(outputs)?,
             scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
-            part: None,
+            seen: Vec::new(),
             in_place: None,
             subject: Rc::from(""),
             desc,
@@ -57,9 +57,9 @@ impl PrimitiveKernel {
         PrimitiveKernel { subject: Rc::from(subject), ..self }
     }
 
-    /// States that what the primitive reads as input 0 is a part of a tensor of this layout.
-    pub fn part_of(mut self, whole: Layout) -> PrimitiveKernel {
-        self.part = Some(std::mem::replace(&mut self.inputs[0], whole));
+    /// States that what the primitive reads as an input is a part, or another view, of a tensor of this layout.
+    pub fn sees_in(mut self, input: usize, whole: Layout) -> PrimitiveKernel {
+        self.seen.push((input, std::mem::replace(&mut self.inputs[input], whole)));
         self
     }
 
@@ -102,8 +102,8 @@ impl Kernel for PrimitiveKernel {
         let mut layouts: Vec<&Layout> =
             self.inputs.iter().chain(&self.outputs).chain([&self.scratchpad]).collect();
         check_memory(&memory, &layouts)?;
-        if let Some(part) = &self.part {
-            layouts[0] = part;
+        for (input, seen) in &self.seen {
+            layouts[*input] = seen;
         }
         let mut objects = Vec::with_capacity(memory.len());
         for (memory, layout) in memory.iter().zip(&layouts) {

@@ -111,22 +111,22 @@ pub struct Bytes {
     pub on_device: usize,
 }
 
-/// What compression will take.
+/// What compression will take; with the step's own numbers or without.
 pub fn memory(
-    scheme: Compression,
+    (scheme, with_tail): (Compression, bool),
     selection: &Selection,
     plan: &Plan,
     device: &dyn Device,
     world: &World,
 ) -> Bytes {
-    let split = Split::new(scheme, plan, device, world.size());
+    let split = Split::new(scheme, with_tail, plan, device, world.size());
     let sum = |of| selection.memory(world, &split.bytes_of(of));
     let [mut mapped, mut own] = sum(|bucket| bucket.summed.clone());
     if let Compression::PowerSgd { .. } = scheme {
         let second = sum(|bucket| bucket.second.clone());
         (mapped, own) = (mapped + second[0], own + second[1]);
     }
-    match code(scheme, world.size(), device) {
+    match code(scheme, world.size(), device).filter(|_| with_tail) {
         None => Bytes { mapped, own: own + split.bytes(), on_device: 0 },
         Some(_) => Bytes { mapped, own: own + split.travelling(), on_device: on_device::bytes(&split) },
     }
@@ -158,19 +158,20 @@ impl Carriers {
 }
 
 impl Compressed {
-    /// For the buckets of a plan; `selection` sums what is summed. Collective.
+    /// For the buckets of a plan, with the step's own numbers in the last one or without; `selection` sums what is
+    /// summed. Collective.
     ///
     /// # Errors
     /// The same on every rank.
     pub fn new(
-        scheme: Compression,
+        (scheme, with_tail): (Compression, bool),
         selection: &Selection,
         world: &World,
         plan: &Plan,
         device: &dyn Device,
         at: At,
     ) -> Result<Compressed> {
-        let split = Split::new(scheme, plan, device, world.size());
+        let split = Split::new(scheme, with_tail, plan, device, world.size());
         let carriers = Carriers::new(scheme, selection, world, &split)?;
         let (place, regions) = ([world.rank(), world.size()], carriers.regions());
         let worker: Result<Box<dyn Work>> = match at {

@@ -81,16 +81,25 @@ pub enum Unit {
 /// What every bucket is split by.
 struct How<'a> {
     scheme: Compression,
+    /// Whether the tail is part of the last bucket.
+    with_tail: bool,
     codec: Option<Box<dyn Codec>>,
     device: &'a dyn Device,
     ranks: usize,
 }
 
 impl Split {
-    pub fn new(scheme: Compression, plan: &Plan, device: &dyn Device, ranks: usize) -> Split {
+    /// Unless the step's own numbers are summed `with_tail`, they travel by themselves.
+    pub fn new(
+        scheme: Compression,
+        with_tail: bool,
+        plan: &Plan,
+        device: &dyn Device,
+        ranks: usize,
+    ) -> Split {
         let mut split =
             Split { buckets: Vec::new(), summed: 0, second: 0, residual: 0, right: 0, scratch: 0 };
-        let how = How { scheme, codec: codec(scheme, ranks), device, ranks };
+        let how = How { scheme, with_tail, codec: codec(scheme, ranks), device, ranks };
         for index in 0..plan.buckets.len() {
             let bucket = split.bucket(&how, plan, index);
             split.buckets.push(bucket);
@@ -100,7 +109,9 @@ impl Split {
 
     fn bucket(&mut self, how: &How, plan: &Plan, index: usize) -> Bucket {
         let bytes = &plan.buckets[index].bytes;
-        let range = bytes.start / 4..bytes.end / 4;
+        let is_last = index + 1 == plan.buckets.len();
+        let beside = if is_last && !how.with_tail { TAIL } else { 0 };
+        let range = bytes.start / 4..(bytes.end - beside) / 4;
         let (first, second) = (self.summed, self.second);
         let (mut exact, mut tensors) = (Vec::new(), Vec::new());
         let learned = plan.parameters.iter().enumerate().filter(|(_, p)| !p.frozen);
@@ -114,7 +125,7 @@ impl Split {
                 None => exact.push(start..start + parameter.layout.bytes() / 4),
             }
         }
-        exact.extend((index + 1 == plan.buckets.len()).then(|| range.end - TAIL / 4..range.end));
+        exact.extend((is_last && how.with_tail).then(|| range.end - TAIL / 4..range.end));
         let exact = exact.into_iter().map(|range| {
             let at = self.summed;
             self.summed += range.len();

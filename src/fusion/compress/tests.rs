@@ -97,7 +97,7 @@ fn ranks(scheme: &str, ranks: usize, plan: &Plan, device: &dyn Device) -> Vec<Ra
     let meetings: [Rc<RefCell<Meeting>>; 2] = Default::default();
     let gathers = !matches!(scheme, Compression::PowerSgd { .. });
     let rank = |rank: usize| {
-        let split = Split::new(scheme, plan, device, ranks);
+        let split = Split::new(scheme, true, plan, device, ranks);
         let carrier = |which: usize, words: usize| -> (Rc<Region>, Box<dyn Collective>) {
             let region = Rc::new(Region::private(4 * words).unwrap());
             meetings[which].borrow_mut().regions.push(region.clone());

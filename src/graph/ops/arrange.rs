@@ -1,20 +1,138 @@
 //! Tensors put together, taken apart and seen in another shape.
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
+/// Axes a permutation may have.
+const MOST_AXES: usize = 8;
+
+/// An order of axes: axis i of the result is axis `axes()[i]` of the operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Permutation {
+    order: [u8; MOST_AXES],
+    rank: u8,
+}
+
+impl Permutation {
+    /// Each axis once; `None` for anything else, and for more than eight.
+    pub fn new(axes: &[usize]) -> Option<Permutation> {
+        let is_whole = axes.len() <= MOST_AXES && (0..axes.len()).all(|axis| axes.contains(&axis));
+        let mut order = [0; MOST_AXES];
+        order.iter_mut().zip(axes).for_each(|(to, &axis)| *to = axis as u8);
+        is_whole.then_some(Permutation { order, rank: axes.len() as u8 })
+    }
+
+    /// Which axis of the operand each of the result is.
+    pub fn axes(&self) -> Vec<usize> {
+        self.order[..usize::from(self.rank)].iter().map(|&axis| usize::from(axis)).collect()
+    }
+
+    /// The way back.
+    pub fn inverse(&self) -> Permutation {
+        let mut order = [0; MOST_AXES];
+        self.axes().into_iter().zip(0..).for_each(|(axis, place)| order[axis] = place);
+        Permutation { order, rank: self.rank }
+    }
+
+    /// The operand's numbers, one an axis, in the order of the result.
+    pub fn of(&self, numbers: &[usize]) -> Vec<usize> {
+        self.axes().into_iter().map(|axis| numbers[axis]).collect()
+    }
+}
+
 impl Builder {
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// `Usage` where that has not as many.
+    pub fn reshape(&mut self, name: &str, x: TensorId, shape: Shape) -> Result<TensorId> {
+        if shape.elements() != self.shape(x).elements() {
+            let from = self.shape(x);
+            return Err(Error::usage(format!("layer {name}: {from} cannot become {shape}")));
+        }
+        Ok(self.node(name, Op::Reshape, vec![x], shape))
+    }
+
+    /// x with its axes in this order.
+    ///
+    /// # Errors
+    /// `Usage` where that is no order of x's axes.
+    pub fn permute(&mut self, name: &str, x: TensorId, axes: &[usize]) -> Result<TensorId> {
+        let order =
+            Permutation::new(axes).filter(|_| axes.len() == self.shape(x).rank()).ok_or_else(|| {
+                Error::usage(format!("layer {name}: {axes:?} is no order of the axes of {}", self.shape(x)))
+            })?;
+        let shape = Shape(order.of(&self.shape(x).0));
+        Ok(self.node(name, Op::Permute(order), vec![x], shape))
+    }
+
+    /// A range of x along an axis.
+    ///
+    /// # Errors
+    /// `Usage` where x has no such elements.
+    pub fn slice(&mut self, name: &str, x: TensorId, axis: usize, range: Range<usize>) -> Result<TensorId> {
+        let mut shape = self.shape(x).clone();
+        let fits = |extent: &&mut usize| range.start < range.end && range.end <= **extent;
+        *shape.0.get_mut(axis).filter(fits).ok_or_else(|| {
+            Error::usage(format!("layer {name}: no {range:?} along axis {axis} of {}", self.shape(x)))
+        })? = range.len();
+        Ok(self.node(name, Op::Slice { axis, from: range.start }, vec![x], shape))
+    }
+
+    /// x with so many zeros before and after it along an axis.
+    ///
+    /// # Errors
+    /// `Usage` where x has no such axis.
+    pub fn pad(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        axis: usize,
+        [before, after]: [usize; 2],
+    ) -> Result<TensorId> {
+        let mut shape = self.shape(x).clone();
+        let extent = shape.0.get_mut(axis);
+        *extent.ok_or_else(|| Error::usage(format!("layer {name}: no axis {axis}")))? += before + after;
+        Ok(self.node(name, Op::Pad { axis, before }, vec![x], shape))
+    }
+
+    /// Several tensors one after the other along an axis.
+    ///
+    /// # Errors
+    /// `Usage` where they differ along another axis.
+    pub fn concat_along(&mut self, name: &str, axis: usize, parts: &[TensorId]) -> Result<TensorId> {
+        let shapes: Vec<Vec<usize>> = parts.iter().map(|&part| self.shape(part).0.clone()).collect();
+        let mut shape = shapes.first().cloned().unwrap_or_default();
+        let others = |shape: &[usize]| {
+            shape.iter().enumerate().all(|(i, &e)| i == axis || shapes[0].get(i) == Some(&e))
+        };
+        if axis >= shape.len() || !shapes.iter().all(|of| of.len() == shape.len() && others(of)) {
+            return Err(Error::usage(format!(
+                "layer {name}: cannot put {shapes:?} together along axis {axis}"
+            )));
+        }
+        shape[axis] = shapes.iter().map(|of| of[axis]).sum();
+        Ok(self.node(name, Op::Concat { axis }, parts.to_vec(), Shape(shape)))
+    }
+
+    /// Channels in another order: the first of each of so many groups, then the second of each, … (Zhang, Zhou, Lin,
+    /// Sun 2018).
+    ///
+    /// # Errors
+    /// `Usage` where the channels do not divide into groups.
+    pub fn channel_shuffle(&mut self, name: &str, x: TensorId, groups: usize) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        let y = self.reshape(&format!("{name}.groups"), x, dims([n, groups, c / groups, h * w]))?;
+        let y = self.permute(&format!("{name}.permute"), y, &[0, 2, 1, 3])?;
+        self.reshape(name, y, dims([n, c, h, w]))
+    }
+
     /// (N, …) → (N, everything else).
     pub fn flatten(&mut self, name: &str, x: TensorId) -> TensorId {
         let shape = dims([self.shape(x).batch(), self.shape(x).per_sample()]);
-        self.node(name, Op::Reshape, vec![x], shape)
-    }
-
-    /// (N, …) → (N, sample): the same elements in logical order. As many as before, which the caller sees to.
-    pub fn reshape(&mut self, name: &str, x: TensorId, sample: &[usize]) -> TensorId {
-        let shape = Shape([&[self.shape(x).batch()], sample].concat());
-        debug_assert_eq!(shape.elements(), self.shape(x).elements(), "{name}");
         self.node(name, Op::Reshape, vec![x], shape)
     }
 
@@ -25,7 +143,7 @@ impl Builder {
         let channels = shapes.iter().map(|shape| shape[1]).sum();
         match shapes.first() {
             Some(&[n, _, h, w]) if shapes.iter().all(|&[n2, _, h2, w2]| [n, h, w] == [n2, h2, w2]) => {
-                Ok(self.node(name, Op::Concat, parts.to_vec(), dims([n, channels, h, w])))
+                Ok(self.node(name, Op::Concat { axis: 1 }, parts.to_vec(), dims([n, channels, h, w])))
             }
             _ => Err(Error::internal(format!("layer {name}: cannot put {shapes:?} together"))),
         }
@@ -49,14 +167,14 @@ pub fn add_backward(b: &mut Backward, id: NodeId, node: &Node, relu: bool, mut d
     b.contribute(node.inputs[0], dy);
 }
 
-/// Each input of a concatenation gets its channels of the gradient.
-pub fn concat_backward(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) {
+/// Each input of a concatenation gets its part of the gradient.
+pub fn concat_backward(b: &mut Backward, id: NodeId, node: &Node, axis: usize, dy: TensorId) {
     let mut from = 0;
     for &part in &node.inputs {
         if b.needs(part) {
-            let gradient = b.node(id, Op::Slice { from }, vec![dy], part);
+            let gradient = b.node(id, Op::Slice { axis, from }, vec![dy], part);
             b.contribute(part, gradient);
         }
-        from += b.graph.tensor(part).spec.shape.0[1];
+        from += b.graph.tensor(part).spec.shape.0[axis];
     }
 }

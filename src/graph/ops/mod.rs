@@ -9,6 +9,7 @@
 
 mod activation;
 mod arrange;
+mod broadcast;
 mod conv;
 mod dropout;
 mod linear;
@@ -17,6 +18,8 @@ mod norm;
 mod pool;
 
 pub use activation::Activation;
+pub use arrange::Permutation;
+pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use norm::{BatchNorm, LocalResponseNorm};
 pub use pool::{Pool2d, adaptive_window};
@@ -107,19 +110,32 @@ pub enum Op {
     /// x → y = x·m/(1−p), where m is 0 with probability p: in step t, element e of the sample at global position
     /// s is dropped when uniform(word e mod 4 of philox(key(seed, Dropout, layer), [e/4, s, t, t >> 32])) < p.
     /// Nothing is stored: the backward op computes the same mask.
-    Dropout { p: f32, layer: u32 },
+    /// With `whole` element 0 decides for all of its sample (stochastic depth, Huang et al. 2016).
+    Dropout { p: f32, layer: u32, whole: bool },
     /// dy → dx = dy·m/(1−p)
-    DropoutBackward { p: f32, layer: u32 },
+    DropoutBackward { p: f32, layer: u32, whole: bool },
 
     /// x (N,…) → y: the same elements in logical order under another shape.
     Reshape,
-    /// Any number of x (N,Cᵢ,H,W) → y (N,ΣCᵢ,H,W): their channels one after the other.
-    Concat,
-    /// x (N,C,H,W) → y (N,C',H,W): C' channels from channel `from` on. The backward op of a concatenation, one for each
-    /// of its inputs.
-    Slice { from: usize },
+    /// Any number of x → y: one after the other along an axis, of channels that is (N,Cᵢ,H,W) → (N,ΣCᵢ,H,W).
+    Concat { axis: usize },
+    /// x → y: as many as y has along an axis, from `from` on. The backward op of a concatenation, one for each of its
+    /// inputs, and of `Pad`.
+    Slice { axis: usize, from: usize },
+    /// x → y: zeros, but for x, which begins at `before` along an axis. The backward op of `Slice`.
+    Pad { axis: usize, before: usize },
+    /// x → y: the same elements with their axes in another order.
+    Permute(Permutation),
     /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
     Add { relu: bool },
+
+    /// a, b → y = a ∘ b, either stretched over the other as numpy has it: aligned at their last axes, along which an
+    /// axis of 1 or none takes the other's extent.
+    Binary(Binary),
+    /// x → y = scale·Σx over the axes where y has 1, or none, and x more: what takes a stretching back.
+    Sum { scale: f32 },
+    /// x → y = scale·x, stretched.
+    Expand { scale: f32 },
 
     /// logits (N,K), labels (N) → losses (N), hits (N). A label below 0 marks a sample that only fills
     /// the batch: loss 0, hit 0, gradient 0. A hit is 1 where the first largest logit is the label's.
@@ -192,9 +208,14 @@ impl Op {
             Op::Dropout { .. } => ("dropout", Elements),
             Op::DropoutBackward { .. } => ("dropout backward", Elements),
             Op::Reshape => ("reshape", Nothing),
-            Op::Concat => ("concat", Nothing),
+            Op::Concat { .. } => ("concat", Nothing),
             Op::Slice { .. } => ("slice", Nothing),
+            Op::Pad { .. } => ("pad", Nothing),
+            Op::Permute(_) => ("permute", Nothing),
             Op::Add { relu } => (if *relu { "add+relu" } else { "add" }, Elements),
+            Op::Binary(of) => (of.name(), Elements),
+            Op::Sum { .. } => ("sum", Elements),
+            Op::Expand { .. } => ("expand", Nothing),
             Op::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy", Elements),
             Op::SoftmaxCrossEntropyBackward { .. } => ("softmax cross-entropy backward", Elements),
         }
@@ -226,10 +247,18 @@ impl Op {
             Op::MaxPool(pool) => b.simple(id, node, Op::MaxPoolBackward(pool), vec![dy, node.outputs[1]]),
             Op::AvgPool(pool) => b.simple(id, node, Op::AvgPoolBackward(pool), vec![dy]),
             Op::AdaptiveAvgPool => b.simple(id, node, Op::AdaptiveAvgPoolBackward, vec![dy]),
-            Op::Dropout { p, layer } => b.simple(id, node, Op::DropoutBackward { p, layer }, vec![dy]),
+            Op::Dropout { p, layer, whole } => {
+                b.simple(id, node, Op::DropoutBackward { p, layer, whole }, vec![dy]);
+            }
             Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
-            Op::Concat => arrange::concat_backward(b, id, node, dy),
+            Op::Concat { axis } => arrange::concat_backward(b, id, node, axis, dy),
+            Op::Slice { axis, from } => b.simple(id, node, Op::Pad { axis, before: from }, vec![dy]),
+            Op::Pad { axis, before } => b.simple(id, node, Op::Slice { axis, from: before }, vec![dy]),
+            Op::Permute(order) => b.simple(id, node, Op::Permute(order.inverse()), vec![dy]),
             Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
+            Op::Binary(of) => broadcast::binary_backward(b, id, node, of, dy),
+            Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
+            Op::Expand { scale } => b.contribute_sum(id, node.inputs[0], dy, scale),
             // Integers have no gradients, and nothing learned comes before the moments of another rank.
             Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } => {}
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
@@ -252,7 +281,6 @@ impl Op {
             | Op::AvgPoolBackward(_)
             | Op::AdaptiveAvgPoolBackward
             | Op::DropoutBackward { .. }
-            | Op::Slice { .. }
             | Op::SoftmaxCrossEntropyBackward { .. } => {
                 unreachable!("{} in the forward pass of training", self.name())
             }

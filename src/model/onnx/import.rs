@@ -245,7 +245,7 @@ impl<'a> Import<'a> {
                 }
             };
             for name in node.outputs().iter().skip(1) {
-                self.values.insert(name, Value::Unknown);
+                self.values.entry(name).or_insert(Value::Unknown);
             }
             self.values.insert(&node.outputs()[0], value);
         }
@@ -372,9 +372,9 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// What a later node gives is known already: this one does its work too.
-    pub fn give(&mut self, node: Node<'a>, value: Value) {
-        if let Some(name) = node.outputs().first() {
+    /// What a node gives is known already: a later one's whose work is done, or more than the first of one's own.
+    pub fn give(&mut self, node: Node<'a>, place: usize, value: Value) {
+        if let Some(name) = node.outputs().get(place) {
             self.values.insert(name, value);
         }
     }

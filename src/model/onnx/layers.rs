@@ -4,7 +4,7 @@ use super::constant::{Constant, Numbers, axes, from_front, squeezed, unsqueezed}
 use super::import::{Import, Step, Stop, Stored, Value};
 use super::node::{Node, lengths};
 use super::tensor::Wrong;
-use crate::graph::{Activation, BatchNorm, Conv2d, LocalResponseNorm, Pool2d, TensorId};
+use crate::graph::{Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, Pool2d, Shape, TensorId};
 
 type Outcome = std::result::Result<Value, Stop>;
 /// Makes a layer of a node and of what it reads.
@@ -45,13 +45,17 @@ const OPS: &[(&str, &[&str], Handler)] = &[
         max_pool,
     ),
     ("Mul", &[], multiply),
+    ("Pad", &["mode"], pad),
     ("ReduceMean", &["axes", "keepdims", "noop_with_empty_axes"], reduce_mean),
     ("Relu", &[], |import, node, inputs| activation(import, node, inputs, Activation::RELU)),
     ("Reshape", &["allowzero"], reshape),
     ("Shape", &["end", "start"], shape),
     ("Sigmoid", &[], sigmoid),
+    ("Slice", &[], slice),
     ("Softmax", &["axis"], softmax),
+    ("Split", &["axis", "num_outputs", "split"], split),
     ("Squeeze", &["axes"], squeeze),
+    ("Sub", &[], |import, node, inputs| stretched(import, node, inputs, Binary::Subtract)),
     ("Sum", &[], add),
     ("Swish", &["alpha"], swish),
     ("Tanh", &[], |import, node, inputs| activation(import, node, inputs, Activation::Tanh)),
@@ -89,15 +93,20 @@ fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcom
         return Err(format!("kernel_shape is not that of its weight, {kernel:?}").into());
     }
     let groups = node.int("group").unwrap_or(1);
+    let channels = import.net.shape(x).0[1];
+    let pads = pads(import, node, x, kernel)?;
+    let (x, padding) = match pads {
+        [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
+        _ => (padded(import, node, x, pads)?, [0, 0]),
+    };
     let conv = Conv2d {
         kernel,
         stride: strides(node)?,
-        padding: padding(import, node, x, kernel)?,
+        padding,
         groups: usize::try_from(groups).map_err(|_| format!("group {groups}"))?,
         bias: bias.is_some(),
         relu: false,
     };
-    let channels = import.net.shape(x).0[1];
     if channels != dims[1].saturating_mul(conv.groups) {
         return Err(
             format!("its weight is for {} channels, not for {channels}", dims[1] * conv.groups).into()
@@ -137,7 +146,7 @@ fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outc
     });
     let y = linear(import, node, x, weight, bias.as_ref())?;
     if let (Some(add), Some(_)) = (add, bias) {
-        import.give(add, y.clone());
+        import.give(add, 0, y.clone());
     }
     Ok(y)
 }
@@ -231,6 +240,19 @@ fn padding(
     x: TensorId,
     kernel: [usize; 2],
 ) -> std::result::Result<[usize; 2], Wrong> {
+    match pads(import, node, x, kernel)? {
+        [top, left, bottom, right] if top == bottom && left == right => Ok([top, left]),
+        pads => Err(format!("pads {pads:?}: not the same on both sides")),
+    }
+}
+
+/// Zeros at the top, at the left, at the bottom and at the right.
+fn pads(
+    import: &Import,
+    node: Node,
+    x: TensorId,
+    kernel: [usize; 2],
+) -> std::result::Result<[usize; 4], Wrong> {
     let pads: Vec<usize> = match node.text("auto_pad").unwrap_or("NOTSET") {
         "NOTSET" => match node.ints("pads") {
             None => vec![0; 4],
@@ -249,10 +271,7 @@ fn padding(
         }
         other => return Err(format!("auto_pad {other}")),
     };
-    match pads[..] {
-        [top, left, bottom, right] if top == bottom && left == right => Ok([top, left]),
-        _ => Err(format!("pads {pads:?}: not the same on both sides")),
-    }
+    pads.as_slice().try_into().map_err(|_| format!("pads {pads:?}"))
 }
 
 fn pool(import: &Import, node: Node, x: TensorId) -> std::result::Result<Pool2d, Wrong> {
@@ -321,7 +340,7 @@ fn reduce_mean<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     let layer = import.layer(&node.layer());
     let y = import.net.global_avg_pool(&layer, x)?;
     match node.int("keepdims").unwrap_or(1) {
-        0 => Ok(shaped(import, node, y, &[import.net.shape(y).0[1]])),
+        0 => shaped(import, node, y, &[import.net.shape(y).0[1]]),
         _ => Ok(Value::Tensor(y)),
     }
 }
@@ -412,15 +431,32 @@ fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
             activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
         }
         (x, _, [_, Some(by)]) | (_, x, [Some(by), _]) => scaled(import, node, x, by),
-        _ => Err("multiplies two tensors, other than x·σ(x)".into()),
+        _ => stretched(import, node, inputs, Binary::Multiply),
     }
+}
+
+/// Of two tensors that the network computes, each with the batch as its first axis; either is stretched over the other.
+fn stretched<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Binary) -> Outcome {
+    let [a, b] = inputs else { return Err("reads other than two tensors".into()) };
+    let (a, b) = (import.tensor(node, a)?, import.tensor(node, b)?);
+    let shapes = [a, b].map(|id| import.net.shape(id).clone());
+    let alike = |(&a, &b): (&usize, &usize)| a == b || a == 1 || b == 1;
+    let [first, second] = &shapes;
+    if first.rank() != second.rank()
+        || first.batch() != second.batch()
+        || !first.0.iter().zip(&second.0).all(alike)
+    {
+        return Err(format!("puts {first} and {second} together").into());
+    }
+    let layer = import.layer(&node.layer());
+    Ok(Value::Tensor(import.net.binary(&layer, of, a, b)?))
 }
 
 fn divide<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, by] = inputs else { return Err("divides other than two tensors".into()) };
     match import.constant(by).ok().and_then(|constant| constant.single()) {
         Some(by) => scaled(import, node, x, 1.0 / by),
-        None => Err("divides by other than a number".into()),
+        None => stretched(import, node, inputs, Binary::Divide),
     }
 }
 
@@ -444,21 +480,11 @@ fn add<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome
     {
         return Ok(Value::Partly(Step::ErfPlusOne, *x));
     }
-    let mut sum: Option<TensorId> = None;
-    for value in inputs {
-        let x = import.tensor(node, value)?;
-        let Some(before) = sum else {
-            sum = Some(x);
-            continue;
-        };
-        let [a, b] = [before, x].map(|id| import.net.shape(id).clone());
-        if a != b {
-            return Err(format!("adds {a} and {b}").into());
-        }
-        let layer = import.layer(&node.layer());
-        sum = Some(import.net.add(&layer, before, x)?);
+    let mut sum = Value::Tensor(import.tensor(node, first(inputs)?)?);
+    for value in &inputs[1..] {
+        sum = stretched(import, node, &[sum, value.clone()], Binary::Add)?;
     }
-    sum.map(Value::Tensor).ok_or_else(|| "adds nothing".into())
+    Ok(sum)
 }
 
 fn clip<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
@@ -531,23 +557,26 @@ fn first(inputs: &[Value]) -> std::result::Result<&Value, Wrong> {
 }
 
 /// The same elements, so many to an image.
-fn shaped<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, sample: &[usize]) -> Value {
+fn shaped<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, sample: &[usize]) -> Outcome {
     let shape = import.net.shape(x).clone();
     if shape.0[1..] == *sample {
-        return Value::Tensor(x);
+        return Ok(Value::Tensor(x));
     }
     let layer = import.layer(&node.layer());
-    Value::Tensor(match sample.len() {
+    Ok(Value::Tensor(match sample.len() {
         1 => import.net.flatten(&layer, x),
-        _ => import.net.reshape(&layer, x, sample),
-    })
+        _ => {
+            let shape = Shape([&[shape.batch()], sample].concat());
+            import.net.reshape(&layer, x, shape)?
+        }
+    }))
 }
 
 fn flatten<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = import.tensor(node, first(inputs)?)?;
     let shape = import.net.shape(x).clone();
     match from_front(node.int("axis").unwrap_or(1), shape.rank()) {
-        Some(1) => Ok(shaped(import, node, x, &[shape.per_sample()])),
+        Some(1) => shaped(import, node, x, &[shape.per_sample()]),
         axis => Err(format!("axis {axis:?}: the batch is not by itself").into()),
     }
 }
@@ -578,7 +607,7 @@ fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
         (open <= 1 && count == Some(before.per_sample())).then_some(sample)
     });
     match sample {
-        Some(sample) => Ok(shaped(import, node, x, &sample)),
+        Some(sample) => shaped(import, node, x, &sample),
         None => Err(wrong().into()),
     }
 }
@@ -597,7 +626,7 @@ fn squeeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
         over.iter().map(|&axis| Some(from_front(axis, shape.rank())?.checked_sub(1)? as i64)).collect();
     let sample = gone.filter(|gone| !gone.is_empty()).and_then(|gone| squeezed(&shape.0[1..], &gone));
     match sample {
-        Some(sample) => Ok(shaped(import, node, x, &sample)),
+        Some(sample) => shaped(import, node, x, &sample),
         None => Err(format!("axes {over:?} of {shape}").into()),
     }
 }
@@ -607,7 +636,7 @@ fn unsqueeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
     let shape = import.net.shape(x).clone();
     let over = axes_of(import, node, inputs)?;
     match unsqueezed(&shape.0, &over).filter(|_| !over.contains(&0)) {
-        Some(dims) => Ok(shaped(import, node, x, &dims[1..])),
+        Some(dims) => shaped(import, node, x, &dims[1..]),
         None => Err(format!("axes {over:?} of {shape}").into()),
     }
 }
@@ -670,14 +699,118 @@ fn identity<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     }
 }
 
-fn transpose<'a>(_: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let perm = node.ints("perm").unwrap_or(&[1, 0]);
     match first(inputs)? {
         Value::Stored(stored) if perm == [1, 0] => {
             Ok(Value::Stored(Stored { transposed: !stored.transposed, ..stored.clone() }))
         }
-        _ => Err(format!("perm {perm:?}: axes of other than a weight of two are exchanged").into()),
+        Value::Stored(_) => Err(format!("perm {perm:?} of a weight").into()),
+        x => {
+            let x = import.tensor(node, x)?;
+            let axes = lengths(perm).filter(|axes| axes.first() == Some(&0));
+            let axes =
+                axes.ok_or_else(|| format!("perm {perm:?}: the batch does not stay the first axis"))?;
+            let layer = import.layer(&node.layer());
+            Ok(Value::Tensor(import.net.permute(&layer, x, &axes)?))
+        }
     }
+}
+
+/// Zeros around an image.
+fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = image(import, node, first(inputs)?)?;
+    let mode = node.text("mode").unwrap_or("constant");
+    let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
+    if mode != "constant" || by.is_some_and(|by| by.single().is_some_and(|by| by != 0.0)) || inputs.len() > 3
+    {
+        return Err(format!("mode {mode}, where zeros around images alone are known").into());
+    }
+    let pads = inputs.get(1).map(|value| import.constant(value)).transpose()?;
+    let pads = pads.ok_or("has no pads among its inputs")?.integers()?.to_vec();
+    match lengths(&pads).as_deref() {
+        Some(&[0, 0, top, left, 0, 0, bottom, right]) => {
+            Ok(Value::Tensor(padded(import, node, x, [top, left, bottom, right])?))
+        }
+        _ => Err(format!("pads {pads:?}: other than around images").into()),
+    }
+}
+
+fn padded<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    mut x: TensorId,
+    [top, left, bottom, right]: [usize; 4],
+) -> std::result::Result<TensorId, Stop> {
+    for (axis, around) in [(2, [top, bottom]), (3, [left, right])] {
+        if around != [0, 0] {
+            let layer = import.layer(&format!("{}.pad", node.layer()));
+            x = import.net.pad(&layer, x, axis, around)?;
+        }
+    }
+    Ok(x)
+}
+
+/// A part along one axis, or along several one after the other.
+fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, starts, ends, rest @ ..] = inputs else { return Err("reads no starts and ends".into()) };
+    let mut x = import.tensor(node, x)?;
+    let numbers =
+        |import: &Import, value: &Value| Ok::<_, Wrong>(import.constant(value)?.integers()?.to_vec());
+    let (starts, ends) = (numbers(import, starts)?, numbers(import, ends)?);
+    let axes = rest.first().map_or(Ok((0..starts.len() as i64).collect()), |axes| numbers(import, axes))?;
+    let steps = rest.get(1).map_or(Ok(vec![1; starts.len()]), |steps| numbers(import, steps))?;
+    if ends.len() != starts.len() || axes.len() != starts.len() || steps.iter().any(|&step| step != 1) {
+        return Err(format!("starts {starts:?}, ends {ends:?}, steps {steps:?}").into());
+    }
+    for ((&start, &end), &axis) in starts.iter().zip(&ends).zip(&axes) {
+        let shape = import.net.shape(x).clone();
+        let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axes {axes:?} of {shape}"))?;
+        let length = shape.0[along] as i64;
+        let place = |at: i64| if at < 0 { at.saturating_add(length) } else { at }.clamp(0, length) as usize;
+        let range = place(start)..place(end);
+        if range == (0..shape.0[along]) {
+            continue;
+        }
+        if along == 0 || range.is_empty() {
+            return Err(format!("takes {start} to {end} along axis {axis} of {shape}").into());
+        }
+        let layer = import.layer(&node.layer());
+        x = import.net.slice(&layer, x, along, range)?;
+    }
+    Ok(Value::Tensor(x))
+}
+
+/// All parts along an axis.
+fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let shape = import.net.shape(x).clone();
+    let (axis, count) = (node.int("axis").unwrap_or(0), node.outputs().len());
+    let along = from_front(axis, shape.rank()).filter(|&along| along > 0);
+    let along = along.ok_or_else(|| format!("axis {axis} of {shape}"))?;
+    let given = inputs.get(1).map(|value| import.constant(value)).transpose()?;
+    let sizes = match (&given, node.ints("split")) {
+        (Some(given), _) => given.integers()?.to_vec(),
+        (None, Some(sizes)) => sizes.to_vec(),
+        (None, None) => {
+            let part = shape.0[along].div_ceil(count);
+            (0..count).map(|number| part.min(shape.0[along].saturating_sub(number * part)) as i64).collect()
+        }
+    };
+    let parts = lengths(&sizes).filter(|parts| parts.len() == count && !parts.contains(&0));
+    let parts = parts.filter(|parts| parts.iter().sum::<usize>() == shape.0[along]);
+    let parts = parts.ok_or_else(|| format!("split {sizes:?} of {shape}"))?;
+    let mut from = 0;
+    let mut values = Vec::new();
+    for part in parts {
+        let layer = import.layer(&node.layer());
+        values.push(import.net.slice(&layer, x, along, from..from + part)?);
+        from += part;
+    }
+    for (place, &value) in values.iter().enumerate().skip(1) {
+        import.give(node, place, Value::Tensor(value));
+    }
+    Ok(Value::Tensor(values[0]))
 }
 
 /// The loss has it, so that at the end of a network there is none.

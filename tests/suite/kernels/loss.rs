@@ -172,12 +172,15 @@ fn broken_scores_and_labels_do_not_pass_for_numbers() {
 #[test]
 fn dropout_is_the_reference_devices() {
     for t in NUMBERS {
-        for (n, c, plane) in [(3, 10, 1), (2, 4096, 1), (2, 7, 9), (3, 8, 16)] {
+        let shapes = [(3, 10, 1), (2, 4096, 1), (2, 7, 9), (3, 8, 16)];
+        for ((n, c, plane), whole) in
+            shapes.into_iter().flat_map(|shape| [false, true].map(|whole| (shape, whole)))
+        {
             let x = random_in(t, n * c * plane, 80);
             let (p, layer) = (0.3, 5);
             let extents = [n, c, plane, 1];
-            let expected = reference(Op::Dropout { p, layer }, &[(&extents, &x)], &[&extents]);
-            assert!(expected[0].contains(&0.0));
+            let expected = reference(Op::Dropout { p, layer, whole }, &[(&extents, &x)], &[&extents]);
+            assert!(whole || expected[0].contains(&0.0));
             let there = Buffer::of(&channels_last(&x, [n, c, plane]), t, STARTS[plane % 2]);
             let y = Buffer::empty(x.len(), t, STARTS[plane % 2]);
             let (samples, c_, plane_) = (n as i64, c as i32, plane as i32);
@@ -191,6 +194,7 @@ fn dropout_is_the_reference_devices() {
                 plane_,
                 p,
                 layer as i32,
+                i32::from(whole),
                 &scalars()
             );
             let found = channels_first(&y.read(t), [n, c, plane]);

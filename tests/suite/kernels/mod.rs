@@ -5,10 +5,12 @@
 //! - `speed`: what ptxas says of them, against limits
 //! - `table`: the sources, kernels/README.md and the PTX have the same kernels; missing barriers are seen
 //! - `elements`: conversions, element by element, layouts, images
+//! - `broadcast`: stretched tensors and sums over axes
 //! - `pooling`, `norm`, `loss`: the graph's ops (with dropout and local response normalisation)
 //! - `update`: the optimizers, to the bit; norms, clipping, averages, loss scaling
 //! - `compress`: the codecs, to the byte
 
+mod broadcast;
 mod compress;
 mod elements;
 mod loss;

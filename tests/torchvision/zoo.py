@@ -6,10 +6,9 @@
 Every model gets random weights and statistics and is exported by torch.onnx.export in training mode. dltrain must
 either say what of it is not supported, in one message, or count the same parameters and give the same loss over the
 digits' test images (`--model X.onnx --evaluate`). The bound is that of weights.py. A model that was imported must not
-be refused again: IMPORTED has their number. The table has a line for each model. With --plan
+be refused again: IMPORTED has their number, 0 until all 80 have been run once. The table has a line for each model. With --plan
 networks are imported and counted, and no loss is computed: minutes in place of an hour.
 """
-import copy
 import pathlib
 import re
 import subprocess
@@ -45,10 +44,11 @@ def build(name):
 
 
 def export(net, size, file):
+    """The file has the running statistics as this leaves them: an export in training mode runs the model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            copy.deepcopy(net).train(), torch.zeros(2, 3, size, size), file, dynamo=False, opset_version=17,
+            net.train(), torch.zeros(2, 3, size, size), file, dynamo=False, opset_version=17,
             training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
             input_names=["images"], output_names=["logits"],
             dynamic_axes={"images": {0: "N"}, "logits": {0: "N"}})

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Holds what dltrain imports to torchvision's classification models, all of them: `make test-zoo`.
+r"""Holds what dltrain imports to torchvision's classification models, all of them: `make test-zoo`.
 
-    .ci/deps zoo && .deps/torch/bin/python tests/torchvision/zoo.py [--models A,B] [--table FILE] [--plan] LAUNCHER... DLTRAIN
+    .ci/deps zoo && .deps/torch/bin/python tests/torchvision/zoo.py [--models A,B] [--table FILE] [--plan] \
+        LAUNCHER... DLTRAIN
 
 Every model gets random weights and statistics and is exported by torch.onnx.export in training mode. dltrain must
 either say what of it is not supported, in one message, or count the same parameters and give the same loss over the
 digits' test images (`--model X.onnx --evaluate`). The bound is that of weights.py. A model that was imported must not
-be refused again: IMPORTED has their number, 0 until all 80 have been run once. The table has a line for each model. With --plan
-networks are imported and counted, and no loss is computed: minutes in place of an hour.
+be refused again: IMPORTED has their number, 0 until all 80 have been run once. The table has a line for
+each model. With --plan networks are imported and counted, and no loss is computed: minutes in place of an hour.
 """
 import pathlib
 import re

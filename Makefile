@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-collectives install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,6 +61,10 @@ test-install: ## what `make install` leaves, with what is built, under launchers
 test-torchvision: build ## weights to torchvision's models and back, for all of them (installs PyTorch: 5.5 GB; minutes)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
+
+test-zoo: build ## networks that torch.onnx.export makes of torchvision's 80 models, imported (installs PyTorch: 5.5 GB; an hour)
+	@.ci/deps $(MPI) zoo
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py $(if $(MODELS),--models $(MODELS)) $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own package (installs it)
 	@.ci/deps $(MPI) tensorboard

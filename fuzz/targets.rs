@@ -19,13 +19,14 @@ use dltrain::data::packed::{CHUNK, Header};
 use dltrain::data::{self, Jpeg, Picture, Wanted};
 use dltrain::error::Result;
 use dltrain::files::crc32;
+use dltrain::model;
 use dltrain::record::{Contents, RankInfo, WeightsFile, find_checkpoint};
 
 /// Says whether the parser took the input for sound.
 pub type Target = fn(&[u8]) -> bool;
 
 /// By name, with what a byte of input may cost in bytes of memory at most.
-pub const TARGETS: [(&str, Target, usize); 8] = [
+pub const TARGETS: [(&str, Target, usize); 9] = [
     // Deflate makes 1032 bytes of one, a growing array doubles, and images are scaled to a size that may be larger.
     ("idx", idx, 4 * 1032),
     ("cifar", cifar, 16),
@@ -34,6 +35,8 @@ pub const TARGETS: [(&str, Target, usize); 8] = [
     ("tar", tar, 8 * 1032),
     ("packed", packed, 64),
     ("weights", weights, 64),
+    // An empty node is two bytes of a file and six lists in memory; a network has its nodes and tensors besides.
+    ("onnx", onnx, 512),
     ("checkpoint", checkpoint, 64),
     ("config", config, 256),
 ];
@@ -126,6 +129,15 @@ fn weights(bytes: &[u8]) -> bool {
     let directory = Files::new();
     let file = WeightsFile::open(&directory.put("w", bytes));
     file.is_ok_and(|file| file.shapes().iter().all(|(name, _)| file.values(name).is_ok()))
+}
+
+fn onnx(bytes: &[u8]) -> bool {
+    let directory = Files::new();
+    let model = model::open(&directory.put("net.onnx", bytes));
+    model.is_ok_and(|model| {
+        let file = model.file().expect("that of the model");
+        file.weights().iter().all(|weight| file.values(&weight.name).is_ok())
+    })
 }
 
 /// With the checksum and the lengths that belong to the bytes behind the first 512, of which those up to a zero are the

@@ -67,6 +67,12 @@ pub enum Command {
         #[arg(long, short)]
         verbose: bool,
     },
+    /// Test weights on the test images of --data, with the flags of a training: the same as --evaluate.
+    Evaluate {
+        /// --model, --data, --init-from and others, as dltrain --help has them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        flags: Vec<std::ffi::OsString>,
+    },
     /// Write weights as safetensors, which torchvision's models load, or as HDF5.
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
@@ -106,6 +112,7 @@ impl Command {
         match self {
             Command::Models => "models",
             Command::Info { .. } => "info",
+            Command::Evaluate { .. } => "evaluate",
             Command::Export(_) => "export",
             Command::Bench(_) => "bench",
             Command::Pack(_) => "pack",

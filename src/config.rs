@@ -270,7 +270,7 @@ pub struct Config {
     /// All flags, defaults included, as a file that `--config` reads.
     #[serde(skip)]
     pub run_file: String,
-    /// Name of the model (`model::find`).
+    /// Name of the model, or the file that it is in (`model::find`).
     pub model: String,
     /// `None`: as many as the model was made for.
     pub classes: Option<usize>,
@@ -282,6 +282,8 @@ pub struct Config {
     pub init_from: Option<PathBuf>,
     /// Whether the last layer starts as without that file.
     pub reset_head: bool,
+    /// Whether the network of a file starts as one of the zoo does, without the file's weights.
+    pub fresh_weights: bool,
     /// "backbone", or names of layers, that are not learned.
     pub freeze: Vec<String>,
     /// `None`: synthetic images.
@@ -503,6 +505,7 @@ impl Config {
             "threads",
             "init_from",
             "reset_head",
+            "fresh_weights",
             "save_weights",
             "dry_run",
             "evaluate",

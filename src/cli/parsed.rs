@@ -27,6 +27,7 @@ pub fn command() -> Command {
 /// # Errors
 /// clap's, among which are --help and --version.
 pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
+    let args = with_flag(args);
     match file::given(&args) {
         None => Ok(Parsed::Whole(Box::new(whole(&args)?))),
         Some(path) => match command().try_get_matches_from(&args) {
@@ -35,6 +36,14 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
             _ => Ok(Parsed::WithFile { args, path }),
         },
     }
+}
+
+/// `dltrain evaluate …` is `dltrain --evaluate …`: what users look for, and what run files can say.
+fn with_flag(mut args: Vec<OsString>) -> Vec<OsString> {
+    if let Some(word) = args.get_mut(1).filter(|word| *word == "evaluate") {
+        *word = "--evaluate".into();
+    }
+    args
 }
 
 fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
@@ -94,6 +103,20 @@ pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Aske
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn evaluate_is_a_word_for_its_flag() {
+        let parsed = |line: &str| match parse(line.split(' ').map(OsString::from).collect()) {
+            Ok(Parsed::Whole(cli)) => cli.train.run_file,
+            _ => panic!("{line}"),
+        };
+        let flags = "--model mnist_small --init-from w.h5 --data digits --batch 7";
+        let said = parsed(&format!("dltrain evaluate {flags}"));
+        assert_eq!(said, parsed(&format!("dltrain {flags} --evaluate")));
+        assert!(said.contains("evaluate = true") && said.contains("batch = 7"), "{said}");
+    }
+
     #[test]
     fn the_definition_is_sound() {
         super::command().debug_assert();

@@ -1,8 +1,6 @@
 //! The flags of training, and their validation.
 
-use std::path::PathBuf;
-
-use clap::builder::PossibleValuesParser;
+use std::path::{Path, PathBuf};
 
 use dltrain::config::{
     AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Strategy, SyncBatchNorm, Wire,
@@ -13,7 +11,7 @@ use dltrain::model;
 use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
-use super::values::{at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
+use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
 use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -42,9 +40,8 @@ pub struct Args {
     /// Say more about what is done when, and how long it takes.
     #[arg(long, help_heading = "Results")]
     verbose: bool,
-    /// Network to train; dltrain models says more.
-    #[arg(long, default_value = "mnist_small", value_parser = PossibleValuesParser::new(model::names()),
-        help_heading = "Model and data")]
+    /// Network to train: one of these (dltrain models says more), or an ONNX file (net.onnx) with its weights.
+    #[arg(long, default_value = "mnist_small", value_parser = Network, help_heading = "Model and data")]
     model: String,
     /// Classes the model tells apart [default: those it was made for].
     #[arg(long, value_name = "N", help_heading = "Model and data")]
@@ -58,9 +55,12 @@ pub struct Args {
     /// File of weights to start from: safetensors or HDF5 with PyTorch's names and shapes, or a checkpoint.
     #[arg(long, value_name = "FILE", help_heading = "Model and data")]
     init_from: Option<PathBuf>,
-    /// Start the last layer anew in spite of --init-from: for other --classes than the file's.
-    #[arg(long, requires = "init_from", help_heading = "Model and data")]
+    /// Start the last layer anew in spite of the file of weights: for other --classes than the file's.
+    #[arg(long, help_heading = "Model and data")]
     reset_head: bool,
+    /// Start the network of an ONNX file without the file's weights.
+    #[arg(long, conflicts_with_all = ["init_from", "reset_head", "evaluate"], help_heading = "Model and data")]
+    fresh_weights: bool,
     /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
     freeze: Vec<String>,
@@ -107,8 +107,8 @@ pub struct Args {
     /// With --dry-run: write the plan's steps there, a JSON object a line, with operations and bytes of each.
     #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
     plan_steps: Option<PathBuf>,
-    /// Test the weights of --init-from on the test images of --data, and stop.
-    #[arg(long, requires = "init_from", requires = "data", help_heading = "Length of the run")]
+    /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
+    #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
     /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
@@ -231,6 +231,7 @@ impl Args {
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),
+            ("--model", Some(Path::new(&self.model)).filter(|_| model::is_file(&self.model)), Use::Read),
             ("--resume", self.session.resumed_file(), Use::Read),
             ("--tuning", self.tuning.as_deref(), Use::Read),
             ("--data", self.data.path(), Use::Read),
@@ -332,7 +333,28 @@ impl Args {
         }
     }
 
+    /// That what is asked of weights goes with the files that there are.
+    fn weights(&self) -> Result<()> {
+        let has_file = model::is_file(&self.model);
+        let wanted = [
+            (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
+            (self.evaluate && self.data.path().is_none(), "test images (--data PATH)"),
+        ];
+        let missing: Vec<&str> = wanted.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| *what).collect();
+        let flag = if self.evaluate { "--evaluate" } else { "--reset-head" };
+        if (self.evaluate || self.reset_head) && !missing.is_empty() {
+            return Err(Error::usage(format!("{flag} needs {}", missing.join(" and "))));
+        }
+        match self.fresh_weights && !has_file {
+            true => {
+                Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway"))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn checked(self) -> Result<Config> {
+        self.weights()?;
         within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
@@ -387,6 +409,7 @@ impl Args {
             label_smoothing: self.label_smoothing,
             init_from: self.init_from,
             reset_head: self.reset_head,
+            fresh_weights: self.fresh_weights,
             freeze: self.freeze,
             batch: self.batch,
             accumulation: self.accumulation,

@@ -1,7 +1,13 @@
 //! Values of flags: how they are read, and the ranges they must lie in.
 
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Command};
+
 use dltrain::config::SyncBatchNorm;
 use dltrain::error::{Error, Result};
+use dltrain::model;
 
 pub fn at_least_one(flag: &str, value: usize) -> Result<()> {
     if value == 0 {
@@ -20,6 +26,30 @@ pub fn at_most(flag: &str, value: usize, most: usize) -> Result<()> {
         return Err(Error::usage(format!("--{flag} {value}: must be at most {most}")));
     }
     Ok(())
+}
+
+/// The name of a network, of which shells know the list, or an ONNX file.
+#[derive(Clone)]
+pub struct Network;
+
+impl TypedValueParser for Network {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> std::result::Result<String, clap::Error> {
+        match value.to_str().filter(|text| model::is_file(text)) {
+            Some(file) => Ok(file.into()),
+            None => PossibleValuesParser::new(model::names()).parse_ref(command, arg, value),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(model::names().into_iter().map(PossibleValue::new)))
+    }
 }
 
 /// "all" or a number of ranks.

@@ -122,6 +122,18 @@ impl Builder {
         &self.tensors[id.0].spec.shape
     }
 
+    /// The parameters and statistics of the layer that was added last, in the order of its op.
+    pub fn kept_of_last(&self) -> Vec<TensorId> {
+        let inputs = self.nodes.last().map_or(&[][..], |node| &node.inputs);
+        let is_kept = |id: &&TensorId| matches!(self.tensors[id.0].role, Role::Parameter | Role::Statistic);
+        inputs.iter().filter(is_kept).copied().collect()
+    }
+
+    /// Gives a tensor another name than its layer's, such as a file has for it.
+    pub fn rename(&mut self, id: TensorId, name: &str) {
+        self.tensors[id.0].name = name.into();
+    }
+
     /// Adds a head that helps in training only: `weight` times the softmax cross-entropy of these logits is added to
     /// the loss.
     pub fn auxiliary_head(&mut self, name: &str, logits: TensorId, weight: f32) {

@@ -1,6 +1,6 @@
 //! AlexNet.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
 
@@ -10,7 +10,7 @@ pub const ALEXNET: Model = Model {
     about: "5 convolutions 11×11 to 3×3, 3 linear layers with dropout: 61,100,840 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: alexnet,
+    layers: Layers::Of(alexnet),
 };
 
 fn alexnet(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {

@@ -1,6 +1,6 @@
 //! Networks for 32×32 colour images.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
 
@@ -10,7 +10,7 @@ pub const CIFAR_NET: Model = Model {
     about: "conv 6 5×5, conv 16 5×5, each with max pool, fc 120, fc 84, fc 10: 62,006 parameters",
     image: [3, 32, 32],
     classes: 10,
-    layers: cifar_net,
+    layers: Layers::Of(cifar_net),
 };
 
 fn cifar_net(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {

@@ -1,7 +1,7 @@
 //! ConvNeXt: Liu, Mao, Wu, Feichtenhofer, Darrell, Xie, "A ConvNet for the 2020s", 2022, with torchvision's names and
 //! first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Activation, Binary, Builder, Conv2d, Init, Start, TensorId, dims};
 
@@ -10,7 +10,7 @@ pub const CONVNEXT_TINY: Model = Model {
     about: "18 blocks of depthwise 7×7 and layer normalisation: 28,589,128 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: convnext_tiny,
+    layers: Layers::Of(convnext_tiny),
 };
 
 /// Channels and blocks of each stage.

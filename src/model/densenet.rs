@@ -1,7 +1,7 @@
 //! DenseNet: Huang, Liu, van der Maaten, Weinberger, "Densely connected convolutional networks", 2017, with
 //! torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -10,7 +10,7 @@ pub const DENSENET121: Model = Model {
     about: "blocks of 6, 12, 24, 16 layers, each reading all before it: 7,978,856 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: |net, x, classes| densenet(net, x, classes, [6, 12, 24, 16]),
+    layers: Layers::Of(|net, x, classes| densenet(net, x, classes, [6, 12, 24, 16])),
 };
 
 /// Channels that a layer adds.

@@ -1,8 +1,8 @@
 //! EfficientNet: Tan and Le, "EfficientNet: rethinking model scaling for convolutional neural networks", 2019, with
 //! torchvision's names and first values.
 
-use super::Model;
 use super::squeeze::{conv_norm, squeeze_excite};
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
 
@@ -11,7 +11,7 @@ pub const EFFICIENTNET_B0: Model = Model {
     about: "16 inverted residuals with squeeze-and-excitation: 5,288,548 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: efficientnet_b0,
+    layers: Layers::Of(efficientnet_b0),
 };
 
 /// The paper's table 1: expansion, kernel, stride of the first, channels, repetitions.

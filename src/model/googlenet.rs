@@ -1,8 +1,8 @@
 //! GoogLeNet: Szegedy et al., "Going deeper with convolutions", 2015, as torchvision has it: batch normalisation in
 //! place of local response normalisation, 3×3 where the paper has 5×5, its names and first values.
 
-use super::Model;
 use super::inception::conv;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -11,7 +11,7 @@ pub const GOOGLENET: Model = Model {
     about: "9 blocks of 1×1 and 3×3 in parallel, two auxiliary heads: 13,004,888 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: googlenet,
+    layers: Layers::Of(googlenet),
 };
 
 fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {

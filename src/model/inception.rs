@@ -1,7 +1,7 @@
 //! Inception v3: Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception architecture for computer vision",
 //! 2016, with torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -10,7 +10,7 @@ pub const INCEPTION_V3: Model = Model {
     about: "11 blocks of 1×1 to 7×7 in parallel, an auxiliary head: 27,161,264 parameters",
     image: [3, 299, 299],
     classes: 1000,
-    layers: inception_v3,
+    layers: Layers::Of(inception_v3),
 };
 
 fn inception_v3(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {

@@ -1,6 +1,6 @@
 //! Networks for 28×28 grey images (MNIST and its kind).
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
 
@@ -10,7 +10,7 @@ pub const MNIST_SMALL: Model = Model {
     about: "conv 32 3×3, max pool, fc 64, fc 10: 402,442 parameters",
     image: [1, 28, 28],
     classes: 10,
-    layers: mnist_small,
+    layers: Layers::Of(mnist_small),
 };
 
 fn mnist_small(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {
@@ -29,7 +29,7 @@ pub const MNIST_NET: Model = Model {
     about: "conv 10 5×5, conv 20 5×5, dropout, fc 50, fc 10: 21,840 parameters",
     image: [1, 28, 28],
     classes: 10,
-    layers: mnist_net,
+    layers: Layers::Of(mnist_net),
 };
 
 fn mnist_net(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {
@@ -53,7 +53,7 @@ pub const MNIST_LARGE: Model = Model {
     about: "conv 128, 256, 512 3×3, each with max pool, fc 512, fc 512, fc 10: 4,104,202 parameters",
     image: [1, 28, 28],
     classes: 10,
-    layers: mnist_large,
+    layers: Layers::Of(mnist_large),
 };
 
 fn mnist_large(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {
@@ -77,7 +77,7 @@ pub const LENET5: Model = Model {
     about: "conv 6 5×5, conv 16 5×5, each with average pool, fc 120, fc 84, fc 10: 61,706 parameters",
     image: [1, 28, 28],
     classes: 10,
-    layers: lenet5,
+    layers: Layers::Of(lenet5),
 };
 
 fn lenet5(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {

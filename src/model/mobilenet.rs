@@ -1,7 +1,7 @@
 //! MobileNetV2: Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2: inverted residuals and linear bottlenecks", 2018,
 //! with torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Start, TensorId};
 
@@ -10,7 +10,7 @@ pub const MOBILENET_V2: Model = Model {
     about: "17 inverted residuals with depthwise 3×3: 3,504,872 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: mobilenet_v2,
+    layers: Layers::Of(mobilenet_v2),
 };
 
 /// The paper's table 2: expansion, channels, repetitions, stride of the first.

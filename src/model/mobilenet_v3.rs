@@ -1,7 +1,7 @@
 //! MobileNetV3: Howard et al., "Searching for MobileNetV3", 2019, with torchvision's names and first values.
 
-use super::Model;
 use super::squeeze::{conv_norm, squeeze_excite};
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
 
@@ -10,7 +10,7 @@ pub const MOBILENET_V3_LARGE: Model = Model {
     about: "15 inverted residuals, 8 with squeeze-and-excitation: 5,483,032 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: mobilenet_v3_large,
+    layers: Layers::Of(mobilenet_v3_large),
 };
 
 /// The paper's table 1: kernel, channels within the block, channels behind it, whether it has squeeze-and-excitation,

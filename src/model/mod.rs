@@ -1,4 +1,5 @@
-//! The zoo: names → graphs. One file a family. May use: `graph`, `error`. Used by: `train`, `bench`.
+//! Names to graphs: the zoo, one file a family, and networks from ONNX files (`onnx`). May use: `graph`, `files`, `error`.
+//! Used by: `record`, `train`, `bench`, `export`.
 
 mod alexnet;
 mod cifar;
@@ -10,6 +11,7 @@ mod inception;
 mod mnist;
 mod mobilenet;
 mod mobilenet_v3;
+pub mod onnx;
 mod regnet;
 mod resnet;
 mod shufflenet;
@@ -18,12 +20,16 @@ mod squeezenet;
 mod vgg;
 mod vit;
 
+use std::path::Path;
+use std::sync::Arc;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
 
 /// A model that `--model` can name.
+#[derive(Clone)]
 pub struct Model {
-    /// As `--model` takes it.
+    /// As `--model` takes it; of a file its name without what is before and behind.
     pub name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
@@ -31,7 +37,16 @@ pub struct Model {
     pub image: [usize; 3],
     /// How many classes it was made for.
     pub classes: usize,
-    layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
+    layers: Layers,
+}
+
+/// What describes the layers of a model to a builder.
+#[derive(Clone)]
+enum Layers {
+    /// A function that takes the images and the number of classes, and gives the logits.
+    Of(fn(&mut Builder, TensorId, usize) -> Result<TensorId>),
+    /// An ONNX file.
+    In(Arc<onnx::File>),
 }
 
 /// Every model, in the order in which they are listed.
@@ -75,17 +90,60 @@ pub fn names() -> Vec<&'static str> {
     MODELS.iter().map(|model| model.name).collect()
 }
 
-/// The model of this name.
+/// Whether `--model` means a file by this, and no name of the zoo.
+pub fn is_file(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
+}
+
+/// The model of this name, or that of the file of this path.
 ///
 /// # Errors
-/// `Usage`, listing the names there are.
-pub fn find(name: &str) -> Result<&'static Model> {
-    MODELS.iter().find(|model| model.name == name).ok_or_else(|| {
-        Error::usage(format!("--model {name}: no such model; there are {}", names().join(", ")))
+/// `Usage`, listing the names there are; `Data` where the file cannot be read or its network not trained.
+pub fn find(name: &str) -> Result<Model> {
+    if is_file(name) {
+        return open(Path::new(name)).map_err(|error| error.context("--model"));
+    }
+    MODELS.iter().find(|model| model.name == name).cloned().ok_or_else(|| {
+        Error::usage(format!(
+            "--model {name}: no such model; there are {}, and files whose names end in .onnx",
+            names().join(", ")
+        ))
+    })
+}
+
+/// The model in an ONNX file.
+///
+/// # Errors
+/// `Data` where the file cannot be read or its network not trained.
+pub fn open(path: &Path) -> Result<Model> {
+    let file = onnx::File::open(path)?;
+    Ok(Model {
+        // A name is there as long as the program: this one too.
+        name: file.label().leak(),
+        about: "from an ONNX file",
+        image: file.image(),
+        classes: file.classes(),
+        layers: Layers::In(Arc::new(file)),
     })
 }
 
 impl Model {
+    /// The file that it is from; `None` for one of the zoo.
+    pub fn file(&self) -> Option<&onnx::File> {
+        match &self.layers {
+            Layers::Of(_) => None,
+            Layers::In(file) => Some(file),
+        }
+    }
+
+    /// What must be the same where a training goes on, and on all ranks: the name, and of a file what it holds.
+    pub fn identity(&self) -> String {
+        match self.file() {
+            None => self.name.into(),
+            Some(file) => format!("{}.onnx, CRC-32 {:08x}", self.name, file.checksum()),
+        }
+    }
+
     /// The forward graph for `batch` images and `classes` classes, as the paper has it (not yet simplified).
     ///
     /// # Errors
@@ -126,7 +184,10 @@ impl Model {
         if !trains {
             net.only_to_test();
         }
-        let logits = (self.layers)(&mut net, images, classes)?;
+        let logits = match &self.layers {
+            Layers::Of(layers) => layers(&mut net, images, classes)?,
+            Layers::In(file) => file.layers(&mut net, images, classes)?,
+        };
         Ok(net.finish(logits))
     }
 }

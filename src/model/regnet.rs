@@ -1,8 +1,8 @@
 //! RegNetY: Radosavovic, Kosaraju, Girshick, He, Dollár, "Designing network design spaces", 2020, with torchvision's
 //! names and first values.
 
-use super::Model;
 use super::squeeze::{conv_norm, squeeze_excite};
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
 
@@ -11,7 +11,7 @@ pub const REGNET_Y_400MF: Model = Model {
     about: "16 bottlenecks of groups with squeeze-and-excitation: 4,344,144 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: regnet_y_400mf,
+    layers: Layers::Of(regnet_y_400mf),
 };
 
 /// Blocks and channels of each stage, as depth 16, w_0 = 48, w_a = 27.89 and w_m = 2.09 give them.

@@ -1,7 +1,7 @@
 //! ResNets: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", 2015. Version 1.5: where a bottleneck
 //! halves the image its 3×3 convolution does so, not the first 1×1. Names and first values are torchvision's.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -44,10 +44,10 @@ pub const WIDE_RESNET50_2: Model = model(
     |net, x, classes| resnet(net, x, classes, Block::Bottleneck { groups: 1, width: 128 }, [3, 4, 6, 3]),
 );
 
-type Layers = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+type Described = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
 
-const fn model(name: &'static str, about: &'static str, layers: Layers) -> Model {
-    Model { name, about, image: [3, 224, 224], classes: 1000, layers }
+const fn model(name: &'static str, about: &'static str, layers: Described) -> Model {
+    Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
 }
 
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! ShuffleNetV2: Ma, Zhang, Zheng, Sun, "ShuffleNet V2: practical guidelines for efficient CNN architecture design",
 //! 2018, with torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, TensorId};
 
@@ -10,7 +10,7 @@ pub const SHUFFLENET_V2_X1_0: Model = Model {
     about: "16 blocks of which half of the channels pass by, shuffled: 2,278,604 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: shufflenet_v2_x1_0,
+    layers: Layers::Of(shufflenet_v2_x1_0),
 };
 
 /// The paper's table 5: blocks and channels of each stage.

@@ -1,7 +1,7 @@
 //! SqueezeNet 1.1: Iandola, Han, Moskewicz, Ashraf, Dally, Keutzer, "SqueezeNet: AlexNet-level accuracy with 50x fewer
 //! parameters", 2016, in the authors' later version, with torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -10,7 +10,7 @@ pub const SQUEEZENET1_1: Model = Model {
     about: "8 blocks of 1×1 and 3×3 in parallel, no linear layer: 1,235,496 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: squeezenet1_1,
+    layers: Layers::Of(squeezenet1_1),
 };
 
 /// A max pooling, or a block with so many channels: squeezed, and of each half of what it gives.

@@ -1,7 +1,7 @@
 //! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size), plain and
 //! with batch normalisation behind every convolution.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
 
@@ -49,10 +49,10 @@ pub const VGG19_BN: Model =
         vgg(net, x, classes, [2, 2, 4, 4, 4], true)
     });
 
-type Layers = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+type Described = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
 
-const fn model(name: &'static str, about: &'static str, layers: Layers) -> Model {
-    Model { name, about, image: [3, 224, 224], classes: 1000, layers }
+const fn model(name: &'static str, about: &'static str, layers: Described) -> Model {
+    Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
 }
 
 /// `depths`: how many convolutions come before each max pooling.

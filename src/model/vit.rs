@@ -1,7 +1,7 @@
 //! Vision transformers: Dosovitskiy et al., "An image is worth 16x16 words: transformers for image recognition at scale",
 //! 2021, with torchvision's names and first values.
 
-use super::Model;
+use super::{Layers, Model};
 use crate::error::{Error, Result};
 use crate::graph::{Activation, Binary, Builder, Conv2d, Init, Start, TensorId, dims};
 
@@ -10,7 +10,7 @@ pub const VIT_B_16: Model = Model {
     about: "12 encoder layers of attention over patches of 16×16: 86,567,656 parameters",
     image: [3, 224, 224],
     classes: 1000,
-    layers: vit_b_16,
+    layers: Layers::Of(vit_b_16),
 };
 
 const LAYERS: usize = 12;
@@ -60,7 +60,7 @@ fn encoder_layer(net: &mut Builder, name: &str, x: TensorId, length: usize) -> R
     let weight = part("self_attention.in_proj_weight");
     let weight = net.learned(&weight, dims([3 * WIDTH, WIDTH]), Start::Glorot.of(WIDTH, 3 * WIDTH), true);
     let bias = net.learned(&part("self_attention.in_proj_bias"), dims([3 * WIDTH]), Init::Zero, false);
-    let y = net.linear_of(&part("self_attention.in_proj"), y, [weight, bias], dims([rows, 3 * WIDTH]));
+    let y = net.linear_of(&part("self_attention.in_proj"), y, weight, Some(bias), dims([rows, 3 * WIDTH]));
     let y = net.attention(&part("self_attention"), y, length, HEADS)?;
     net.init_linears(Start::Uniform, Start::Zero);
     let y = net.linear(&part("self_attention.out_proj"), y, WIDTH);

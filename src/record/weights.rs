@@ -1,4 +1,4 @@
-//! Files of weights: safetensors, and HDF5 with a data set for each tensor. Names and shapes are PyTorch's
+//! Files of weights: safetensors, HDF5 with a data set for each tensor, and what ONNX files have beside their network. Names and shapes are PyTorch's
 //! (`state_dict`), so that what torchvision saved can be trained here and what was trained here loads there.
 
 use std::borrow::Cow;
@@ -16,6 +16,7 @@ use safetensors::{SafeTensors, View, serialize_to_file};
 use super::checkpoint::{Array, Stored};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_whole};
+use crate::model::{self, Model};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";
@@ -36,14 +37,19 @@ enum Content {
     Hdf5(Sets),
     /// By name, the number of the array.
     Checkpoint(Stored, HashMap<String, usize>),
+    /// What a network came with.
+    Network(Model),
 }
 
 type Sets = HashMap<String, hdf5::Dataset>;
 
 impl WeightsFile {
     /// # Errors
-    /// `Data` when the file cannot be read or is neither safetensors nor HDF5.
+    /// `Data` when the file cannot be read or is none of safetensors, HDF5 and ONNX.
     pub fn open(path: &Path) -> Result<WeightsFile> {
+        if model::is_file(&path.to_string_lossy()) {
+            return model::open(path).map(|model| WeightsFile::of(&model));
+        }
         let mut start = [0u8; 8];
         let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
@@ -64,6 +70,18 @@ impl WeightsFile {
         Ok(WeightsFile { path: path.into(), content, shapes, unread })
     }
 
+    /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
+    /// nothing.
+    pub fn of(model: &Model) -> WeightsFile {
+        let named = |file: &model::onnx::File| {
+            file.weights().iter().map(|w| (w.name.clone(), w.shape.clone())).collect()
+        };
+        let mut shapes: Vec<(String, Vec<usize>)> = model.file().map_or_else(Vec::new, named);
+        shapes.sort();
+        let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());
+        WeightsFile { path, content: Content::Network(model.clone()), shapes, unread: Vec::new() }
+    }
+
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -74,6 +92,9 @@ impl WeightsFile {
     /// # Errors
     /// `Data` when the file can no longer be read.
     pub fn checksum(&self) -> Result<u32> {
+        if let Content::Network(model) = &self.content {
+            return Ok(model.file().map_or(0, model::onnx::File::checksum));
+        }
         let sum = files::open(&self.path).and_then(|file| crc32_from(&file, 0));
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
     }
@@ -99,6 +120,9 @@ impl WeightsFile {
                 let tensors = SafeTensors::deserialize(bytes).map_err(|e| wrong(&e))?;
                 let view = tensors.tensor(name).map_err(|e| wrong(&e))?;
                 numbers(&view).ok_or_else(|| wrong(&format!("holds {:?}, no real numbers", view.dtype())))
+            }
+            Content::Network(model) => {
+                model.file().ok_or_else(|| wrong(&"is not there")).and_then(|file| file.values(name))
             }
             Content::Hdf5(sets) => {
                 let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;

@@ -12,6 +12,7 @@ use crate::comm::World;
 use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::record::{self, Checkpoints, Contents, Description, Reached};
 
 /// Where a run stands between two steps.
@@ -161,6 +162,7 @@ impl Resumed {
 /// What a run's checkpoints must have in common, by the flags that say it.
 pub fn identity(
     config: &Config,
+    model: &Model,
     classes: usize,
     image: &str,
     images: &str,
@@ -168,7 +170,7 @@ pub fn identity(
 ) -> Vec<(String, String)> {
     let on = |given: bool| if given { "on" } else { "off" }.to_string();
     [
-        ("--model", config.model.clone()),
+        ("--model", model.identity()),
         ("--classes", classes.to_string()),
         ("image shape", image.to_string()),
         ("--label-smoothing", config.label_smoothing.to_string()),

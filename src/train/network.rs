@@ -1,15 +1,17 @@
 //! What is trained: a model for the images and classes of this run.
 
+use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph};
 use crate::model::{self, Model};
+use crate::record;
 
 /// A model with the choices of a run. Its evaluation uses the same loss.
 #[derive(Clone)]
 pub struct Network {
-    pub model: &'static Model,
+    pub model: Model,
     /// (C, H, W)
     pub image: [usize; 3],
     pub classes: usize,
@@ -26,15 +28,30 @@ pub struct Network {
 }
 
 impl Network {
+    /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it.
+    /// Collective.
+    ///
     /// # Errors
-    /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for.
-    pub fn new(config: &Config, ranks: usize) -> Result<Network> {
+    /// As for `new`; `Mismatch` when ranks have unlike files.
+    pub fn agree(world: &World, config: &Config, ranks: usize) -> Result<Network> {
+        let network = world.agree(Self::new(config, ranks))?;
+        world.check_same(&[("the network of --model".into(), network.model.identity())])?;
+        for note in network.model.file().iter().flat_map(|file| file.notes()) {
+            record::say(world, &format!("{}: {note}", config.model));
+        }
+        Ok(network)
+    }
+
+    /// # Errors
+    /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for; `Data` for a file
+    /// whose network cannot be trained.
+    fn new(config: &Config, ranks: usize) -> Result<Network> {
         let model = model::find(&config.model)?;
         let [channels, height, width] = model.image;
         Ok(Network {
-            model,
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
             classes: config.classes.unwrap_or(model.classes),
+            model,
             label_smoothing: config.label_smoothing,
             mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::fusion::compress;
 use crate::host;
+use crate::model::Model;
 use crate::optim;
 use crate::plan::{self, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Transfer};
 use crate::reducer::{
@@ -152,10 +153,16 @@ impl Plans {
     }
 
     /// What must be the same in a run that goes on, by name.
-    pub fn identity(&self, config: &Config, images: &str, rule: &Rule) -> Vec<(String, String)> {
+    pub fn identity(
+        &self,
+        config: &Config,
+        model: &Model,
+        images: &str,
+        rule: &Rule,
+    ) -> Vec<(String, String)> {
         let graph = &self.training.graph;
         let image = graph.image().to_string();
-        checkpoint::identity(config, graph.classes(), &image, images, optim::state_names(rule))
+        checkpoint::identity(config, model, graph.classes(), &image, images, optim::state_names(rule))
     }
 
     /// Bytes that a rank has at its peak.

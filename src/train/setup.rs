@@ -70,7 +70,7 @@ pub fn prepare(
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
-    let network = world.agree(Network::new(config, workers))?;
+    let network = Network::agree(world, config, workers)?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let (device, config) = device::open(world, config, threads)?;
@@ -89,7 +89,7 @@ pub fn prepare(
         return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) = world.agree(outputs(world, config, resumed.as_ref()))?;
+    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name, resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     // A run that goes on has its weights.
@@ -131,7 +131,7 @@ pub fn prepare(
     };
     let script = world.agree(rehearsed)?;
     tell("step rehearsed");
-    let identity = plans.identity(config, source.parts().0.fingerprint(), &rule);
+    let identity = plans.identity(config, &network.model, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
         world.agree(resumed.check(world, config, &identity))?;
     }
@@ -147,6 +147,7 @@ pub fn prepare(
     let mut description = describe(world, config, &plans, &*device, threads, length, started);
     description.script = script;
     description.attributes.push(("images".into(), images));
+    description.attributes.push(("network".into(), network.model.identity()));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
@@ -247,15 +248,16 @@ pub fn normalises(device: &dyn Device) -> bool {
 fn outputs(
     world: &World,
     config: &Config,
+    model: &str,
     resumed: Option<&Resumed>,
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
     let (place, given) = (world.into(), config.results.as_deref());
     let path = match resumed {
         _ if config.dry_run => None,
-        None => record::results_path(place, given, &config.model)?,
+        None => record::results_path(place, given, model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
-            record::resumed_path(place, given, &config.model, earlier)?
+            record::resumed_path(place, given, model, earlier)?
         }
     };
     if let (Some(events), true) = (&config.tensorboard, path.is_some()) {

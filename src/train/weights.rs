@@ -27,7 +27,7 @@ pub struct Start {
 }
 
 impl Start {
-    /// Opens the file of `--init-from`, if there is one, and compares it with the model and with what the other ranks
+    /// Opens the file of `--init-from`, or that of the network, if there is one, and compares it with the model and with what the other ranks
     /// read. Collective.
     ///
     /// # Errors
@@ -42,8 +42,14 @@ impl Start {
     }
 
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
-        let Some(path) = &config.init_from else { return Ok(None) };
-        let file = WeightsFile::open(path)?;
+        let of_network = network.model.file().filter(|_| !config.fresh_weights);
+        let Some(path) = config.init_from.as_deref().or(of_network.map(|file| file.path())) else {
+            return Ok(None);
+        };
+        let file = match &config.init_from {
+            Some(path) => WeightsFile::open(path)?,
+            None => WeightsFile::of(&network.model),
+        };
         let graph = network.model.build_to_test(1, network.image, network.classes)?;
         let head = if config.reset_head { graph.head() } else { Vec::new() };
         let head: Vec<&str> = head.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
@@ -65,7 +71,8 @@ impl Start {
             true => "; for other classes add --reset-head, and the last layer starts anew",
             false => "",
         };
-        let text = format!("--init-from: does not fit {}{hint}:{}", config.model, listed(&wrong));
+        let flag = if config.init_from.is_some() { "--init-from" } else { "its weights" };
+        let text = format!("{flag}: does not fit {}{hint}:{}", config.model, listed(&wrong));
         Err(Error::data(path, text))
     }
 

@@ -83,12 +83,15 @@ macro_rules! survive {
     ($($target:ident)*) => { $(#[test] fn $target() { survives(stringify!($target)); })* };
 }
 
-survive!(idx cifar picture tar packed weights checkpoint config);
+survive!(idx cifar picture tar packed weights onnx checkpoint config);
 
 #[test]
 fn every_target_has_a_test_and_a_program() {
     let names = targets::TARGETS.map(|(name, ..)| name);
-    assert_eq!(names, ["idx", "cifar", "picture", "tar", "packed", "weights", "checkpoint", "config"]);
+    assert_eq!(
+        names,
+        ["idx", "cifar", "picture", "tar", "packed", "weights", "onnx", "checkpoint", "config"]
+    );
     let manifest = include_str!("../../fuzz/Cargo.toml");
     for name in names {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");

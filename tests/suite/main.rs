@@ -31,6 +31,7 @@ mod launchers;
 mod memory;
 mod minutes;
 mod models;
+mod onnx;
 mod ops;
 mod overlap;
 mod plan;

@@ -105,4 +105,5 @@ def main():
         sys.exit(f"wrong: {', '.join(wrong)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

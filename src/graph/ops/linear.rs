@@ -5,13 +5,23 @@ use crate::graph::differentiate::Backward;
 use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
-    /// A fully connected layer to `features` outputs, with bias.
+    /// A fully connected layer to `features` outputs, with bias. Parameters `name.weight` (features, inputs),
+    /// `name.bias`.
     pub fn linear(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
+        self.linear_with(name, x, features, true)
+    }
+
+    /// The same without bias.
+    pub fn linear_without_bias(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
+        self.linear_with(name, x, features, false)
+    }
+
+    fn linear_with(&mut self, name: &str, x: TensorId, features: usize, has_bias: bool) -> TensorId {
         let (batch, fan_in) = (self.shape(x).batch(), self.shape(x).per_sample());
         let [weight, bias] = self.linears.map(|start| start.of(fan_in, features));
         let weight = self.weight(name, dims([features, fan_in]), weight);
-        let bias = self.bias(name, features, bias);
-        self.linear_of(name, x, [weight, bias], dims([batch, features]))
+        let bias = has_bias.then(|| self.bias(name, features, bias));
+        self.linear_of(name, x, weight, bias, dims([batch, features]))
     }
 
     /// The same with parameters that were made before (`learned`), to this shape.
@@ -19,14 +29,14 @@ impl Builder {
         &mut self,
         name: &str,
         x: TensorId,
-        [weight, bias]: [TensorId; 2],
+        weight: TensorId,
+        bias: Option<TensorId>,
         y: Shape,
     ) -> TensorId {
-        self.node(name, Op::Linear { bias: true, relu: false }, vec![x, weight, bias], y)
+        let op = Op::Linear { bias: bias.is_some(), relu: false };
+        self.node(name, op, [x, weight].into_iter().chain(bias).collect(), y)
     }
-}
 
-impl Builder {
     /// A fully connected layer of the last axis, to `features` outputs, with bias.
     ///
     /// # Errors

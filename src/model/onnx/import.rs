@@ -1,0 +1,421 @@
+//! The walk over a file's nodes. A node is computed in advance where all that it reads is known; else it becomes layers
+//! of the network. All nodes are looked at before anything is refused, so that one message names every reason.
+
+use std::collections::{HashMap, HashSet};
+
+use super::constant::{self, Constant};
+use super::layers;
+use super::node::Node;
+use super::tensor::Wrong;
+use super::{File, Weight};
+use crate::error::{Error, Result};
+use crate::graph::{Builder, TensorId};
+
+/// How many nodes a message names at most.
+const LINES: usize = 1000;
+
+/// What a name stands for.
+#[derive(Debug, Clone)]
+pub enum Value {
+    /// Something that the network computes.
+    Tensor(TensorId),
+    /// What is on the way to an activation that the file spells out; `Step` says how far, from this tensor.
+    Partly(Step, TensorId),
+    /// A tensor of the file, not yet asked for.
+    Stored(Stored),
+    /// Numbers that are known.
+    Known(Constant),
+    /// What a node gives that is not supported; that has been noted.
+    Unknown,
+}
+
+/// A tensor of the file.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// Its number.
+    pub index: usize,
+    /// The name that it has as a parameter.
+    pub name: String,
+    /// Whether rows and columns are to be exchanged.
+    pub transposed: bool,
+}
+
+/// A part of an activation's formula, with x the tensor that it begins from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Step {
+    /// σ(x), which may become x·σ(x).
+    Sigmoid,
+    /// x times a number.
+    Scaled(f32),
+    /// erf(x/√2)
+    Erf,
+    /// 1 + erf(x/√2)
+    ErfPlusOne,
+    /// x·(1 + erf(x/√2)): twice GELU.
+    TwiceGelu,
+}
+
+/// Why a node becomes no layer.
+pub enum Stop {
+    /// It is not supported, in words.
+    Node(Wrong),
+    /// The network cannot be built for this image.
+    Error(Error),
+}
+
+impl From<Wrong> for Stop {
+    fn from(wrong: Wrong) -> Stop {
+        Stop::Node(wrong)
+    }
+}
+
+impl From<&str> for Stop {
+    fn from(wrong: &str) -> Stop {
+        Stop::Node(wrong.into())
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+/// A network that was described to a builder.
+pub struct Imported {
+    /// The scores of the classes.
+    pub logits: TensorId,
+    /// Parameters and statistics.
+    pub weights: Vec<Weight>,
+    /// What a user should know.
+    pub notes: Vec<String>,
+}
+
+/// A walk that is under way.
+pub struct Import<'a> {
+    /// What is walked over.
+    pub file: &'a File,
+    /// What it is described to.
+    pub net: &'a mut Builder,
+    values: HashMap<&'a str, Value>,
+    /// Nodes that read a name, of those that the scores need.
+    readers: HashMap<&'a str, Vec<usize>>,
+    /// The layer that gives the scores, and the classes that it is to have in place of its own.
+    head: Option<(usize, usize)>,
+    weights: Vec<Weight>,
+    /// Names that are taken.
+    names: HashSet<String>,
+    /// Of what is read by several.
+    shared: Vec<String>,
+}
+
+/// Describes the file's network to a builder. `classes` are those of its last layer, where they are not the file's.
+///
+/// # Errors
+/// `Data` with every node that is not supported; `Usage` when the image is too small for a layer.
+pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
+    let wrong = |what: String| Error::data(&file.path, what);
+    let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
+    let needed = needed(file, &output.name).map_err(wrong)?;
+    let mut values = HashMap::from([(&*file.input, Value::Tensor(images))]);
+    for (name, &index) in &file.tensor_of {
+        let stored = Stored { index, name: name.clone(), transposed: false };
+        values.insert(name, Value::Stored(stored));
+    }
+    let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
+    for node in needed.iter().map(|&index| node(file, index)) {
+        node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
+    }
+    let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
+    let (weights, names, shared) = (Vec::new(), HashSet::new(), Vec::new());
+    let mut import = Import { file, net, values, readers, head, weights, names, shared };
+    import.walk(&needed)?;
+    let logits = match import.values.get(&*output.name) {
+        Some(&Value::Tensor(id)) if import.net.shape(id).rank() == 2 => id,
+        _ => {
+            return Err(wrong(format!(
+                "its first output {} is not the scores of classes: (N, K)",
+                output.name
+            )));
+        }
+    };
+    if import.weights.is_empty() {
+        return Err(wrong("has nothing to learn: no layer with weights leads to its first output".into()));
+    }
+    let notes = notes(file, &needed, &import.shared);
+    Ok(Imported { logits, weights: import.weights, notes })
+}
+
+fn node(file: &File, index: usize) -> Node<'_> {
+    Node::new(&file.graph.node[index], index)
+}
+
+/// The nodes that an output needs, in the order of the file, which must be one in which they can run.
+fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> {
+    let mut producer: HashMap<&str, usize> = HashMap::new();
+    for (index, node) in file.graph.node.iter().enumerate() {
+        for name in node.output.iter().filter(|name| !name.is_empty()) {
+            let is_tensor = file.tensor_of.contains_key(name) && node.op_type != "Constant";
+            if producer.insert(name, index).is_some() || is_tensor || *name == file.input {
+                return Err(format!("{name} is given twice, by node {index} too"));
+            }
+        }
+    }
+    let mut is_needed = vec![false; file.graph.node.len()];
+    let mut wanted = vec![(output, file.graph.node.len())];
+    while let Some((name, reader)) = wanted.pop() {
+        match producer.get(name) {
+            _ if name.is_empty() || name == file.input || file.tensor_of.contains_key(name) => {}
+            None if reader == file.graph.node.len() => {
+                return Err(format!("its output {name} is given by no node"));
+            }
+            None => return Err(format!("{} reads {name}, which nothing gives", node(file, reader).name())),
+            Some(&index) if index >= reader => {
+                return Err(format!(
+                    "{} reads {name}, which only comes behind it: nodes read each other in a circle, or are in no \
+                     order in which they can run",
+                    node(file, reader).name()
+                ));
+            }
+            Some(&index) if !is_needed[index] => {
+                is_needed[index] = true;
+                wanted.extend(file.graph.node[index].input.iter().map(|name| (&**name, index)));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok((0..is_needed.len()).filter(|&index| is_needed[index]).collect())
+}
+
+/// The layer whose outputs are the scores: the last with weights on the way to them.
+fn head(file: &File, needed: &[usize], output: &str) -> Option<usize> {
+    let mut name = output;
+    for &index in needed.iter().rev() {
+        let node = node(file, index);
+        if !node.outputs().iter().any(|given| given == name) {
+            continue;
+        }
+        if matches!(node.op(), "Gemm" | "MatMul" | "Conv") {
+            return Some(index);
+        }
+        name = node.inputs().iter().find(|input| !file.tensor_of.contains_key(*input))?;
+    }
+    None
+}
+
+/// What a user should know of the file: what its export may have left out, and what became of it.
+fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let nodes = || needed.iter().map(|&index| node(file, index));
+    let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
+    if !nodes().any(|node| node.op() == "Dropout" || trains(node)) {
+        notes.push(
+            "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
+        );
+    }
+    if !shared.is_empty() {
+        notes.push(format!(
+            "layers share {}, as exports do with equal first values; each is trained by itself",
+            shared.join(", ")
+        ));
+    }
+    let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
+    if !others.is_empty() {
+        notes.push(format!("its outputs besides the first ({}) are left out", others.join(", ")));
+    }
+    notes
+}
+
+impl<'a> Import<'a> {
+    /// Node by node; an error lists all that are not supported.
+    fn walk(&mut self, needed: &[usize]) -> Result<()> {
+        let file = self.file;
+        let mut refused = Vec::new();
+        for &index in needed {
+            let node = node(file, index);
+            if node.outputs().first().is_none_or(|name| self.values.contains_key(&**name)) {
+                continue;
+            }
+            let value = match self.value_of(node) {
+                Ok(value) => value,
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Node(wrong)) => {
+                    refused.push(format!("\n  {} ({}): {wrong}", node.name(), node.op()));
+                    Value::Unknown
+                }
+            };
+            for name in node.outputs().iter().skip(1) {
+                self.values.entry(name).or_insert(Value::Unknown);
+            }
+            self.values.insert(&node.outputs()[0], value);
+        }
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let more = match refused.len().saturating_sub(LINES) {
+            0 => String::new(),
+            more => format!("\n  … and {more} more"),
+        };
+        Err(Error::data(
+            &file.path,
+            format!(
+                "cannot be trained: of its {} nodes {} {} not supported (docs/onnx.md has what is):{}{more}",
+                needed.len(),
+                refused.len(),
+                if refused.len() == 1 { "is" } else { "are" },
+                refused[..refused.len().min(LINES)].concat()
+            ),
+        ))
+    }
+
+    fn value_of(&mut self, node: Node<'a>) -> std::result::Result<Value, Stop> {
+        let handler = layers::handler(node)?;
+        let inputs: Vec<Value> = node.inputs().iter().map(|name| self.named(name)).collect();
+        if inputs.iter().any(|value| matches!(value, Value::Unknown)) {
+            return Ok(Value::Unknown);
+        }
+        if let Some(known) = self.known(node, &inputs)? {
+            return Ok(Value::Known(known));
+        }
+        match handler {
+            Some(handler) => handler(self, node, &inputs),
+            None => Err("is computed from what is known before a step, and here it is not".into()),
+        }
+    }
+
+    /// What a name stands for. One that is left out is an empty constant.
+    pub fn named(&self, name: &str) -> Value {
+        match self.values.get(name) {
+            Some(value) => value.clone(),
+            None => Value::Known(Constant::row(Vec::new())),
+        }
+    }
+
+    /// What a node gives that reads constants alone.
+    fn known(&self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
+        if !constant::is_folded(node.op()) {
+            return Ok(None);
+        }
+        let is_fixed = |value: &Value| matches!(value, Value::Stored(_) | Value::Known(_));
+        if !inputs.iter().all(is_fixed) {
+            return Ok(None);
+        }
+        // Of a weight another name is made, or its transpose: not its numbers.
+        if matches!((node.op(), &inputs[0]), ("Identity" | "Transpose", Value::Stored(_))) {
+            return Ok(None);
+        }
+        let constants: Vec<Constant> =
+            inputs.iter().map(|value| self.constant(value)).collect::<std::result::Result<_, _>>()?;
+        constant::fold(&node, &constants.iter().collect::<Vec<_>>()).transpose().map_err(Stop::Node)
+    }
+
+    /// The numbers of what is known, or stored and small.
+    ///
+    /// # Errors
+    /// It is computed by the network, or has too many.
+    pub fn constant(&self, value: &Value) -> std::result::Result<Constant, Wrong> {
+        match value {
+            Value::Known(constant) => Ok(constant.clone()),
+            Value::Stored(stored) => Constant::of(&self.file.tensors[stored.index]),
+            _ => Err("reads as a constant what is computed from the images".into()),
+        }
+    }
+
+    /// What the network computes; an activation that was begun is one as far as there are such.
+    ///
+    /// # Errors
+    /// It is no such thing.
+    pub fn tensor(&mut self, node: Node, value: &Value) -> std::result::Result<TensorId, Stop> {
+        match value {
+            Value::Tensor(id) => Ok(*id),
+            Value::Partly(step, x) => layers::finished(self, node, *step, *x),
+            Value::Stored(_) | Value::Known(_) => Err("computes with constants".into()),
+            Value::Unknown => Err("reads what is not supported".into()),
+        }
+    }
+
+    /// A tensor of the file that is to be learned, of this rank.
+    ///
+    /// # Errors
+    /// It is no tensor of the file, or one of another rank.
+    pub fn stored(
+        &self,
+        value: &Value,
+        what: &str,
+        rank: usize,
+    ) -> std::result::Result<(Stored, Vec<usize>), Wrong> {
+        let Value::Stored(stored) = value else { return Err(format!("its {what} is computed, not stored")) };
+        let tensor = &self.file.tensors[stored.index];
+        let mut dims = tensor.dims.clone();
+        if !tensor.is_real() || dims.len() != rank || dims.contains(&0) {
+            return Err(format!("its {what} has the shape {dims:?}, not one of {rank} axes of real numbers"));
+        }
+        if stored.transposed {
+            dims.reverse();
+        }
+        Ok((stored.clone(), dims))
+    }
+
+    /// The classes that this node's layer is to have in place of its own.
+    pub fn classes_of(&self, node: Node) -> Option<usize> {
+        self.head.filter(|(index, _)| *index == node.index).map(|(_, classes)| classes)
+    }
+
+    /// The one node that reads what a node gives, where there is one.
+    pub fn reader(&self, node: Node<'a>) -> Option<Node<'a>> {
+        let name = node.outputs().first()?;
+        match self.readers.get(&**name).map(Vec::as_slice) {
+            Some(&[reader]) if self.file.graph.output.iter().all(|output| output.name != *name) => {
+                Some(Node::new(&self.file.graph.node[reader], reader))
+            }
+            _ => None,
+        }
+    }
+
+    /// What a node gives is known already: a later one's whose work is done, or more than the first of one's own.
+    pub fn give(&mut self, node: Node<'a>, place: usize, value: Value) {
+        if let Some(name) = node.outputs().get(place) {
+            self.values.insert(name, value);
+        }
+    }
+
+    /// A name that no layer has yet.
+    pub fn layer(&mut self, wanted: &str) -> String {
+        let numbered = (2..).map(|number| format!("{wanted}_{number}"));
+        let free =
+            std::iter::once(wanted.to_string()).chain(numbered).find(|name| !self.names.contains(name));
+        let name = free.unwrap_or_default();
+        self.names.insert(name.clone());
+        name
+    }
+
+    /// The layer that a weight belongs to by its name, or the node's.
+    pub fn layer_of(&mut self, node: Node, weight: &Stored) -> String {
+        match weight.name.strip_suffix(".weight") {
+            Some(layer) if !layer.is_empty() => self.layer(layer),
+            _ => self.layer(&node.layer()),
+        }
+    }
+
+    /// The parameters and statistics of the layer that was just added are these tensors of the file.
+    ///
+    /// # Errors
+    /// A weight of more than one axis that another layer has too.
+    pub fn learned(&mut self, stored: &[&Stored]) -> std::result::Result<(), Stop> {
+        let ids = self.net.kept_of_last();
+        for (&id, stored) in ids.iter().zip(stored) {
+            let mut name = stored.name.clone();
+            if self.weights.iter().any(|weight| weight.name == name) {
+                if self.file.tensors[stored.index].dims.len() > 1 {
+                    return Err(format!("shares its weight {name} with another layer").into());
+                }
+                self.shared.push(name.clone());
+                name = self.layer(&format!("{name}_2"));
+            }
+            self.net.rename(id, &name);
+            let shape = self.net.shape(id).0.clone();
+            self.weights.push(Weight { name, shape, tensor: stored.index, transposed: stored.transposed });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
+//! builder, for a batch and an image; `layers` says what each op becomes; `constant` computes what exporters write to
+//! compute shapes. docs/onnx.md has the table of ops.
+
+mod constant;
+mod import;
+mod layers;
+mod node;
+pub mod schema;
+mod tensor;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use flate2::Crc;
+use prost::Message;
+
+use crate::error::{Error, Result};
+use crate::files;
+use crate::graph::{Builder, TensorId};
+use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
+use tensor::Tensor;
+
+/// Height and width of images where the file leaves them open, as ImageNet's are cut.
+const USUAL_SIZE: usize = 224;
+/// The versions of ONNX's set of ops whose words are known.
+const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
+
+/// An ONNX file: a network and its weights.
+pub struct File {
+    path: PathBuf,
+    graph: GraphProto,
+    /// Weights and constants, those of nodes behind the others.
+    tensors: Vec<Tensor>,
+    /// By the name of what gives it.
+    tensor_of: HashMap<String, usize>,
+    /// The name of the images among the graph's inputs.
+    input: String,
+    /// The batch that its shapes are written for, where that is fixed.
+    batch: Option<usize>,
+    /// (C, H, W)
+    image: [usize; 3],
+    classes: usize,
+    weights: Vec<Weight>,
+    notes: Vec<String>,
+    checksum: u32,
+}
+
+/// A parameter or running statistic of the network.
+pub struct Weight {
+    /// What it is called in the network: as the file calls it.
+    pub name: String,
+    /// Its shape in the network.
+    pub shape: Vec<usize>,
+    /// Which of the file's tensors has its numbers.
+    tensor: usize,
+    /// Whether the file has it with rows and columns exchanged.
+    transposed: bool,
+}
+
+impl File {
+    /// Reads a file and imports its network once, for a batch of one.
+    ///
+    /// # Errors
+    /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
+    pub fn open(path: &Path) -> Result<File> {
+        let wrong =
+            |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
+        let bytes = files::read(path).map_err(|error| wrong(&error))?;
+        let mut sum = Crc::new();
+        sum.update(&bytes);
+        let model = ModelProto::decode(prost::bytes::Bytes::from(bytes)).map_err(|error| wrong(&error))?;
+        let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
+        match version.map(|set| set.version) {
+            Some(version) if VERSIONS.contains(&version) => {}
+            other => {
+                let version = other.map_or("no version".into(), |version| format!("version {version}"));
+                return Err(Error::data(
+                    path,
+                    format!(
+                        "uses {version} of ONNX's ops; {} to {} are known",
+                        VERSIONS.start(),
+                        VERSIONS.end()
+                    ),
+                ));
+            }
+        }
+        let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
+        let (tensors, tensor_of) = tensors(path, &mut graph)?;
+        for tensor in &tensors {
+            tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
+        }
+        let (input, batch, image) = images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
+        let mut file = File {
+            path: path.into(),
+            graph,
+            tensors,
+            tensor_of,
+            input,
+            batch,
+            image,
+            classes: 0,
+            weights: Vec::new(),
+            notes: Vec::new(),
+            checksum: sum.sum(),
+        };
+        let (mut net, images) = Builder::new(&file.label(), 1, image);
+        net.only_to_test();
+        let imported = import::run(&file, &mut net, images, None)?;
+        file.classes = net.shape(imported.logits).per_sample();
+        file.weights = imported.weights;
+        file.notes.extend(imported.notes);
+        Ok(file)
+    }
+
+    /// Describes the network to a builder that has been given the images; the scores are of so many classes.
+    ///
+    /// # Errors
+    /// `Usage` when the image is too small for a layer; `Data` when the network allows no such image.
+    pub fn layers(&self, net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
+        let classes = Some(classes).filter(|&classes| classes != self.classes);
+        import::run(self, net, images, classes).map(|imported| imported.logits)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's name without what is before and behind it.
+    pub fn label(&self) -> String {
+        self.path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    }
+
+    /// (C, H, W) of its images.
+    pub fn image(&self) -> [usize; 3] {
+        self.image
+    }
+
+    /// Classes that it tells apart.
+    pub fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// CRC-32 of the file and of what it has in others.
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// What a user should know of the import, a sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Every parameter and running statistic, as the network has them.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// The batch that its shapes are written for, where that is fixed.
+    fn batch(&self) -> Option<usize> {
+        self.batch
+    }
+
+    /// The shape of one of its tensors.
+    fn dims(&self, tensor: usize) -> &[usize] {
+        &self.tensors[tensor].dims
+    }
+
+    /// Whether one of these names is that of the scores.
+    fn gives(&self, names: &[String]) -> bool {
+        self.graph.output.first().is_some_and(|output| names.contains(&output.name))
+    }
+
+    /// The numbers of one, last dimension fastest.
+    ///
+    /// # Errors
+    /// `Data` when there is none of this name, or its numbers cannot be read.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let wrong = |what: &str| Error::data(&self.path, format!("tensor {name}: {what}"));
+        let weight = self.weights.iter().find(|weight| weight.name == name);
+        let weight = weight.ok_or_else(|| wrong("is not there"))?;
+        let values = self.tensors[weight.tensor].reals().map_err(|what| wrong(&what))?;
+        let [rows, columns] = match weight.shape[..] {
+            [rows, columns] if weight.transposed => [rows, columns],
+            _ => return Ok(values),
+        };
+        let at = |place: usize| values[place % columns * rows + place / columns];
+        Ok((0..values.len()).map(at).collect())
+    }
+}
+
+/// The tensors of a graph, taken out of it, by the names of what gives them.
+fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<String, usize>)> {
+    let constants = graph.node.iter_mut().filter(|node| node.op_type == "Constant").filter_map(|node| {
+        let value = node.attribute.iter_mut().find(|attribute| attribute.name == "value")?.t.take()?;
+        Some(TensorProto { name: node.output.first()?.clone(), ..value })
+    });
+    let protos: Vec<TensorProto> =
+        std::mem::take(&mut graph.initializer).into_iter().chain(constants).collect();
+    let directory = files::directory_of(path);
+    let (mut tensors, mut tensor_of) = (Vec::with_capacity(protos.len()), HashMap::new());
+    for proto in protos {
+        let name = proto.name.clone();
+        let wrong = |what: &str| Error::data(path, format!("tensor {name}: {what}"));
+        tensors.push(Tensor::new(proto, directory).map_err(|what| wrong(&what))?);
+        if tensor_of.insert(name.clone(), tensors.len() - 1).is_some() {
+            return Err(wrong("is there twice"));
+        }
+    }
+    Ok((tensors, tensor_of))
+}
+
+/// The name, the batch and the size of the images: the one input that is no weight.
+fn images(
+    graph: &GraphProto,
+    tensor_of: &HashMap<String, usize>,
+) -> std::result::Result<(String, Option<usize>, [usize; 3]), String> {
+    let inputs: Vec<&ValueInfoProto> =
+        graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
+    let [input] = inputs[..] else {
+        let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
+        return Err(format!(
+            "has {} inputs ({}), where images alone are given",
+            names.len(),
+            names.join(", ")
+        ));
+    };
+    let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
+    let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
+    let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
+    let said: Option<Vec<usize>> =
+        axes.iter().map(|axis| node::lengths(&[axis.dim_value]).map(|length| length[0])).collect();
+    match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
+        (Some(&[batch, channels, height, width]), true) if channels > 0 => {
+            let size = |length| if length == 0 { USUAL_SIZE } else { length };
+            let batch = Some(batch).filter(|&batch| batch > 0);
+            Ok((input.name.clone(), batch, [channels, size(height), size(width)]))
+        }
+        _ => Err(format!(
+            "its input {} is no batch of images: real numbers of four axes, of which that of the channels is fixed",
+            input.name
+        )),
+    }
+}

@@ -1,0 +1,437 @@
+//! Networks from ONNX files: what a user of `--model FILE.onnx` relies on.
+//!
+//! - a file of PyTorch's, whichever of its exporters wrote it and in which mode, is the network that PyTorch has: its
+//!   loss and all its gradients;
+//! - an imported resnet50 is planned as the zoo's;
+//! - what cannot be trained, and what is no sound file, is refused by one message that names every reason;
+//! - flags work as for other networks, ranks must have one file, and a run goes on with no other.
+//!
+//! tests/fixtures/make_onnx.py makes the files, with PyTorch.
+
+use crate::support::{bound, job};
+
+use std::path::{Path, PathBuf};
+
+use bound::Bound;
+use dltrain::device::onednn::Cpu;
+use dltrain::device::reference::Reference;
+use dltrain::device::{Device, Scalars};
+use dltrain::graph::{Graph, Op, Role};
+use dltrain::model::onnx::schema::{
+    AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto, data_type, kind,
+};
+use dltrain::model::{self, Model};
+use dltrain::plan::{Options, Plan, plan};
+use job::{SECONDS, finish, job, refused, run, series};
+use prost::Message;
+use serde_json::Value;
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/onnx").join(name)
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+/// The masks of two frameworks cannot be the same.
+fn without_dropout(mut graph: Graph) -> Graph {
+    for node in &mut graph.nodes {
+        if let Op::Dropout { p, .. } = &mut node.op {
+            *p = 0.0;
+        }
+    }
+    graph
+}
+
+/// The loss and the gradients of a file's network from the file's weights, against PyTorch's in float64.
+///
+/// Bounds: every layer of the eight on the way adds a rounding of 2⁻²⁴ in sums of some 72 products (of which the root,
+/// 9, remains where they differ in sign), forward and backward: 16·9·2⁻²⁴ = 9e-6 of the largest number of a tensor.
+/// Nothing here is decided by a rounding: the images are such that no ReLU is that close to 0.
+fn as_pytorch(name: &str, device: &dyn Device) {
+    let expected: Value = serde_json::from_slice(&std::fs::read(fixture("small.json")).unwrap()).unwrap();
+    let model = model::open(&fixture(name)).unwrap();
+    let file = model.file().unwrap();
+    assert_eq!((model.image, model.classes), ([3, 9, 9], 5), "{name}");
+    let graph = without_dropout(model.build(4, model.image, model.classes).unwrap());
+    let mut run = Bound::new(device, graph.simplify().differentiate(), 1 << 20);
+    let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
+    let labels: Vec<i32> = numbers(&expected["labels"]).iter().map(|&v| v as i32).collect();
+    run.set_batch(&images, &labels);
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &file.values(&parameter.name).unwrap());
+    }
+    let steps = run.program.steps.len();
+    run.run(0..steps, &Scalars { gradient_scale: 0.25, ..Scalars::default() });
+    let bound = 16.0 * 9.0 * 2f64.powi(-24);
+    let loss = expected["loss"].as_f64().unwrap();
+    assert!((run.loss() - loss).abs() <= bound * loss, "{name}: loss {} and {loss}", run.loss());
+    let gradients = expected["gradients"].as_object().unwrap();
+    assert_eq!(gradients.len(), run.plan.parameters.len(), "{name}: other parameters than PyTorch's");
+    for parameter in &run.plan.parameters {
+        let theirs = gradients.get(&parameter.name).unwrap_or_else(|| panic!("{name}: {}", parameter.name));
+        let (theirs, ours) = (numbers(theirs), run.gradient(parameter));
+        let largest = theirs.iter().fold(0.0, |largest: f64, v| largest.max(v.abs()));
+        for (ours, theirs) in ours.iter().zip(theirs) {
+            let error = (f64::from(*ours) - theirs).abs();
+            assert!(error <= bound * largest, "{name} {}: {ours} and {theirs}", parameter.name);
+        }
+    }
+}
+
+#[test]
+fn a_file_is_the_network_that_pytorch_has() {
+    let cpu = Cpu::new(1).unwrap();
+    // In `fixed` all shapes are written out for a batch of two.
+    for name in ["training.onnx", "fixed.onnx"] {
+        as_pytorch(name, &cpu);
+        as_pytorch(name, &Reference);
+    }
+}
+
+/// What is normalised by running statistics then is part of the convolution, so that the loss in training is that of
+/// PyTorch's logits in evaluation. `newer` is the newer exporter's. The bound is that of `as_pytorch`.
+#[test]
+fn an_export_in_inference_mode_gives_the_logits_of_evaluation() {
+    let expected: Value = serde_json::from_slice(&std::fs::read(fixture("small.json")).unwrap()).unwrap();
+    let (images, labels) = (numbers(&expected["images"]), numbers(&expected["labels"]));
+    let logits = numbers(&expected["logits"]);
+    let loss_of = |(scores, label): (&[f64], &f64)| {
+        scores.iter().map(|score| score.exp()).sum::<f64>().ln() - scores[*label as usize]
+    };
+    let loss = logits.chunks(5).zip(&labels).map(loss_of).sum::<f64>() / 4.0;
+    for name in ["inference.onnx", "newer.onnx"] {
+        let model = model::open(&fixture(name)).unwrap();
+        let graph = model.build(4, model.image, model.classes).unwrap().simplify().differentiate();
+        let mut run = Bound::new(&Reference, graph, 1 << 20);
+        let images: Vec<f32> = images.iter().map(|&v| v as f32).collect();
+        run.set_batch(&images, &labels.iter().map(|&v| v as i32).collect::<Vec<_>>());
+        for parameter in &run.plan.parameters {
+            run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+        }
+        run.run(0..run.program.forward_steps, &Scalars::default());
+        let bound = 16.0 * 9.0 * 2f64.powi(-24) * loss;
+        assert!((run.loss() - loss).abs() <= bound, "{name}: loss {} and {loss}", run.loss());
+    }
+}
+
+/// A normalisation behind a convolution, which its exporter has made one with it; and dropout is left out.
+#[test]
+fn what_an_export_in_inference_mode_left_out_is_said() {
+    let model = model::open(&fixture("inference.onnx")).unwrap();
+    let graph = model.build(4, model.image, model.classes).unwrap();
+    assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_) | Op::Dropout { .. })));
+    let notes = model.file().unwrap().notes();
+    assert!(notes.len() == 1 && notes[0].contains("no dropout"), "{notes:?}");
+    let training = model::open(&fixture("training.onnx")).unwrap();
+    assert!(training.file().unwrap().notes().is_empty());
+    let graph = training.build(4, training.image, training.classes).unwrap();
+    let norm =
+        graph.nodes.iter().find_map(|node| if let Op::BatchNorm(norm) = node.op { Some(norm) } else { None });
+    let norm = norm.unwrap();
+    assert_eq!((norm.momentum, norm.epsilon), (0.2, 1e-3));
+    let dropout = |node: &dltrain::graph::Node| matches!(node.op, Op::Dropout { p: 0.25, .. });
+    assert!(graph.nodes.iter().any(dropout));
+}
+
+/// resnet50.onnx says that its weights are in a file of zeros, which is made here.
+#[test]
+fn an_imported_resnet50_is_planned_as_the_zoos() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::copy(fixture("resnet50.onnx"), &path).unwrap();
+    let largest = 4 * 2048 * 1000;
+    std::fs::File::create(place.path().join("zeros.bin")).unwrap().set_len(2 * largest).unwrap();
+    let of = |net: &Model| {
+        let graph = net.build(2, [3, 64, 64], 1000).unwrap().simplify().differentiate();
+        plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None }).unwrap()
+    };
+    let [ours, theirs] = [of(&model::open(&path).unwrap()), of(&model::find("resnet50").unwrap())];
+    assert_eq!(steps(&ours), steps(&theirs));
+    let parameters =
+        |plan: &Plan| plan.parameters.iter().map(|p| (p.name.clone(), p.offset)).collect::<Vec<_>>();
+    assert_eq!(parameters(&ours), parameters(&theirs));
+    assert_eq!(format!("{:?}", ours.sizes), format!("{:?}", theirs.sizes));
+}
+
+/// Each step's op with the shapes of what it reads and gives.
+fn steps(plan: &Plan) -> Vec<String> {
+    let graph = &plan.graph;
+    let shape = |id: &dltrain::graph::TensorId| graph.tensor(*id).spec.shape.to_string();
+    let of = |node: &dltrain::graph::Node| {
+        let [inputs, outputs] =
+            [&node.inputs, &node.outputs].map(|ids| ids.iter().map(shape).collect::<Vec<_>>());
+        format!("{:?} {inputs:?} {outputs:?}", node.op)
+    };
+    plan.steps.iter().map(|step| step.node.map_or("reorder".into(), |id| of(graph.node(id)))).collect()
+}
+
+// ---- files that are refused ----
+
+fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
+    let dim = dims.iter().map(|&dim_value| Dimension { dim_value, ..Dimension::default() }).collect();
+    let shape = Some(TensorShapeProto { dim });
+    let tensor_type = Some(TensorType { elem_type: data_type::FLOAT, shape });
+    ValueInfoProto { name: name.into(), value_type: Some(TypeProto { tensor_type }) }
+}
+
+fn weight(name: &str, dims: &[i64]) -> TensorProto {
+    let count = dims.iter().product::<i64>() as usize;
+    let float_data = (0..count).map(|place| place as f32 * 0.125 - 1.0).collect();
+    TensorProto {
+        name: name.into(),
+        dims: dims.to_vec(),
+        data_type: data_type::FLOAT,
+        float_data,
+        ..TensorProto::default()
+    }
+}
+
+fn node(name: &str, op: &str, input: &[&str], output: &str) -> NodeProto {
+    NodeProto {
+        name: name.into(),
+        op_type: op.into(),
+        input: input.iter().map(ToString::to_string).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    }
+}
+
+/// Flatten and one linear layer for grey images of 2×2 pixels, changed.
+fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
+    let mut graph = GraphProto {
+        node: vec![
+            node("flat", "Flatten", &["x"], "a"),
+            node("fc", "Gemm", &["a", "fc.weight", "fc.bias"], "y"),
+        ],
+        initializer: vec![weight("fc.weight", &[4, 3]), weight("fc.bias", &[3])],
+        input: vec![value("x", &[0, 1, 2, 2])],
+        output: vec![value("y", &[0, 3])],
+        ..GraphProto::default()
+    };
+    change(&mut graph);
+    let opset_import = vec![OperatorSetId { domain: String::new(), version: 17 }];
+    ModelProto { ir_version: 8, graph: Some(graph), opset_import, ..ModelProto::default() }
+}
+
+/// What opening such a file says.
+fn said(change: impl FnOnce(&mut GraphProto)) -> String {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
+    model::open(&path).err().expect("a file that is refused").message
+}
+
+/// Gemm without transB, as TensorFlow's exports have it, is a linear layer with its weight the other way round.
+#[test]
+fn a_weight_of_columns_is_learned_as_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(|_| {}).encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    let graph = model.build(2, model.image, model.classes).unwrap();
+    let (_, parameter) = graph.with_role(Role::Parameter).find(|(_, t)| t.name == "fc.weight").unwrap();
+    assert_eq!(parameter.spec.shape.0, [3, 4]);
+    let rows: Vec<f32> =
+        [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11].map(|place| place as f32 * 0.125 - 1.0).into();
+    assert_eq!(model.file().unwrap().values("fc.weight").unwrap(), rows);
+}
+
+/// A window of 3 places two apart, with zeros as its reach of 5 wants: the image keeps its size.
+#[test]
+fn a_dilated_convolution_reaches_further() {
+    let ints = |name: &str, ints: [i64; 2]| AttributeProto {
+        name: name.into(),
+        ints: ints.into(),
+        kind: kind::INTS,
+        ..Default::default()
+    };
+    let same = AttributeProto {
+        name: "auto_pad".into(),
+        s: b"SAME_UPPER".as_slice().into(),
+        kind: 3,
+        ..Default::default()
+    };
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let file = changed(|graph| {
+        let mut conv = node("conv", "Conv", &["x", "w"], "b");
+        conv.attribute = vec![ints("dilations", [2, 1]), same];
+        graph.initializer.push(weight("w", &[1, 1, 3, 3]));
+        graph.node.insert(0, conv);
+        graph.node[1].input = vec!["b".into()];
+    });
+    std::fs::write(&path, file.encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    let graph = model.build(2, model.image, model.classes).unwrap();
+    let Op::Conv2d(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
+    assert_eq!((conv.dilation, conv.padding, conv.reach()), ([2, 1], [2, 1], [5, 3]));
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_with_every_node() {
+    let message = said(|graph| {
+        let mut odd = node("odd", "Conv", &["x", "w"], "b");
+        let dilations = AttributeProto {
+            name: "dilations".into(),
+            ints: vec![2, 0],
+            kind: kind::INTS,
+            ..Default::default()
+        };
+        odd.attribute.push(dilations);
+        let mut scaled = node("fc", "Gemm", &["d", "fc.weight", "fc.bias"], "y");
+        let alpha = AttributeProto { name: "alpha".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
+        scaled.attribute.push(alpha);
+        graph.initializer.push(weight("w", &[1, 1, 2, 2]));
+        graph.node =
+            vec![odd, node("loop", "Loop", &["b"], "c"), node("flat", "Flatten", &["x"], "d"), scaled];
+        graph.node.push(node("sum", "Einsum", &["c", "y"], "z"));
+        graph.output = vec![value("z", &[0, 3])];
+    });
+    for line in [
+        "odd (Conv): dilations of 0",
+        "loop (Loop): the op is not supported",
+        "fc (Gemm): alpha 0.5",
+        "sum (Einsum): the op is not supported",
+    ] {
+        assert!(message.contains(line), "{line}: {message}");
+    }
+    assert!(message.contains("of its 5 nodes 4 are not supported"), "{message}");
+}
+
+#[test]
+fn what_is_no_sound_file_is_refused() {
+    let refused = |part: &str, change: &dyn Fn(&mut GraphProto)| {
+        let message = said(|graph| change(graph));
+        assert!(message.contains(part), "{part}: {message}");
+    };
+    refused("in a circle", &|graph| graph.node[0].input = vec!["y".into()]);
+    refused("reads none, which nothing gives", &|graph| graph.node[0].input = vec!["none".into()]);
+    refused("has 2 inputs (x, z)", &|graph| graph.input.push(value("z", &[1])));
+    refused("y is given twice", &|graph| graph.node.push(node("more", "Relu", &["a"], "y")));
+    refused("fc.bias: is there twice", &|graph| graph.initializer.push(weight("fc.bias", &[3])));
+    refused("[-1]", &|graph| graph.initializer[1].dims = vec![-1]);
+    refused("more than memory has addresses", &|graph| graph.initializer[0].dims = vec![1 << 40, 1 << 40]);
+    refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
+    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 4])]);
+    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
+    refused("by a weight for 4 numbers an image", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
+    refused("is not the scores of classes", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
+    refused("nothing to learn", &|graph| graph.output = vec![value("a", &[0, 4])]);
+    for (location, part) in [
+        ("../w.bin", "outside of the directory"),
+        ("/etc/passwd", "outside of the directory"),
+        ("w.bin", "is in w.bin"),
+    ] {
+        refused(part, &|graph| {
+            graph.initializer[0].float_data.clear();
+            graph.initializer[0].data_location = 1;
+            let entry = StringStringEntryProto { key: "location".into(), value: location.into() };
+            graph.initializer[0].external_data = vec![entry];
+        });
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, b"no such format").unwrap();
+    assert!(model::open(&path).err().unwrap().message.contains("cannot be read as ONNX"));
+    assert!(model::find("none.onnx").err().unwrap().message.contains("none.onnx"));
+}
+
+// ---- runs ----
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().into()
+    }
+
+    /// Flags for the network of a file; @NAME is a file here.
+    fn flags(&self, network: &Path, flags: &str) -> Vec<String> {
+        let flags = flags.split(' ').map(|flag| match flag.strip_prefix('@') {
+            Some(name) => self.path(name),
+            None => flag.into(),
+        });
+        ["--model".into(), network.to_str().unwrap().into(), "--batch".into(), "16".into()]
+            .into_iter()
+            .chain(flags)
+            .collect()
+    }
+
+    fn run(&self, ranks: usize, network: &Path, flags: &str) -> String {
+        let flags = self.flags(network, flags);
+        run(ranks, &flags.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn refused(&self, network: &Path, flags: &str) -> String {
+        let flags = self.flags(network, flags);
+        let done = finish(job(&[(2, &flags.iter().map(String::as_str).collect::<Vec<_>>())]));
+        assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
+        assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
+        done.stderr
+    }
+}
+
+#[test]
+fn a_file_is_trained_tested_and_gone_on_with() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let network = fixture("training.onnx");
+    let data = format!("--data {DIGITS} --classes 10 --reset-head");
+    let common = format!("{data} --lr 0.01 --seed 3");
+    place.run(2, &network, &format!("{common} --epochs 2 --results @a.h5 --save-weights @w.safetensors"));
+    let losses = series(Path::new(&place.path("a.h5")), "epochs/test_loss");
+    assert!(losses[1] < losses[0] && losses[0] < 10f64.ln(), "{losses:?}: it learns");
+    // What was saved has the names of the file's tensors.
+    let tests = format!("--data {DIGITS} --classes 10 --evaluate --init-from @w.safetensors");
+    let tested = place.run(2, &network, &tests);
+    assert!(tested.contains(&format!("test loss {:.9}", losses[1])), "{tested}, not {losses:?}");
+    let tests = place.flags(&network, &tests.replace(" --evaluate", ""));
+    let tests: Vec<&str> = std::iter::once("evaluate").chain(tests.iter().map(String::as_str)).collect();
+    assert_eq!(run(2, &tests), tested);
+    for flags in
+        ["--freeze backbone --recompute", "--fresh-weights --dry-run", "--freeze conv1,bn1 --sync-bn"]
+    {
+        let data = if flags.contains("fresh") { data.replace(" --reset-head", "") } else { data.clone() };
+        place.run(2, &network, &format!("{data} --steps 2 {flags} --results @{}.h5", flags.len()));
+    }
+    // The classes of the file's own head are others.
+    let said = place.refused(&network, &format!("--data {DIGITS} --classes 10 --results @c.h5"));
+    assert!(
+        said.contains("fc2.weight: is [5, 10] in the file and [10, 10]") && said.contains("--reset-head"),
+        "{said}"
+    );
+    let said = place.refused(&network, "--image-size 3 --results @c.h5");
+    assert!(said.contains("the images are too small"), "{said}");
+    for flags in ["--model mnist_small --fresh-weights", "--model mnist_small --reset-head"] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let said = refused(&[(1, &flags)]);
+        assert!(said.contains("--model FILE.onnx"), "{said}");
+    }
+}
+
+#[test]
+fn ranks_and_runs_that_go_on_have_one_file() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let network = place.0.path().join("net.onnx");
+    std::fs::copy(fixture("training.onnx"), &network).unwrap();
+    let flags = "--steps 2 --warmup 0 --checkpoint @kept --resume auto --results @a.h5";
+    place.run(1, &network, flags);
+    let record = hdf5::File::open(place.path("a.h5")).unwrap();
+    let attribute = record
+        .group("config")
+        .unwrap()
+        .attr("network")
+        .unwrap()
+        .read_scalar::<hdf5::types::VarLenUnicode>()
+        .unwrap();
+    assert!(attribute.starts_with("net.onnx, CRC-32 "), "{attribute}");
+    drop(record);
+    // Another file under the name that the first had.
+    std::fs::copy(fixture("fixed.onnx"), &network).unwrap();
+    let said = place.refused(&network, &flags.replace("--steps 2", "--steps 4"));
+    assert!(said.contains("is the checkpoint of another run: --model net.onnx, CRC-32"), "{said}");
+}

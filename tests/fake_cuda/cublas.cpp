@@ -61,6 +61,32 @@ bool multiply(int m, int n, int k, float alpha, const Matrix &a, const Matrix &b
     return true;
 }
 
+// The products of a batch, whose matrices lie these many elements apart.
+int products(Handle *handle, int transpose_a, int transpose_b, int m, int n, int k, const float *alpha, const void *a,
+             int a_type, int lda, long long stride_a, const void *b, int b_type, int ldb, long long stride_b,
+             const float *beta, void *c, int c_type, int ldc, long long stride_c, int batch, int compute_type) {
+    // CUBLAS_COMPUTE_32F and its variants.
+    if (compute_type < 68 || compute_type > 77) return NOT_SUPPORTED;
+    Matrix left = {a, type_of(a_type), size_t(lda), transpose_a != 0, m, k};
+    Matrix right = {b, type_of(b_type), size_t(ldb), transpose_b != 0, k, n};
+    Matrix result = {c, type_of(c_type), size_t(ldc), false, m, n};
+    if (left.type == Type::None || left.type != right.type) return NOT_SUPPORTED;
+    if (result.type != left.type && result.type != Type::F32) return NOT_SUPPORTED;
+    if (m < 0 || n < 0 || k < 0 || !left.fits() || !right.fits() || !result.fits()) return INVALID_VALUE;
+    const float by = *alpha, keep = *beta;
+    std::function<void()> work = [=]() mutable {
+        for (int i = 0; i < batch; ++i) {
+            left.at = (const char *)a + i * stride_a * (long long)numbers::bytes(left.type);
+            right.at = (const char *)b + i * stride_b * (long long)numbers::bytes(right.type);
+            result.at = (const char *)c + i * stride_c * (long long)numbers::bytes(result.type);
+            if (!multiply(m, n, k, by, left, right, keep, result)) fake_fault("a cuBLAS product");
+        }
+    };
+    const double numbers = double(m) * k + double(k) * n + double(m) * n, steps = double(m) * n * k;
+    const double bytes = batch * numbers * numbers::bytes(left.type), operations = 2 * batch * steps;
+    return fake_enqueue(handle->stream, "gemm", bytes, operations, &work) ? EXECUTION_FAILED : SUCCESS;
+}
+
 } // namespace
 
 extern "C" {
@@ -110,34 +136,16 @@ int cublasGemmStridedBatchedEx(Handle *handle, int transpose_a, int transpose_b,
                                const void *b, int b_type, int ldb, long long stride_b, const float *beta, void *c,
                                int c_type, int ldc, long long stride_c, int batch, int compute_type, int) {
     CALL("cublasGemmStridedBatchedEx", EXECUTION_FAILED);
-    // CUBLAS_COMPUTE_32F and its variants.
-    if (compute_type < 68 || compute_type > 77) return NOT_SUPPORTED;
-    Matrix left = {a, type_of(a_type), size_t(lda), transpose_a != 0, m, k};
-    Matrix right = {b, type_of(b_type), size_t(ldb), transpose_b != 0, k, n};
-    Matrix result = {c, type_of(c_type), size_t(ldc), false, m, n};
-    if (left.type == Type::None || left.type != right.type) return NOT_SUPPORTED;
-    if (result.type != left.type && result.type != Type::F32) return NOT_SUPPORTED;
-    if (m < 0 || n < 0 || k < 0 || !left.fits() || !right.fits() || !result.fits()) return INVALID_VALUE;
-    const float by = *alpha, keep = *beta;
-    std::function<void()> work = [=]() mutable {
-        for (int i = 0; i < batch; ++i) {
-            left.at = (const char *)a + i * stride_a * (long long)numbers::bytes(left.type);
-            right.at = (const char *)b + i * stride_b * (long long)numbers::bytes(right.type);
-            result.at = (const char *)c + i * stride_c * (long long)numbers::bytes(result.type);
-            if (!multiply(m, n, k, by, left, right, keep, result)) fake_fault("a cuBLAS product");
-        }
-    };
-    const double numbers = double(m) * k + double(k) * n + double(m) * n, products = double(m) * n * k;
-    const double bytes = batch * numbers * numbers::bytes(left.type), operations = 2 * batch * products;
-    return fake_enqueue(handle->stream, "gemm", bytes, operations, &work) ? EXECUTION_FAILED : SUCCESS;
+    return products(handle, transpose_a, transpose_b, m, n, k, alpha, a, a_type, lda, stride_a, b, b_type, ldb,
+                    stride_b, beta, c, c_type, ldc, stride_c, batch, compute_type);
 }
 
 int cublasGemmEx(Handle *handle, int transpose_a, int transpose_b, int m, int n, int k, const float *alpha,
                  const void *a, int a_type, int lda, const void *b, int b_type, int ldb, const float *beta, void *c,
-                 int c_type, int ldc, int compute_type, int algorithm) {
+                 int c_type, int ldc, int compute_type, int) {
     CALL("cublasGemmEx", EXECUTION_FAILED);
-    return cublasGemmStridedBatchedEx(handle, transpose_a, transpose_b, m, n, k, alpha, a, a_type, lda, 0, b, b_type,
-                                      ldb, 0, beta, c, c_type, ldc, 0, 1, compute_type, algorithm);
+    return products(handle, transpose_a, transpose_b, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c,
+                    c_type, ldc, 0, 1, compute_type);
 }
 
 } // extern "C"

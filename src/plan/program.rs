@@ -104,12 +104,24 @@ struct Watched {
 impl Plan {
     /// Fixes every kernel to its memory.
     pub fn bind(&self, regions: &Regions) -> Result<Program> {
+        self.bind_context(regions, 0)
+    }
+
+    /// The same for one of several micro-batches in flight (`Plan::contexts`).
+    pub fn bind_context(&self, regions: &Regions, context: usize) -> Result<Program> {
+        let at = |place: &Location| match place.region {
+            Region::Arena => {
+                let offset = place.offset + self.contexts.shift(place.offset, context);
+                regions.at(&Location { offset, ..*place })
+            }
+            _ => regions.at(place),
+        };
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut watched = Vec::with_capacity(self.steps.len());
         let mut exchanges = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
-            let inputs: Vec<Memory> = step.inputs.iter().map(|place| regions.at(place)).collect();
-            let outputs: Vec<Memory> = step.outputs.iter().map(|place| regions.at(place)).collect();
+            let inputs: Vec<Memory> = step.inputs.iter().map(|place| at(place)).collect();
+            let outputs: Vec<Memory> = step.outputs.iter().map(|place| at(place)).collect();
             let workspace = regions.workspace.slice(0, step.kernel.workspace());
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
@@ -122,12 +134,12 @@ impl Plan {
         Ok(Program {
             steps,
             forward_steps: self.forward_steps,
-            images: regions.at(&self.images),
+            images: at(&self.images),
             images_type: self.graph.tensor(self.graph.images).spec.dtype,
-            labels: regions.at(&self.labels),
-            mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
-            losses: regions.at(&self.losses),
-            hits: regions.at(&self.hits),
+            labels: at(&self.labels),
+            mixed: self.mixed.map(|places| places.map(|place| at(&place))),
+            losses: at(&self.losses),
+            hits: at(&self.hits),
             exchanges,
             watched,
         })

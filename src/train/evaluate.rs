@@ -7,12 +7,18 @@ use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
+use crate::fusion::Relay;
 use crate::plan::Program;
+
+/// Batches between two points at which the stages of a network ask each other whether to stop.
+const TOGETHER: usize = 64;
 
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
     /// `None` on a rank without a graph, which tests nothing.
     pub program: Option<Program>,
+    /// Where the network is cut: what goes from stage to stage.
+    pub relay: Option<Relay>,
     /// Those whose statistics count as this rank's do.
     pub peers: World,
     /// Every running statistic, where training keeps it.
@@ -37,26 +43,40 @@ impl Evaluator {
         let mut metrics = vec![0f32; self.batch.labels.len()];
         for batch in 0..self.loader.steps() {
             let mut stopping = [if stop() { 1.0 } else { 0.0 }];
-            world.max_f64(&mut stopping)?;
-            if stopping != [0.0] {
-                return Ok(None);
+            // Stages compute unlike batches at a time, unless they are asked to meet.
+            if self.relay.is_none() || batch.is_multiple_of(TOGETHER) {
+                world.max_f64(&mut stopping)?;
+                if stopping != [0.0] {
+                    return Ok(None);
+                }
             }
             let Some(program) = &mut self.program else { continue };
-            let images = self.loader.fill(batch, &mut self.batch)?;
-            sums[2] += images as f64;
-            if images == 0 {
-                continue;
+            if program.images.bytes() > 0 {
+                let images = self.loader.fill(batch, &mut self.batch)?;
+                sums[2] += images as f64;
+                if images == 0 && self.relay.is_none() {
+                    continue;
+                }
             }
-            Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
-            for step in &mut program.steps {
+            self.relay.as_mut().map_or(Ok(()), |relay| relay.begin(device))?;
+            if program.images.bytes() > 0 {
+                Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
+            }
+            for (index, step) in program.steps.iter_mut().enumerate() {
+                self.relay.as_mut().map_or(Ok(()), |relay| relay.before(index, device))?;
                 step.run(&scalars)?;
+                self.relay.as_mut().map_or(Ok(()), |relay| relay.after(index, device))?;
             }
             device.synchronize()?;
+            if program.losses.bytes() == 0 {
+                continue;
+            }
             for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]) {
                 device.download(memory, bytes_of_mut(&mut metrics))?;
                 *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
             }
         }
+        self.relay.as_mut().map_or(Ok(()), |relay| relay.end(device))?;
         world.sum_f64(&mut sums)?;
         Ok(Some(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2], apart: f64::NAN }))
     }

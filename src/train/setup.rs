@@ -184,7 +184,8 @@ pub fn prepare(
         schedule: schedule(world, config, &source, length, standing.at.done),
         epochs: length.epochs,
         total_steps: length.steps,
-        planned_memory: plans.total(),
+        // Stages have unlike memory, and what is measured is that of the rank that has most.
+        planned_memory: greatest(world, plans.total())?,
         states: optim::state_names(&rule),
         plan: plans.training,
         device,

@@ -34,6 +34,7 @@ mod models;
 mod onnx;
 mod ops;
 mod overlap;
+mod pipeline;
 mod plan;
 mod pytorch;
 mod record;

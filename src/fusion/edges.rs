@@ -219,7 +219,7 @@ impl Edges {
             true => format!("edge {} of the pipeline to be taken", edge.tag),
             false => format!("edge {} of the pipeline", edge.tag),
         };
-        Awaited { what: what.into(), peers: vec![edge.peer] }
+        Awaited { what, peers: vec![edge.peer] }
     }
 
     /// Bytes that this rank has sent so far.

@@ -120,8 +120,8 @@ impl Plan {
         let mut watched = Vec::with_capacity(self.steps.len());
         let mut exchanges = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
-            let inputs: Vec<Memory> = step.inputs.iter().map(|place| at(place)).collect();
-            let outputs: Vec<Memory> = step.outputs.iter().map(|place| at(place)).collect();
+            let inputs: Vec<Memory> = step.inputs.iter().map(at).collect();
+            let outputs: Vec<Memory> = step.outputs.iter().map(at).collect();
             let workspace = regions.workspace.slice(0, step.kernel.workspace());
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);

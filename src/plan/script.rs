@@ -626,8 +626,8 @@ impl Script {
         let Some(Pass { steps, .. }) = outline.passes.iter().find(is_it) else { return };
         let context = micro % outline.contexts.count;
         let edges = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| steps.contains(&edge.step));
-        let (mut before, mut after): (Vec<(usize, TransferId)>, Vec<(usize, Vec<Action>)>) =
-            Default::default();
+        let mut before: Vec<(usize, TransferId)> = Vec::new();
+        let mut after: Vec<(usize, Vec<Action>)> = Vec::new();
         for (edge, ids) in edges {
             match edge.sends {
                 true => {

@@ -198,9 +198,9 @@ impl Stages {
             graph.with_role(Role::Parameter).any(|(_, tensor)| of_layer(tensor))
         };
         // A chunk begins with a layer that learns, so that each has something to update.
-        let first = layers.iter().position(|layer| learns(&layer)).unwrap_or(layers.len());
+        let first = layers.iter().position(learns).unwrap_or(layers.len());
         let starts: Vec<&str> =
-            layers[layers.len().min(first + 1)..].iter().copied().filter(|l| learns(&l)).collect();
+            layers[layers.len().min(first + 1)..].iter().copied().filter(|l| learns(l)).collect();
         if chunks > starts.len() + 1 {
             return Err(Error::usage(format!(
                 "--pipeline: {} has {} layers that learn, which make no {chunks} stages",

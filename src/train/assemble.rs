@@ -13,7 +13,7 @@ use super::metrics::Metrics;
 use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
-use super::step::{Accumulation, Bound, Clip, Round, Scaling, Stretch, Trainer};
+use super::step::{Accumulation, Adding, Bound, Clip, Round, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
@@ -291,7 +291,7 @@ impl Assembly<'_> {
         let tree = self.config.shards.is_some();
         let chunks = self.plans.training.chunks();
         let parts = match chunks.len() {
-            0 | 1 => vec![0..memories.gradients.averaged.bytes() - TAIL],
+            0 | 1 => Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }]),
             _ => chunks,
         };
         let of_part = |part: &Range<usize>| self.sums(memories, part, tree);
@@ -300,12 +300,7 @@ impl Assembly<'_> {
     }
 
     /// What adds up some bytes of the gradients.
-    fn sums(
-        &self,
-        memories: &Memories,
-        part: &Range<usize>,
-        tree: bool,
-    ) -> Result<Vec<(Memory, Memory, Box<dyn Step>)>> {
+    fn sums(&self, memories: &Memories, part: &Range<usize>, tree: bool) -> Result<Vec<Adding>> {
         let sum = memories.gradients.averaged.slice(part.start, part.len());
         let own = memories.regions.gradients.slice(part.start, part.len());
         let micro_steps = self.config.accumulation;

@@ -244,10 +244,13 @@ pub struct Accumulation {
     /// Adds the micro-step's own to the first of these, and each of them to the next: where it comes from, where it
     /// goes, and the step. One sum, or with shards the levels of their tree. The last is the part of the gradient
     /// region that holds gradients, without the tail. Where a stage has several chunks: those of each.
-    pub sums: Vec<Vec<(Memory, Memory, Box<dyn Step>)>>,
+    pub sums: Vec<Vec<Adding>>,
     /// Whether they are levels of a tree (`shards`).
     pub tree: bool,
 }
+
+/// What adds memory to other memory.
+pub type Adding = (Memory, Memory, Box<dyn Step>);
 
 impl Accumulation {
     fn add(&mut self, device: &dyn Device, micro: usize, chunk: usize, scalars: &Scalars) -> Result<()> {

@@ -114,9 +114,7 @@ fn a_norm_is_that_of_all_stages() {
 #[test]
 fn a_checkpoint_of_any_layout_resumes_in_any_other() {
     let scratch = Scratch::new();
-    let words = format!(
-        "--model resnet18 --image-size 32 --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9"
-    );
+    let words = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9";
     let plain = "--batch 2 --accumulation 4";
     let whole = scratch.train(1, &format!("{words} {plain} --steps 6"));
     let layouts = [

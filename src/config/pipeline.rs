@@ -28,6 +28,8 @@ pub enum PipelineSchedule {
     OneForwardOneBackward,
     /// The same with so many chunks a stage.
     Interleaved(usize),
+    /// The same with one chunk, and the gradients of weights whenever there is nothing else to do.
+    ZeroBubble,
 }
 
 impl PipelineSchedule {
@@ -38,6 +40,11 @@ impl PipelineSchedule {
             _ => 1,
         }
     }
+
+    /// Whether the gradients of weights are passes of their own.
+    pub fn splits_weights(self) -> bool {
+        self == PipelineSchedule::ZeroBubble
+    }
 }
 
 impl fmt::Display for PipelineSchedule {
@@ -46,6 +53,7 @@ impl fmt::Display for PipelineSchedule {
             PipelineSchedule::GPipe => f.write_str("gpipe"),
             PipelineSchedule::OneForwardOneBackward => f.write_str("1f1b"),
             PipelineSchedule::Interleaved(chunks) => write!(f, "interleaved:{chunks}"),
+            PipelineSchedule::ZeroBubble => f.write_str("zb-h1"),
         }
     }
 }
@@ -63,10 +71,10 @@ impl FromStr for PipelineSchedule {
         match text {
             "gpipe" => Ok(PipelineSchedule::GPipe),
             "1f1b" => Ok(PipelineSchedule::OneForwardOneBackward),
+            "zb-h1" => Ok(PipelineSchedule::ZeroBubble),
             _ => {
                 let chunks = text.strip_prefix("interleaved:").and_then(|chunks| chunks.parse().ok());
-                let wanted =
-                    "it is gpipe, 1f1b or interleaved:V, with V chunks of the network a stage, from 2 to 64";
+                let wanted = "it is gpipe, 1f1b, zb-h1 or interleaved:V, with V chunks of the network a stage, from 2 to 64";
                 let chunks = chunks.filter(|chunks| (2..=64).contains(chunks)).ok_or(wanted)?;
                 Ok(PipelineSchedule::Interleaved(chunks))
             }
@@ -84,6 +92,7 @@ mod tests {
             PipelineSchedule::GPipe,
             PipelineSchedule::OneForwardOneBackward,
             PipelineSchedule::Interleaved(2),
+            PipelineSchedule::ZeroBubble,
         ] {
             assert_eq!(schedule.to_string().parse(), Ok(schedule));
         }

@@ -636,7 +636,7 @@ mod tests {
             share: &share,
             edges: &[],
             passes: &[],
-            chunks: Vec::new(),
+            gradients: Vec::new(),
             contexts: plan::Contexts::ONE,
             ends: [true; 2],
         };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::arena::{self, Block};
 use super::describe::Sizes;
 use super::stage::{Contexts, Division, Edge, Pass, Stage};
-use super::{Location, Parameter, Plan, PlannedStep, Region, Statistic, bucket};
+use super::{Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
@@ -77,15 +77,16 @@ impl Compiled {
         planner.place_fixed(options.training);
         planner.place_statistics(options.training)?;
         let (mut forward_steps, mut passes) = (0, Vec::new());
-        for (index, (chunk, backward, nodes)) in division.passes.iter().enumerate() {
-            if *backward && !division.passes[index - 1].1 {
+        let is_forward = |pass: Option<&(usize, Phase, _)>| pass.is_some_and(|pass| pass.1 == Phase::Forward);
+        for (index, (chunk, phase, nodes)) in division.passes.iter().enumerate() {
+            if *phase != Phase::Forward && is_forward(division.passes.get(index - 1)) {
                 planner.forget_copies();
             }
             let start = planner.drafts.len();
             nodes.iter().try_for_each(|&id| planner.add_node(id, self.kernels[id.0].clone()))?;
             let steps = start..planner.drafts.len();
-            forward_steps = if *backward { forward_steps } else { steps.end };
-            passes.push(Pass { chunk: *chunk, backward: *backward, steps });
+            forward_steps = if *phase == Phase::Forward { steps.end } else { forward_steps };
+            passes.push(Pass { chunk: *chunk, phase: *phase, steps });
         }
         planner.finish(forward_steps, passes, options)
     }
@@ -311,7 +312,8 @@ impl<'a> Planner<'a> {
 
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
     fn parameter_order(&self) -> Vec<TensorId> {
-        let outputs = self.graph.nodes.iter().flat_map(|node| &node.outputs);
+        let nodes = self.division.passes.iter().flat_map(|(_, _, nodes)| nodes);
+        let outputs = nodes.flat_map(|id| &self.graph.node(*id).outputs);
         let mut order: Vec<TensorId> = outputs.filter_map(|id| self.graph.tensor(*id).gradient_of).collect();
         let rest: Vec<TensorId> = self
             .graph

@@ -57,7 +57,7 @@ use crate::graph::{Graph, Init, NodeId, Op, Spec};
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
-pub use pipeline::Work;
+pub use pipeline::{Phase, Work};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
 pub use script::{

@@ -6,19 +6,32 @@
 //!   as there are stages behind it and one. Narayanan et al., "PipeDream", SOSP 2019 (the flushing variant).
 //! - Interleaved: several chunks of the network a stage, which shortens the bubble by their number. Narayanan et al.,
 //!   "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
+//! - ZB-H1: the gradients of weights are passes of their own, done where a stage would wait. Qi et al., "Zero bubble
+//!   pipeline parallelism", ICLR 2024.
 //!
 //! In all of them the forward passes of a chunk, and its backward passes, are in the order of micro-batches: gradients
 //! are added up in the order of gradient accumulation, and running statistics too.
 
 use crate::config::PipelineSchedule;
 
+/// What of a chunk a pass computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Activations.
+    Forward,
+    /// Their gradients; and those of weights, unless these have a pass of their own.
+    Backward,
+    /// The gradients of weights.
+    Weights,
+}
+
 /// A pass of a chunk for a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
     /// Of all chunks.
     pub chunk: usize,
-    /// In which direction.
-    pub backward: bool,
+    /// What of it.
+    pub phase: Phase,
     /// Which micro-batch.
     pub micro: usize,
 }
@@ -26,29 +39,33 @@ pub struct Work {
 impl PipelineSchedule {
     /// What a stage does with so many micro-batches.
     pub fn order(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
+        if self == PipelineSchedule::ZeroBubble {
+            return zero_bubble(stage, stages, micro_batches);
+        }
         let chunks = self.chunks();
         let all = chunks * micro_batches;
         // The passes of one direction in their order: in groups of as many micro-batches as there are stages.
-        let pass = |index: usize, backward: bool| {
+        let pass = |index: usize, phase: Phase| {
             let group = stages * chunks;
             let of_group = (micro_batches - index / group * stages).min(stages);
             let within = index % group;
             let nth = within / of_group;
             Work {
-                chunk: stage + stages * if backward { chunks - 1 - nth } else { nth },
-                backward,
+                chunk: stage + stages * if phase == Phase::Forward { nth } else { chunks - 1 - nth },
+                phase,
                 micro: index / group * stages + within % of_group,
             }
         };
         let ahead = match self {
             PipelineSchedule::GPipe => all,
-            PipelineSchedule::OneForwardOneBackward => stages - 1 - stage,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => stages - 1 - stage,
             PipelineSchedule::Interleaved(_) => 2 * (stages - 1 - stage) + (chunks - 1) * stages,
         };
         let ahead = ahead.min(all);
-        let first = (0..ahead).map(|index| pass(index, false));
-        let between = (ahead..all).flat_map(|index| [pass(index, false), pass(index - ahead, true)]);
-        let last = (all - ahead..all).map(|index| pass(index, true));
+        let [forward, backward] = [Phase::Forward, Phase::Backward];
+        let first = (0..ahead).map(|index| pass(index, forward));
+        let between = (ahead..all).flat_map(|index| [pass(index, forward), pass(index - ahead, backward)]);
+        let last = (all - ahead..all).map(|index| pass(index, backward));
         first.chain(between).chain(last).collect()
     }
 
@@ -56,34 +73,79 @@ impl PipelineSchedule {
     pub fn in_flight(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         let (mut most, mut done) = (0, 0);
         for work in self.order(stage, stages, micro_batches) {
-            // A micro-batch is over with its last backward pass, that of the first chunk.
-            if work.backward && work.chunk == stage {
-                done = work.micro + 1;
-            }
-            if !work.backward {
-                most = most.max(work.micro + 1 - done);
+            // A micro-batch is over with its last pass, that of the first chunk.
+            let last = if self.splits_weights() { Phase::Weights } else { Phase::Backward };
+            match work.phase {
+                Phase::Forward => most = most.max(work.micro + 1 - done),
+                phase if phase == last && work.chunk == stage => done = work.micro + 1,
+                _ => {}
             }
         }
         most
     }
 
     /// The share of a step in which a stage has nothing to do, where all passes take equally long and messages no time:
-    /// Narayanan et al. 2021, section 2.2.
+    /// Narayanan et al. 2021, section 2.2; of ZB-H1 at best a third, where its three
+    /// passes take equally long.
     pub fn bubble(self, stages: usize, micro_batches: usize) -> f64 {
-        let idle = (stages - 1) as f64 / self.chunks() as f64;
+        let shorter = if self.splits_weights() { 3 } else { self.chunks() };
+        let idle = (stages - 1) as f64 / shorter as f64;
         idle / (micro_batches as f64 + idle)
     }
+}
+
+/// What a stage does by ZB-H1. All stages are played with passes that take equally long: each does a backward pass if one
+/// can be, else a forward pass unless it is as far ahead as with 1F1B or keeps as much as the first stage does there, else
+/// the gradients of weights.
+fn zero_bubble(stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
+    // For each stage when each pass of each phase was over.
+    let mut over = vec![[const { Vec::<usize>::new() }; 3]; stages];
+    let mut order = Vec::new();
+    let mut now = 0;
+    while over.iter().any(|stage| stage[Phase::Weights as usize].len() < micro_batches) {
+        let next: Vec<Option<Phase>> = (0..stages)
+            .map(|own| {
+                let done = |at: usize, phase: Phase, micro: usize| {
+                    over[at][phase as usize].get(micro) <= Some(&now)
+                        && over[at][phase as usize].len() > micro
+                };
+                let [forward, backward, weights] = over[own].each_ref().map(Vec::len);
+                let comes_back = match own + 1 == stages {
+                    true => backward < forward,
+                    false => done(own + 1, Phase::Backward, backward),
+                };
+                let comes = own == 0 || done(own - 1, Phase::Forward, forward);
+                let has_room = forward - backward < stages - own && forward - weights < stages;
+                match () {
+                    () if backward < forward && comes_back => Some(Phase::Backward),
+                    () if forward < micro_batches && comes && has_room => Some(Phase::Forward),
+                    () if weights < backward => Some(Phase::Weights),
+                    () => None,
+                }
+            })
+            .collect();
+        now += 1;
+        for (own, phase) in next.into_iter().enumerate() {
+            let Some(phase) = phase else { continue };
+            if own == stage {
+                order.push(Work { chunk: stage, phase, micro: over[own][phase as usize].len() });
+            }
+            over[own][phase as usize].push(now);
+        }
+    }
+    order
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [PipelineSchedule; 4] = [
+    const ALL: [PipelineSchedule; 5] = [
         PipelineSchedule::GPipe,
         PipelineSchedule::OneForwardOneBackward,
         PipelineSchedule::Interleaved(2),
         PipelineSchedule::Interleaved(3),
+        PipelineSchedule::ZeroBubble,
     ];
 
     #[test]
@@ -93,23 +155,26 @@ mod tests {
                 for micro_batches in [stages, 2 * stages, 3 * stages, 8 * stages] {
                     for stage in 0..stages {
                         let order = schedule.order(stage, stages, micro_batches);
-                        assert_eq!(order.len(), 2 * schedule.chunks() * micro_batches);
+                        let phases = match schedule.splits_weights() {
+                            true => vec![Phase::Forward, Phase::Backward, Phase::Weights],
+                            false => vec![Phase::Forward, Phase::Backward],
+                        };
+                        assert_eq!(order.len(), phases.len() * schedule.chunks() * micro_batches);
                         for chunk in (stage..stages * schedule.chunks()).step_by(stages) {
-                            let place = |backward: bool, micro: usize| {
-                                let wanted = Work { chunk, backward, micro };
+                            let place = |phase: Phase, micro: usize| {
+                                let wanted = Work { chunk, phase, micro };
                                 order.iter().position(|work| *work == wanted).expect("every pass is there")
                             };
                             for micro in 0..micro_batches {
-                                assert!(
-                                    place(false, micro) < place(true, micro),
-                                    "{schedule} {chunk} {micro}"
-                                );
-                                for backward in [false, true] {
-                                    let before = micro.checked_sub(1).map(|before| place(backward, before));
+                                for pair in phases.windows(2) {
                                     assert!(
-                                        before < Some(place(backward, micro)),
+                                        place(pair[0], micro) < place(pair[1], micro),
                                         "{schedule} {chunk} {micro}"
                                     );
+                                }
+                                for &phase in &phases {
+                                    let before = micro.checked_sub(1).map(|before| place(phase, before));
+                                    assert!(before < Some(place(phase, micro)), "{schedule} {chunk} {micro}");
                                 }
                             }
                         }
@@ -127,6 +192,7 @@ mod tests {
                 assert_eq!(of(PipelineSchedule::GPipe), micro_batches);
                 let least = micro_batches.min(stages - stage);
                 assert_eq!(of(PipelineSchedule::OneForwardOneBackward), least, "{stage} of {stages}");
+                assert!(of(PipelineSchedule::ZeroBubble) <= micro_batches.min(stages), "{stage} of {stages}");
             }
         }
         assert_eq!(PipelineSchedule::GPipe.bubble(4, 8), 3.0 / 11.0);

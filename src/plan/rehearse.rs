@@ -215,8 +215,8 @@ impl<'a> Player<'a> {
         let of = |area, bytes: &Range<usize>| Touch { area, bytes: bytes.clone(), writes: true };
         let gradients = 0..script.sums.saturating_sub(TAIL);
         match action {
-            Action::Accumulate { chunk, .. } => {
-                let own = script.chunks.get(*chunk).unwrap_or(&gradients);
+            Action::Accumulate { pass, .. } => {
+                let own = script.passes.get(*pass).unwrap_or(&gradients);
                 vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), own)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
@@ -679,7 +679,7 @@ mod tests {
                     share: &share,
                     edges: &[],
                     passes: &[],
-                    chunks: Vec::new(),
+                    gradients: Vec::new(),
                     contexts: Contexts::ONE,
                     ends: [true; 2],
                 },
@@ -761,7 +761,7 @@ mod tests {
             actions.extend(pending.into_iter().map(|(_, id)| Action::Wait(id)));
             Script {
                 contexts: Contexts::ONE,
-                chunks: Vec::new(),
+                passes: Vec::new(),
                 rank,
                 node: 0,
                 mesh,

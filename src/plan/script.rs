@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::describe::bytes as show;
-use super::{Bucket, Contexts, Edge, Location, Pass, Plan, PlannedStep, Region, TAIL, Work};
+use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
 use crate::config::{MeshShape, PipelineSchedule};
 use crate::cuts::Cuts;
 use crate::device::Rule;
@@ -138,8 +138,8 @@ pub enum Action {
     Accumulate {
         /// Its number.
         micro: usize,
-        /// Those of which of this rank's chunks of the network; 0 where it has one.
-        chunk: usize,
+        /// Those of which of the plan's backward passes; 0 where it has one.
+        pass: usize,
     },
     /// The running statistics after a shard join those of the others; after the last one of a step all ranks' do.
     Statistics {
@@ -217,8 +217,8 @@ pub struct Script {
     pub relaxed: bool,
     /// What is there once for each micro-batch in flight.
     pub contexts: Contexts,
-    /// Bytes of the gradients of each of this rank's chunks of the network.
-    pub chunks: Vec<Range<usize>>,
+    /// Bytes of the gradients of each backward pass of the plan.
+    pub passes: Vec<Range<usize>>,
     /// The bytes of all gradients with their tail.
     pub sums: usize,
     /// What goes between ranks.
@@ -249,8 +249,8 @@ pub struct Outline<'a> {
     pub edges: &'a [Edge],
     /// The forward and the backward pass, or those of each chunk.
     pub passes: &'a [Pass],
-    /// Bytes of the gradients of each chunk of this rank, in the order of chunks.
-    pub chunks: Vec<Range<usize>>,
+    /// Bytes of the gradients of each backward pass.
+    pub gradients: Vec<Range<usize>>,
     /// What is there once for each micro-batch in flight.
     pub contexts: Contexts,
     /// Whether this rank reads images, and whether losses are found here.
@@ -362,8 +362,8 @@ impl Plan {
         (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, nodes, &share)).collect()
     }
 
-    /// Bytes of the gradients of each chunk of the network that this plan is for, in the order of chunks.
-    pub fn chunks(&self) -> Vec<Range<usize>> {
+    /// Bytes of the gradients that each backward pass writes.
+    pub fn gradients_of_passes(&self) -> Vec<Range<usize>> {
         let of = |pass: &Pass| {
             let ready = self.gradients.iter().filter(|(_, after)| pass.steps.contains(after));
             let (start, end) = ready.fold((usize::MAX, 0), |(start, end), (bytes, _)| {
@@ -371,10 +371,7 @@ impl Plan {
             });
             start.min(end)..end
         };
-        let mut chunks: Vec<_> = self.passes.iter().filter(|pass| pass.backward).map(of).collect();
-        // Backward passes are in the order of descending chunks.
-        chunks.reverse();
-        chunks
+        self.passes.iter().filter(|pass| pass.phase != Phase::Forward).map(of).collect()
     }
 
     /// The scripts of some ranks of the data axis, by rank.
@@ -404,7 +401,7 @@ impl Plan {
                 share: &share,
                 edges: &self.edges,
                 passes: &self.passes,
-                chunks: self.chunks(),
+                gradients: self.gradients_of_passes(),
                 contexts: self.contexts,
                 ends: [self.images.bytes > 0, self.losses.bytes > 0],
             },
@@ -430,7 +427,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
             accumulates: manner.micro_steps > 1,
             relaxed: manner.relaxed.is_some(),
             contexts: outline.contexts,
-            chunks: outline.chunks.clone(),
+            passes: outline.gradients.clone(),
             sums: outline.sums,
             transfers: transfers.clone(),
             parts: (0..outline.buckets.len()).map(part).collect(),
@@ -563,7 +560,7 @@ impl Script {
                 after.push((end - 1, vec![Action::Statistics { micro }]));
             }
             if manner.micro_steps > 1 {
-                after.push((end - 1, vec![Action::Accumulate { micro, chunk: 0 }]));
+                after.push((end - 1, vec![Action::Accumulate { micro, pass: 0 }]));
             }
             if last && manner.asynchronous {
                 after.push((end - 1, Self::push(manner, flow)));
@@ -597,7 +594,7 @@ impl Script {
         let mut leaving: Vec<Vec<TransferId>> = vec![Vec::new(); outline.contexts.count];
         for work in schedule.order(stage, stages, micro_batches) {
             let context = work.micro % outline.contexts.count;
-            if !work.backward && work.chunk == stage {
+            if work.phase == Phase::Forward && work.chunk == stage {
                 self.actions.extend(leaving[context].drain(..).map(Action::Wait));
                 let comes = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| !edge.sends);
                 self.actions.extend(comes.map(|(_, ids)| Action::Start(ids[context])));
@@ -619,10 +616,10 @@ impl Script {
         manner: &Manner,
         outline: &Outline,
         flow: &Flow,
-        Work { chunk, backward, micro }: Work,
+        Work { chunk, phase, micro }: Work,
         leaving: &mut Vec<TransferId>,
     ) {
-        let is_it = |pass: &&Pass| (pass.chunk, pass.backward) == (chunk, backward);
+        let is_it = |pass: &&Pass| (pass.chunk, pass.phase) == (chunk, phase);
         let Some(Pass { steps, .. }) = outline.passes.iter().find(is_it) else { return };
         let context = micro % outline.contexts.count;
         let edges = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| steps.contains(&edge.step));
@@ -642,7 +639,7 @@ impl Script {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
         }
-        if backward && manner.micro_steps == 1 && manner.overlap {
+        if phase != Phase::Forward && manner.micro_steps == 1 && manner.overlap {
             let ready = outline.buckets.iter().zip(&flow.sums);
             let ready = ready.filter(|(bucket, _)| steps.contains(&bucket.after));
             after.extend(ready.map(|(bucket, &id)| (bucket.after, vec![Action::Start(id)])));
@@ -650,13 +647,14 @@ impl Script {
         before.sort_unstable();
         after.sort_by_key(|(step, _)| *step);
         self.run(micro, steps.clone(), before, after);
-        match backward {
-            false if outline.ends[1] && chunk + 1 == manner.mesh.pipeline * outline.chunks.len() => {
+        let backward = || outline.passes.iter().filter(|pass| pass.phase != Phase::Forward);
+        match phase {
+            Phase::Forward if outline.ends[1] && backward().all(|pass| pass.chunk <= chunk) => {
                 self.actions.extend([Action::Losses { micro }, Action::Metrics { micro }]);
             }
-            true if manner.micro_steps > 1 => {
-                let chunk = chunk / manner.mesh.pipeline;
-                self.actions.push(Action::Accumulate { micro, chunk });
+            Phase::Backward | Phase::Weights if manner.micro_steps > 1 => {
+                let pass = backward().position(|pass| is_it(&pass));
+                self.actions.extend(pass.map(|pass| Action::Accumulate { micro, pass }));
             }
             _ => {}
         }
@@ -835,9 +833,9 @@ impl Script {
             Action::Wait(id) => format!("wait for {}", self.named(*id)),
             Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
             Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
-            Action::Accumulate { micro, chunk: 0 } => format!("add up the gradients of micro-step {micro}"),
-            Action::Accumulate { micro, chunk } => {
-                format!("add up the gradients of micro-step {micro}, chunk {chunk}")
+            Action::Accumulate { micro, pass: 0 } => format!("add up the gradients of micro-step {micro}"),
+            Action::Accumulate { micro, pass } => {
+                format!("add up the gradients of micro-step {micro}, backward pass {pass}")
             }
             Action::Statistics { micro } => format!("take the running statistics of micro-step {micro}"),
             Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),

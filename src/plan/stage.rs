@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::Location;
+use super::{Location, Phase};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Role, Spec, Tensor, TensorId};
 
@@ -30,6 +30,8 @@ pub struct Stage<'a> {
     pub own: usize,
     /// Of how many micro-batches it keeps the activations at a time.
     pub contexts: usize,
+    /// Whether the gradients of weights are a pass of their own.
+    pub splits_weights: bool,
 }
 
 /// A tensor that goes from one stage to another, for every micro-batch.
@@ -54,8 +56,8 @@ pub struct Edge {
 pub struct Pass {
     /// Of all chunks.
     pub chunk: usize,
-    /// In which direction.
-    pub backward: bool,
+    /// What of it.
+    pub phase: Phase,
     /// Steps of the plan.
     pub steps: Range<usize>,
 }
@@ -97,8 +99,8 @@ pub(super) struct Division {
     pub own: usize,
     /// How many micro-batches it keeps.
     pub contexts: usize,
-    /// (chunk, whether backward, nodes).
-    pub passes: Vec<(usize, bool, Vec<NodeId>)>,
+    /// (chunk, what of it, nodes).
+    pub passes: Vec<(usize, Phase, Vec<NodeId>)>,
     /// All stages' exchanges; an edge's number counts them.
     pub crossings: Vec<Crossing>,
     /// For each tensor that is there before a step which stage keeps it.
@@ -114,8 +116,8 @@ impl Division {
             own: 0,
             contexts: 1,
             passes: vec![
-                (0, false, nodes(0..graph.forward_nodes)),
-                (0, true, nodes(graph.forward_nodes..graph.nodes.len())),
+                (0, Phase::Forward, nodes(0..graph.forward_nodes)),
+                (0, Phase::Backward, nodes(graph.forward_nodes..graph.nodes.len())),
             ],
             crossings: Vec::new(),
             keeper: vec![Some(0); graph.tensors.len()],
@@ -131,10 +133,17 @@ impl Division {
         let nodes = |chunk: usize, range: Range<usize>| {
             range.filter(|&node| chunks[node] == chunk).map(NodeId).collect::<Vec<_>>()
         };
-        let forward = own.iter().map(|&chunk| (chunk, false, nodes(chunk, 0..graph.forward_nodes)));
-        let backward = own.iter().rev();
-        let backward =
-            backward.map(|&chunk| (chunk, true, nodes(chunk, graph.forward_nodes..graph.nodes.len())));
+        let forward = own.iter().map(|&chunk| (chunk, Phase::Forward, nodes(chunk, 0..graph.forward_nodes)));
+        let of_weights = |id: &NodeId| {
+            let outputs = &graph.node(*id).outputs;
+            stage.splits_weights && outputs.iter().all(|id| graph.tensor(*id).role == Role::Gradient)
+        };
+        let backward = own.iter().rev().flat_map(|&chunk| {
+            let all = nodes(chunk, graph.forward_nodes..graph.nodes.len());
+            let (weights, others): (Vec<_>, Vec<_>) = all.into_iter().partition(of_weights);
+            let weights = stage.splits_weights.then_some((chunk, Phase::Weights, weights));
+            std::iter::once((chunk, Phase::Backward, others)).chain(weights)
+        });
         Ok(Division {
             is_cut: true,
             own: stage.own,
@@ -499,11 +508,11 @@ mod tests {
     }
 
     /// Runs what one chunk has to do for a micro-batch, with what comes and goes.
-    fn pass(stages: &mut [Held], chunk: usize, backward: bool, micro: usize) {
+    fn pass(stages: &mut [Held], chunk: usize, phase: Phase, micro: usize) {
         let own = chunk % stages.len();
         let steps = {
             let passes = &stages[own].plan.passes;
-            passes.iter().find(|pass| (pass.chunk, pass.backward) == (chunk, backward)).unwrap().steps.clone()
+            passes.iter().find(|pass| (pass.chunk, pass.phase) == (chunk, phase)).unwrap().steps.clone()
         };
         stages[own].run(steps.clone(), micro);
         let edges = stages[own].plan.edges.clone();
@@ -533,22 +542,29 @@ mod tests {
         );
         for (ranks, cuts) in [
             (2, &["b.conv1"][..]),
+            (3, &["a.conv2", "b.norm1"]),
             (2, &["a.norm1"]),
             (3, &["a.conv2", "b.conv2"]),
             (4, &["a.conv1", "b.conv1", "fc"]),
             (2, &["a.conv1", "b.conv1", "b.norm2"]),
         ] {
             let stages = Stages { ranks, cuts: cuts.iter().map(ToString::to_string).collect() };
+            let splits_weights = ranks == 3;
             let mut held: Vec<Held> = (0..ranks)
-                .map(|own| Held::new(device, Some(Stage { stages: &stages, own, contexts: 2 })))
+                .map(|own| {
+                    Held::new(device, Some(Stage { stages: &stages, own, contexts: 2, splits_weights }))
+                })
                 .collect();
             let chunks = stages.chunks();
             for micro in 0..2 {
                 held[0].inputs(micro);
-                (0..chunks).for_each(|chunk| pass(&mut held, chunk, false, micro));
+                (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Forward, micro));
             }
             for (micro, expected) in expected.iter().enumerate() {
-                (0..chunks).rev().for_each(|chunk| pass(&mut held, chunk, true, micro));
+                (0..chunks).rev().for_each(|chunk| pass(&mut held, chunk, Phase::Backward, micro));
+                if splits_weights {
+                    (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Weights, micro));
+                }
                 let mut found: Vec<_> = held.iter().flat_map(Held::gradients).collect();
                 found.sort();
                 assert!(found == *expected, "{cuts:?} over {ranks}, micro-batch {micro}");
@@ -578,13 +594,17 @@ mod tests {
             (2, 3, PipelineSchedule::Interleaved(2), 4),
             (2, 5, PipelineSchedule::Interleaved(3), 6),
             (3, 5, PipelineSchedule::Interleaved(2), 6),
+            (2, 1, PipelineSchedule::ZeroBubble, 4),
+            (3, 2, PipelineSchedule::ZeroBubble, 8),
+            (4, 3, PipelineSchedule::ZeroBubble, 12),
         ] {
             let stages = Stages { ranks, cuts: cuts[..count].iter().map(ToString::to_string).collect() };
             for data in [1, 3] {
                 let (mut scripts, mut facts) = (Vec::new(), Vec::new());
                 for own in 0..ranks {
                     let contexts = schedule.in_flight(own, ranks, micro_batches);
-                    let stage = Some(Stage { stages: &stages, own, contexts });
+                    let splits_weights = schedule.splits_weights();
+                    let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
                     let options = Options { fusion_threshold: 1 << 10, training: None, stage };
                     let plan = plan(network(), &Reference, &options).unwrap();
                     let mesh = MeshShape { data, pipeline: ranks, tensor: 1 };
@@ -599,7 +619,10 @@ mod tests {
                     scripts.extend(plan.scripts(&manner, &rule(), 0..data));
                     let seconds = |step: usize| {
                         let pass = plan.passes.iter().find(|pass| pass.steps.contains(&step)).unwrap();
-                        let whole = if pass.backward { 2.0 } else { 1.0 };
+                        let whole = match pass.phase {
+                            Phase::Backward if !schedule.splits_weights() => 2.0,
+                            _ => 1.0,
+                        };
                         whole / schedule.chunks() as f64 / pass.steps.len() as f64
                     };
                     facts.push(plan.facts(&(0..plan.steps.len()).map(seconds).collect::<Vec<_>>()));
@@ -609,14 +632,23 @@ mod tests {
                 let found = rehearse(&scripts, &facts, &prices).unwrap();
                 let work = 3.0 * micro_batches as f64;
                 let expected = work / (1.0 - schedule.bubble(ranks, micro_batches));
+                let idle = found.seconds - work;
+                match schedule {
+                    // Its order is found by playing it, and where there are more than two stages not always the best.
+                    PipelineSchedule::ZeroBubble => {
+                        let of_1f1b = 3.0 * (ranks - 1) as f64;
+                        assert!(
+                            found.seconds >= expected - 1e-9 && idle < 0.6 * of_1f1b,
+                            "{idle} of {of_1f1b}"
+                        );
+                    }
+                    _ => assert!((found.seconds - expected).abs() < 1e-9 * expected, "{schedule}: {idle}"),
+                }
                 assert!(
-                    (found.seconds - expected).abs() < 1e-9 * expected,
-                    "{schedule} {}: {expected}",
-                    found.seconds
+                    found.exposed.iter().all(|wait| (wait - idle).abs() < 1e-9 * expected),
+                    "{:?}",
+                    found.exposed
                 );
-                // What a stage has not to wait for it is not said to wait for.
-                let waits = found.exposed.iter().map(|seconds| seconds + work - expected);
-                assert!(waits.into_iter().all(|wait| wait.abs() < 1e-9 * expected), "{:?}", found.exposed);
                 // A micro-batch too many in flight is found.
                 let last = scripts.len() - 1;
                 let sent = |action: &Action| matches!(action, Action::Wait(id) if matches!(scripts[last].transfers[*id].kind, Kind::Send { .. }));
@@ -658,7 +690,8 @@ mod tests {
         let graph = network();
         for cuts in [&["nowhere"][..], &["b.conv1", "a.conv1"], &["stem"]] {
             let stages = Stages { ranks: 2, cuts: cuts.iter().map(ToString::to_string).collect() };
-            let error = Division::new(&graph, &Stage { stages: &stages, own: 0, contexts: 1 });
+            let error =
+                Division::new(&graph, &Stage { stages: &stages, own: 0, contexts: 1, splits_weights: false });
             let said = error.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(said.contains(cuts.last().unwrap()) && said.contains("stem, norm0, a.conv1"), "{said}");
         }

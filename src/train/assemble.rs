@@ -289,10 +289,10 @@ impl Assembly<'_> {
         }
         let micro_steps = self.config.accumulation;
         let tree = self.config.shards.is_some();
-        let chunks = self.plans.training.chunks();
-        let parts = match chunks.len() {
+        let passes = self.plans.training.gradients_of_passes();
+        let parts = match passes.len() {
             0 | 1 => Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }]),
-            _ => chunks,
+            _ => passes,
         };
         let of_part = |part: &Range<usize>| self.sums(memories, part, tree);
         let sums = parts.iter().map(of_part).collect::<Result<_>>()?;

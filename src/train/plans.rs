@@ -85,7 +85,7 @@ impl Plans {
         averaging.cut(&mut training, config)?;
         let evaluation = if evaluate {
             let stage = stages.as_ref().zip(groups.stage);
-            let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1 });
+            let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
             let options = Options { training: Some(&training), stage, ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
         } else {
@@ -262,8 +262,8 @@ impl Plans {
     fn stage_table(&self, groups: &Groups, config: &Config, averaging: &Averaging) -> String {
         let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
         let mut text = format!(
-            "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% where all passes take \
-             equally long\n  stage  layers{:34}parameters  activations  in flight  sends a step  seconds\n",
+            "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
+             layers{:34}parameters  activations  in flight  sends a step  seconds\n",
             pipeline.stages,
             config.accumulation,
             config.batch,
@@ -386,7 +386,8 @@ fn in_stages(
     };
     let of = |own: usize| {
         let contexts = schedule.in_flight(own, *ranks, config.accumulation);
-        let stage = Some(Stage { stages: &stages, own, contexts });
+        let splits_weights = schedule.splits_weights();
+        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
         let plan = compiled.plan(device, &Options { stage, ..*options })?;
         match plan.gradients.is_empty() {
             true => Err(Error::usage(format!(

@@ -243,7 +243,7 @@ pub struct Accumulation {
     pub micro_steps: usize,
     /// Adds the micro-step's own to the first of these, and each of them to the next: where it comes from, where it
     /// goes, and the step. One sum, or with shards the levels of their tree. The last is the part of the gradient
-    /// region that holds gradients, without the tail. Where a stage has several chunks: those of each.
+    /// region that holds gradients, without the tail. Where a stage has several backward passes: those of each.
     pub sums: Vec<Vec<Adding>>,
     /// Whether they are levels of a tree (`shards`).
     pub tree: bool,
@@ -253,8 +253,8 @@ pub struct Accumulation {
 pub type Adding = (Memory, Memory, Box<dyn Step>);
 
 impl Accumulation {
-    fn add(&mut self, device: &dyn Device, micro: usize, chunk: usize, scalars: &Scalars) -> Result<()> {
-        let Some(sums) = self.sums.get_mut(chunk) else { return Ok(()) };
+    fn add(&mut self, device: &dyn Device, micro: usize, pass: usize, scalars: &Scalars) -> Result<()> {
+        let Some(sums) = self.sums.get_mut(pass) else { return Ok(()) };
         if !self.tree {
             return sums.iter_mut().try_for_each(|(_, sum, add)| {
                 if micro == 0 {
@@ -370,8 +370,8 @@ impl Trainer {
                 trace::record(trace::EventKind::Backward, at.begun, 0, 0, 0);
                 self.read_metrics(*micro, at)
             }
-            Action::Accumulate { micro, chunk } => {
-                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, *chunk, &at.scalars))
+            Action::Accumulate { micro, pass } => {
+                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, *pass, &at.scalars))
             }
             Action::Statistics { micro } => {
                 let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);

@@ -69,13 +69,14 @@ fn stages_have_the_bits_of_accumulation() {
         (format!("--model mnist_small --data {digits} --steps 6"), 2, 2, 4, 4, "gpipe"),
         (format!("--model mnist_large --data {digits} --steps 4"), 1, 3, 1, 16, "1f1b"),
         ("--model mnist_small --steps 4".to_string(), 1, 2, 2, 4, "1f1b"),
+        (format!("{resnet} --augment mixup"), 1, 3, 6, 2, "zb-h1"),
         (format!("{resnet} --sync-bn --augment mixup"), 2, 2, 2, 2, "1f1b"),
         (format!("{resnet} --freeze conv1,layer1 --label-smoothing 0.1"), 1, 3, 4, 2, "gpipe"),
         (format!("--model mnist_large --data {digits} --steps 4 --precision bf16"), 1, 4, 8, 2, "1f1b"),
-        (format!("--model mnist_small --data {digits} --steps 6"), 1, 3, 6, 2, "gpipe"),
+        (format!("--model mnist_small --data {digits} --steps 6"), 1, 3, 6, 2, "zb-h1"),
         (format!("{resnet} --optimizer lamb"), 1, 2, 6, 2, "interleaved:3"),
     ];
-    for (words, data, stages, parts, images, schedule) in first(5, cases) {
+    for (words, data, stages, parts, images, schedule) in first(6, cases) {
         let words = format!("{words} --warmup 0 --threads 1");
         let plain = scratch.train(data, &format!("{words} --batch {images} --accumulation {parts}"));
         let flags = format!(
@@ -222,7 +223,7 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --compress topk", "--compress and --pipeline"),
         (2, "--pipeline 2 --recompute", "--recompute and --pipeline"),
         (2, "--pipeline 2 --max-batch 1GB", "--max-batch and --pipeline"),
-        (2, "--pipeline 2 --schedule zb-h1", "interleaved:V"),
+        (2, "--pipeline 2 --schedule zb-v", "interleaved:V"),
     ] {
         let flags: Vec<&str> =
             flags.split_whitespace().chain(["--model", "mnist_small", "--threads", "1"]).collect();
@@ -236,7 +237,7 @@ fn the_plan_says_what_each_stage_has() {
     let flags = "--model resnet18 --batch 16 --pipeline 3 --micro-batches 8 --threads 1 --dry-run --pipeline-cuts layer1.1.conv1,layer3.0.conv2";
     let said = run(3, &flags.split_whitespace().collect::<Vec<_>>());
     for wanted in [
-        "3 stages, 8 micro-batches of 2 images, 1f1b: of a step a stage idles 20.0%",
+        "3 stages, 8 micro-batches of 2 images, 1f1b: of a step a stage idles 20.0% at best",
         "conv1 … layer1.0.bn2",
         "layer1.1.conv1 … layer3.0.bn1",
         "layer3.0.conv2 … fc",

@@ -264,6 +264,15 @@ pub struct Session {
     pub time_limit: Option<f64>,
 }
 
+/// What is to be said of each image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Prediction {
+    /// How many classes, the most probable first.
+    pub top: usize,
+    /// The file that it goes to: text with commas, or HDF5; `None`: it is printed.
+    pub output: Option<PathBuf>,
+}
+
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -373,6 +382,8 @@ pub struct Config {
     pub plan_steps: Option<PathBuf>,
     /// Only test the weights.
     pub evaluate: bool,
+    /// Only say, by the weights, what the images of `data` are.
+    pub predict: Option<Prediction>,
     /// Bytes a rank: only find the largest batch that fits.
     pub max_batch: Option<usize>,
 }
@@ -414,6 +425,7 @@ impl Config {
             "input.loader_threads",
             "init_from",
             "save_weights",
+            "predict.output",
         ];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
@@ -509,6 +521,7 @@ impl Config {
             "save_weights",
             "dry_run",
             "evaluate",
+            "predict",
             "max_batch",
         ];
         let then = items(serde_json::from_str(json));

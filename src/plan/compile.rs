@@ -377,6 +377,7 @@ impl<'a> Planner<'a> {
             None => None,
         };
         let [losses, hits] = [first(self.graph.losses)?, first(self.graph.hits)?];
+        let probabilities = self.graph.probabilities.map(&first).transpose()?;
         let steps: Vec<PlannedStep> = std::mem::take(&mut self.drafts)
             .into_iter()
             .map(|draft| PlannedStep {
@@ -412,6 +413,7 @@ impl<'a> Planner<'a> {
             mixed,
             losses,
             hits,
+            probabilities,
             unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),
         })
     }

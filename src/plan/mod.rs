@@ -187,6 +187,8 @@ pub struct Plan {
     pub losses: Location,
     /// 1 for each image classified right, else 0.
     pub hits: Location,
+    /// Probabilities of the classes, where they are asked for.
+    pub probabilities: Option<Location>,
     /// What the activations would take if none shared memory with another.
     pub unshared_arena: usize,
 }

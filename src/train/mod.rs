@@ -4,10 +4,10 @@
 //! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
 //! `shards` what does not depend on their number, `asynchronous` and `server`
-//! what ranks and servers do that do not wait for all, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and
+//! what ranks and servers do that do not wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and
 //! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
 //! batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
-//! every room below. Used by: `main`, `elastic`.
+//! every room below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
 mod asynchronous;
@@ -24,6 +24,7 @@ mod metrics;
 mod network;
 mod owned;
 mod plans;
+mod predicting;
 mod server;
 mod setup;
 mod shards;
@@ -55,6 +56,7 @@ use state::State;
 use step::{Scaling, StepResult};
 use stop::Watch;
 use timeline::Timeline;
+pub use weights::Start;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///

@@ -23,6 +23,8 @@ pub struct Network {
     pixels: Option<Normalisation>,
     /// What is not learned.
     frozen: Option<Frozen>,
+    /// Whether its evaluation gives the probabilities of classes.
+    predicts: bool,
     /// Ranks that share the statistics of batch normalisation.
     pub statistics_of: usize,
 }
@@ -57,6 +59,7 @@ impl Network {
             precision: config.precision,
             pixels: None,
             frozen: frozen(&config.freeze),
+            predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
         })
     }
@@ -88,7 +91,8 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        Ok(self.compact(self.forward(graph).for_evaluation()))
+        let graph = self.compact(self.forward(graph).for_evaluation());
+        Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 
     fn forward(&self, graph: Graph) -> Graph {

@@ -20,6 +20,7 @@ mod cudnn;
 mod data;
 mod doubles;
 mod elastic;
+mod export;
 mod fuzz;
 mod gpu_probe;
 mod gpu_sums;

@@ -72,7 +72,7 @@ impl Args {
             )));
         }
         let file = WeightsFile::open(&self.from)?;
-        write_weights(&self.to, file.shapes(), &|name| file.values(name))?;
+        write_weights(&self.to, file.shapes(), file.class_names(), &|name| file.values(name))?;
         Ok(file.shapes().len())
     }
 

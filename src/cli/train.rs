@@ -518,6 +518,11 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_made_in_rust_is_that_of_no_flags() {
+        assert_eq!(config(&["--data", "digits"]).unwrap(), Config::on("digits"));
+    }
+
+    #[test]
     fn without_data_the_run_is_a_benchmark() {
         let config = config(&[]).unwrap();
         assert_eq!((config.warmup, config.steps, config.epochs), (10, Some(100), 1));

@@ -128,6 +128,17 @@ pub fn open(path: &Path) -> Result<Model> {
 }
 
 impl Model {
+    /// A network of one's own. `layers` describes it to a builder: it is given the images, (N, C, H, W), and the number
+    /// of classes, and gives their scores (N, K). `image` (C, H, W) and `classes` are what it is made for.
+    pub const fn new(
+        name: &'static str,
+        image: [usize; 3],
+        classes: usize,
+        layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
+    ) -> Model {
+        Model { name, about: "a network of one's own", image, classes, layers: Layers::Of(layers) }
+    }
+
     /// The file that it is from; `None` for one of the zoo.
     pub fn file(&self) -> Option<&onnx::File> {
         match &self.layers {

@@ -6,7 +6,7 @@ use std::path::Path;
 use hdf5::types::VarLenUnicode;
 use ndarray::Array2;
 
-use super::check_new;
+use super::{CLASS_NAMES, check_new};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 
@@ -16,7 +16,7 @@ pub struct Predictions {
     /// What the images are called, in the order of the data.
     pub images: Vec<String>,
     /// The classes that the data say they are of, where that is known.
-    pub labels: Option<Vec<u32>>,
+    pub labels: Option<Vec<String>>,
     /// The name of each class.
     pub classes: Vec<String>,
     /// Of each image its most probable classes with their probabilities; none where it could not be read.
@@ -56,7 +56,7 @@ impl Predictions {
         let mut text = head.chain(numbered).collect::<Vec<_>>().join(",") + "\n";
         for (index, row) in self.rows.iter().enumerate() {
             let mut cells = vec![quoted(self.images.get(index).map_or("", String::as_str))];
-            cells.extend(self.labels.as_ref().map(|labels| quoted(self.name(labels[index]))));
+            cells.extend(self.labels.as_ref().map(|labels| quoted(&labels[index])));
             for place in 0..self.top() {
                 let cell =
                     row.get(place).map(|&(class, share)| [quoted(self.name(class)), share.to_string()]);
@@ -67,7 +67,7 @@ impl Predictions {
         text
     }
 
-    /// `image`, `label`, `class` (numbers; −1 where there is none), `probability`, and the `names` of classes.
+    /// `image`, `label`, `class` (numbers; −1 where there is none), `probability`, and `class_names`.
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
         let file = hdf5::File::create(path)?;
         let texts = |texts: &[String]| -> hdf5::Result<Vec<VarLenUnicode>> {
@@ -75,9 +75,9 @@ impl Predictions {
             texts.iter().map(of).collect()
         };
         file.new_dataset_builder().with_data(&texts(&self.images)?).create("image")?;
-        file.new_dataset_builder().with_data(&texts(&self.classes)?).create("names")?;
+        file.new_dataset_builder().with_data(&texts(&self.classes)?).create(CLASS_NAMES)?;
         if let Some(labels) = &self.labels {
-            file.new_dataset_builder().with_data(labels).create("label")?;
+            file.new_dataset_builder().with_data(&texts(labels)?).create("label")?;
         }
         let shape = (self.rows.len(), self.top());
         let cell = |(row, place): (usize, usize)| self.rows[row].get(place);
@@ -120,7 +120,7 @@ mod tests {
     fn every_image_has_a_line_also_one_that_cannot_be_read() {
         let predictions = Predictions {
             images: vec!["a, \"b\".png".into(), "c.png".into()],
-            labels: Some(vec![1, 0]),
+            labels: Some(vec!["dog".into(), "cat".into()]),
             classes: vec!["cat".into(), "dog".into()],
             rows: vec![vec![(1, 0.75), (0, 0.25)], Vec::new()],
         };

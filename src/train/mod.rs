@@ -44,6 +44,7 @@ use crate::config::Config;
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
+use crate::model::Model;
 use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
 
@@ -63,13 +64,27 @@ pub use weights::Start;
 /// # Errors
 /// Whatever stops the run; by then all ranks know of it, so one message suffices.
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
+    run_model(world, config, None, started)
+}
+
+/// The same of a network that `--model` does not know: `examples/own_network.rs` has one. It can do whatever flags can
+/// say of a run, and leaves the same record.
+///
+/// # Errors
+/// As for `run`.
+pub fn run_own(world: &World, config: Config, model: Model, started: Instant) -> Result<()> {
+    let config = Config { model: model.name.into(), ..config };
+    run_model(world, Ok(config), Some(model), started)
+}
+
+fn run_model(world: &World, config: Result<Config>, model: Option<Model>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
     let config = world.agree(config.among(config.strategy.computing(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
-    let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
+    let Some((mut job, mut recorder)) = setup::prepare(world, &config, model, watch, started)? else {
         return Ok(());
     };
     let outcome =
@@ -147,7 +162,8 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    weights::save(world, &job.peers, config, &*job.device, &job.plan, &job.memories)?;
+    let plan = (&job.plan, &job.class_names[..]);
+    weights::save(world, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }
 

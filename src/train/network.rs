@@ -30,13 +30,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it.
-    /// Collective.
+    /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it. The model
+    /// is this one, or that of --model. Collective.
     ///
     /// # Errors
     /// As for `new`; `Mismatch` when ranks have unlike files.
-    pub fn agree(world: &World, config: &Config, ranks: usize) -> Result<Network> {
-        let network = world.agree(Self::new(config, ranks))?;
+    pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
+        let model = model.map_or_else(|| model::find(&config.model), Ok);
+        let network = world.agree(model.and_then(|model| Self::new(config, model, ranks)))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -47,8 +48,7 @@ impl Network {
     /// # Errors
     /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for; `Data` for a file
     /// whose network cannot be trained.
-    fn new(config: &Config, ranks: usize) -> Result<Network> {
-        let model = model::find(&config.model)?;
+    fn new(config: &Config, model: Model, ranks: usize) -> Result<Network> {
         let [channels, height, width] = model.image;
         Ok(Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),

@@ -1,64 +1,85 @@
 //! `dltrain predict`: the most probable classes of every image, in the order of the data, whatever the number of ranks.
 
 use super::evaluate::Evaluator;
-use super::source::sharding;
 use super::stop::Watch;
 use super::testing;
+use super::weights::Start;
 use crate::comm::World;
-use crate::config::{Config, Prediction};
-use crate::data::{PADDING, Samples};
+use crate::config::Prediction;
+use crate::data::{PADDING, Samples, Sharding};
 use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
 use crate::error::{Error, ErrorKind, Result};
 use crate::record::{self, Predictions};
 
-/// Says or writes what the images are. Collective.
-///
-/// # Errors
-/// The same on every rank; `Diverged` where probabilities are no numbers.
-pub fn run(
-    world: &World,
-    config: &Config,
-    wanted: &Prediction,
-    mut evaluator: Evaluator,
-    samples: &Samples,
-    classes: usize,
-    device: &dyn Device,
-    watch: &Watch,
-) -> Result<()> {
-    let top = wanted.top.min(classes);
-    let sharding = sharding(world, config);
-    let mut rows = Vec::new();
-    let mut probabilities = vec![0f32; config.batch * classes];
-    let stop = || watch.flags(0.0).stop;
-    let whole = evaluator.each(world, device, stop, |program, (number, batch), images| {
-        if let Some(memory) = program.probabilities.as_ref().filter(|_| images > 0) {
-            device.download(memory, bytes_of_mut(&mut probabilities))?;
-        }
-        let places = sharding.test(number, samples.len()).len();
-        let of_images = probabilities.chunks_exact(classes).zip(&batch.labels).take(places);
-        let words: Vec<u64> = of_images
-            .flat_map(|(probabilities, &label)| match label {
+/// What is asked.
+pub struct Question<'a> {
+    pub wanted: &'a Prediction,
+    pub sharding: Sharding,
+    pub samples: &'a Samples,
+    /// The names of the network's classes.
+    pub classes: Vec<String>,
+}
+
+impl Question<'_> {
+    /// Says or writes what the images are. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank; `Diverged` where probabilities are no numbers.
+    pub fn answer(
+        self,
+        world: &World,
+        mut evaluator: Evaluator,
+        device: &dyn Device,
+        watch: &Watch,
+    ) -> Result<()> {
+        let (classes, mut rows) = (self.classes.len(), Vec::new());
+        let top = self.wanted.top.min(classes);
+        let mut probabilities = vec![0f32; self.sharding.batch * classes];
+        let stop = || watch.flags(0.0).stop;
+        let whole = evaluator.each(world, device, stop, |program, (number, batch), images| {
+            if let Some(memory) = program.probabilities.as_ref().filter(|_| images > 0) {
+                device.download(memory, bytes_of_mut(&mut probabilities))?;
+            }
+            let places = self.sharding.test(number, self.samples.len()).len();
+            let of_images = probabilities.chunks_exact(classes).zip(&batch.labels).take(places);
+            let words = of_images.flat_map(|(probabilities, &label)| match label {
                 PADDING => vec![UNREAD; top],
                 _ => best(probabilities, top),
-            })
-            .collect();
-        world.to_first(&words, |_, words| rows.extend(words.chunks_exact(top).map(row)))
-    })?;
-    if !whole {
-        return testing::stopped(world, watch);
-    }
-    let found = record::once(world, || finite(&rows).map(|()| predictions(samples, classes, rows)));
-    let found = world.agree(found)?;
-    match &wanted.output {
-        Some(path) => {
-            let images = found.images.len();
-            world.agree(record::once(world, || found.write(path)))?;
-            record::say(world, &format!("{images} images: {}", path.display()));
+            });
+            let words: Vec<u64> = words.collect();
+            world.to_first(&words, |_, words| rows.extend(words.chunks_exact(top).map(row)))
+        })?;
+        if !whole {
+            return testing::stopped(world, watch);
         }
-        None => record::say(world, &found.table()),
+        let output = self.wanted.output.clone();
+        let found = record::once(world, || finite(&rows).map(|()| self.predictions(rows)));
+        let found = world.agree(found)?;
+        match output {
+            Some(path) => {
+                world.agree(record::once(world, || found.write(&path)))?;
+                record::say(world, &format!("{} images: {}", found.images.len(), path.display()));
+            }
+            None => record::say(world, &found.table()),
+        }
+        world.agree(record::printed())
     }
-    world.agree(record::printed())
+
+    fn predictions(self, rows: Vec<Vec<(u32, f32)>>) -> Predictions {
+        let (set, samples) = (self.samples.set(), self.samples);
+        let names = set.class_names();
+        let label = |index: usize| names.get(samples.label(index) as usize).cloned().unwrap_or_default();
+        let labels = (!names.is_empty()).then(|| (0..samples.len()).map(label).collect());
+        Predictions { images: set.names(), labels, classes: self.classes, rows }
+    }
+}
+
+/// What the classes are called: as the weights say, or as the data do where they have as many, or by their numbers.
+pub fn class_names(start: Option<&Start>, samples: &Samples, classes: usize) -> Vec<String> {
+    let of_weights = start.map_or(&[][..], Start::class_names);
+    let known = [of_weights, samples.set().class_names()].into_iter().find(|names| names.len() == classes);
+    known.map_or_else(|| (0..classes).map(|class| class.to_string()).collect(), <[String]>::to_vec)
 }
 
 /// In place of an image's classes where it could not be read.
@@ -85,22 +106,5 @@ fn finite(rows: &[Vec<(u32, f32)>]) -> Result<()> {
             ErrorKind::Diverged,
             "the probabilities are no numbers: the weights of --init-from overflow in this network",
         )),
-    }
-}
-
-/// With names: of classes those of the data, where it has as many as the network tells apart, else numbers.
-fn predictions(samples: &Samples, classes: usize, rows: Vec<Vec<(u32, f32)>>) -> Predictions {
-    let names = samples.set().class_names();
-    let is_known = names.len() == classes;
-    let label = |index: usize| samples.label(index) as u32;
-    Predictions {
-        images: samples.set().names(),
-        labels: is_known.then(|| (0..samples.len()).map(label).collect()),
-        classes: if is_known {
-            names.to_vec()
-        } else {
-            (0..classes).map(|class| class.to_string()).collect()
-        },
-        rows,
     }
 }

@@ -4,11 +4,12 @@
 use super::assemble::Assembly;
 use super::network::Network;
 use super::plans::Plans;
+use super::predicting::{self, Question};
 use super::setup::normalises;
 use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
 use super::weights::Start;
-use super::{Test, device, greatest, max_batch, predicting};
+use super::{Test, device, greatest, max_batch};
 use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
@@ -64,7 +65,9 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(Phase::Evaluation, 1);
     if let Some(wanted) = &config.predict {
-        return predicting::run(world, config, wanted, evaluator, &samples, classes, &*device, watch);
+        let classes = predicting::class_names(start.as_ref(), &samples, classes);
+        let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };
+        return question.answer(world, evaluator, &*device, watch);
     }
     match evaluator.run(world, &*device, || watch.flags(0.0).stop)? {
         Some(test) => say(world, &test),

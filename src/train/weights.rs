@@ -90,6 +90,11 @@ impl Start {
         Err(Error::data(file.path(), text))
     }
 
+    /// What the file calls the classes, where it says.
+    pub fn class_names(&self) -> &[String] {
+        self.file.class_names()
+    }
+
     /// How many tensors it has values for.
     pub fn len(&self) -> usize {
         self.shapes.len()
@@ -177,7 +182,7 @@ pub fn save(
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    plan: &Plan,
+    (plan, class_names): (&Plan, &[String]),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.save_weights else { return Ok(()) };
@@ -195,7 +200,7 @@ pub fn save(
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
     let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    world.agree(record::once(world, || record::write_weights(path, &shapes, &values)))?;
+    world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }

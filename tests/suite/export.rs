@@ -335,7 +335,7 @@ fn what_is_exported_has_the_accuracy_of_what_was_trained() {
         assert_eq!(std::fs::read(&net).unwrap(), before);
     };
     let new = path("new.onnx");
-    refuses(&[&[&*weights, &net], &network[..]].concat(), "exists");
+    refuses(&[&[&*weights, &net], &network[..]].concat(), "is there already");
     refuses(&[&weights, &new], "name their network with --model");
     refuses(&[&weights, &new, "--model", "resnet81"], "no such model");
     refuses(&[&weights, &new, "--model", "resnet18"], "say with --classes how many they are for");

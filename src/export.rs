@@ -88,7 +88,7 @@ impl Args {
         }
         let build = |batch| model.build_to_test(batch, image, classes);
         let file = WeightsFile::open(&self.from)?;
-        let start = Start::fitting(file, &build(1)?, &[], [model.name, "the weights"])?;
+        let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };

@@ -114,15 +114,9 @@ pub struct Args {
     /// Say what the images of --data are, by the weights of --init-from (or of an ONNX file), and stop.
     #[arg(long, conflicts_with = "evaluate", help_heading = "Length of the run")]
     predict: bool,
-    /// With --predict: how many classes of an image, the most probable first.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 5,
-        requires = "predict",
-        help_heading = "Length of the run"
-    )]
-    top: usize,
+    /// With --predict: how many classes of an image, the most probable first [default: 5].
+    #[arg(long, value_name = "N", requires = "predict", help_heading = "Length of the run")]
+    top: Option<usize>,
     /// With --predict: write that there, as text with commas (.csv) or HDF5 (.h5).
     #[arg(long, short, value_name = "FILE", requires = "predict", help_heading = "Length of the run")]
     output: Option<PathBuf>,
@@ -386,7 +380,8 @@ impl Args {
 
     /// What is to be said of images.
     fn prediction(&self) -> Result<Option<Prediction>> {
-        at_least_one("top", self.top)?;
+        let top = self.top.unwrap_or(5);
+        at_least_one("top", top)?;
         let endings = ["csv", "h5"].map(OsStr::new);
         if let Some(path) = &self.output
             && !path.extension().is_some_and(|ending| endings.contains(&ending))
@@ -396,7 +391,7 @@ impl Args {
                 path.display()
             )));
         }
-        Ok(self.predict.then(|| Prediction { top: self.top, output: self.output.clone() }))
+        Ok(self.predict.then(|| Prediction { top, output: self.output.clone() }))
     }
 
     fn checked(self) -> Result<Config> {

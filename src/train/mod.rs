@@ -73,7 +73,7 @@ pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()
 /// # Errors
 /// As for `run`.
 pub fn run_own(world: &World, config: Config, model: Model, started: Instant) -> Result<()> {
-    let config = Config { model: model.name.into(), ..config };
+    let config = Config { model: model.name().into(), ..config };
     run_model(world, Ok(config), Some(model), started)
 }
 

@@ -94,7 +94,7 @@ pub fn prepare(
         return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name, resumed.as_ref()))?;
+    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name(), resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     // A run that goes on has its weights.

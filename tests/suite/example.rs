@@ -24,7 +24,7 @@ fn a_network_of_ones_own_is_trained() {
     command.args(again).current_dir(place.path());
     let done = finish(command);
     assert!(done.success, "{}\n{}", done.stdout, done.stderr);
-    assert!(done.stdout.contains("own: 3,"), "{}", done.stdout);
+    assert!(done.stdout.contains("own: 10,618 parameters; 2 ranks"), "{}", done.stdout);
     // Guessing gives 10 %.
     let accuracy = done.stdout.split("test accuracy").nth(1).and_then(|rest| rest.split('%').next());
     let accuracy: f64 = accuracy.unwrap().trim().parse().unwrap();

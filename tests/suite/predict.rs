@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use digits::DIGITS;
+use dltrain::record::{WeightsFile, write_weights};
 use hdf5::types::VarLenUnicode;
 use job::{refused, run};
 
@@ -99,6 +100,16 @@ fn classes_are_called_as_the_data_call_them() {
     let place = Place::new();
     let names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
     place.write_images(|class, number| format!("named/{}/{number:03}.png", names[class]));
+    // The weights know the names of the digits, whatever they are called here.
+    place.predict(1, &["--top", "2", "-o", &place.text("digits.csv")], &place.text("named"));
+    let rows = place.rows("digits.csv");
+    let hits = rows.iter().filter(|row| names[row[2].parse::<usize>().unwrap()] == row[1]).count();
+    assert!(rows.len() == 36 && hits > 18, "{rows:?}");
+    // Weights without names leave it to the data.
+    let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
+    assert_eq!(file.class_names().len(), 10);
+    fs::remove_file(place.path("w.safetensors")).unwrap();
+    write_weights(&place.path("w.safetensors"), file.shapes(), &[], &|name| file.values(name)).unwrap();
     let said = place.predict(2, &["--top", "2", "-o", &place.text("named.csv")], &place.text("named"));
     assert!(said.contains("36 images"), "{said}");
     let rows = place.rows("named.csv");
@@ -114,7 +125,7 @@ fn classes_are_called_as_the_data_call_them() {
         rows
     };
     assert_eq!(sorted("packed.csv"), sorted("named.csv"));
-    // Of fewer classes than the network's nobody knows which they are: the weights say what these are called.
+    // Of fewer classes than the network's nobody knows which they are.
     fs::rename(place.path("named/zero"), place.path("named/one/zero")).unwrap();
     place.predict(1, &["-o", &place.text("other.csv")], &place.text("named"));
     let rows = place.rows("other.csv");
@@ -196,7 +207,7 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
         (vec!["--init-from", &weights, "nowhere", "-o", &new], "nowhere"),
         (vec!["--init-from", &weights, "--model", "lenet5", DIGITS, "-o", &new], "does not fit lenet5"),
         (vec!["--init-from", &weights, DIGITS, "--epochs", "2", "-o", &new], "--epochs would do nothing"),
-        (vec!["--init-from", &weights, DIGITS, DIGITS, "-o", &new], "unexpected argument"),
+        (vec!["--init-from", &weights, DIGITS, DIGITS, "-o", &new], "cannot be used with"),
     ] {
         let message = refused(&[(2, &[&["predict"], &flags[..]].concat())]);
         assert!(message.contains(what), "{what}: {message}");

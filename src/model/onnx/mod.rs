@@ -30,6 +30,7 @@ const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 /// An ONNX file: a network and its weights.
 pub struct File {
     path: PathBuf,
+    label: String,
     graph: GraphProto,
     /// Weights and constants, those of nodes behind the others.
     tensors: Vec<Tensor>,
@@ -94,6 +95,7 @@ impl File {
         let (input, batch, image) = images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
         let mut file = File {
             path: path.into(),
+            label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
             tensors,
             tensor_of,
@@ -105,7 +107,7 @@ impl File {
             notes: Vec::new(),
             checksum: sum.sum(),
         };
-        let (mut net, images) = Builder::new(&file.label(), 1, image);
+        let (mut net, images) = Builder::new(file.label(), 1, image);
         net.only_to_test();
         let imported = import::run(&file, &mut net, images, None)?;
         file.classes = net.shape(imported.logits).per_sample();
@@ -129,8 +131,8 @@ impl File {
     }
 
     /// The file's name without what is before and behind it.
-    pub fn label(&self) -> String {
-        self.path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// (C, H, W) of its images.

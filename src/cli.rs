@@ -80,7 +80,8 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         flags: Vec<std::ffi::OsString>,
     },
-    /// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX file.
+    /// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX
+    /// file.
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),

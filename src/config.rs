@@ -266,7 +266,7 @@ pub struct Session {
 
 /// What is to be said of each image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Prediction {
+pub struct Predict {
     /// How many classes, the most probable first.
     pub top: usize,
     /// The file that it goes to: text with commas, or HDF5; `None`: it is printed.
@@ -383,7 +383,7 @@ pub struct Config {
     /// Only test the weights.
     pub evaluate: bool,
     /// Only say, by the weights, what the images of `data` are.
-    pub predict: Option<Prediction>,
+    pub predict: Option<Predict>,
     /// Bytes a rank: only find the largest batch that fits.
     pub max_batch: Option<usize>,
 }

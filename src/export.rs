@@ -95,7 +95,7 @@ impl Args {
         let bytes = onnx::export::network(build, self.network.fold, &values)?;
         let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
         write_whole(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
-        Ok(start.len())
+        Ok(start.tensors())
     }
 
     fn model(&self) -> Result<Model> {

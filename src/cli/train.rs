@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Prediction, Strategy,
-    SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Strategy, SyncBatchNorm,
+    Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -379,7 +379,7 @@ impl Args {
     }
 
     /// What is to be said of images.
-    fn prediction(&self) -> Result<Option<Prediction>> {
+    fn asked(&self) -> Result<Option<Predict>> {
         let top = self.top.unwrap_or(5);
         at_least_one("top", top)?;
         let endings = ["csv", "h5"].map(OsStr::new);
@@ -391,7 +391,7 @@ impl Args {
                 path.display()
             )));
         }
-        Ok(self.predict.then(|| Prediction { top, output: self.output.clone() }))
+        Ok(self.predict.then(|| Predict { top, output: self.output.clone() }))
     }
 
     fn checked(self) -> Result<Config> {
@@ -413,7 +413,7 @@ impl Args {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
-        let predict = self.prediction()?;
+        let predict = self.asked()?;
         let strategy = self.strategy()?;
         let allreduce = self.allreduce(strategy)?;
         let (optimizer, rate) = self.optimizer.validate()?;

@@ -5,7 +5,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::World;
-use crate::config::Prediction;
+use crate::config::Predict;
 use crate::data::{PADDING, Samples, Sharding};
 use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
@@ -14,7 +14,7 @@ use crate::record::{self, Predictions};
 
 /// What is asked.
 pub struct Question<'a> {
-    pub wanted: &'a Prediction,
+    pub wanted: &'a Predict,
     pub sharding: Sharding,
     pub samples: &'a Samples,
     /// The names of the network's classes.

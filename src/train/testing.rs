@@ -1,5 +1,5 @@
-//! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else; `--predict` goes the
-//! same way to other images.
+//! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else; `--predict` goes
+//! the same way to other images.
 
 use super::assemble::Assembly;
 use super::network::Network;

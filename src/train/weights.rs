@@ -96,13 +96,8 @@ impl Start {
     }
 
     /// How many tensors it has values for.
-    pub fn len(&self) -> usize {
+    pub fn tensors(&self) -> usize {
         self.shapes.len()
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.shapes.is_empty()
     }
 
     /// The file's values for a tensor of the model; `None` where it starts as without a file.

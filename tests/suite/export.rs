@@ -291,6 +291,9 @@ fn models_are_read_back_as_they_were_written() {
     ]);
 }
 
+/// Models with ops that are not imported yet.
+const NOT_READ: [&str; 2] = ["convnext_tiny", "vit_b_16"];
+
 fn zoo(models: &[(&str, usize)]) {
     for &(name, size) in models {
         let files = Files::new();
@@ -298,7 +301,10 @@ fn zoo(models: &[(&str, usize)]) {
         let image = [model.image[0], size, size];
         let build = |batch| model.build_to_test(batch, image, 7);
         let ours = files.write(name, &build, false);
-        files.is_read_back(name, &build, &ours);
+        match NOT_READ.contains(&name) {
+            true => assert!(model::open(&files.path(&format!("{name}.onnx"))).is_err(), "{name} is read"),
+            false => files.is_read_back(name, &build, &ours),
+        }
         assert_eq!(files.write(&format!("{name}-folded"), &build, true), ours);
         files.are_run();
     }

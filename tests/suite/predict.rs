@@ -2,7 +2,8 @@
 //!
 //! - any number of ranks writes the same file, in the order of the data, and its hits are those of `dltrain evaluate`;
 //! - classes have the names of the data where they are those of the network, else numbers;
-//! - single images and directories of them serve as well, an image that cannot be read has its row, HDF5 has the numbers;
+//! - single images and directories of them serve as well, an image that cannot be read has its row, HDF5 has the
+//!   numbers;
 //! - what is wrong is said in one message, and nothing is overwritten.
 
 use crate::support::{digits, job};
@@ -116,7 +117,7 @@ fn classes_are_called_as_the_data_call_them() {
     assert!(rows.iter().all(|row| row[0].contains(&format!("/{}/", row[1]))), "{rows:?}");
     assert!(rows.iter().all(|row| names.contains(&&*row[2]) && names.contains(&&*row[4])), "{rows:?}");
     // Packed, they have the same names, and images the names that they had.
-    let packed = place.text("packed");
+    let packed = place.text("packed.h5");
     run(2, &["pack", &place.text("named"), &packed]);
     place.predict(3, &["--top", "2", "-o", &place.text("packed.csv")], &packed);
     let sorted = |name: &str| {

@@ -1,5 +1,5 @@
-//! A network as an ONNX file, the way back from `import`: `ops` says what each op becomes, in one table; `proto` puts the
-//! format's messages together; `fold` puts normalisations into the convolutions before them.
+//! A network as an ONNX file, the way back from `import`: `ops` says what each op becomes, in one table; `proto` makes
+//! the format's messages; `fold` puts normalisations into the convolutions before them.
 //!
 //! What is written is the network that evaluation runs. Its batch is open. In a graph the rows of several places of an
 //! image may lie along the first axis, (N·L, …); in the file they have an axis of their own, (N, L, …), as all

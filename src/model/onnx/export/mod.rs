@@ -13,9 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use prost::Message;
 
-use super::schema::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto, data_type,
-};
+use super::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Role, TensorId};
 
@@ -148,11 +146,15 @@ impl<'a> Writer<'a> {
             return Ok(name.clone());
         }
         let tensor = self.graph.tensor(id);
-        if !matches!(tensor.role, Role::Parameter | Role::Statistic) {
-            return Err(Error::internal(format!("{} is read before it is written", tensor.name)));
-        }
-        let numbers = (self.values)(&tensor.name)?;
-        let name = self.stored(&tensor.name, &tensor.spec.shape.0, &numbers);
+        let dims = &tensor.spec.shape.0;
+        let name = match (tensor.role, &tensor.values) {
+            (Role::Parameter | Role::Statistic, _) => {
+                let numbers = (self.values)(&tensor.name)?;
+                self.stored(&tensor.name, dims, &numbers)
+            }
+            (Role::Constant, Some(numbers)) => self.constant(&tensor.name, dims, numbers),
+            _ => return Err(Error::internal(format!("{} is read before it is written", tensor.name))),
+        };
         self.named.insert(id, name.clone());
         Ok(name)
     }
@@ -186,27 +188,22 @@ impl<'a> Writer<'a> {
         name
     }
 
-    /// Adds a tensor of real numbers.
+    /// Adds a tensor of real numbers that are learned, or a single one.
     fn stored(&mut self, name: &str, dims: &[usize], numbers: &[f32]) -> String {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        self.tensor(name, dims, data_type::FLOAT, bytes)
+        let name = self.free(name);
+        self.tensors.push(proto::reals(&name, dims, numbers));
+        name
+    }
+
+    /// Adds real numbers that nothing changes: as a node, by which a reader tells them from weights.
+    fn constant(&mut self, name: &str, dims: &[usize], numbers: &[f32]) -> String {
+        self.node(name, "Constant", Vec::new(), vec![proto::tensor("value", proto::reals("", dims, numbers))])
     }
 
     /// Adds integers in a row, such as a shape or axes.
     fn integers(&mut self, name: &str, integers: &[i64]) -> String {
-        let bytes: Vec<u8> = integers.iter().flat_map(|integer| integer.to_le_bytes()).collect();
-        self.tensor(name, &[integers.len()], data_type::INT64, bytes)
-    }
-
-    fn tensor(&mut self, name: &str, dims: &[usize], data_type: i32, bytes: Vec<u8>) -> String {
         let name = self.free(name);
-        self.tensors.push(TensorProto {
-            name: name.clone(),
-            dims: dims.iter().map(|&extent| extent as i64).collect(),
-            data_type,
-            raw_data: bytes.into(),
-            ..TensorProto::default()
-        });
+        self.tensors.push(proto::integers(&name, integers));
         name
     }
 

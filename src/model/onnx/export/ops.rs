@@ -184,7 +184,7 @@ impl Writer<'_> {
             return Err(Error::usage(format!("{what}, which cannot be written as ONNX")));
         }
         for (what, number) in [("ones", 1.0), ("zeros", 0.0)] {
-            inputs.push(self.stored(&format!("{}.{what}", node.name), &[groups], &vec![number; groups]));
+            inputs.push(self.constant(&format!("{}.{what}", node.name), &[groups], &vec![number; groups]));
         }
         Ok(self.node(&node.name, "InstanceNormalization", inputs, vec![real("epsilon", epsilon)]))
     }
@@ -270,8 +270,8 @@ impl Writer<'_> {
         };
         let rows: Vec<f32> = (0..oh * h).map(|place| share(place, h, oh)).collect();
         let columns: Vec<f32> = (0..w * ow).map(|place| share(place % ow * w + place / ow, w, ow)).collect();
-        let rows = self.stored(&format!("{}.rows", node.name), &[oh, h], &rows);
-        let columns = self.stored(&format!("{}.columns", node.name), &[w, ow], &columns);
+        let rows = self.constant(&format!("{}.rows", node.name), &[oh, h], &rows);
+        let columns = self.constant(&format!("{}.columns", node.name), &[w, ow], &columns);
         let y = self.node(&format!("{}.down", node.name), "MatMul", vec![rows, x], Vec::new());
         Ok(self.node(&node.name, "MatMul", vec![y, columns], Vec::new()))
     }

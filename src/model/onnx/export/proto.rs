@@ -1,7 +1,8 @@
-//! Attributes and types, as the format has them.
+//! Attributes, tensors and types, as the format has them.
 
 use super::super::schema::{
-    AttributeProto, Dimension, TensorShapeProto, TensorType, TypeProto, ValueInfoProto, data_type, kind,
+    AttributeProto, Dimension, TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto,
+    data_type, kind,
 };
 
 /// A setting that is an integer.
@@ -18,6 +19,28 @@ pub fn real(name: &str, f: f32) -> AttributeProto {
 pub fn ints(name: &str, lengths: &[usize]) -> AttributeProto {
     let ints = lengths.iter().map(|&length| length as i64).collect();
     AttributeProto { name: name.into(), ints, kind: kind::INTS, ..AttributeProto::default() }
+}
+
+/// A setting that is a tensor.
+pub fn tensor(name: &str, t: TensorProto) -> AttributeProto {
+    AttributeProto { name: name.into(), t: Some(t), kind: kind::TENSOR, ..AttributeProto::default() }
+}
+
+/// Real numbers, last dimension fastest.
+pub fn reals(name: &str, dims: &[usize], numbers: &[f32]) -> TensorProto {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    stored(name, dims, data_type::FLOAT, bytes)
+}
+
+/// Integers in a row.
+pub fn integers(name: &str, integers: &[i64]) -> TensorProto {
+    let bytes: Vec<u8> = integers.iter().flat_map(|integer| integer.to_le_bytes()).collect();
+    stored(name, &[integers.len()], data_type::INT64, bytes)
+}
+
+fn stored(name: &str, dims: &[usize], data_type: i32, bytes: Vec<u8>) -> TensorProto {
+    let dims = dims.iter().map(|&extent| extent as i64).collect();
+    TensorProto { name: name.into(), dims, data_type, raw_data: bytes.into(), ..TensorProto::default() }
 }
 
 /// What a network is given or gives, as f32; an extent of −1 is the batch.

@@ -1,4 +1,4 @@
-//! Which flags have nothing to do in a run that only tests (`--evaluate`).
+//! Which flags have nothing to do in a run that only tests (`--evaluate`, `--predict`).
 
 use clap::CommandFactory;
 
@@ -46,11 +46,11 @@ const OF_TRAINING: [&str; 36] = [
 ];
 
 /// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only
-/// those are refused by which something would be written or gone on with.
+/// those are refused by which something would be written or gone on with. `what` the run does, for the message.
 ///
 /// # Errors
 /// `Usage`, naming all of them.
-pub fn check(given: &[String], origins: &[(String, String)]) -> Result<()> {
+pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Result<()> {
     let command = Cli::command();
     let of_optimizer = |name: &str| {
         let mut flags = command.get_arguments().filter(|arg| arg.get_long() == Some(name));
@@ -66,7 +66,7 @@ pub fn check(given: &[String], origins: &[(String, String)]) -> Result<()> {
     match idle.is_empty() {
         true => Ok(()),
         false => Err(Error::usage(format!(
-            "--evaluate only tests, and prints what comes out: {} would do nothing; leave {} out",
+            "{what}, and prints what comes out: {} would do nothing; leave {} out",
             idle.join(", "),
             if idle.len() == 1 { "it" } else { "them" }
         ))),
@@ -82,9 +82,10 @@ mod tests {
         let given = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let from_file =
             [("lr".to_string(), "run.toml:1".to_string()), ("results".into(), "run.toml:2".into())];
-        assert!(check(&given(&["batch", "data", "precision", "quiet"]), &[]).is_ok());
-        assert!(check(&given(&["lr", "batch"]), &from_file).is_ok());
-        let said = |names: &[&str], origins| check(&given(names), origins).unwrap_err().message;
+        assert!(check("it only tests", &given(&["batch", "data", "precision", "quiet"]), &[]).is_ok());
+        assert!(check("it only tests", &given(&["lr", "batch"]), &from_file).is_ok());
+        let said =
+            |names: &[&str], origins| check("it only tests", &given(names), origins).unwrap_err().message;
         assert!(
             said(&["lr", "batch", "epochs"], &[])
                 .contains(": --lr, --epochs would do nothing; leave them out")

@@ -165,6 +165,7 @@ impl Builder {
             logits,
             losses,
             hits,
+            probabilities: None,
         }
     }
 

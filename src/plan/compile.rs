@@ -510,6 +510,7 @@ impl<'a> Planner<'a> {
         let mut edges = std::mem::take(&mut self.edges);
         edges.iter_mut().for_each(|edge| edge.place = place_of(&edge.place.offset));
         edges.sort_by_key(|edge| (edge.sends, edge.number));
+        let probabilities = self.graph.probabilities.map(&first).transpose()?;
         let steps: Vec<PlannedStep> = std::mem::take(&mut self.drafts)
             .into_iter()
             .map(|draft| PlannedStep {
@@ -548,6 +549,7 @@ impl<'a> Planner<'a> {
             edges,
             passes,
             contexts,
+            probabilities,
             unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),
         })
     }

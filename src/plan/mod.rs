@@ -200,6 +200,8 @@ pub struct Plan {
     pub passes: Vec<Pass>,
     /// What is there once for each micro-batch in flight.
     pub contexts: Contexts,
+    /// Probabilities of the classes, where they are asked for.
+    pub probabilities: Option<Location>,
     /// What the activations would take if none shared memory with another.
     pub unshared_arena: usize,
 }

@@ -16,7 +16,7 @@ pub struct Regions {
     pub workspace: Memory,
     /// Images and labels.
     pub inputs: Memory,
-    /// Losses and hits.
+    /// Losses, hits and probabilities.
     pub metrics: Memory,
     /// Parameters.
     pub parameters: Memory,
@@ -74,6 +74,8 @@ pub struct Program {
     pub losses: Memory,
     /// 1 for each image classified right, else 0, f32.
     pub hits: Memory,
+    /// Probabilities of the classes of each image, f32, where they are asked for.
+    pub probabilities: Option<Memory>,
     images_type: DType,
     /// In the order of their steps.
     pub exchanges: Vec<Exchange>,
@@ -140,6 +142,7 @@ impl Plan {
             mixed: self.mixed.map(|places| places.map(|place| at(&place))),
             losses: at(&self.losses),
             hits: at(&self.hits),
+            probabilities: self.probabilities.as_ref().map(&at),
             exchanges,
             watched,
         })

@@ -41,7 +41,7 @@ pub fn answer(
         Ok(plans.sizes.limiting(Extent { program, ..plans.extent }))
     };
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
-    let (name, limit) = (network.model.name, bytes(limit));
+    let (name, limit) = (network.model.name(), bytes(limit));
     if batch == 0 {
         return Err(Error::usage(format!(
             "--max-batch: {name} needs {} for the smallest batch",
@@ -105,7 +105,7 @@ fn fits(
     };
     Err(Error::environment(format!(
         "{} with --batch {} needs {} a rank, and {place}: {remedy}",
-        network.model.name,
+        network.model.name(),
         config.batch,
         bytes(needed),
     )))

@@ -1,7 +1,7 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -28,6 +28,8 @@ use crate::config::{Config, JpegDecoder, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::graph::{Graph, Role, TensorId};
+use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
 use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
@@ -57,6 +59,8 @@ pub struct Job {
     pub commits: Option<Commits>,
     pub plan: Plan,
     pub memories: Memories,
+    /// Names of the classes, where the data have as many as the network tells apart.
+    pub class_names: Vec<String>,
 }
 
 /// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
@@ -66,6 +70,7 @@ pub struct Job {
 pub fn prepare(
     groups: &Groups,
     config: &Config,
+    model: Option<Model>,
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
@@ -73,7 +78,7 @@ pub fn prepare(
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
-    let network = Network::agree(world, config, workers)?;
+    let network = Network::agree(world, config, model, workers)?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let (device, config) = device::open(world, config, threads)?;
@@ -92,7 +97,7 @@ pub fn prepare(
         return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name, resumed.as_ref()))?;
+    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name(), resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     // A run that goes on has its weights.
@@ -100,6 +105,8 @@ pub fn prepare(
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let images = images(config, sets.as_ref());
+    let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
+    let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
     let all_pixels = sets.as_ref().and_then(Sets::pixels);
     let (source, test) = open_data(groups, config, &network, sets)?;
     tell("data sets open");
@@ -152,6 +159,9 @@ pub fn prepare(
     description.script = script;
     description.attributes.push(("images".into(), images));
     description.attributes.push(("network".into(), network.model.identity()));
+    if !class_names.is_empty() {
+        description.attributes.push((record::CLASS_NAMES.into(), serde_json::json!(class_names).to_string()));
+    }
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
@@ -196,6 +206,7 @@ pub fn prepare(
         saver,
         commits,
         memories,
+        class_names,
     };
     tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
@@ -359,6 +370,33 @@ fn staleness_bins(world: &World, config: &Config) -> usize {
     if config.strategy.is_asynchronous() { 16 * config.strategy.computing(world.size()) } else { 0 }
 }
 
+/// The inputs and the forward pass of a network.
+fn layers(graph: &Graph) -> Vec<record::Layer> {
+    let mut layers = Vec::new();
+    let mut given_by = HashMap::new();
+    for (id, tensor) in graph.with_role(Role::Input) {
+        given_by.insert(id, layers.len());
+        let shapes = vec![tensor.spec.shape.0.clone()];
+        let (name, op) = (tensor.name.clone(), "input".into());
+        layers.push(record::Layer { name, op, inputs: Vec::new(), shapes, parameters: 0 });
+    }
+    for node in &graph.nodes[..graph.forward_nodes] {
+        let learned = node.inputs.iter().filter(|&&id| graph.tensor(id).role == Role::Parameter);
+        let shape = |id: &TensorId| graph.tensor(*id).spec.shape.0.clone();
+        let layer = record::Layer {
+            name: node.name.clone(),
+            op: node.op.name().into(),
+            inputs: node.inputs.iter().filter_map(|id| given_by.get(id).copied()).collect(),
+            // The others are for the backward pass.
+            shapes: node.outputs.first().map(shape).into_iter().collect(),
+            parameters: learned.map(|&id| graph.tensor(id).spec.shape.elements()).sum(),
+        };
+        given_by.extend(node.outputs.iter().map(|&id| (id, layers.len())));
+        layers.push(layer);
+    }
+    layers
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     groups: &Groups,
@@ -430,6 +468,7 @@ fn describe(
         staleness: staleness_bins(world, config),
         attributes,
         events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
+        layers: if config.tensorboard.is_some() { layers(graph) } else { Vec::new() },
         started,
     }
 }

@@ -109,7 +109,8 @@ pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Op
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
-    let sets = world.agree(data::open(path, &wanted))?;
+    let open = if config.predict.is_some() { data::open_to_predict } else { data::open };
+    let sets = world.agree(open(path, &wanted))?;
     world.check_same(&[
         ("training images".into(), sets.training.fingerprint()),
         ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),

@@ -530,8 +530,8 @@ fn recomputation_suits_every_model() {
         let [kept, computed] =
             [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
         let sizes = [kept.sizes.activations, computed.sizes.activations];
-        assert!(sizes[1] <= sizes[0], "{}: {sizes:?} bytes of activations", net.name);
+        assert!(sizes[1] <= sizes[0], "{}: {sizes:?} bytes of activations", net.name());
         let names = |plan: &Plan| plan.parameters.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&kept), names(&computed), "{}", net.name);
+        assert_eq!(names(&kept), names(&computed), "{}", net.name());
     }
 }

@@ -27,6 +27,7 @@ impl Bound<'_> {
         let [parameters, gradients] = [plan.sizes.parameters, plan.sizes.gradients].map(memory);
         let regions = Regions::new(&plan.sizes, parameters, gradients, |bytes| Ok(memory(bytes))).unwrap();
         let program = plan.bind(&regions).unwrap();
+        regions.write_constants(device, &plan).unwrap();
         let bound = Bound { device, plan, program, regions };
         for statistic in &bound.plan.statistics {
             let first = if statistic.init == Init::One { 1.0f32 } else { 0.0 };

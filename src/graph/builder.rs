@@ -131,6 +131,11 @@ impl Builder {
         inputs.iter().filter(is_kept).copied().collect()
     }
 
+    /// Whether any layer reads a tensor.
+    pub fn is_read(&self, id: TensorId) -> bool {
+        self.nodes.iter().any(|node| node.inputs.contains(&id))
+    }
+
     /// Gives a tensor another name than its layer's, such as a file has for it.
     pub fn rename(&mut self, id: TensorId, name: &str) {
         self.tensors[id.0].name = name.into();

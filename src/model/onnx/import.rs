@@ -179,6 +179,9 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
             )));
         }
     };
+    if !import.net.is_read(images) {
+        return Err(wrong(format!("its first output {} does not depend on the images", output.name)));
+    }
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its first output".into()));
     }
@@ -248,7 +251,8 @@ fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
     let nodes = || needed.iter().map(|&index| node(file, index));
     let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
-    if !nodes().any(|node| node.op() == "Dropout" || trains(node)) {
+    let draws = |node: Node| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
+    if !nodes().any(|node| draws(node) || trains(node)) {
         notes.push(
             "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
         );

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::arena::{self, Block};
 use super::describe::Sizes;
 use super::stage::{Contexts, Division, Edge, Pass, Stage};
-use super::{Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
+use super::{Constant, Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
@@ -43,7 +43,7 @@ impl Compiled {
         let graph = graph.fuse(device.op_fusions());
         let trains = graph.nodes.len() > graph.forward_nodes;
         let plain = |tensor: &Tensor| {
-            matches!(tensor.role, Role::Input | Role::Statistic).then(|| device.plain(&tensor.spec))
+            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant).then(|| device.plain(&tensor.spec))
         };
         let mut layouts: Vec<Option<Layout>> = graph.tensors.iter().map(plain).collect();
         let mut kernels: Vec<Rc<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
@@ -76,6 +76,7 @@ impl Compiled {
         let mut planner = Planner::new(self, device, &division);
         planner.place_fixed(options.training);
         planner.place_statistics(options.training)?;
+        planner.place_constants(options.training);
         let (mut forward_steps, mut passes) = (0, Vec::new());
         let is_forward = |pass: Option<&(usize, Phase, _)>| pass.is_some_and(|pass| pass.1 == Phase::Forward);
         for (index, (chunk, phase, nodes)) in division.passes.iter().enumerate() {
@@ -170,6 +171,7 @@ struct Planner<'a> {
     lent: Vec<usize>,
     parameters: Vec<Parameter>,
     statistics: Vec<Statistic>,
+    constants: Vec<Constant>,
     /// Offsets given so far in the fixed regions.
     used: HashMap<Region, usize>,
     /// Gradients as (bytes, step) in ready order.
@@ -201,6 +203,7 @@ impl<'a> Planner<'a> {
             lent: Vec::new(),
             parameters: Vec::new(),
             statistics: Vec::new(),
+            constants: Vec::new(),
             used: HashMap::new(),
             ready: Vec::new(),
         }
@@ -308,6 +311,27 @@ impl<'a> Planner<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Gives constants their places: those that the training plan gave them, or places behind all that it has.
+    fn place_constants(&mut self, shared: Option<&Plan>) {
+        self.used.insert(Region::Constants, shared.map_or(0, |plan| plan.sizes.constants));
+        let (graph, division) = (self.graph, self.division);
+        let is_read = |id: TensorId| {
+            let mut nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
+            nodes.any(|node| graph.node(*node).inputs.contains(&id))
+        };
+        for (id, tensor) in graph.with_role(Role::Constant).filter(|(id, _)| !division.is_cut || is_read(*id)) {
+            let Some(values) = tensor.values.clone() else { continue };
+            let layout = self.device.plain(&tensor.spec);
+            let same = shared.and_then(|plan| plan.constants.iter().find(|same| same.values == values));
+            let place = match same {
+                Some(same) => same.place,
+                None => self.fixed(Region::Constants, layout.bytes()),
+            };
+            self.new_value(id, layout, Home::Fixed(place));
+            self.constants.push(Constant { values, place });
+        }
     }
 
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
@@ -530,6 +554,7 @@ impl<'a> Planner<'a> {
             metrics: used(Region::Metrics),
             parameters: used(Region::Parameters),
             statistics: used(Region::Statistics),
+            constants: used(Region::Constants),
             gradients: buckets.last().map_or(0, |last| last.bytes.end),
         };
         Ok(Plan {
@@ -538,6 +563,7 @@ impl<'a> Planner<'a> {
             forward_steps,
             parameters: self.parameters,
             statistics: self.statistics,
+            constants: self.constants,
             gradients: self.ready,
             buckets,
             sizes,

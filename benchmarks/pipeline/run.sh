@@ -34,13 +34,13 @@ check() {
 }
 
 measure() {
-    local schedule turn parts said
+    local schedule parts said
     check
     echo
     echo "resnet50, batch $batch in 8 micro-batches, medians of $turns turns"
     printf '%-10s %-10s %12s %10s\n' schedule program images/s 'peak MB'
     for schedule in gpipe 1f1b; do
-        for turn in $(seq "$turns"); do
+        for _ in $(seq "$turns"); do
             ours "$schedule" 8 >>"$scratch/ours.$schedule"
             "$python" benchmarks/pipeline/peer.py "$schedule" $batch 8 3 2>/dev/null >>"$scratch/peer.$schedule"
         done

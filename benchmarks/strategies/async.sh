@@ -18,7 +18,7 @@ ours() {
 
 # Of one worker the updates are those of a rank alone: the same losses.
 check() {
-    local flags=(--model mnist_small --batch 16 --threads 1 --steps 20 --warmup 0 --quiet --data data/digits) name
+    local flags=(--model mnist_small --batch 16 --threads 1 --steps 20 --warmup 0 --quiet --data data/digits)
     "${mpirun[@]}" -n 1 "$dltrain" "${flags[@]}" --results "$scratch/a.h5" --save-weights "$scratch/a.safetensors"
     "${mpirun[@]}" -n 2 "$dltrain" "${flags[@]}" --results "$scratch/b.h5" --save-weights "$scratch/b.safetensors" \
         --sync server-async
@@ -28,9 +28,9 @@ check() {
 } >/dev/null
 
 measure() {
-    local turn who
+    local who
     check
-    for turn in $(seq "$turns"); do
+    for _ in $(seq "$turns"); do
         ours >>"$scratch/dltrain"
         "$PYTHON" benchmarks/strategies/tensorflow_server.py 128 400 2 2>/dev/null >>"$scratch/tensorflow"
     done

@@ -43,7 +43,8 @@ impl Compiled {
         let graph = graph.fuse(device.op_fusions());
         let trains = graph.nodes.len() > graph.forward_nodes;
         let plain = |tensor: &Tensor| {
-            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant).then(|| device.plain(&tensor.spec))
+            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant)
+                .then(|| device.plain(&tensor.spec))
         };
         let mut layouts: Vec<Option<Layout>> = graph.tensors.iter().map(plain).collect();
         let mut kernels: Vec<Rc<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
@@ -321,7 +322,8 @@ impl<'a> Planner<'a> {
             let mut nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
             nodes.any(|node| graph.node(*node).inputs.contains(&id))
         };
-        for (id, tensor) in graph.with_role(Role::Constant).filter(|(id, _)| !division.is_cut || is_read(*id)) {
+        for (id, tensor) in graph.with_role(Role::Constant).filter(|(id, _)| !division.is_cut || is_read(*id))
+        {
             let Some(values) = tensor.values.clone() else { continue };
             let layout = self.device.plain(&tensor.spec);
             let same = shared.and_then(|plan| plan.constants.iter().find(|same| same.values == values));

@@ -185,12 +185,12 @@ fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
         let flags = "--model mnist_small --batch 16 --pipeline 2 --micro-batches 4 --steps 1000000 --threads 1 --stall-warn 0.3 --stall-abort 1.5";
         let directory = tempfile::tempdir().unwrap();
         let results = directory.path().join("run.h5");
-        let script = format!(
-            "[ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 1 ] && (sleep 2; kill -{signal} $$) & exec {} {flags} --results {}",
-            job::DLTRAIN,
-            results.display()
-        );
-        let done = job::finish_within(job::start(2, &["sh", "-c", &script]), Duration::from_secs(60));
+        // When the record is there steps begin.
+        let (program, results) = (job::DLTRAIN, results.display());
+        let second = "[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 1 ]";
+        let later = format!("(until [ -e {results} ]; do sleep 0.1; done; sleep 1; kill -{signal} $$)");
+        let script = format!("{second} && {later} & exec {program} {flags} --results {results}");
+        let done = job::finish_within(job::start(2, &["sh", "-c", &script]), Duration::from_secs(120));
         assert!(!done.success, "{}", done.stdout);
         if signal == "STOP" {
             assert!(done.stderr.contains("edge") && done.stderr.contains("rank 1"), "{}", done.stderr);

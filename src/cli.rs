@@ -8,6 +8,7 @@ mod loss_scale;
 mod manual;
 mod optimizer;
 mod parsed;
+mod pipeline;
 mod places;
 mod relaxed;
 mod session;

@@ -9,6 +9,7 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
+mod pipeline;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -25,6 +26,7 @@ pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
+pub use pipeline::{Pipeline, PipelineSchedule};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -307,6 +309,8 @@ pub struct Config {
     pub global_batch: Option<usize>,
     /// Shards of the global batch, each computed alone, so that bits do not depend on the number of ranks.
     pub shards: Option<usize>,
+    /// Where ranks compute stages of one network: which. `batch` and `accumulation` are those of micro-batches.
+    pub pipeline: Option<Pipeline>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -418,6 +422,7 @@ impl Config {
             accumulation: 1,
             global_batch: None,
             shards: None,
+            pipeline: None,
             sync_bn: SyncBatchNorm::Off,
             epochs: 30,
             steps: None,
@@ -477,6 +482,7 @@ impl Config {
             accumulation: 1,
             global_batch: None,
             shards: None,
+            pipeline: None,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
@@ -554,6 +560,16 @@ impl Config {
             None => self.batch,
         };
         Ok(Config { accumulation: shards / ranks, batch, ..self.clone() })
+    }
+
+    /// How many stages a network is cut into.
+    pub fn stages(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
+    }
+
+    /// How many ranks have images of their own, of so many in all.
+    pub fn data_ranks(&self, ranks: usize) -> usize {
+        self.strategy.computing(ranks / self.stages())
     }
 
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.

@@ -160,7 +160,7 @@ struct Times {
 
 impl Subject<'_> {
     fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
-        let options = Options { fusion_threshold: 1 << 20, training: None };
+        let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
         let plan = plan::plan(forward.differentiate(), device, &options)?;
         let allocate = |bytes| device.allocate(bytes);
         let regions = Regions::new(
@@ -170,6 +170,7 @@ impl Subject<'_> {
             allocate,
         )?;
         fill(device, &plan, &regions)?;
+        regions.write_constants(device, &plan)?;
         let Program { mut steps, images, .. } = plan.bind(&regions)?;
         device.upload(bytes_of(&numbers(images.bytes() / 4, 0, 1.0)), &images)?;
         steps.extend(updates(device, &plan, &regions)?);

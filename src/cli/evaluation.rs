@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 31] = [
+const OF_TRAINING: [&str; 36] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -21,15 +21,20 @@ const OF_TRAINING: [&str; 31] = [
     "fusion-threshold-mb",
     "global-batch",
     "local-steps",
+    "mesh",
+    "micro-batches",
     "no-overlap",
     "outer-lr",
     "outer-momentum",
     "outer-nesterov",
+    "pipeline",
+    "pipeline-cuts",
     "plan-steps",
     "recompute",
     "repeat-data",
     "reset-head",
     "roofline",
+    "schedule",
     "script",
     "shards",
     "steps",

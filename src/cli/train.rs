@@ -13,7 +13,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, relaxed, session};
+use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, pipeline, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -151,6 +151,8 @@ pub struct Args {
     relaxed: relaxed::Args,
     #[command(flatten)]
     asynchronous: asynchronous::Args,
+    #[command(flatten)]
+    pipeline: pipeline::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -353,6 +355,40 @@ impl Args {
         }
     }
 
+    /// That what else is asked for goes with a network in stages.
+    fn beside_stages(&self, strategy: Strategy) -> Result<()> {
+        let wanted = [
+            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "stages own their parts whole"),
+            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
+            (self.global_batch.is_some(), "--global-batch".into(), "a batch is divided into --micro-batches"),
+            (
+                self.compress.is_some(),
+                "--compress".into(),
+                "what is left for later is kept by buckets, and stages have others",
+            ),
+            (
+                self.recompute,
+                "--recompute".into(),
+                "what is computed again lies between stages; give more --micro-batches",
+            ),
+            (
+                self.tensorboard_histograms.is_some(),
+                "--tensorboard-histograms".into(),
+                "no rank has all weights",
+            ),
+            (
+                self.session.commits(),
+                "--commit".into(),
+                "a node has the state of its own stages alone; use --checkpoint",
+            ),
+            (self.max_batch.is_some(), "--max-batch".into(), "stages have unlike memory; see --dry-run"),
+        ];
+        match wanted.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --pipeline: {why}; leave one out"))),
+            None => Ok(()),
+        }
+    }
+
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
@@ -416,6 +452,10 @@ impl Args {
         let predict = self.asked()?;
         let strategy = self.strategy()?;
         let allreduce = self.allreduce(strategy)?;
+        let (pipeline, [batch, accumulation]) = self.pipeline.validate(self.batch, self.accumulation)?;
+        if pipeline.is_some() {
+            self.beside_stages(strategy)?;
+        }
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -453,10 +493,11 @@ impl Args {
             reset_head: self.reset_head,
             fresh_weights: self.fresh_weights,
             freeze: self.freeze,
-            batch: self.batch,
-            accumulation: self.accumulation,
+            batch,
+            accumulation,
             global_batch: self.global_batch,
             shards: self.shards,
+            pipeline,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::{Location, Plan, Region, Sizes};
+use super::{Constant, Location, Plan, Region, Sizes};
+use crate::device::memory::bytes_of;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
@@ -22,6 +23,8 @@ pub struct Regions {
     pub parameters: Memory,
     /// Running statistics of the normalisations.
     pub statistics: Memory,
+    /// What nothing changes.
+    pub constants: Memory,
     /// Gradients.
     pub gradients: Memory,
 }
@@ -41,8 +44,16 @@ impl Regions {
             metrics: allocate(sizes.metrics)?,
             parameters,
             statistics: allocate(sizes.statistics)?,
+            constants: allocate(sizes.constants)?,
             gradients,
         })
+    }
+
+    /// Writes the constants of a plan that is to be bound to these regions.
+    pub fn write_constants(&self, device: &dyn Device, plan: &Plan) -> Result<()> {
+        let write =
+            |constant: &Constant| device.upload(bytes_of(&constant.values), &self.at(&constant.place));
+        plan.constants.iter().try_for_each(write)
     }
 
     fn at(&self, place: &Location) -> Memory {
@@ -52,6 +63,7 @@ impl Regions {
             Region::Metrics => &self.metrics,
             Region::Parameters => &self.parameters,
             Region::Statistics => &self.statistics,
+            Region::Constants => &self.constants,
             Region::Gradients => &self.gradients,
         };
         region.slice(place.offset, place.bytes)
@@ -106,12 +118,24 @@ struct Watched {
 impl Plan {
     /// Fixes every kernel to its memory.
     pub fn bind(&self, regions: &Regions) -> Result<Program> {
+        self.bind_context(regions, 0)
+    }
+
+    /// The same for one of several micro-batches in flight (`Plan::contexts`).
+    pub fn bind_context(&self, regions: &Regions, context: usize) -> Result<Program> {
+        let at = |place: &Location| match place.region {
+            Region::Arena => {
+                let offset = place.offset + self.contexts.shift(place.offset, context);
+                regions.at(&Location { offset, ..*place })
+            }
+            _ => regions.at(place),
+        };
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut watched = Vec::with_capacity(self.steps.len());
         let mut exchanges = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
-            let inputs: Vec<Memory> = step.inputs.iter().map(|place| regions.at(place)).collect();
-            let outputs: Vec<Memory> = step.outputs.iter().map(|place| regions.at(place)).collect();
+            let inputs: Vec<Memory> = step.inputs.iter().map(at).collect();
+            let outputs: Vec<Memory> = step.outputs.iter().map(at).collect();
             let workspace = regions.workspace.slice(0, step.kernel.workspace());
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
@@ -124,13 +148,13 @@ impl Plan {
         Ok(Program {
             steps,
             forward_steps: self.forward_steps,
-            images: regions.at(&self.images),
+            images: at(&self.images),
             images_type: self.graph.tensor(self.graph.images).spec.dtype,
-            labels: regions.at(&self.labels),
-            mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
-            losses: regions.at(&self.losses),
-            hits: regions.at(&self.hits),
-            probabilities: self.probabilities.as_ref().map(|place| regions.at(place)),
+            labels: at(&self.labels),
+            mixed: self.mixed.map(|places| places.map(|place| at(&place))),
+            losses: at(&self.losses),
+            hits: at(&self.hits),
+            probabilities: self.probabilities.as_ref().map(&at),
             exchanges,
             watched,
         })

@@ -7,12 +7,18 @@ use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
+use crate::fusion::Relay;
 use crate::plan::Program;
+
+/// Batches between two points at which the stages of a network ask each other whether to stop.
+const TOGETHER: usize = 64;
 
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
     /// `None` on a rank without a graph, which tests nothing.
     pub program: Option<Program>,
+    /// Where the network is cut: what goes from stage to stage.
+    pub relay: Option<Relay>,
     /// Those whose statistics count as this rank's do.
     pub peers: World,
     /// Every running statistic, where training keeps it.
@@ -34,8 +40,9 @@ impl Evaluator {
         let mut metrics = vec![0f32; self.batch.labels.len()];
         let whole = self.each(world, device, stop, |program, _, images| {
             sums[2] += images as f64;
-            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]).filter(|_| images > 0)
-            {
+            // Where the network is cut another stage knows how many there are.
+            let found = program.losses.bytes() > 0 && (images > 0 || program.images.bytes() == 0);
+            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]).filter(|_| found) {
                 device.download(memory, bytes_of_mut(&mut metrics))?;
                 *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
             }
@@ -61,21 +68,31 @@ impl Evaluator {
         agree_on_statistics(&self.peers, device, &self.statistics)?;
         for number in 0..self.loader.steps() {
             let mut stopping = [if stop() { 1.0 } else { 0.0 }];
-            world.max_f64(&mut stopping)?;
-            if stopping != [0.0] {
-                return Ok(false);
+            // Stages compute unlike batches at a time, unless they are asked to meet.
+            if self.relay.is_none() || number.is_multiple_of(TOGETHER) {
+                world.max_f64(&mut stopping)?;
+                if stopping != [0.0] {
+                    return Ok(false);
+                }
             }
             let Some(program) = &mut self.program else { continue };
-            let images = self.loader.fill(number, &mut self.batch)?;
-            if images > 0 {
-                Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
-                for step in &mut program.steps {
+            let reads = program.images.bytes() > 0;
+            let images = if reads { self.loader.fill(number, &mut self.batch)? } else { 0 };
+            if images > 0 || self.relay.is_some() {
+                self.relay.as_mut().map_or(Ok(()), |relay| relay.begin(device))?;
+                if reads {
+                    Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
+                }
+                for (index, step) in program.steps.iter_mut().enumerate() {
+                    self.relay.as_mut().map_or(Ok(()), |relay| relay.before(index, device))?;
                     step.run(&scalars)?;
+                    self.relay.as_mut().map_or(Ok(()), |relay| relay.after(index, device))?;
                 }
                 device.synchronize()?;
             }
             seen(program, (number, &self.batch), images)?;
         }
+        self.relay.as_mut().map_or(Ok(()), |relay| relay.end(device))?;
         Ok(true)
     }
 }

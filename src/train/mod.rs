@@ -15,6 +15,7 @@ mod commit;
 mod device;
 mod device_prefetch;
 mod evaluate;
+mod groups;
 mod length;
 mod max_batch;
 mod meeting;
@@ -28,6 +29,7 @@ mod server;
 mod setup;
 mod shards;
 mod source;
+mod stages;
 mod state;
 mod step;
 mod stop;
@@ -51,6 +53,7 @@ use checkpoint::{Position, Standing};
 use commit::Commits;
 pub use commit::newest_commit;
 use evaluate::Evaluator;
+use groups::Groups;
 use setup::Job;
 use state::State;
 use step::{Scaling, StepResult};
@@ -80,10 +83,11 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
-    let config = world.agree(config.among(config.strategy.computing(world.size()).max(1)))?;
+    let groups = Groups::new(world, &config)?;
+    let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
-    let Some((mut job, mut recorder)) = setup::prepare(world, &config, model, watch, started)? else {
+    let Some((mut job, mut recorder)) = setup::prepare(&groups, &config, model, watch, started)? else {
         return Ok(());
     };
     let outcome =
@@ -162,7 +166,7 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
     let plan = (&job.plan, &job.class_names[..]);
-    weights::save(world, &job.peers, config, &*job.device, plan, &job.memories)?;
+    weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }
 
@@ -322,7 +326,7 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
-    job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, numbers)?;
+    job.saver.take(&job.groups, &job.peers, &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
 }
@@ -366,7 +370,9 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
             ),
         )),
     };
-    match job.memories.owners.are_apart() || job.memories.anchor.is_some() {
+    let unlike =
+        job.memories.owners.are_apart() || job.memories.anchor.is_some() || job.groups.stage.is_some();
+    match unlike {
         false if found.is_ok() => Ok(()),
         _ => world.agree(found),
     }

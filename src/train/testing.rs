@@ -2,6 +2,7 @@
 //! the same way to other images.
 
 use super::assemble::Assembly;
+use super::groups::Groups;
 use super::network::Network;
 use super::plans::Plans;
 use super::predicting::{self, Question};
@@ -42,17 +43,19 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let classes = network.classes;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, false))?;
-    plans.compare(world, config, &*device)?;
+    let groups = &Groups::whole(world);
+    let mut plans = world.agree(Plans::new(groups, config, &network, &*device, &averaging, false))?;
+    plans.compare(groups, config, &*device)?;
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
+        record::say(world, &world.agree(plans.describe(groups, config, &*device, &averaging))?);
         return world.agree(record::printed());
     }
-    world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
     comm::enter(Phase::Memory, 0);
     let rule = &config.optimizer.rule;
     let assembly = Assembly {
+        groups,
         world,
         peers: world,
         config,

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use super::evaluate::agree_on_statistics;
+use super::groups::Groups;
 use super::memory::Memories;
 use super::network::Network;
+use super::stages;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
@@ -12,7 +14,7 @@ use crate::device::memory::bytes_of_mut;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
-use crate::record::{self, WeightsFile};
+use crate::record::{self, Array, Contents, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -173,7 +175,7 @@ fn differences(
 /// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and
 /// statistics agreed on by `peers`. Collective.
 pub fn save(
-    world: &World,
+    groups: &Groups,
     peers: &World,
     config: &Config,
     device: &dyn Device,
@@ -194,8 +196,23 @@ pub fn save(
     };
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
-    let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
+    let mut shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
+    let world = &groups.job;
+    if groups.stage.is_none() {
+        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
+    } else {
+        let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
+        let own: Vec<Array> = shapes.iter().map(array).collect();
+        let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
+        let mut all = (groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+        let arrays = stages::collect(groups, own, &mut all)?;
+        let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };
+        shapes = contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();
+        let lacks = |name: &str| Error::internal(format!("no values of {name}"));
+        let of_all =
+            |name: &str| contents.array(name).map(|(_, values)| values.to_vec()).ok_or_else(|| lacks(name));
+        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &of_all)))?;
+    }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }

@@ -36,6 +36,7 @@ mod models;
 mod onnx;
 mod ops;
 mod overlap;
+mod pipeline;
 mod plan;
 mod predict;
 mod pytorch;

@@ -170,6 +170,7 @@ impl Subject<'_> {
             allocate,
         )?;
         fill(device, &plan, &regions)?;
+        regions.write_constants(device, &plan)?;
         let Program { mut steps, images, .. } = plan.bind(&regions)?;
         device.upload(bytes_of(&numbers(images.bytes() / 4, 0, 1.0)), &images)?;
         steps.extend(updates(device, &plan, &regions)?);

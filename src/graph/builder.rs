@@ -3,6 +3,8 @@
 //! Shapes are checked as layers are added: an input too small for a layer is named with that layer, since a
 //! user's `--image-size` or `--data` can cause it.
 
+use std::sync::Arc;
+
 use super::{DType, Graph, Init, Node, Op, Role, Shape, Spec, Tensor, TensorId, dims};
 use crate::error::{Error, Result};
 
@@ -129,6 +131,11 @@ impl Builder {
         inputs.iter().filter(is_kept).copied().collect()
     }
 
+    /// Whether any layer reads a tensor.
+    pub fn is_read(&self, id: TensorId) -> bool {
+        self.nodes.iter().any(|node| node.inputs.contains(&id))
+    }
+
     /// Gives a tensor another name than its layer's, such as a file has for it.
     pub fn rename(&mut self, id: TensorId, name: &str) {
         self.tensors[id.0].name = name.into();
@@ -203,6 +210,23 @@ impl Builder {
     /// A parameter that is no layer's weight or bias, for `binary` and its like: of one operand of one op.
     pub fn learned(&mut self, name: &str, shape: Shape, init: Init, decay: bool) -> TensorId {
         self.parameter(name.into(), shape, init, decay)
+    }
+
+    /// Numbers that stay as they are, last dimension fastest. One that is there already is given again.
+    ///
+    /// # Errors
+    /// `Internal` where they are not as many as the shape has.
+    pub fn constant(&mut self, name: &str, shape: Shape, values: &[f32]) -> Result<TensorId> {
+        if values.len() != shape.elements() {
+            return Err(Error::internal(format!("{name}: {} numbers for {shape}", values.len())));
+        }
+        let is_same = |tensor: &Tensor| tensor.spec.shape == shape && tensor.values.as_deref() == Some(values);
+        if let Some(index) = self.tensors.iter().position(is_same) {
+            return Ok(TensorId(index));
+        }
+        let id = self.tensor(name, shape, DType::F32, Role::Constant);
+        self.tensors[id.0].values = Some(Arc::from(values));
+        Ok(id)
     }
 
     pub(super) fn parameter(&mut self, name: String, shape: Shape, init: Init, decay: bool) -> TensorId {

@@ -1,4 +1,4 @@
-//! The graph: ops, tensors and shapes as pure data. It knows no device and holds no numbers.
+//! The graph: ops, tensors and shapes as pure data. It knows no device, and holds no numbers but those of constants.
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
 //! result, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
@@ -27,6 +27,8 @@ pub use ops::{
     adaptive_window, windows,
 };
 pub use shape::{Shape, dims};
+
+use std::sync::Arc;
 
 /// The type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,6 +74,8 @@ pub enum Role {
     Parameter,
     /// Kept from step to step and changed by the forward pass itself, without a gradient: running mean and variance.
     Statistic,
+    /// Numbers that the network states and that nothing changes (`Tensor::values`): a mask, say.
+    Constant,
     /// Made and used within a step, forward or backward.
     Activation,
     /// The loss gradient of a parameter; averaged over ranks.
@@ -132,6 +136,8 @@ pub struct Tensor {
     pub role: Role,
     /// For parameters and statistics.
     pub init: Option<Init>,
+    /// For constants: what they are, last dimension fastest.
+    pub values: Option<Arc<[f32]>>,
     /// For parameters: whether weight decay applies (it does not to biases and normalisations).
     pub decay: bool,
     /// For parameters: whether it stays as it is (`freeze`).
@@ -147,7 +153,7 @@ impl Tensor {
     /// One that is no parameter: it has no first values and takes no part in an update.
     fn new(name: impl Into<String>, spec: Spec, role: Role) -> Tensor {
         let name = name.into();
-        Tensor { name, spec, role, init: None, decay: false, frozen: false, gradient_of: None, number: 0 }
+        Tensor { name, spec, role, init: None, values: None, decay: false, frozen: false, gradient_of: None, number: 0 }
     }
 }
 

@@ -17,6 +17,7 @@ mod resnet;
 mod shufflenet;
 mod squeeze;
 mod squeezenet;
+mod swin;
 mod vgg;
 mod vit;
 
@@ -83,6 +84,7 @@ pub const MODELS: &[Model] = &[
     squeezenet::SQUEEZENET1_1,
     convnext::CONVNEXT_TINY,
     vit::VIT_B_16,
+    swin::SWIN_T,
 ];
 
 /// What --model takes.
@@ -244,6 +246,7 @@ mod tests {
             ("squeezenet1_1", 1_235_496),
             ("convnext_tiny", 28_589_128),
             ("vit_b_16", 86_567_656),
+            ("swin_t", 28_288_354),
             ("shufflenet_v2_x1_0", 2_278_604),
             ("mobilenet_v3_large", 5_483_032),
             ("efficientnet_b0", 5_288_548),
@@ -277,6 +280,7 @@ mod tests {
             ("squeezenet1_1", 727_626),
             ("convnext_tiny", 27_827_818),
             ("vit_b_16", 85_806_346),
+            ("swin_t", 27_527_044),
             ("shufflenet_v2_x1_0", 1_263_854),
             ("mobilenet_v3_large", 4_214_842),
             ("efficientnet_b0", 4_020_358),
@@ -389,6 +393,16 @@ mod tests {
                     "class_token",
                     "encoder.pos_embedding",
                     "encoder.layers.encoder_layer_11.self_attention.in_proj_weight",
+                ],
+            ),
+            (
+                "swin_t",
+                173,
+                0,
+                [
+                    "features.1.1.attn.relative_position_bias_table",
+                    "features.2.reduction.weight",
+                    "features.7.1.mlp.3.bias",
                 ],
             ),
             (

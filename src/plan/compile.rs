@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
-use super::{Location, Parameter, Plan, PlannedStep, Region, Statistic, bucket};
+use super::{Constant, Location, Parameter, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan
     let mut planner = Planner::new(&graph, device, masters);
     planner.place_fixed(options.training);
     planner.place_statistics(options.training)?;
+    planner.place_constants(options.training);
     let mut forward_steps = 0;
     for (index, kernel) in kernels.into_iter().enumerate() {
         if index == graph.forward_nodes {
@@ -47,7 +48,7 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
         .tensors
         .iter()
         .map(|tensor| {
-            matches!(tensor.role, Role::Input | Role::Statistic).then(|| device.plain(&tensor.spec))
+            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant).then(|| device.plain(&tensor.spec))
         })
         .collect();
     let mut kernels: Vec<Box<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
@@ -140,6 +141,7 @@ struct Planner<'a> {
     last_reader: Vec<usize>,
     parameters: Vec<Parameter>,
     statistics: Vec<Statistic>,
+    constants: Vec<Constant>,
     /// Offsets given so far in the fixed regions.
     used: HashMap<Region, usize>,
     /// Gradients as (bytes, step) in ready order.
@@ -163,6 +165,7 @@ impl<'a> Planner<'a> {
             last_reader,
             parameters: Vec::new(),
             statistics: Vec::new(),
+            constants: Vec::new(),
             used: HashMap::new(),
             ready: Vec::new(),
         }
@@ -227,6 +230,22 @@ impl<'a> Planner<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Gives constants their places: those that the training plan gave them, or places behind all that it has.
+    fn place_constants(&mut self, shared: Option<&Plan>) {
+        self.used.insert(Region::Constants, shared.map_or(0, |plan| plan.sizes.constants));
+        for (id, tensor) in self.graph.with_role(Role::Constant) {
+            let Some(values) = tensor.values.clone() else { continue };
+            let layout = self.device.plain(&tensor.spec);
+            let same = shared.and_then(|plan| plan.constants.iter().find(|same| same.values == values));
+            let place = match same {
+                Some(same) => same.place,
+                None => self.fixed(Region::Constants, layout.bytes()),
+            };
+            self.new_value(id, layout, Home::Fixed(place));
+            self.constants.push(Constant { values, place });
+        }
     }
 
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
@@ -397,6 +416,7 @@ impl<'a> Planner<'a> {
             metrics: used(Region::Metrics),
             parameters: used(Region::Parameters),
             statistics: used(Region::Statistics),
+            constants: used(Region::Constants),
             gradients: buckets.last().map_or(0, |last| last.bytes.end),
         };
         Ok(Plan {
@@ -405,6 +425,7 @@ impl<'a> Planner<'a> {
             forward_steps,
             parameters: self.parameters,
             statistics: self.statistics,
+            constants: self.constants,
             gradients: self.ready,
             buckets,
             sizes,

@@ -20,6 +20,8 @@ pub struct Sizes {
     pub parameters: usize,
     /// Running statistics.
     pub statistics: usize,
+    /// What nothing changes.
+    pub constants: usize,
     /// Zero for an evaluation plan.
     pub gradients: usize,
 }
@@ -66,6 +68,7 @@ impl Sizes {
             metrics: self.metrics.max(other.metrics),
             parameters: self.parameters.max(other.parameters),
             statistics: self.statistics.max(other.statistics),
+            constants: self.constants.max(other.constants),
             gradients: self.gradients.max(other.gradients),
         }
     }
@@ -79,7 +82,7 @@ impl Sizes {
             ("gradients", extent.gradients * self.gradients),
             ("parameters", self.parameters + extent.halves),
             ("optimizer", extent.optimizer),
-            ("statistics", self.statistics),
+            ("statistics", self.statistics + self.constants),
             ("workspace", self.workspace),
             ("input", extent.batches * self.inputs + self.metrics),
             ("allreduce", extent.mapped + extent.messages),
@@ -101,7 +104,7 @@ impl Sizes {
             return 0;
         }
         let inputs = extent.batches_on_device * self.inputs;
-        let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics;
+        let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
         let learned = extent.gradients * self.gradients + self.parameters + extent.optimizer;
         steps + learned + extent.halves + extent.compression_on_device
     }

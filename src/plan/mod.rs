@@ -44,6 +44,7 @@ mod rehearse;
 mod script;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
@@ -71,6 +72,8 @@ pub enum Region {
     Parameters,
     /// Running statistics.
     Statistics,
+    /// What nothing changes.
+    Constants,
     /// What ranks reduce.
     Gradients,
 }
@@ -159,6 +162,15 @@ impl Statistic {
     }
 }
 
+/// Numbers that nothing changes, in the plain layout.
+#[derive(Debug, Clone)]
+pub struct Constant {
+    /// Last dimension fastest.
+    pub values: Arc<[f32]>,
+    /// Where they lie.
+    pub place: Location,
+}
+
 /// A step of one rank, ready to be bound to memory.
 pub struct Plan {
     /// The graph as it was planned: simplified, differentiated, joined.
@@ -171,6 +183,8 @@ pub struct Plan {
     pub parameters: Vec<Parameter>,
     /// What the forward pass of a training plan changes and that of an evaluation plan reads.
     pub statistics: Vec<Statistic>,
+    /// What is to be written before the first step (`Regions::write_constants`).
+    pub constants: Vec<Constant>,
     /// In the order in which they become ready, which is that of their offsets; empty for an evaluation plan.
     pub gradients: Vec<Ready>,
     /// In the same order.

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::{Location, Plan, Region, Sizes};
+use super::{Constant, Location, Plan, Region, Sizes};
+use crate::device::memory::bytes_of;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
 use crate::graph::{DType, Role, TensorId};
@@ -22,6 +23,8 @@ pub struct Regions {
     pub parameters: Memory,
     /// Running statistics of the normalisations.
     pub statistics: Memory,
+    /// What nothing changes.
+    pub constants: Memory,
     /// Gradients.
     pub gradients: Memory,
 }
@@ -41,8 +44,15 @@ impl Regions {
             metrics: allocate(sizes.metrics)?,
             parameters,
             statistics: allocate(sizes.statistics)?,
+            constants: allocate(sizes.constants)?,
             gradients,
         })
+    }
+
+    /// Writes the constants of a plan that is to be bound to these regions.
+    pub fn write_constants(&self, device: &dyn Device, plan: &Plan) -> Result<()> {
+        let write = |constant: &Constant| device.upload(bytes_of(&constant.values), &self.at(&constant.place));
+        plan.constants.iter().try_for_each(write)
     }
 
     fn at(&self, place: &Location) -> Memory {
@@ -52,6 +62,7 @@ impl Regions {
             Region::Metrics => &self.metrics,
             Region::Parameters => &self.parameters,
             Region::Statistics => &self.statistics,
+            Region::Constants => &self.constants,
             Region::Gradients => &self.gradients,
         };
         region.slice(place.offset, place.bytes)

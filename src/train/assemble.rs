@@ -46,6 +46,8 @@ impl Assembly<'_> {
         let memories =
             world.agree(Memories::new(world, device, plan, &plans.sizes, rule, config, averaging))?;
         world.agree(memories.initialise(device, plan, start, config.seed, threads))?;
+        let mut every = [plan].into_iter().chain(&plans.evaluation);
+        world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
         Ok(memories)
     }
 

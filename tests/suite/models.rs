@@ -94,12 +94,12 @@ mod small {
     models!(small_images:
         mnist_small mnist_net mnist_large lenet5 cifar_net alexnet vgg11 resnet18 resnet50
         inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn squeezenet1_1
-        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0 convnext_tiny vit_b_16);
+        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0 convnext_tiny vit_b_16 swin_t);
 }
 
 /// The same in bf16: a model of each kind.
 mod bf16 {
-    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny vit_b_16);
+    models!(small_images_in_bf16: alexnet resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny vit_b_16 swin_t);
 }
 
 /// Images of the size that the model was made for, where that is larger.

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::{Device, Layout, Memory, Scalars};
 use dltrain::graph::{Graph, Init, Spec};
-use dltrain::plan::{Options, Parameter, Plan, Program, Regions, Statistic, plan};
+use dltrain::plan::{Options, Parameter, Plan, PlannedStep, Program, Region, Regions, Statistic, plan};
 
 /// A plan bound to memory, its running statistics at their start.
 pub struct Bound<'a> {
@@ -27,6 +27,7 @@ impl Bound<'_> {
         let [parameters, gradients] = [plan.sizes.parameters, plan.sizes.gradients].map(memory);
         let regions = Regions::new(&plan.sizes, parameters, gradients, |bytes| Ok(memory(bytes))).unwrap();
         let program = plan.bind(&regions).unwrap();
+        regions.write_constants(device, &plan).unwrap();
         let bound = Bound { device, plan, program, regions };
         for statistic in &bound.plan.statistics {
             let first = if statistic.init == Init::One { 1.0f32 } else { 0.0 };
@@ -87,6 +88,19 @@ impl Bound<'_> {
     /// Runs some of the steps.
     pub fn run(&mut self, steps: std::ops::Range<usize>, scalars: &Scalars) {
         self.program.steps[steps].iter_mut().for_each(|step| step.run(scalars).unwrap());
+    }
+
+    /// The scores of the batch, after the last step of an evaluation.
+    pub fn logits(&self) -> Vec<f32> {
+        let logits = self.plan.graph.logits;
+        let gives = |step: &&PlannedStep| {
+            step.node.is_some_and(|node| self.plan.graph.node(node).outputs[0] == logits)
+        };
+        let step = self.plan.steps.iter().find(gives).unwrap();
+        let place = step.outputs[0];
+        assert_eq!(place.region, Region::Arena);
+        let from = self.regions.arena.slice(place.offset, place.bytes);
+        self.read(&self.plan.graph.tensor(logits).spec, &step.kernel.outputs()[0], &from)
     }
 
     /// The mean loss of the batch, after the forward steps.

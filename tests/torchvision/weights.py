@@ -22,7 +22,8 @@ DIGITS = pathlib.Path(__file__).resolve().parents[2] / "data" / "digits"
 # Image sizes as small as a model allows.
 SIZES = {"alexnet": 64, "googlenet": 64, "inception_v3": 299, "densenet121": 64, "vit_b_16": 224}
 MODELS = (["alexnet", "googlenet", "inception_v3", "densenet121", "mobilenet_v2", "squeezenet1_1",
-           "mobilenet_v3_large", "efficientnet_b0", "regnet_y_400mf", "resnext50_32x4d", "wide_resnet50_2", "shufflenet_v2_x1_0", "convnext_tiny", "vit_b_16"]
+           "mobilenet_v3_large", "efficientnet_b0", "regnet_y_400mf", "resnext50_32x4d", "wide_resnet50_2", "shufflenet_v2_x1_0", "convnext_tiny", "vit_b_16",
+           "swin_t"]
           + [f"resnet{n}" for n in (18, 34, 50, 101, 152)] + [f"vgg{n}{bn}" for n in (11, 13, 16, 19) for bn in ("", "_bn")])
 
 

@@ -4,10 +4,14 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::{Builder, MatMul, Node, NodeId, Op, Shape, TensorId, dims};
 
 /// Axes a permutation may have.
 const MOST_AXES: usize = 8;
+/// Runs of axes that stay together, of which every device permutes as many at once.
+const MOST_RUNS: usize = 4;
+/// Numbers of a matrix that picks rows.
+const MOST_PLACES: usize = 1 << 22;
 
 /// An order of axes: axis i of the result is axis `axes()[i]` of the operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,6 +41,16 @@ impl Permutation {
         Permutation { order, rank: self.rank }
     }
 
+    /// How many runs of axes stay together in a tensor of these extents.
+    fn runs(&self, extents: &[usize]) -> usize {
+        let axes: Vec<usize> = self.axes().into_iter().filter(|&axis| extents[axis] > 1).collect();
+        let follows = |from: usize, to: usize| {
+            from < to && (from + 1..to).all(|between| extents[between] == 1)
+        };
+        let ends = axes.windows(2).filter(|pair| !follows(pair[0], pair[1])).count();
+        ends + usize::from(!axes.is_empty())
+    }
+
     /// The operand's numbers, one an axis, in the order of the result.
     pub fn of(&self, numbers: &[usize]) -> Vec<usize> {
         self.axes().into_iter().map(|axis| numbers[axis]).collect()
@@ -56,7 +70,8 @@ impl Builder {
         Ok(self.node(name, Op::Reshape, vec![x], shape))
     }
 
-    /// x with its axes in this order.
+    /// x with its axes in this order. Where that is more than a GPU's kernel does at once, axes come to their places one
+    /// by one.
     ///
     /// # Errors
     /// `Usage` where that is no order of x's axes.
@@ -66,7 +81,67 @@ impl Builder {
                 Error::usage(format!("layer {name}: {axes:?} is no order of the axes of {}", self.shape(x)))
             })?;
         let shape = Shape(order.of(&self.shape(x).0));
+        let moved = (0..axes.len()).find(|&place| axes[place] != place);
+        if let Some(place) = moved.filter(|_| order.runs(&self.shape(x).0) > MOST_RUNS) {
+            let mut first: Vec<usize> = (0..axes.len()).collect();
+            let axis = first.remove(axes[place]);
+            first.insert(place, axis);
+            let y = self.permute(&format!("{name}.{place}"), x, &first)?;
+            let rest: Vec<usize> =
+                axes.iter().filter_map(|axis| first.iter().position(|moved| moved == axis)).collect();
+            return self.permute(name, y, &rest);
+        }
         Ok(self.node(name, Op::Permute(order), vec![x], shape))
+    }
+
+    /// Every so many of x's elements along an axis: those at `first`, `first` + `step`, … below `end`.
+    ///
+    /// # Errors
+    /// `Usage` where x has no such elements.
+    pub fn every(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        axis: usize,
+        (range, step): (Range<usize>, usize),
+    ) -> Result<TensorId> {
+        let extent = self.shape(x).0.get(axis).copied().unwrap_or_default();
+        if step <= 1 || range.is_empty() {
+            return self.slice(name, x, axis, range);
+        }
+        let count = range.len().div_ceil(step);
+        let end = range.start + count * step;
+        let part = |part: &str| format!("{name}.{part}");
+        let y = match end.checked_sub(extent) {
+            Some(beyond @ 1..) => self.pad(&part("pad"), x, axis, [0, beyond])?,
+            _ => x,
+        };
+        let y = self.slice(&part("part"), y, axis, range.start..end)?;
+        let mut apart = self.shape(y).clone();
+        apart.0.splice(axis..=axis, [count, step]);
+        let y = self.reshape(&part("steps"), y, apart)?;
+        let y = self.slice(&part("first"), y, axis + 1, 0..1)?;
+        let mut together = self.shape(x).clone();
+        together.0[axis] = count;
+        self.reshape(name, y, together)
+    }
+
+    /// The rows of x (R, C) of these numbers, in their order: (K, C). It is a product with a matrix that has a 1 in each
+    /// row.
+    ///
+    /// # Errors
+    /// `Usage` where x has no such rows, or rows and numbers are too many for such a matrix.
+    pub fn gather(&mut self, name: &str, x: TensorId, rows: &[usize]) -> Result<TensorId> {
+        let count = self.shape(x).batch();
+        let places = rows.len().checked_mul(count).filter(|&places| places <= MOST_PLACES);
+        if self.shape(x).rank() != 2 || places.is_none() || rows.iter().any(|&row| row >= count) {
+            let (shape, rows) = (self.shape(x), rows.len());
+            return Err(Error::usage(format!("layer {name}: takes {rows} rows of {shape}")));
+        }
+        let mut matrix = vec![0.0; rows.len() * count];
+        rows.iter().enumerate().for_each(|(place, &row)| matrix[place * count + row] = 1.0);
+        let matrix = self.constant(&format!("{name}.rows"), dims([rows.len(), count]), &matrix)?;
+        self.matmul(name, matrix, x, MatMul { transposed: [false; 2], scale: 1.0 })
     }
 
     /// A range of x along an axis.

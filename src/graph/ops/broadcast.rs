@@ -84,6 +84,12 @@ impl Builder {
         Ok(self.node(name, Op::Sum { scale }, vec![x], shape))
     }
 
+    /// x times a number.
+    pub fn scaled(&mut self, name: &str, x: TensorId, scale: f32) -> TensorId {
+        let shape = self.shape(x).clone();
+        self.node(name, Op::Expand { scale }, vec![x], shape)
+    }
+
     /// x stretched to a shape.
     ///
     /// # Errors
@@ -109,7 +115,11 @@ impl Backward {
         if !is_parameter && shape(of) == shape(gradient) && scale == 1.0 {
             return self.contribute(of, gradient);
         }
-        let (op, name) = (Op::Sum { scale }, self.graph.node(id).name.clone());
+        let op = match !is_parameter && shape(of) == shape(gradient) {
+            true => Op::Expand { scale },
+            false => Op::Sum { scale },
+        };
+        let name = self.graph.node(id).name.clone();
         let sum = match is_parameter {
             true => self.graph.gradient_of(of),
             false => self.graph.gradient_like(of),

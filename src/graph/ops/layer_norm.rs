@@ -58,6 +58,24 @@ impl Builder {
         Ok(y)
     }
 
+    /// Each row of the last `axes` axes normalised by itself, without parameters.
+    ///
+    /// # Errors
+    /// `Usage` where x has not more axes than that.
+    pub fn normalise_rows(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        axes: usize,
+        epsilon: f32,
+    ) -> Result<TensorId> {
+        let shape = self.shape(x);
+        match shape.rank().checked_sub(axes).filter(|&first| first > 0 && axes > 0) {
+            Some(first) => Ok(self.normalised(name, vec![x], first, epsilon)),
+            None => Err(Error::usage(format!("layer {name}: {shape} has no {axes} axes behind others"))),
+        }
+    }
+
     fn normalised(&mut self, name: &str, inputs: Vec<TensorId>, first: usize, epsilon: f32) -> TensorId {
         let shape = self.shape(inputs[0]).clone();
         let rows = shape.0[..first].iter().product();

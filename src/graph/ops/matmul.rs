@@ -56,6 +56,21 @@ impl Builder {
     /// # Errors
     /// `Usage` where lengths or heads do not divide.
     pub fn attention(&mut self, name: &str, x: TensorId, length: usize, heads: usize) -> Result<TensorId> {
+        self.attention_with(name, x, length, heads, |_, scores| Ok(scores))
+    }
+
+    /// The same with something done to the scores (sequences, heads, length, length) before the softmax.
+    ///
+    /// # Errors
+    /// As above, and those of what is done.
+    pub fn attention_with(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        length: usize,
+        heads: usize,
+        change: impl FnOnce(&mut Builder, TensorId) -> Result<TensorId>,
+    ) -> Result<TensorId> {
         let part = |part: &str| format!("{name}.{part}");
         let (rows, width) = (self.shape(x).batch(), self.shape(x).per_sample() / 3);
         if length * heads == 0 || !rows.is_multiple_of(length) || !width.is_multiple_of(heads) {
@@ -74,6 +89,7 @@ impl Builder {
         let (q, k, v) = (of_head(0, "query")?, of_head(1, "key")?, of_head(2, "value")?);
         let scale = 1.0 / ((width / heads) as f32).sqrt();
         let y = self.matmul(&part("scores"), q, k, MatMul { transposed: [false, true], scale })?;
+        let y = change(self, y)?;
         let y = self.softmax(&part("softmax"), y);
         let y = self.matmul(&part("weighted"), y, v, MatMul { transposed: [false; 2], scale: 1.0 })?;
         let y = self.permute(&part("permute"), y, &[0, 2, 1, 3])?;

@@ -3,16 +3,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::constant::{self, Constant};
+use super::constant::{Constant, MOST};
+use super::fold;
 use super::layers;
 use super::node::Node;
 use super::tensor::Wrong;
 use super::{File, Weight};
 use crate::error::{Error, Result};
-use crate::graph::{Builder, TensorId};
+use crate::graph::{Builder, Init, Shape, TensorId};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
+/// How many numbers are computed in advance at most, so that a small file takes no large memory.
+const ROOM: usize = 16 * MOST;
 
 /// What a name stands for.
 #[derive(Debug, Clone)]
@@ -25,6 +28,8 @@ pub enum Value {
     Stored(Stored),
     /// Numbers that are known.
     Known(Constant),
+    /// Random numbers on the way to a layer that drops some.
+    Noise(Noise),
     /// What a node gives that is not supported; that has been noted.
     Unknown,
 }
@@ -40,6 +45,17 @@ pub struct Stored {
     pub transposed: bool,
 }
 
+/// Random numbers of a shape.
+#[derive(Debug, Clone)]
+pub struct Noise {
+    /// How many elements each axis has.
+    pub dims: Vec<usize>,
+    /// With which probability each is 1, else 0; `None` for uniform ones.
+    pub kept: Option<f32>,
+    /// Whether they were divided by that.
+    pub is_scaled: bool,
+}
+
 /// A part of an activation's formula, with x the tensor that it begins from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Step {
@@ -47,6 +63,8 @@ pub enum Step {
     Sigmoid,
     /// x times a number.
     Scaled(f32),
+    /// x with its last two axes exchanged.
+    Swapped,
     /// erf(x/√2)
     Erf,
     /// 1 + erf(x/√2)
@@ -97,7 +115,14 @@ pub struct Import<'a> {
     pub file: &'a File,
     /// What it is described to.
     pub net: &'a mut Builder,
+    /// Images of a step.
+    pub batch: usize,
     values: HashMap<&'a str, Value>,
+    /// What was made of what was begun, of stored tensors by their names, and of constants.
+    made: Vec<(Step, TensorId, TensorId)>,
+    operands: HashMap<String, TensorId>,
+    /// How many numbers may still be computed in advance.
+    room: usize,
     /// Nodes that read a name, of those that the scores need.
     readers: HashMap<&'a str, Vec<usize>>,
     /// The layer that gives the scores, and the classes that it is to have in place of its own.
@@ -128,17 +153,35 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
     }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
     let (weights, names, shared) = (Vec::new(), HashSet::new(), Vec::new());
-    let mut import = Import { file, net, values, readers, head, weights, names, shared };
+    let (batch, made, operands) = (net.shape(images).batch(), Vec::new(), HashMap::new());
+    let mut import = Import {
+        file,
+        net,
+        batch,
+        values,
+        made,
+        operands,
+        room: ROOM,
+        readers,
+        head,
+        weights,
+        names,
+        shared,
+    };
     import.walk(&needed)?;
-    let logits = match import.values.get(&*output.name) {
-        Some(&Value::Tensor(id)) if import.net.shape(id).rank() == 2 => id,
+    let logits = match import.scores(&needed, &output.name) {
+        Some(id) if import.net.shape(id).rank() == 2 && import.net.shape(id).batch() == batch => id,
         _ => {
             return Err(wrong(format!(
-                "its first output {} is not the scores of classes: (N, K)",
-                output.name
+                "its first output {} is not the scores of classes: (N, K){}",
+                output.name,
+                import.hint()
             )));
         }
     };
+    if !import.net.is_read(images) {
+        return Err(wrong(format!("its first output {} does not depend on the images", output.name)));
+    }
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its first output".into()));
     }
@@ -208,7 +251,8 @@ fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
     let mut notes = Vec::new();
     let nodes = || needed.iter().map(|&index| node(file, index));
     let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
-    if !nodes().any(|node| node.op() == "Dropout" || trains(node)) {
+    let draws = |node: Node| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
+    if !nodes().any(|node| draws(node) || trains(node)) {
         notes.push(
             "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
         );
@@ -291,22 +335,47 @@ impl<'a> Import<'a> {
         }
     }
 
+    /// The first output, as far as the network computes it.
+    fn scores(&mut self, needed: &[usize], output: &str) -> Option<TensorId> {
+        let last = node(self.file, *needed.last()?);
+        let value = self.values.get(output)?.clone();
+        matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(last, &value).ok())?
+    }
+
+    /// What a user may do where a shape does not fit.
+    pub fn hint(&self) -> String {
+        match self.file.batch().filter(|&batch| batch != self.batch) {
+            Some(batch) => {
+                format!(" (the file is written for a batch of {batch}; export it with a batch that is named)")
+            }
+            None => String::new(),
+        }
+    }
+
     /// What a node gives that reads constants alone.
-    fn known(&self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
-        if !constant::is_folded(node.op()) {
-            return Ok(None);
-        }
-        let is_fixed = |value: &Value| matches!(value, Value::Stored(_) | Value::Known(_));
-        if !inputs.iter().all(is_fixed) {
-            return Ok(None);
-        }
-        // Of a weight another name is made, or its transpose: not its numbers.
-        if matches!((node.op(), &inputs[0]), ("Identity" | "Transpose", Value::Stored(_))) {
+    fn known(&mut self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
+        let keeps_name = node.op() == "Identity" && matches!(inputs, [Value::Stored(_)]);
+        if !fold::is_folded(node.op()) || keeps_name || !inputs.iter().all(|value| self.is_known(value)) {
             return Ok(None);
         }
         let constants: Vec<Constant> =
             inputs.iter().map(|value| self.constant(value)).collect::<std::result::Result<_, _>>()?;
-        constant::fold(&node, &constants.iter().collect::<Vec<_>>()).transpose().map_err(Stop::Node)
+        let folded = fold::fold(&node, &constants.iter().collect::<Vec<_>>());
+        let folded = folded.transpose().map_err(Stop::Node)?;
+        if let Some(constant) = &folded {
+            let left = self.room.checked_sub(constant.len());
+            self.room = left.ok_or("computes more numbers in advance than any network needs")?;
+        }
+        Ok(folded)
+    }
+
+    /// Whether its numbers are known and not learned.
+    fn is_known(&self, value: &Value) -> bool {
+        match value {
+            Value::Known(_) => true,
+            Value::Stored(stored) => !self.file.may_be_learned(stored.index),
+            _ => false,
+        }
     }
 
     /// The numbers of what is known, or stored and small.
@@ -316,22 +385,121 @@ impl<'a> Import<'a> {
     pub fn constant(&self, value: &Value) -> std::result::Result<Constant, Wrong> {
         match value {
             Value::Known(constant) => Ok(constant.clone()),
+            Value::Stored(stored) if stored.transposed => Err("reads a transposed weight as a constant".into()),
             Value::Stored(stored) => Constant::of(&self.file.tensors[stored.index]),
             _ => Err("reads as a constant what is computed from the images".into()),
         }
     }
 
-    /// What the network computes; an activation that was begun is one as far as there are such.
+    /// The numbers of what is known and not learned.
+    pub fn known_reals(&self, value: &Value) -> Option<Vec<f32>> {
+        self.is_known(value).then(|| self.constant(value).ok())?.map(|constant| constant.reals())
+    }
+
+    /// The one number of what is known and not learned.
+    pub fn single(&self, value: &Value) -> Option<f32> {
+        match self.known_reals(value)?[..] {
+            [number] => Some(number),
+            _ => None,
+        }
+    }
+
+    /// The shape of what the network does not compute.
+    pub fn dims_of(&self, value: &Value) -> Option<Vec<usize>> {
+        match value {
+            Value::Known(constant) => Some(constant.dims.clone()),
+            Value::Stored(stored) => {
+                let mut dims = self.file.dims(stored.index).to_vec();
+                if stored.transposed {
+                    dims.reverse();
+                }
+                Some(dims)
+            }
+            Value::Noise(noise) => Some(noise.dims.clone()),
+            _ => None,
+        }
+    }
+
+    /// What the network computes. Of what was begun it is that as far as there is such a layer; what is stored is learned,
+    /// and what is known stays as it is.
     ///
     /// # Errors
     /// It is no such thing.
     pub fn tensor(&mut self, node: Node, value: &Value) -> std::result::Result<TensorId, Stop> {
         match value {
             Value::Tensor(id) => Ok(*id),
-            Value::Partly(step, x) => layers::finished(self, node, *step, *x),
-            Value::Stored(_) | Value::Known(_) => Err("computes with constants".into()),
+            Value::Partly(step, x) => {
+                let is_same = |made: &&(Step, TensorId, TensorId)| (&made.0, made.1) == (step, *x);
+                if let Some(&(.., y)) = self.made.iter().find(is_same) {
+                    return Ok(y);
+                }
+                let y = layers::finished(self, node, *step, *x)?;
+                self.made.push((*step, *x, y));
+                Ok(y)
+            }
+            Value::Stored(stored) if self.file.may_be_learned(stored.index) => self.operand(stored),
+            Value::Stored(_) | Value::Known(_) => {
+                let constant = self.constant(value)?;
+                let dims = if constant.dims.is_empty() { vec![1] } else { constant.dims.clone() };
+                if constant.len() == 0 {
+                    return Err("computes with nothing".into());
+                }
+                let name = self.layer(&format!("{}.constant", node.layer()));
+                Ok(self.net.constant(&name, Shape(dims), &constant.reals())?)
+            }
+            Value::Noise(_) => Err("reads random numbers, which only a layer that drops some may do".into()),
             Value::Unknown => Err("reads what is not supported".into()),
         }
+    }
+
+    /// A stored tensor that is no weight of a layer, but an operand: learned, once however many read it.
+    fn operand(&mut self, stored: &Stored) -> std::result::Result<TensorId, Stop> {
+        if let Some(&id) = self.operands.get(&stored.name) {
+            return self.turned(id, stored);
+        }
+        if self.weights.iter().any(|weight| weight.name == stored.name) {
+            return Err(format!("shares its weight {} with another layer", stored.name).into());
+        }
+        let shape = Shape(self.file.dims(stored.index).to_vec());
+        if shape.0.contains(&0) {
+            return Err(format!("{} has the shape {shape}", stored.name).into());
+        }
+        let init = self.spread(stored.index)?;
+        let id = self.net.learned(&stored.name, shape.clone(), init, false);
+        let weight = Weight {
+            name: stored.name.clone(),
+            shape: shape.0.clone(),
+            tensor: stored.index,
+            transposed: false,
+        };
+        self.weights.push(weight);
+        let layer = self.layer(&format!("{}.operand", stored.name));
+        let id = self.net.reshape(&layer, id, shape)?;
+        self.operands.insert(stored.name.clone(), id);
+        self.turned(id, stored)
+    }
+
+    fn turned(&mut self, id: TensorId, stored: &Stored) -> std::result::Result<TensorId, Stop> {
+        if !stored.transposed {
+            return Ok(id);
+        }
+        let layer = self.layer(&format!("{}.transposed", stored.name));
+        Ok(self.net.permute(&layer, id, &[1, 0])?)
+    }
+
+    /// How an operand starts without the file's numbers: alike where these are, else with their standard deviation.
+    fn spread(&self, tensor: usize) -> std::result::Result<Init, Wrong> {
+        let of = &self.file.tensors[tensor];
+        if of.elements() > MOST {
+            return Ok(Init::Normal { std: 0.02 });
+        }
+        let all = of.reals()?;
+        let value = all.first().copied().unwrap_or(0.0);
+        if all.iter().all(|&number| number == value) {
+            return Ok(Init::Constant { value });
+        }
+        let squares: f64 = all.iter().map(|&number| f64::from(number).powi(2)).sum();
+        Ok(Init::Normal { std: (squares / all.len() as f64).sqrt() as f32 })
     }
 
     /// A tensor of the file that is to be learned, of this rank.

@@ -1,9 +1,10 @@
 //! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
-//! builder, for a batch and an image; `layers` says what each op becomes; `constant` computes what exporters write to
-//! compute shapes. `export` writes a network as such a file. docs/onnx.md has the table of ops.
+//! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to compute
+//! shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of ops.
 
 mod constant;
 pub mod export;
+mod fold;
 mod import;
 mod layers;
 mod node;
@@ -40,6 +41,10 @@ pub struct File {
     input: String,
     /// The batch that its shapes are written for, where that is fixed.
     batch: Option<usize>,
+    /// That of ONNX's ops.
+    version: i64,
+    /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
+    initializers: usize,
     /// (C, H, W)
     image: [usize; 3],
     classes: usize,
@@ -73,8 +78,8 @@ impl File {
         sum.update(&bytes);
         let model = ModelProto::decode(prost::bytes::Bytes::from(bytes)).map_err(|error| wrong(&error))?;
         let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
-        match version.map(|set| set.version) {
-            Some(version) if VERSIONS.contains(&version) => {}
+        let version = match version.map(|set| set.version) {
+            Some(version) if VERSIONS.contains(&version) => version,
             other => {
                 let version = other.map_or("no version".into(), |version| format!("version {version}"));
                 return Err(Error::data(
@@ -86,8 +91,9 @@ impl File {
                     ),
                 ));
             }
-        }
+        };
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
+        let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
@@ -101,6 +107,8 @@ impl File {
             tensor_of,
             input,
             batch,
+            version,
+            initializers,
             image,
             classes: 0,
             weights: Vec::new(),
@@ -163,6 +171,17 @@ impl File {
     /// The batch that its shapes are written for, where that is fixed.
     fn batch(&self) -> Option<usize> {
         self.batch
+    }
+
+    /// The version of ONNX's ops.
+    fn version(&self) -> i64 {
+        self.version
+    }
+
+    /// Whether one of its tensors may be learned: real numbers, and more than one.
+    fn may_be_learned(&self, tensor: usize) -> bool {
+        let of = &self.tensors[tensor];
+        tensor < self.initializers && of.is_real() && of.elements() > 1
     }
 
     /// The shape of one of its tensors.

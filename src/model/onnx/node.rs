@@ -88,6 +88,11 @@ impl<'a> Node<'a> {
         self.attribute(name).map(|attribute| attribute.f)
     }
 
+    /// A setting that is a list of real numbers.
+    pub fn reals(&self, name: &str) -> Option<&'a [f32]> {
+        self.attribute(name).map(|attribute| &attribute.floats[..])
+    }
+
     /// A setting that is a list of integers.
     pub fn ints(&self, name: &str) -> Option<&'a [i64]> {
         self.attribute(name).map(|attribute| &attribute.ints[..])

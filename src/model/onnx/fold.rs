@@ -1,0 +1,487 @@
+//! What nodes give of constants: the ops that are computed in advance.
+
+use super::constant::Numbers::{Integers, Reals};
+use super::constant::{
+    Constant, common, count, dot, from_front, places, reshaped, squeezed, strides, taken, unsqueezed,
+};
+use super::node::{Node, lengths};
+use super::schema::data_type;
+use super::tensor::{Tensor, Wrong};
+
+/// The ops that are computed in advance. (A shape is too, of what the network computes.)
+#[rustfmt::skip]
+const FOLDED: &[&str] = &[
+    "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Exp", "Expand", "Flatten",
+    "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod",
+    "Mul", "Neg", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round",
+    "ScatterND", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+];
+
+/// Whether an op is computed in advance where all that it reads is known.
+pub fn is_folded(op: &str) -> bool {
+    FOLDED.contains(&op)
+}
+
+/// What a node gives of constants; `None` for an op that is not computed in advance.
+pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>> {
+    let axis = node.int("axis");
+    let folded = match (node.op(), inputs) {
+        ("Identity", [x]) => Some((*x).clone()),
+        ("Cast", [x]) => Some(cast(x, node.int("to").unwrap_or(0))),
+        ("Gather", [x, at]) => gather(x, at, axis.unwrap_or(0)),
+        ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
+        ("Squeeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, squeezed(&x.dims, axes)?)),
+        ("Flatten", [x]) => flatten(x, axis.unwrap_or(1)),
+        ("Reshape", [x, shape]) => shape.integers().ok().and_then(|shape| {
+            shaped(x, reshaped(&x.dims, shape, node.int("allowzero").unwrap_or(0) != 0)?)
+        }),
+        ("Concat", parts) => concat(parts, axis.unwrap_or(0)),
+        ("Slice", [x, rest @ ..]) => slice(node, x, rest),
+        ("Transpose", [x]) => transpose(x, node.ints("perm")),
+        ("Expand", [x, shape]) => shape.integers().ok().and_then(|shape| {
+            x.stretched(&common(&[&x.dims, &lengths(shape)?])?)
+        }),
+        ("Tile", [x, times]) => tile(x, times),
+        ("ScatterND", [x, at, updates]) if node.text("reduction").unwrap_or("none") == "none" => {
+            scatter(x, at, updates)
+        }
+        ("Size", [x]) => Some(Constant { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
+        ("ConstantOfShape", [shape]) => return Some(filled(node, shape)),
+        ("Range", [start, end, step]) => range(start, end, step),
+        ("Abs" | "Ceil" | "Exp" | "Floor" | "Log" | "Neg" | "Not" | "Round" | "Sign" | "Sqrt", [x]) => {
+            Some(unary(node.op(), x))
+        }
+        ("Add" | "And" | "Div" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod", [a, b])
+        | ("Mul" | "Or" | "Pow" | "Sub", [a, b]) => binary(node.op(), a, b),
+        ("Max" | "Min", [first, rest @ ..]) => {
+            rest.iter().try_fold((*first).clone(), |all, next| binary(node.op(), &all, next))
+        }
+        ("Where", [condition, a, b]) => choose(condition, a, b),
+        ("ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceSum", [x, ..]) => {
+            of_axes(node, inputs, |axes| reduce(node, x, axes))
+        }
+        _ => return None,
+    };
+    Some(folded.ok_or_else(|| "cannot be computed in advance from these constants".into()))
+}
+
+/// The axes of an op, an attribute in old files and an input in newer ones.
+pub fn axes(node: &Node, inputs: &[&Constant]) -> Result<Vec<i64>, Wrong> {
+    match inputs.get(1) {
+        Some(axes) => Ok(axes.integers()?.to_vec()),
+        None => Ok(node.ints("axes").unwrap_or_default().to_vec()),
+    }
+}
+
+fn of_axes(
+    node: &Node,
+    inputs: &[&Constant],
+    of: impl FnOnce(&[i64]) -> Option<Constant>,
+) -> Option<Constant> {
+    of(&axes(node, inputs).ok()?)
+}
+
+// ---- the same numbers in other places ----
+
+fn shaped(x: &Constant, dims: Vec<usize>) -> Option<Constant> {
+    let sound = count(&dims) == Some(x.len());
+    sound.then(|| Constant { dims, numbers: x.numbers.clone() })
+}
+
+fn flatten(x: &Constant, axis: i64) -> Option<Constant> {
+    let rank = x.dims.len();
+    let cut = if axis == rank as i64 { rank } else { from_front(axis, rank)? };
+    shaped(x, vec![count(&x.dims[..cut])?, count(&x.dims[cut..])?])
+}
+
+fn gather(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
+    let axis = from_front(axis, x.dims.len())?;
+    let found = at.integers().ok()?.iter().map(|&place| from_front(place, x.dims[axis]));
+    let found: Vec<usize> = found.collect::<Option<_>>()?;
+    let inner: usize = x.dims[axis + 1..].iter().product();
+    let outer: usize = x.dims[..axis].iter().product();
+    let shape = [outer, found.len(), inner];
+    let places = places(&shape, |i| (i[0] * x.dims[axis] + found[i[1]]) * inner + i[2])?;
+    x.at(&places, [&x.dims[..axis], &at.dims, &x.dims[axis + 1..]].concat())
+}
+
+fn concat(parts: &[&Constant], axis: i64) -> Option<Constant> {
+    let first = parts.first()?;
+    let axis = from_front(axis, first.dims.len())?;
+    let alike = |part: &&&Constant| {
+        part.dims.len() == first.dims.len()
+            && (0..first.dims.len()).all(|other| other == axis || part.dims[other] == first.dims[other])
+    };
+    if !parts.iter().all(|part| alike(&part)) {
+        return None;
+    }
+    let mut dims = first.dims.clone();
+    dims[axis] = parts.iter().map(|part| part.dims[axis]).sum();
+    count(&dims)?;
+    let (outer, inner): (usize, usize) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product());
+    fn joined<T: Copy>(parts: &[(Vec<T>, usize)], outer: usize) -> Vec<T> {
+        let rows = (0..outer).flat_map(|row| parts.iter().map(move |(all, width)| (row, all, *width)));
+        rows.flat_map(|(row, all, width)| all[row * width..(row + 1) * width].to_vec()).collect()
+    }
+    let width = |part: &Constant| part.dims[axis] * inner;
+    let integers: Option<Vec<(Vec<i64>, usize)>> =
+        parts.iter().map(|part| Some((part.integers().ok()?.to_vec(), width(part)))).collect();
+    let numbers = match integers {
+        Some(parts) => Integers(joined(&parts, outer)),
+        None => {
+            let parts: Vec<_> = parts.iter().map(|part| (part.reals(), width(part))).collect();
+            Reals(joined(&parts, outer))
+        }
+    };
+    Some(Constant { dims, numbers })
+}
+
+/// By the numbers that are attributes in old files and inputs in newer ones.
+fn slice(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
+    let said = |index: usize, name: &str| match rest.get(index).filter(|constant| constant.len() > 0) {
+        Some(constant) => constant.integers().ok().map(<[i64]>::to_vec),
+        None => node.ints(name).map(<[i64]>::to_vec),
+    };
+    let (starts, ends) = (said(0, "starts")?, said(1, "ends")?);
+    let axes = said(2, "axes").unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = said(3, "steps").unwrap_or_else(|| vec![1; starts.len()]);
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+        return None;
+    }
+    let (mut firsts, mut strides, mut dims) = (vec![0; x.dims.len()], vec![1; x.dims.len()], x.dims.clone());
+    for place in 0..starts.len() {
+        let axis = from_front(axes[place], x.dims.len())?;
+        (firsts[axis], strides[axis], dims[axis]) =
+            taken(x.dims[axis], starts[place], ends[place], steps[place]);
+    }
+    let own = self::strides(&x.dims);
+    let at = |axis: usize, index: usize| (firsts[axis] as i64 + index as i64 * strides[axis]) as usize;
+    let place = |index: &[usize]| (0..index.len()).map(|axis| at(axis, index[axis]) * own[axis]).sum();
+    x.at(&places(&dims, place)?, dims)
+}
+
+fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
+    let rank = x.dims.len();
+    let order = perm.map_or_else(|| Some((0..rank).rev().collect()), lengths)?;
+    if order.len() != rank || !(0..rank).all(|axis| order.contains(&axis)) {
+        return None;
+    }
+    let own = strides(&x.dims);
+    let (dims, strides): (Vec<usize>, Vec<usize>) = order.iter().map(|&axis| (x.dims[axis], own[axis])).unzip();
+    x.at(&places(&dims, |index| dot(index, &strides))?, dims)
+}
+
+fn tile(x: &Constant, times: &Constant) -> Option<Constant> {
+    let times = lengths(times.integers().ok()?).filter(|times| times.len() == x.dims.len())?;
+    let extents = x.dims.iter().zip(&times).map(|(extent, times)| extent.checked_mul(*times));
+    let (dims, own) = (extents.collect::<Option<Vec<usize>>>()?, strides(&x.dims));
+    let place = |index: &[usize]| (0..index.len()).map(|axis| index[axis] % x.dims[axis] * own[axis]).sum();
+    x.at(&places(&dims, place)?, dims)
+}
+
+/// The places that the rows of `at` name, each the first of a block of so many.
+pub fn blocks(dims: &[usize], at: &Constant) -> Option<(Vec<usize>, usize)> {
+    let (&depth, _) = at.dims.split_last()?;
+    let (outer, inner) = (dims.get(..depth)?, dims.get(depth..)?);
+    let block = inner.iter().product();
+    let strides = strides(dims);
+    let place = |row: &[i64]| {
+        let index: Option<Vec<usize>> =
+            row.iter().zip(outer).map(|(&at, &extent)| from_front(at, extent)).collect();
+        Some(dot(&index?, &strides))
+    };
+    let rows = at.integers().ok()?;
+    let firsts = if depth == 0 { None } else { rows.chunks(depth).map(place).collect() };
+    Some((firsts?, block))
+}
+
+fn scatter(x: &Constant, at: &Constant, updates: &Constant) -> Option<Constant> {
+    fn put<T: Copy>(mut all: Vec<T>, (firsts, block): (Vec<usize>, usize), updates: &[T]) -> Option<Vec<T>> {
+        if updates.len() != firsts.len().checked_mul(block)? {
+            return None;
+        }
+        for (first, updates) in firsts.into_iter().zip(updates.chunks(block.max(1))) {
+            all.get_mut(first..first + block)?.copy_from_slice(updates);
+        }
+        Some(all)
+    }
+    let blocks = blocks(&x.dims, at)?;
+    let numbers = match (&x.numbers, &updates.numbers) {
+        (Integers(all), Integers(updates)) => Integers(put(all.clone(), blocks, updates)?),
+        _ => Reals(put(x.reals(), blocks, &updates.reals())?),
+    };
+    Some(Constant { dims: x.dims.clone(), numbers })
+}
+
+// ---- other numbers ----
+
+fn cast(x: &Constant, to: i64) -> Constant {
+    let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
+    let is_bool = to == i64::from(data_type::BOOL);
+    let numbers = match (&x.numbers, reals.iter().any(|&real| i64::from(real) == to)) {
+        (Integers(_), true) => Reals(x.reals()),
+        (Integers(all), false) if is_bool => Integers(all.iter().map(|&x| i64::from(x != 0)).collect()),
+        (Reals(all), false) if is_bool => Integers(all.iter().map(|&x| i64::from(x != 0.0)).collect()),
+        (Reals(all), false) => Integers(all.iter().map(|&number| number as i64).collect()),
+        (same, _) => same.clone(),
+    };
+    Constant { dims: x.dims.clone(), numbers }
+}
+
+fn filled(node: &Node, shape: &Constant) -> Result<Constant, Wrong> {
+    let dims = lengths(shape.integers()?).ok_or("fills a shape that is none")?;
+    let count = count(&dims).ok_or_else(|| format!("fills {dims:?} constants"))?;
+    let numbers = match node.tensor("value").map(|value| Tensor::new(value.clone(), std::path::Path::new("")))
+    {
+        None => Reals(vec![0.0; count]),
+        Some(value) => match Constant::of(&value?)?.numbers {
+            Integers(one) if one.len() == 1 => Integers(vec![one[0]; count]),
+            Reals(one) if one.len() == 1 => Reals(vec![one[0]; count]),
+            _ => return Err("fills with more than one number".into()),
+        },
+    };
+    Ok(Constant { dims, numbers })
+}
+
+fn range(start: &Constant, end: &Constant, step: &Constant) -> Option<Constant> {
+    let row = |numbers| Some(Constant { dims: vec![count_of(&numbers)], numbers });
+    if let (Integers(start), Integers(end), Integers(step)) = (&start.numbers, &end.numbers, &step.numbers) {
+        let ([start], [end], [step]) = (&start[..], &end[..], &step[..]) else { return None };
+        let room = if *step > 0 { end.checked_sub(*start)? } else { start.checked_sub(*end)? };
+        let steps = usize::try_from(room.max(0)).ok()?.div_ceil(usize::try_from(step.unsigned_abs()).ok()?.max(1));
+        let numbers = (0..count(&[steps])? as i64).map(|place| start + place * step).collect();
+        return (*step != 0).then_some(Integers(numbers)).and_then(row);
+    }
+    let [start, end, step] = [start.single()?, end.single()?, step.single()?];
+    let steps = ((end - start) / step).ceil().max(0.0);
+    let steps = (steps.is_finite() && steps <= 1e6).then_some(steps as usize)?;
+    row(Reals((0..count(&[steps])?).map(|place| start + place as f32 * step).collect()))
+}
+
+fn count_of(numbers: &super::constant::Numbers) -> usize {
+    match numbers {
+        Integers(all) => all.len(),
+        Reals(all) => all.len(),
+    }
+}
+
+fn unary(op: &str, x: &Constant) -> Constant {
+    let numbers = match &x.numbers {
+        Integers(all) if op == "Neg" => Integers(all.iter().map(|x| x.wrapping_neg()).collect()),
+        Integers(all) if op == "Abs" => Integers(all.iter().map(|x| x.wrapping_abs()).collect()),
+        Integers(all) if op == "Sign" => Integers(all.iter().map(|x| x.signum()).collect()),
+        Integers(all) if op == "Not" => Integers(all.iter().map(|&x| i64::from(x == 0)).collect()),
+        Integers(all) if ["Floor", "Ceil", "Round"].contains(&op) => Integers(all.clone()),
+        _ => Reals(x.reals().into_iter().map(|x| of_real(op, x)).collect()),
+    };
+    Constant { dims: x.dims.clone(), numbers }
+}
+
+fn of_real(op: &str, x: f32) -> f32 {
+    match op {
+        "Abs" => x.abs(),
+        "Ceil" => x.ceil(),
+        "Exp" => x.exp(),
+        "Floor" => x.floor(),
+        "Log" => x.ln(),
+        "Round" => x.round_ties_even(),
+        "Sign" if x == 0.0 || x.is_nan() => x,
+        "Sign" => x.signum(),
+        "Sqrt" => x.sqrt(),
+        _ => -x,
+    }
+}
+
+/// Of two that are stretched over each other.
+fn binary(op: &str, a: &Constant, b: &Constant) -> Option<Constant> {
+    let dims = common(&[&a.dims, &b.dims])?;
+    let (a, b) = (a.stretched(&dims)?, b.stretched(&dims)?);
+    let numbers = match (&a.numbers, &b.numbers) {
+        (Integers(x), Integers(y)) => {
+            Integers(x.iter().zip(y).map(|(&x, &y)| of_integers(op, x, y)).collect::<Option<_>>()?)
+        }
+        _ => {
+            let (x, y) = (a.reals(), b.reals());
+            let pairs = || x.iter().zip(&y);
+            match compares(op) {
+                Some(holds) => Integers(pairs().map(|(x, y)| i64::from(holds(x.partial_cmp(y)))).collect()),
+                None => Reals(pairs().map(|(&x, &y)| of_reals(op, x, y)).collect::<Option<_>>()?),
+            }
+        }
+    };
+    Some(Constant { dims, numbers })
+}
+
+/// Whether two numbers of this order are as the op asks.
+fn compares(op: &str) -> Option<fn(Option<std::cmp::Ordering>) -> bool> {
+    Some(match op {
+        "Equal" => |order| order.is_some_and(|order| order.is_eq()),
+        "Greater" => |order| order.is_some_and(|order| order.is_gt()),
+        "GreaterOrEqual" => |order| order.is_some_and(|order| order.is_ge()),
+        "Less" => |order| order.is_some_and(|order| order.is_lt()),
+        "LessOrEqual" => |order| order.is_some_and(|order| order.is_le()),
+        _ => return None,
+    })
+}
+
+/// Division rounds to zero, and a remainder has the sign of the divisor, as the format has them.
+fn of_integers(op: &str, x: i64, y: i64) -> Option<i64> {
+    match op {
+        "Add" => x.checked_add(y),
+        "Sub" => x.checked_sub(y),
+        "Mul" => x.checked_mul(y),
+        "Div" => x.checked_div(y),
+        "Mod" => x.checked_rem(y).map(|rest| if rest != 0 && (rest < 0) != (y < 0) { rest + y } else { rest }),
+        "Pow" => x.checked_pow(u32::try_from(y).ok()?),
+        "Max" => Some(x.max(y)),
+        "Min" => Some(x.min(y)),
+        "And" => Some(i64::from(x != 0 && y != 0)),
+        "Or" => Some(i64::from(x != 0 || y != 0)),
+        op => compares(op).map(|holds| i64::from(holds(Some(x.cmp(&y))))),
+    }
+}
+
+fn of_reals(op: &str, x: f32, y: f32) -> Option<f32> {
+    Some(match op {
+        "Add" => x + y,
+        "Sub" => x - y,
+        "Mul" => x * y,
+        "Div" => x / y,
+        "Pow" => x.powf(y),
+        "Max" => x.max(y),
+        "Min" => x.min(y),
+        _ => return None,
+    })
+}
+
+fn choose(condition: &Constant, a: &Constant, b: &Constant) -> Option<Constant> {
+    let dims = common(&[&condition.dims, &a.dims, &b.dims])?;
+    let [condition, a, b] = [condition, a, b].map(|constant| constant.stretched(&dims));
+    let (condition, a, b) = (condition?, a?, b?);
+    fn chosen<T: Copy>(condition: &[i64], a: &[T], b: &[T]) -> Vec<T> {
+        let both = a.iter().zip(b);
+        condition.iter().zip(both).map(|(&is_first, (&a, &b))| if is_first != 0 { a } else { b }).collect()
+    }
+    let condition = condition.integers().ok()?;
+    let numbers = match (&a.numbers, &b.numbers) {
+        (Integers(a), Integers(b)) => Integers(chosen(condition, a, b)),
+        _ => Reals(chosen(condition, &a.reals(), &b.reals())),
+    };
+    Some(Constant { dims, numbers })
+}
+
+/// Over these axes, over all where none is named.
+fn reduce(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
+    let rank = x.dims.len();
+    let over: Vec<usize> = match axes {
+        [] if node.int("noop_with_empty_axes").unwrap_or(0) != 0 => return Some(x.clone()),
+        [] => (0..rank).collect(),
+        axes => axes.iter().map(|&axis| from_front(axis, rank)).collect::<Option<_>>()?,
+    };
+    let kept: Vec<usize> = (0..rank).map(|axis| if over.contains(&axis) { 1 } else { x.dims[axis] }).collect();
+    let own: Vec<usize> =
+        strides(&kept).into_iter().zip(&kept).map(|(stride, &extent)| if extent > 1 { stride } else { 0 }).collect();
+    let to = places(&x.dims, |index| dot(index, &own))?;
+    let op = match node.op() {
+        "ReduceMax" => "Max",
+        "ReduceMin" => "Min",
+        "ReduceProd" => "Mul",
+        _ => "Add",
+    };
+    fn gathered<T: Copy>(all: &[T], to: &[usize], n: usize, of: impl Fn(T, T) -> Option<T>) -> Option<Vec<T>> {
+        let mut sums: Vec<Option<T>> = vec![None; n];
+        for (&x, &to) in all.iter().zip(to) {
+            sums[to] = Some(match sums[to] {
+                None => x,
+                Some(sum) => of(sum, x)?,
+            });
+        }
+        sums.into_iter().collect()
+    }
+    let count = count(&kept)?;
+    let numbers = match &x.numbers {
+        Integers(all) => Integers(gathered(all, &to, count, |a, b| of_integers(op, a, b))?),
+        Reals(all) => Reals(gathered(all, &to, count, |a, b| of_reals(op, a, b))?),
+    };
+    let dims = match node.int("keepdims").unwrap_or(1) {
+        0 => (0..rank).filter(|axis| !over.contains(axis)).map(|axis| x.dims[axis]).collect(),
+        _ => kept,
+    };
+    Some(Constant { dims, numbers })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::onnx::node::tests::node;
+
+    fn folded(op: &str, ints: &[(&str, &[i64])], inputs: &[Constant]) -> Option<Vec<i64>> {
+        let proto = node(op, ints);
+        let inputs: Vec<&Constant> = inputs.iter().collect();
+        let constant = fold(&Node::new(&proto, 0), &inputs)?.ok()?;
+        constant.integers().ok().map(<[i64]>::to_vec)
+    }
+
+    fn row(numbers: &[i64]) -> Constant {
+        Constant::row(numbers.to_vec())
+    }
+
+    fn single(number: i64) -> Constant {
+        Constant { dims: Vec::new(), numbers: Integers(vec![number]) }
+    }
+
+    /// What an exporter writes for `x.view(x.size(0), -1)`, op by op.
+    #[test]
+    fn the_arithmetic_of_shapes_is_that_of_the_format() {
+        let shape = row(&[4, 512, 7, 7]);
+        let first = fold(&Node::new(&node("Gather", &[]), 0), &[&shape, &single(0)]).unwrap().unwrap();
+        assert_eq!(first, single(4));
+        assert_eq!(folded("Gather", &[], &[shape.clone(), row(&[-1, 1])]), Some(vec![7, 512]));
+        assert_eq!(folded("Gather", &[], &[shape.clone(), row(&[4])]), None);
+        assert_eq!(folded("Unsqueeze", &[("axes", &[0])], std::slice::from_ref(&first)), Some(vec![4]));
+        assert_eq!(folded("Concat", &[], &[row(&[4]), row(&[-1])]), Some(vec![4, -1]));
+        let attributes: [(&str, &[i64]); 2] = [("starts", &[1]), ("ends", &[i64::MAX])];
+        assert_eq!(folded("Slice", &attributes, std::slice::from_ref(&shape)), Some(vec![512, 7, 7]));
+        assert_eq!(folded("Slice", &[], &[shape.clone(), row(&[-2]), row(&[-1])]), Some(vec![7]));
+        assert_eq!(folded("Mul", &[], &[row(&[3, 4]), single(5)]), Some(vec![15, 20]));
+        assert_eq!(folded("Mul", &[], &[single(i64::MAX), single(2)]), None, "an overflow is no number");
+        assert_eq!(folded("Div", &[], &[single(7), single(0)]), None);
+        assert_eq!(folded("Mod", &[], &[row(&[-7, 7]), single(5)]), Some(vec![3, 2]));
+        assert_eq!(folded("Where", &[], &[row(&[1, 0]), row(&[2, 3]), single(9)]), Some(vec![2, 9]));
+        assert_eq!(folded("ReduceProd", &[], std::slice::from_ref(&shape)), Some(vec![4 * 512 * 49]));
+        let real = Constant { dims: Vec::new(), numbers: Reals(vec![2.7]) };
+        assert_eq!(folded("Cast", &[("to", &[7])], std::slice::from_ref(&real)), Some(vec![2]));
+        assert_eq!(folded("Less", &[], &[single(2), real]), Some(vec![1]));
+        let reshaped =
+            fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
+        assert_eq!(reshaped.dims, [2, 2]);
+        assert!(fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[3, -1])]).unwrap().is_err());
+        assert!(fold(&Node::new(&node("ConstantOfShape", &[]), 0), &[&row(&[1 << 40])]).unwrap().is_err());
+        assert!(fold(&Node::new(&node("Conv", &[]), 0), &[&shape]).is_none());
+    }
+
+    /// What an exporter writes for a mask: parts of a table are filled, and the table is seen in another shape.
+    #[test]
+    fn tables_are_filled_turned_and_stretched() {
+        let table = |dims: &[usize], numbers: &[i64]| Constant { dims: dims.to_vec(), numbers: Integers(numbers.to_vec()) };
+        let x = table(&[2, 3], &[1, 2, 3, 4, 5, 6]);
+        assert_eq!(folded("Transpose", &[], std::slice::from_ref(&x)), Some(vec![1, 4, 2, 5, 3, 6]));
+        let slice = [x.clone(), row(&[2, 0]), row(&[-9, 2]), row(&[1, 0]), row(&[-2, 1])];
+        assert_eq!(folded("Slice", &[], &slice), Some(vec![3, 1, 6, 4]), "backwards along an axis");
+        assert_eq!(folded("Gather", &[("axis", &[1])], &[x.clone(), row(&[2, 0])]), Some(vec![3, 1, 6, 4]));
+        assert_eq!(folded("Expand", &[], &[table(&[2, 1], &[7, 8]), row(&[2, 2])]), Some(vec![7, 7, 8, 8]));
+        assert_eq!(folded("Expand", &[], &[row(&[1, 2]), row(&[3])]), None);
+        let scattered = folded("ScatterND", &[], &[x.clone(), table(&[1, 1], &[-1]), table(&[1, 3], &[7, 8, 9])]);
+        assert_eq!(scattered, Some(vec![1, 2, 3, 7, 8, 9]));
+        let scattered = folded("ScatterND", &[], &[x.clone(), table(&[2, 2], &[0, 1, 1, 0]), row(&[8, 9])]);
+        assert_eq!(scattered, Some(vec![1, 8, 3, 9, 5, 6]));
+        assert_eq!(folded("ScatterND", &[], &[x.clone(), table(&[1, 2], &[0, 3]), row(&[8])]), None);
+        assert_eq!(folded("Range", &[], &[single(5), single(0), single(-2)]), Some(vec![5, 3, 1]));
+        assert_eq!(folded("Range", &[], &[single(0), single(i64::MAX), single(1)]), None);
+        assert_eq!(folded("Concat", &[("axis", &[1])], &[x.clone(), table(&[2, 1], &[7, 8])]), Some(vec![1, 2, 3, 7, 4, 5, 6, 8]));
+        assert_eq!(folded("Tile", &[], &[row(&[1, 2]), row(&[2])]), Some(vec![1, 2, 1, 2]));
+        let reduce: [(&str, &[i64]); 1] = [("axes", &[0])];
+        assert_eq!(folded("ReduceSum", &reduce, &[x.clone()]), Some(vec![5, 7, 9]));
+        assert_eq!(folded("Equal", &[], &[x, row(&[1, 5, 6])]), Some(vec![1, 0, 0, 0, 1, 1]));
+    }
+}

@@ -1,0 +1,458 @@
+//! Arithmetic: activations, spelled out or not, two tensors of which either is stretched, and sums over axes.
+
+use super::{Outcome, stated};
+use crate::graph::{Activation, Binary, Shape, TensorId};
+use crate::model::onnx::constant::{Constant, Numbers, common, from_front};
+use crate::model::onnx::import::{Import, Step, Stop, Value};
+use crate::model::onnx::node::Node;
+use crate::model::onnx::tensor::Wrong;
+
+/// What is added to a sum of squares before its root is taken: a length of 0 then has a gradient of 0, not none. No sum
+/// of f32 above 2⁻⁵⁶ is changed by it.
+const LEAST_SQUARE: f32 = 1e-24;
+
+pub fn first(inputs: &[Value]) -> std::result::Result<&Value, Wrong> {
+    inputs.first().ok_or_else(|| "reads nothing".into())
+}
+
+// ---- activations ----
+
+pub fn activation<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Activation) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    Ok(Value::Tensor(activated(import, node, x, of)))
+}
+
+fn activated<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, of: Activation) -> TensorId {
+    let layer = import.layer(&node.layer());
+    import.net.activation(&layer, x, of)
+}
+
+/// What was begun is an activation by itself, or none.
+pub fn finished(
+    import: &mut Import,
+    node: Node,
+    step: Step,
+    x: TensorId,
+) -> std::result::Result<TensorId, Stop> {
+    match step {
+        Step::Sigmoid => {
+            let layer = import.layer(&format!("{}.sigmoid", node.layer()));
+            Ok(import.net.activation(&layer, x, Activation::Sigmoid))
+        }
+        Step::Scaled(by) => {
+            let layer = import.layer(&format!("{}.scaled", node.layer()));
+            Ok(import.net.scaled(&layer, x, by))
+        }
+        Step::Swapped => {
+            let layer = import.layer(&format!("{}.transposed", node.layer()));
+            let mut axes: Vec<usize> = (0..import.net.shape(x).rank()).collect();
+            let last = axes.len() - 1;
+            axes.swap(last - 1, last);
+            Ok(import.net.permute(&layer, x, &axes)?)
+        }
+        Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => {
+            Err("reads what is a part of GELU's formula".into())
+        }
+    }
+}
+
+pub fn sigmoid<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    Ok(Value::Partly(Step::Sigmoid, x))
+}
+
+pub fn erf(_: &mut Import, _: Node, inputs: &[Value]) -> Outcome {
+    match first(inputs)? {
+        Value::Partly(Step::Scaled(by), x) if is_near(*by, std::f32::consts::FRAC_1_SQRT_2) => {
+            Ok(Value::Partly(Step::Erf, *x))
+        }
+        _ => Err("is no part of GELU: x/2·(1 + erf(x/√2))".into()),
+    }
+}
+
+/// Numbers in files are rounded, some to f16.
+fn is_near(a: f32, b: f32) -> bool {
+    (a - b).abs() <= 1e-3 * b.abs()
+}
+
+pub fn leaky_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match node.real("alpha").unwrap_or(0.01) {
+        slope if slope > 0.0 && slope.is_finite() => {
+            activation(import, node, inputs, Activation::LeakyRelu { slope })
+        }
+        slope => Err(format!("alpha {slope}: must be above 0").into()),
+    }
+}
+
+pub fn hard_sigmoid<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let (alpha, beta) = (node.real("alpha").unwrap_or(0.2), node.real("beta").unwrap_or(0.5));
+    if is_near(alpha, 1.0 / 6.0) && beta == 0.5 {
+        return activation(import, node, inputs, Activation::HardSigmoid);
+    }
+    let x = scaled(import, node, first(inputs)?, alpha)?;
+    let y = add(import, node, &[x, number(beta)])?;
+    limited(import, node, &y, [0.0, 1.0])
+}
+
+pub fn gelu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match node.text("approximate").unwrap_or("none") {
+        "none" => activation(import, node, inputs, Activation::Gelu),
+        // x·σ(2·√(2/π)·(x + 0.044715·x³)), which is x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+        "tanh" => {
+            let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
+            let square = multiply(import, node, &[x.clone(), x.clone()])?;
+            let slope = scaled(import, node, &square, 0.044_715)?;
+            let slope = add(import, node, &[slope, number(1.0)])?;
+            let inner = multiply(import, node, &[x.clone(), slope])?;
+            let inner = scaled(import, node, &inner, 2.0 * (2.0 / std::f32::consts::PI).sqrt())?;
+            let share = activation(import, node, &[inner], Activation::Sigmoid)?;
+            multiply(import, node, &[x, share])
+        }
+        other => Err(format!("approximate {other}").into()),
+    }
+}
+
+pub fn swish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match node.real("alpha").unwrap_or(1.0) {
+        1.0 => activation(import, node, inputs, Activation::Silu),
+        alpha => {
+            let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
+            let inner = scaled(import, node, &x, alpha)?;
+            let share = activation(import, node, &[inner], Activation::Sigmoid)?;
+            multiply(import, node, &[x, share])
+        }
+    }
+}
+
+pub fn clip<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let limit = |import: &Import, index: usize, name: &str, default: f32| match inputs.get(index) {
+        Some(value) => import.constant(value).map(|constant| constant.single().unwrap_or(default)),
+        None => Ok(node.real(name).unwrap_or(default)),
+    };
+    let min = limit(import, 1, "min", f32::NEG_INFINITY)?;
+    let max = limit(import, 2, "max", f32::INFINITY)?;
+    limited(import, node, first(inputs)?, [min, max])
+}
+
+/// min(max(x, least), most): least + ReLU(x − least) up to most − least, or most − ReLU(most − x).
+fn limited<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, [least, most]: [f32; 2]) -> Outcome {
+    let (has_least, has_most) = (least > f32::MIN, most < f32::MAX);
+    if least.is_nan() || most.is_nan() || (has_least && has_most && most <= least) {
+        return Err(format!("from {least} to {most}: nothing lies between").into());
+    }
+    let relu = |max: f32| Activation::Relu { max };
+    match (has_least, has_most) {
+        (false, false) => Ok(Value::Tensor(import.tensor(node, x)?)),
+        (true, _) => {
+            let x = add(import, node, &[x.clone(), number(-least)])?;
+            let y = activation(import, node, &[x], relu(if has_most { most - least } else { f32::INFINITY }))?;
+            add(import, node, &[y, number(least)])
+        }
+        (false, true) => {
+            let x = stretched(import, node, &[number(most), x.clone()], Binary::Subtract)?;
+            let y = activation(import, node, &[x], relu(f32::INFINITY))?;
+            stretched(import, node, &[number(most), y], Binary::Subtract)
+        }
+    }
+}
+
+/// ReLU(x) + slope·(x − ReLU(x)), with a slope for each channel.
+pub fn parametric_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, slope] = inputs else { return Err("reads other than a tensor and its slopes".into()) };
+    let x = Value::Tensor(import.tensor(node, x)?);
+    let [above, below] = halves(import, node, &x)?;
+    let below = stretched(import, node, &[below, slope.clone()], Binary::Multiply)?;
+    stretched(import, node, &[above, below], Binary::Add)
+}
+
+/// ReLU(x) + alpha·(e^(x − ReLU(x)) − 1)
+pub fn elu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [above, below] = halves(import, node, first(inputs)?)?;
+    let below = activation(import, node, &[below], Activation::Exp)?;
+    let below = add(import, node, &[below, number(-1.0)])?;
+    let below = scaled(import, node, &below, node.real("alpha").unwrap_or(1.0))?;
+    stretched(import, node, &[above, below], Binary::Add)
+}
+
+/// The part above 0 and that below, which add up to x.
+fn halves<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value) -> std::result::Result<[Value; 2], Stop> {
+    let x = Value::Tensor(import.tensor(node, x)?);
+    let above = activation(import, node, std::slice::from_ref(&x), Activation::RELU)?;
+    let below = stretched(import, node, &[x, above.clone()], Binary::Subtract)?;
+    Ok([above, below])
+}
+
+pub fn absolute<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [above, below] = halves(import, node, first(inputs)?)?;
+    stretched(import, node, &[above, below], Binary::Subtract)
+}
+
+// ---- two tensors ----
+
+/// A number by itself.
+fn number(number: f32) -> Value {
+    Value::Known(Constant { dims: Vec::new(), numbers: Numbers::Reals(vec![number]) })
+}
+
+pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [a, b] = inputs else { return Err("multiplies other than two tensors".into()) };
+    let numbers = [a, b].map(|value| import.single(value));
+    match (a, b, numbers) {
+        (Value::Noise(noise), x, _) | (x, Value::Noise(noise), _) => {
+            super::random::dropped(import, node, x, noise)
+        }
+        (Value::Partly(Step::Sigmoid, x), Value::Tensor(y), _)
+        | (Value::Tensor(y), Value::Partly(Step::Sigmoid, x), _)
+            if x == y =>
+        {
+            activation(import, node, &[Value::Tensor(*x)], Activation::Silu)
+        }
+        (Value::Partly(Step::ErfPlusOne, x), Value::Tensor(y), _)
+        | (Value::Tensor(y), Value::Partly(Step::ErfPlusOne, x), _)
+            if x == y =>
+        {
+            Ok(Value::Partly(Step::TwiceGelu, *x))
+        }
+        (Value::Partly(Step::ErfPlusOne, x), Value::Partly(Step::Scaled(half), y), _)
+        | (Value::Partly(Step::Scaled(half), y), Value::Partly(Step::ErfPlusOne, x), _)
+            if x == y && *half == 0.5 =>
+        {
+            activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
+        }
+        (Value::Partly(Step::TwiceGelu, x), _, [_, Some(0.5)])
+        | (_, Value::Partly(Step::TwiceGelu, x), [Some(0.5), _]) => {
+            activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
+        }
+        (x, _, [_, Some(by)]) | (_, x, [Some(by), _]) => scaled(import, node, x, by),
+        _ => stretched(import, node, inputs, Binary::Multiply),
+    }
+}
+
+/// Of two tensors, either stretched over the other.
+pub fn stretched<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Binary) -> Outcome {
+    let [a, b] = inputs else { return Err("reads other than two tensors".into()) };
+    let (a, b) = (import.tensor(node, a)?, import.tensor(node, b)?);
+    Ok(Value::Tensor(put_together(import, node, of, a, b)?))
+}
+
+/// The same of tensors of the network.
+pub fn put_together<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    of: Binary,
+    a: TensorId,
+    b: TensorId,
+) -> std::result::Result<TensorId, Stop> {
+    let [first, second] = [a, b].map(|id| import.net.shape(id).clone());
+    if common(&[&first.0, &second.0]).is_none() {
+        return Err(format!("puts {first} and {second} together").into());
+    }
+    let layer = import.layer(&node.layer());
+    Ok(import.net.binary(&layer, of, a, b)?)
+}
+
+pub fn divide<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, by] = inputs else { return Err("divides other than two tensors".into()) };
+    match (x, import.single(by)) {
+        (Value::Noise(noise), Some(by)) => super::random::divided(noise, by),
+        (_, Some(by)) => scaled(import, node, x, 1.0 / by),
+        (_, None) => stretched(import, node, inputs, Binary::Divide),
+    }
+}
+
+pub fn reciprocal<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    stretched(import, node, &[number(1.0), first(inputs)?.clone()], Binary::Divide)
+}
+
+/// By 1 nothing is done. Others may begin GELU, or be part of a product, and are multiplied by when they are neither.
+pub fn scaled<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, by: f32) -> Outcome {
+    match x {
+        Value::Partly(Step::Scaled(before), x) => Ok(Value::Partly(Step::Scaled(before * by), *x)),
+        x if by == 1.0 => Ok(Value::Tensor(import.tensor(node, x)?)),
+        x => Ok(Value::Partly(Step::Scaled(by), import.tensor(node, x)?)),
+    }
+}
+
+pub fn add<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    if let [Value::Partly(Step::Erf, x), one] | [one, Value::Partly(Step::Erf, x)] = inputs
+        && import.single(one) == Some(1.0)
+    {
+        return Ok(Value::Partly(Step::ErfPlusOne, *x));
+    }
+    let is_zero = |value: &&Value| import.single(value) == Some(0.0);
+    let parts: Vec<Value> = inputs.iter().filter(|value| !is_zero(value)).cloned().collect();
+    let mut sum = Value::Tensor(import.tensor(node, first(&parts)?)?);
+    for value in &parts[1..] {
+        sum = stretched(import, node, &[sum, value.clone()], Binary::Add)?;
+    }
+    Ok(sum)
+}
+
+pub fn mean<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let sum = add(import, node, inputs)?;
+    scaled(import, node, &sum, 1.0 / inputs.len() as f32)
+}
+
+pub fn maximum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    extreme(import, node, inputs, true)
+}
+
+pub fn minimum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    extreme(import, node, inputs, false)
+}
+
+/// max(a, b) = a + ReLU(b − a) and min(a, b) = a − ReLU(a − b)
+fn extreme<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], largest: bool) -> Outcome {
+    let mut all = first(inputs)?.clone();
+    for next in &inputs[1..] {
+        let (pair, of) = match largest {
+            true => ([next.clone(), all.clone()], Binary::Add),
+            false => ([all.clone(), next.clone()], Binary::Subtract),
+        };
+        let further = stretched(import, node, &pair, Binary::Subtract)?;
+        let further = activation(import, node, &[further], Activation::RELU)?;
+        all = stretched(import, node, &[all, further], of)?;
+    }
+    Ok(Value::Tensor(import.tensor(node, &all)?))
+}
+
+pub fn power<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, exponent] = inputs else { return Err("reads other than a tensor and an exponent".into()) };
+    let exponent = import.single(exponent).ok_or("its exponent is no single number")?;
+    let x = Value::Tensor(import.tensor(node, x)?);
+    match exponent {
+        1.0 => Ok(x),
+        2.0 => multiply(import, node, &[x.clone(), x]),
+        3.0 => {
+            let square = multiply(import, node, &[x.clone(), x.clone()])?;
+            multiply(import, node, &[square, x])
+        }
+        0.5 => activation(import, node, &[x], Activation::Sqrt),
+        -1.0 => reciprocal(import, node, &[x]),
+        -0.5 => {
+            let root = activation(import, node, &[x], Activation::Sqrt)?;
+            reciprocal(import, node, &[root])
+        }
+        other => Err(format!("to the power of {other}, and not of −1, ±1/2, 1, 2 or 3").into()),
+    }
+}
+
+/// By a condition that is known: a·condition + b·(1 − condition), of which the constant part is known too.
+pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [condition, a, b] = inputs else { return Err("reads other than a condition and two tensors".into()) };
+    let condition = import.constant(condition)?;
+    let holds: Vec<bool> = condition.reals().iter().map(|&number| number != 0.0).collect();
+    let mut sum: Option<Value> = None;
+    for (value, wanted) in [(a, true), (b, false)] {
+        let is_chosen: Vec<f32> = holds.iter().map(|&holds| f32::from(u8::from(holds == wanted))).collect();
+        let mask = Constant { dims: condition.dims.clone(), numbers: Numbers::Reals(is_chosen) };
+        let part = match import.known_reals(value) {
+            Some(_) => Value::Known(masked(&import.constant(value)?, &mask).ok_or("stretches unlike shapes")?),
+            None => multiply(import, node, &[value.clone(), Value::Known(mask)])?,
+        };
+        sum = Some(match sum {
+            None => part,
+            Some(sum) => add(import, node, &[sum, part])?,
+        });
+    }
+    sum.ok_or_else(|| "chooses nothing".into())
+}
+
+/// What is not chosen is 0, infinite or not.
+fn masked(x: &Constant, mask: &Constant) -> Option<Constant> {
+    let dims = common(&[&x.dims, &mask.dims])?;
+    let (x, mask) = (x.stretched(&dims)?, mask.stretched(&dims)?);
+    let both = x.reals().into_iter().zip(mask.reals());
+    let numbers = Numbers::Reals(both.map(|(x, mask)| if mask == 0.0 { 0.0 } else { x }).collect());
+    Some(Constant { dims, numbers })
+}
+
+// ---- sums over axes ----
+
+/// Over height and width of images it is a pooling.
+pub fn mean_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let axes = axes_of(import, node, inputs, x)?;
+    let shape = import.net.shape(x).clone();
+    if shape.rank() == 4 && axes == [2, 3] {
+        let layer = import.layer(&node.layer());
+        let y = import.net.global_avg_pool(&layer, x)?;
+        return kept(import, node, y, &axes);
+    }
+    let count: usize = axes.iter().map(|&axis| shape.0[axis]).product();
+    summed(import, node, x, &axes, 1.0 / count as f32)
+}
+
+pub fn sum_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let axes = axes_of(import, node, inputs, x)?;
+    summed(import, node, x, &axes, 1.0)
+}
+
+pub fn squares_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let axes = axes_of(import, node, inputs, x)?;
+    let squares = put_together(import, node, Binary::Multiply, x, x)?;
+    summed(import, node, squares, &axes, 1.0)
+}
+
+pub fn norm_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let squares = squares_over(import, node, inputs)?;
+    let squares = add(import, node, &[squares, number(LEAST_SQUARE)])?;
+    activation(import, node, &[squares], Activation::Sqrt)
+}
+
+/// The axes that a node names, in their order; all where it names none.
+fn axes_of(
+    import: &Import,
+    node: Node,
+    inputs: &[Value],
+    x: TensorId,
+) -> std::result::Result<Vec<usize>, Wrong> {
+    let shape = import.net.shape(x);
+    let said = match stated(import, inputs, 1)? {
+        Some(axes) => axes,
+        None => node.ints("axes").unwrap_or_default().to_vec(),
+    };
+    if said.is_empty() {
+        let nothing = node.int("noop_with_empty_axes").unwrap_or(0) != 0;
+        return Ok(if nothing { Vec::new() } else { (0..shape.rank()).collect() });
+    }
+    let axes: Option<Vec<usize>> = said.iter().map(|&axis| from_front(axis, shape.rank())).collect();
+    let mut axes = axes.ok_or_else(|| format!("axes {said:?} of {shape}"))?;
+    axes.sort_unstable();
+    axes.dedup();
+    Ok(axes)
+}
+
+fn summed<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, axes: &[usize], scale: f32) -> Outcome {
+    if axes.is_empty() {
+        return Ok(Value::Tensor(x));
+    }
+    let layer = import.layer(&node.layer());
+    let y = import.net.sum(&layer, x, axes, scale)?;
+    kept(import, node, y, axes)
+}
+
+/// With the axes that were summed over, or without.
+fn kept<'a>(import: &mut Import<'a>, node: Node<'a>, y: TensorId, axes: &[usize]) -> Outcome {
+    if node.int("keepdims").unwrap_or(1) != 0 {
+        return Ok(Value::Tensor(y));
+    }
+    let extents = import.net.shape(y).0.iter().enumerate();
+    let left: Vec<usize> = extents.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &extent)| extent).collect();
+    super::shapes::shaped(import, node, y, left)
+}
+
+/// The numbers of a row with axes of 1 behind them, so many axes in all.
+pub fn with_single_axes<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    x: TensorId,
+    rank: usize,
+) -> std::result::Result<TensorId, Stop> {
+    let mut shape = import.net.shape(x).0.clone();
+    shape.resize(rank.max(shape.len()), 1);
+    let layer = import.layer(&format!("{}.numbers", node.layer()));
+    Ok(import.net.reshape(&layer, x, Shape(shape))?)
+}

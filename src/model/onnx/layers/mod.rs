@@ -1,0 +1,130 @@
+//! What each op of the format becomes: a layer of the network, several, or nothing. Here is the table; the files beside
+//! have the ops with weights (`weights`), products and normalisations of what the network computes (`products`,
+//! `norms`), windows over images (`windows`), arithmetic (`elements`), what moves numbers (`shapes`), and what drops
+//! some (`random`).
+
+mod elements;
+mod norms;
+mod products;
+mod random;
+mod shapes;
+mod weights;
+mod windows;
+
+use super::import::{Import, Stop, Value};
+use super::node::Node;
+use super::tensor::Wrong;
+use crate::graph::{Activation, Binary, TensorId};
+
+pub use elements::finished;
+
+type Outcome = std::result::Result<Value, Stop>;
+/// Makes a layer of a node and of what it reads.
+pub type Handler = for<'a> fn(&mut Import<'a>, Node<'a>, &[Value]) -> Outcome;
+
+/// The ops that become layers, with the attributes that are read, or that say nothing about the numbers.
+#[rustfmt::skip]
+const OPS: &[(&str, &[&str], Handler)] = &[
+    ("Abs", &[], elements::absolute),
+    ("Add", &[], elements::add),
+    ("AveragePool",
+        &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"],
+        windows::average_pool),
+    ("BatchNormalization", &["epsilon", "momentum", "spatial", "training_mode"], norms::batch_norm),
+    ("Bernoulli", &["dtype", "seed"], random::bernoulli),
+    ("Cast", &["saturate", "to"], shapes::same),
+    ("Clip", &["max", "min"], elements::clip),
+    ("Concat", &["axis"], shapes::concat),
+    ("Constant", &["value", "value_float", "value_floats", "value_int", "value_ints"], shapes::constant),
+    ("Conv", &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"], weights::conv),
+    ("Div", &[], elements::divide),
+    ("Dropout", &["ratio", "seed"], random::dropout),
+    ("Einsum", &["equation"], products::einsum),
+    ("Elu", &["alpha"], elements::elu),
+    ("Erf", &[], elements::erf),
+    ("Exp", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Exp)),
+    ("Expand", &[], shapes::expand),
+    ("Flatten", &["axis"], shapes::flatten),
+    ("Gather", &["axis"], shapes::gather),
+    ("Gelu", &["approximate"], elements::gelu),
+    ("Gemm", &["alpha", "beta", "transA", "transB"], weights::gemm),
+    ("GlobalAveragePool", &[], windows::global_average_pool),
+    ("GlobalMaxPool", &[], windows::global_max_pool),
+    ("GroupNormalization", &["epsilon", "num_groups", "stash_type"], norms::group_norm),
+    ("HardSigmoid", &["alpha", "beta"], elements::hard_sigmoid),
+    ("HardSwish", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::HardSwish)),
+    ("Identity", &[], shapes::identity),
+    ("InstanceNormalization", &["epsilon"], norms::instance_norm),
+    ("LRN", &["alpha", "beta", "bias", "size"], norms::local_response_norm),
+    ("LayerNormalization", &["axis", "epsilon", "stash_type"], norms::layer_norm),
+    ("LeakyRelu", &["alpha"], elements::leaky_relu),
+    ("Less", &[], random::less),
+    ("LogSoftmax", &["axis"], products::log_softmax),
+    ("MatMul", &[], weights::matmul),
+    ("Max", &[], elements::maximum),
+    ("MaxPool",
+        &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
+        windows::max_pool),
+    ("Mean", &[], elements::mean),
+    ("Min", &[], elements::minimum),
+    ("Mul", &[], elements::multiply),
+    ("Neg", &[], |import, node, inputs| elements::scaled(import, node, elements::first(inputs)?, -1.0)),
+    ("PRelu", &[], elements::parametric_relu),
+    ("Pad", &["mode", "pads", "value"], shapes::pad),
+    ("Pow", &[], elements::power),
+    ("RandomUniformLike", &["dtype", "high", "low", "seed"], random::uniform),
+    ("Reciprocal", &[], elements::reciprocal),
+    ("ReduceL2", &["axes", "keepdims", "noop_with_empty_axes"], elements::norm_over),
+    ("ReduceMean", &["axes", "keepdims", "noop_with_empty_axes"], elements::mean_over),
+    ("ReduceSum", &["axes", "keepdims", "noop_with_empty_axes"], elements::sum_over),
+    ("ReduceSumSquare", &["axes", "keepdims", "noop_with_empty_axes"], elements::squares_over),
+    ("Relu", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::RELU)),
+    ("Reshape", &["allowzero"], shapes::reshape),
+    ("ScatterND", &["reduction"], shapes::scatter),
+    ("Shape", &["end", "start"], shapes::shape),
+    ("Sigmoid", &[], elements::sigmoid),
+    ("Slice", &["axes", "ends", "starts"], shapes::slice),
+    ("Softmax", &["axis"], products::softmax),
+    ("Split", &["axis", "num_outputs", "split"], shapes::split),
+    ("Sqrt", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Sqrt)),
+    ("Squeeze", &["axes"], shapes::squeeze),
+    ("Sub", &[], |import, node, inputs| elements::stretched(import, node, inputs, Binary::Subtract)),
+    ("Sum", &[], elements::add),
+    ("Swish", &["alpha"], elements::swish),
+    ("Tanh", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Tanh)),
+    ("Transpose", &["perm"], shapes::transpose),
+    ("Unsqueeze", &["axes"], shapes::unsqueeze),
+    ("Where", &[], elements::choose),
+];
+
+/// What makes a layer of this node; `None` where its op is only computed in advance.
+///
+/// # Errors
+/// The op or one of its attributes is not known.
+pub fn handler(node: Node) -> std::result::Result<Option<Handler>, Wrong> {
+    match (node.domain(), OPS.iter().find(|(name, ..)| *name == node.op())) {
+        ("", Some((_, attributes, handler))) => node.only(attributes).map(|()| Some(*handler)),
+        ("", None) if super::fold::is_folded(node.op()) => Ok(None),
+        ("", None) => Err("the op is not supported".into()),
+        (domain, _) => Err(format!("the op is of the set {domain}, and not one of ONNX's own")),
+    }
+}
+
+/// The tensor of four axes that a node reads.
+fn image<'a>(import: &mut Import<'a>, node: Node<'a>, value: &Value) -> std::result::Result<TensorId, Stop> {
+    let x = import.tensor(node, value)?;
+    match import.net.shape(x).rank() {
+        4 => Ok(x),
+        _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),
+    }
+}
+
+/// The numbers that one of a node's inputs states; `None` where it is left out.
+fn stated(import: &Import, inputs: &[Value], place: usize) -> std::result::Result<Option<Vec<i64>>, Wrong> {
+    let Some(value) = inputs.get(place) else { return Ok(None) };
+    let constant = import.constant(value)?;
+    match constant.len() {
+        0 => Ok(None),
+        _ => Ok(Some(constant.integers()?.to_vec())),
+    }
+}

@@ -1,0 +1,163 @@
+//! Normalisations.
+
+use super::elements::{first, put_together, with_single_axes};
+use super::weights::learned;
+use super::{Outcome, image};
+use crate::graph::{BatchNorm, Binary, LocalResponseNorm, TensorId, dims};
+use crate::model::onnx::constant::from_front;
+use crate::model::onnx::import::{Import, Stop, Value};
+use crate::model::onnx::node::{Node, lengths};
+
+/// Of channels; what is no image is seen as one of a single column or pixel.
+pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, of_channels @ ..] = inputs else { return Err("reads nothing".into()) };
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    if of_channels.len() != 4 || node.int("spatial") == Some(0) || shape.rank() < 2 {
+        return Err("is none of channels: spatial 0, or fewer than five inputs".into());
+    }
+    let channels = shape.0[1];
+    let mut stored = Vec::new();
+    for (value, what) in of_channels.iter().zip(["scale", "bias", "mean", "variance"]) {
+        let (of, extents) = import.stored(value, what, 1)?;
+        if extents != [channels] {
+            return Err(format!("its {what} has {extents:?} numbers for {channels} channels").into());
+        }
+        stored.push(of);
+    }
+    // What a running statistic keeps of itself; ours is what it takes in.
+    let momentum = 1.0 - f64::from(node.real("momentum").unwrap_or(0.9));
+    let epsilon = node.real("epsilon").unwrap_or(1e-5);
+    let norm = BatchNorm { epsilon, momentum: rounded(momentum), ..BatchNorm::default() };
+    let layer = import.layer_of(node, &stored[0]);
+    let as_image = dims([shape.0[0], channels, shape.0[2..].iter().product(), 1]);
+    let x = match shape.rank() {
+        4 => x,
+        _ => import.net.reshape(&format!("{layer}.image"), x, as_image)?,
+    };
+    let y = import.net.batch_norm(&layer, x, norm)?;
+    import.learned(&stored.iter().collect::<Vec<_>>())?;
+    match shape.rank() {
+        4 => Ok(Value::Tensor(y)),
+        _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
+    }
+}
+
+/// The number of few digits that the writer began with: 1 − 0.9 as f32 is not 0.1 as f32.
+pub fn rounded(number: f64) -> f32 {
+    ((number * 1e6).round() / 1e6) as f32
+}
+
+/// Of the last axes, with a learned scale and shift of the same shape, or of the parts of them that there are.
+pub fn layer_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, scale, rest @ ..] = inputs else { return Err("reads no scale".into()) };
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let axis = from_front(node.int("axis").unwrap_or(-1), shape.rank()).filter(|&axis| axis > 0);
+    let axis = axis.ok_or_else(|| format!("axis of {shape}: nothing is before it"))?;
+    let epsilon = node.real("epsilon").unwrap_or(1e-5);
+    let shift = rest.first().filter(|shift| !matches!(shift, Value::Known(constant) if constant.dims == [0]));
+    let last = &shape.0[axis..];
+    let of_shape = |import: &Import, value: &Value| {
+        import.stored(value, "scale or shift", last.len()).ok().filter(|(_, of)| of == last)
+    };
+    let both = (of_shape(import, scale), shift.and_then(|shift| of_shape(import, shift)));
+    if let (Some((scale, _)), Some((shift, _))) = both {
+        let layer = import.layer_of(node, &scale);
+        let y = import.net.layer_norm(&layer, x, last.len(), epsilon)?;
+        learned(import, &[Some(scale), Some(shift)])?;
+        return Ok(Value::Tensor(y));
+    }
+    let layer = import.layer(&node.layer());
+    let y = import.net.normalise_rows(&layer, x, last.len(), epsilon)?;
+    let scale = import.tensor(node, scale)?;
+    let y = put_together(import, node, Binary::Multiply, y, scale)?;
+    match shift {
+        None => Ok(Value::Tensor(y)),
+        Some(shift) => {
+            let shift = import.tensor(node, shift)?;
+            Ok(Value::Tensor(put_together(import, node, Binary::Add, y, shift)?))
+        }
+    }
+}
+
+pub fn instance_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let channels = import.net.shape(x).0.get(1).copied().unwrap_or(0);
+    grouped(import, node, inputs, x, channels)
+}
+
+pub fn group_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let groups = node.int("num_groups").and_then(|groups| usize::try_from(groups).ok()).unwrap_or(0);
+    grouped(import, node, inputs, x, groups)
+}
+
+/// The channels of a group, and all pixels of them, are a row that is normalised by itself. Scale and shift have a
+/// number for each channel, or for each group.
+fn grouped<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    inputs: &[Value],
+    x: TensorId,
+    groups: usize,
+) -> Outcome {
+    let [_, scale, shift] = inputs else { return Err("reads other than images, a scale and a shift".into()) };
+    let shape = import.net.shape(x).clone();
+    let channels = shape.0.get(1).copied().unwrap_or(0);
+    if shape.rank() < 3 || groups == 0 || !channels.is_multiple_of(groups) {
+        return Err(format!("{groups} groups of the channels of {shape}").into());
+    }
+    let epsilon = node.real("epsilon").unwrap_or(1e-5);
+    let layer = import.layer(&node.layer());
+    let rows = dims([shape.0[0], groups, shape.per_sample() / groups]);
+    let y = import.net.reshape(&format!("{layer}.groups"), x, rows)?;
+    let mut y = import.net.normalise_rows(&layer, y, 1, epsilon)?;
+    let of_groups = import.dims_of(scale) == Some(vec![groups]) && groups != channels;
+    let seen = match of_groups {
+        true => dims([shape.0[0], groups, shape.per_sample() / groups]),
+        false => shape.clone(),
+    };
+    y = import.net.reshape(&format!("{layer}.channels"), y, seen.clone())?;
+    for (of, value) in [(Binary::Multiply, scale), (Binary::Add, shift)] {
+        y = scaled_by_channel(import, node, of, y, (value, seen.0[1]))?;
+    }
+    Ok(Value::Tensor(match of_groups {
+        true => import.net.reshape(&format!("{layer}.back"), y, shape)?,
+        false => y,
+    }))
+}
+
+/// With a number for each of so many channels. Where all of them do nothing, nothing is done.
+fn scaled_by_channel<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    of: Binary,
+    x: TensorId,
+    (value, channels): (&Value, usize),
+) -> std::result::Result<TensorId, Stop> {
+    let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
+    if import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing)) {
+        return Ok(x);
+    }
+    let by = import.tensor(node, value)?;
+    if import.net.shape(by).0 != [channels] {
+        return Err(format!("has {} numbers for {channels} channels", import.net.shape(by)).into());
+    }
+    let rank = import.net.shape(x).rank();
+    let by = with_single_axes(import, node, by, rank - 1)?;
+    put_together(import, node, of, x, by)
+}
+
+pub fn local_response_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = image(import, node, first(inputs)?)?;
+    let size = lengths(&[node.int("size").unwrap_or(0)]).map_or(0, |length| length[0]);
+    if size.is_multiple_of(2) {
+        return Err(format!("size {size} has no middle").into());
+    }
+    let number = |name: &str, default: f32| node.real(name).unwrap_or(default);
+    let (alpha, beta, k) = (number("alpha", 1e-4), number("beta", 0.75), number("bias", 1.0));
+    let layer = import.layer(&node.layer());
+    let norm = LocalResponseNorm { size, alpha, beta, k };
+    Ok(Value::Tensor(import.net.local_response_norm(&layer, x, norm)?))
+}

@@ -1,0 +1,422 @@
+//! What moves numbers and changes none: shapes, parts, orders; and what is no layer.
+
+use super::elements::{self, first, multiply};
+use super::{Outcome, stated};
+use crate::graph::{Shape, TensorId};
+use crate::model::onnx::constant::{
+    Constant, Numbers, common, from_front, places, reshaped, squeezed, taken, unsqueezed,
+};
+use crate::model::onnx::fold;
+use crate::model::onnx::import::{Import, Step, Stop, Stored, Value};
+use crate::model::onnx::node::{Node, lengths};
+use crate::model::onnx::tensor::Wrong;
+
+// ---- the same elements in another shape ----
+
+/// The same elements in this shape.
+pub fn shaped<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, to: Vec<usize>) -> Outcome {
+    let shape = import.net.shape(x).clone();
+    if shape.0 == to {
+        return Ok(Value::Tensor(x));
+    }
+    if to.iter().product::<usize>() != shape.elements() || to.is_empty() {
+        return Err(format!("makes {} of {shape}", Shape(to)).into());
+    }
+    let layer = import.layer(&node.layer());
+    Ok(Value::Tensor(import.net.reshape(&layer, x, Shape(to))?))
+}
+
+pub fn flatten<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let shape = import.net.shape(x).clone();
+    let axis = node.int("axis").unwrap_or(1);
+    let cut = if axis == shape.rank() as i64 { Some(shape.rank()) } else { from_front(axis, shape.rank()) };
+    let cut = cut.ok_or_else(|| format!("axis {axis} of {shape}"))?;
+    let (before, behind) = shape.0.split_at(cut);
+    shaped(import, node, x, vec![before.iter().product(), behind.iter().product()])
+}
+
+pub fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
+    let x = import.tensor(node, x)?;
+    let before = import.net.shape(x).clone();
+    let mut wanted = import.constant(shape)?.integers()?.to_vec();
+    for_this_batch(import, &mut wanted, before.batch());
+    let literal = node.int("allowzero").unwrap_or(0) != 0;
+    match reshaped(&before.0, &wanted, literal) {
+        Some(to) => shaped(import, node, x, to),
+        None => Err(format!("makes {wanted:?} of {before}{}", import.hint()).into()),
+    }
+}
+
+/// A shape that a file of a fixed batch has in numbers begins with another batch here.
+fn for_this_batch(import: &Import, wanted: &mut [i64], batch: usize) {
+    if let (Some(fixed), Some(first)) = (import.file.batch(), wanted.first_mut())
+        && *first == fixed as i64
+        && batch == import.batch
+    {
+        *first = batch as i64;
+    }
+}
+
+pub fn squeeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let shape = import.net.shape(x).clone();
+    let over = axes_of(import, node, inputs)?;
+    match squeezed(&shape.0, &over) {
+        Some(to) => shaped(import, node, x, to),
+        None => Err(format!("axes {over:?} of {shape}").into()),
+    }
+}
+
+pub fn unsqueeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let shape = import.net.shape(x).clone();
+    let over = axes_of(import, node, inputs)?;
+    match unsqueezed(&shape.0, &over) {
+        Some(to) => shaped(import, node, x, to),
+        None => Err(format!("axes {over:?} of {shape}").into()),
+    }
+}
+
+fn axes_of(import: &Import, node: Node, inputs: &[Value]) -> std::result::Result<Vec<i64>, Wrong> {
+    let given = inputs.get(1).map(|value| import.constant(value)).transpose()?;
+    let inputs: Vec<&Constant> = given.iter().flat_map(|axes| [axes, axes]).collect();
+    fold::axes(&node, &inputs)
+}
+
+pub fn shape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = first(inputs)?;
+    let dims = match import.dims_of(x) {
+        Some(dims) => dims,
+        None => {
+            let x = import.tensor(node, x)?;
+            import.net.shape(x).0.clone()
+        }
+    };
+    let rank = dims.len() as i64;
+    let place = |name: &str, default: i64| {
+        let at = node.int(name).unwrap_or(default);
+        (if at < 0 { at.saturating_add(rank) } else { at }).clamp(0, rank) as usize
+    };
+    let (from, to) = (place("start", 0), place("end", rank));
+    let part = dims.get(from..to).unwrap_or_default();
+    Ok(Value::Known(Constant::row(part.iter().map(|&extent| extent as i64).collect())))
+}
+
+// ---- another order ----
+
+pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = first(inputs)?;
+    let rank = match import.dims_of(x) {
+        Some(dims) => dims.len(),
+        None => {
+            let x = import.tensor(node, x)?;
+            import.net.shape(x).rank()
+        }
+    };
+    let order = node.ints("perm").map_or_else(|| Some((0..rank).rev().collect()), lengths);
+    match order.filter(|order| order.len() == rank && (0..rank).all(|axis| order.contains(&axis))) {
+        Some(order) => permuted(import, node, x, &order),
+        None => Err(format!("perm {:?} of {rank} axes", node.ints("perm").unwrap_or_default()).into()),
+    }
+}
+
+/// With its axes in this order. That of a stored matrix is kept in mind, and so is one of the last two axes, since a
+/// product may read them so.
+pub fn permuted<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, order: &[usize]) -> Outcome {
+    let rank = order.len();
+    let swaps = |a: usize, b: usize| {
+        order.iter().enumerate().all(|(place, &axis)| axis == if place == a { b } else if place == b { a } else { place })
+    };
+    match x {
+        Value::Stored(stored) if order == [1, 0] => {
+            Ok(Value::Stored(Stored { transposed: !stored.transposed, ..stored.clone() }))
+        }
+        x if order.iter().enumerate().all(|(place, &axis)| place == axis) => Ok(x.clone()),
+        x => {
+            let x = import.tensor(node, x)?;
+            if import.net.shape(x).rank() != rank {
+                return Err(format!("orders {rank} axes of {}", import.net.shape(x)).into());
+            }
+            if rank >= 2 && swaps(rank - 2, rank - 1) {
+                return Ok(Value::Partly(Step::Swapped, x));
+            }
+            let layer = import.layer(&node.layer());
+            Ok(Value::Tensor(import.net.permute(&layer, x, order)?))
+        }
+    }
+}
+
+// ---- parts, and several together ----
+
+pub fn concat<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let mut parts = Vec::new();
+    for value in inputs {
+        if import.dims_of(value).is_none_or(|dims| !dims.contains(&0)) {
+            parts.push(import.tensor(node, value)?);
+        }
+    }
+    let shapes: Vec<Vec<usize>> = parts.iter().map(|&part| import.net.shape(part).0.clone()).collect();
+    let given = node.int("axis").unwrap_or(0);
+    let axis = shapes.first().and_then(|shape| from_front(given, shape.len()));
+    let axis = axis.ok_or_else(|| format!("axis {given} of {shapes:?}"))?;
+    let alike = |shape: &Vec<usize>| {
+        shape.len() == shapes[0].len()
+            && (0..shape.len()).all(|other| other == axis || shape[other] == shapes[0][other])
+    };
+    if !shapes.iter().all(alike) {
+        return Err(format!("puts {shapes:?} together").into());
+    }
+    match parts[..] {
+        [one] => Ok(Value::Tensor(one)),
+        _ => {
+            let layer = import.layer(&node.layer());
+            Ok(Value::Tensor(import.net.concat_along(&layer, axis, &parts)?))
+        }
+    }
+}
+
+/// A part along one axis, or along several one after the other. The numbers are attributes in old files.
+pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let mut x = import.tensor(node, first(inputs)?)?;
+    let numbers = |import: &Import, place: usize, name: &str| match stated(import, inputs, place)? {
+        Some(numbers) => Ok::<_, Wrong>(Some(numbers)),
+        None => Ok(node.ints(name).map(<[i64]>::to_vec)),
+    };
+    let starts = numbers(import, 1, "starts")?.ok_or("reads no starts")?;
+    let ends = numbers(import, 2, "ends")?.ok_or("reads no ends")?;
+    let axes = numbers(import, 3, "axes")?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = numbers(import, 4, "steps")?.unwrap_or_else(|| vec![1; starts.len()]);
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] || steps.iter().any(|&step| step < 1) {
+        return Err(format!("starts {starts:?}, ends {ends:?}, steps {steps:?}").into());
+    }
+    for place in 0..starts.len() {
+        let shape = import.net.shape(x).clone();
+        let axis = from_front(axes[place], shape.rank()).ok_or_else(|| format!("axes {axes:?} of {shape}"))?;
+        let extent = shape.0[axis];
+        let (from, step, count) = taken(extent, starts[place], ends[place], steps[place]);
+        if count == 0 {
+            let (start, end) = (starts[place], ends[place]);
+            return Err(format!("takes {start} to {end} along axis {axis} of {shape}").into());
+        }
+        let step = step as usize;
+        if (from, step, count) != (0, 1, extent) {
+            let layer = import.layer(&node.layer());
+            let end = (from + (count - 1) * step + 1).min(extent);
+            x = import.net.every(&layer, x, axis, (from..end, step))?;
+        }
+    }
+    Ok(Value::Tensor(x))
+}
+
+/// All parts along an axis.
+pub fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let shape = import.net.shape(x).clone();
+    let (axis, count) = (node.int("axis").unwrap_or(0), node.outputs().len());
+    let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axis {axis} of {shape}"))?;
+    let sizes = match (stated(import, inputs, 1)?, node.ints("split")) {
+        (Some(sizes), _) => sizes,
+        (None, Some(sizes)) => sizes.to_vec(),
+        (None, None) => {
+            let part = shape.0[along].div_ceil(count);
+            (0..count).map(|number| part.min(shape.0[along].saturating_sub(number * part)) as i64).collect()
+        }
+    };
+    let parts = lengths(&sizes).filter(|parts| parts.len() == count && !parts.contains(&0));
+    let parts = parts.filter(|parts| parts.iter().sum::<usize>() == shape.0[along]);
+    let parts = parts.ok_or_else(|| format!("split {sizes:?} of {shape}"))?;
+    let mut from = 0;
+    let mut values = Vec::new();
+    for part in parts {
+        let layer = import.layer(&node.layer());
+        values.push(import.net.slice(&layer, x, along, from..from + part)?);
+        from += part;
+    }
+    for (place, &value) in values.iter().enumerate().skip(1) {
+        import.give(node, place, Value::Tensor(value));
+    }
+    Ok(Value::Tensor(values[0]))
+}
+
+/// One place along an axis, neighbouring ones, or any.
+pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
+    let at = import.constant(at).map_err(|_| "takes from places that are computed")?;
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let given = node.int("axis").unwrap_or(0);
+    let axis = from_front(given, shape.rank()).ok_or_else(|| format!("axis {given} of {shape}"))?;
+    let found = at.integers()?.iter().map(|&place| from_front(place, shape.0[axis]));
+    let found: Option<Vec<usize>> = found.collect();
+    let found = found.filter(|found| !found.is_empty());
+    let found = found.ok_or_else(|| format!("takes from beyond axis {axis} of {shape}"))?;
+    let to = [&shape.0[..axis], &at.dims, &shape.0[axis + 1..]].concat();
+    let layer = import.layer(&node.layer());
+    if found.windows(2).all(|pair| pair[0] + 1 == pair[1]) {
+        let part = found[0]..found[0] + found.len();
+        let y = match part == (0..shape.0[axis]) {
+            true => x,
+            false => import.net.slice(&layer, x, axis, part)?,
+        };
+        return shaped(import, node, y, if to.is_empty() { vec![1] } else { to });
+    }
+    // The axis comes first, and the others are one behind it.
+    let mut order: Vec<usize> = (0..shape.rank()).collect();
+    order.remove(axis);
+    order.insert(0, axis);
+    let y = permuted(import, node, &Value::Tensor(x), &order)?;
+    let y = import.tensor(node, &y)?;
+    let others = shape.elements() / shape.0[axis];
+    let y = import.net.reshape(&format!("{layer}.table"), y, Shape(vec![shape.0[axis], others]))?;
+    let y = import.net.gather(&layer, y, &found)?;
+    let rest = shape.0.iter().enumerate().filter(|(other, _)| *other != axis).map(|(_, &extent)| extent);
+    let apart = Shape([found.len()].into_iter().chain(rest).collect());
+    let y = import.net.reshape(&format!("{layer}.taken"), y, apart)?;
+    let back: Vec<usize> = (0..shape.rank()).map(|place| order.iter().position(|&a| a == place).unwrap_or(0)).collect();
+    let y = permuted(import, node, &Value::Tensor(y), &back)?;
+    let y = import.tensor(node, &y)?;
+    shaped(import, node, y, to)
+}
+
+/// Known numbers at known places of what is computed: it is multiplied by 0 there, and they are added.
+pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, at, updates] = inputs else { return Err("reads other than a tensor, places and numbers".into()) };
+    if node.text("reduction").unwrap_or("none") != "none" {
+        return Err("reduction is not none".into());
+    }
+    let (at, updates) = (import.constant(at)?, import.constant(updates)?.reals());
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let wrong = || format!("puts {} numbers into {shape}", updates.len());
+    let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
+    if Some(updates.len()) != firsts.len().checked_mul(block) || places(&shape.0, |_| 0).is_none() {
+        return Err(wrong().into());
+    }
+    let (mut mask, mut numbers) = (vec![1.0; shape.elements()], vec![0.0; shape.elements()]);
+    for (from, updates) in firsts.into_iter().zip(updates.chunks(block.max(1))) {
+        mask[from..from + block].fill(0.0);
+        numbers[from..from + block].copy_from_slice(updates);
+    }
+    let known = |numbers| Value::Known(Constant { dims: shape.0.clone(), numbers: Numbers::Reals(numbers) });
+    let is_nothing = numbers.iter().all(|&number| number == 0.0);
+    let y = multiply(import, node, &[Value::Tensor(x), known(mask)])?;
+    if is_nothing { Ok(y) } else { elements::add(import, node, &[y, known(numbers)]) }
+}
+
+// ---- around, and stretched ----
+
+/// Zeros around a tensor; less than none is a part of it.
+pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let mut x = import.tensor(node, first(inputs)?)?;
+    let mode = node.text("mode").unwrap_or("constant");
+    let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
+    let by = by.and_then(|by| by.single()).or_else(|| node.real("value")).unwrap_or(0.0);
+    if mode != "constant" || by != 0.0 {
+        return Err(format!("mode {mode} with {by}, where zeros alone are known").into());
+    }
+    let rank = import.net.shape(x).rank();
+    let pads = match stated(import, inputs, 1)? {
+        Some(pads) => pads,
+        None => node.ints("pads").ok_or("has no pads")?.to_vec(),
+    };
+    let axes = match stated(import, inputs, 3)? {
+        Some(axes) => axes.iter().map(|&axis| from_front(axis, rank)).collect(),
+        None => Some((0..rank).collect::<Vec<usize>>()),
+    };
+    let axes = axes.filter(|axes| pads.len() == 2 * axes.len());
+    let axes = axes.ok_or_else(|| format!("pads {pads:?} of {}", import.net.shape(x)))?;
+    for (place, &axis) in axes.iter().enumerate() {
+        x = padded_along(import, node, x, axis, [pads[place], pads[place + axes.len()]])?;
+    }
+    Ok(Value::Tensor(x))
+}
+
+fn padded_along<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    mut x: TensorId,
+    axis: usize,
+    around: [i64; 2],
+) -> std::result::Result<TensorId, Stop> {
+    let extent = import.net.shape(x).0[axis];
+    let cut = around.map(|by| usize::try_from(by.min(0).unsigned_abs()).unwrap_or(usize::MAX));
+    let more = lengths(&around.map(|by| by.max(0))).ok_or_else(|| format!("pads {around:?}"))?;
+    if cut != [0, 0] {
+        let end = extent.checked_sub(cut[1]).filter(|&end| end > cut[0]);
+        let end = end.ok_or_else(|| format!("pads {around:?} of {extent}"))?;
+        let layer = import.layer(&format!("{}.cut", node.layer()));
+        x = import.net.slice(&layer, x, axis, cut[0]..end)?;
+    }
+    if more != [0, 0] {
+        let layer = import.layer(&format!("{}.pad", node.layer()));
+        x = import.net.pad(&layer, x, axis, [more[0], more[1]])?;
+    }
+    Ok(x)
+}
+
+/// Zeros around an image.
+pub fn padded<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    x: TensorId,
+    [top, left, bottom, right]: [usize; 4],
+) -> std::result::Result<TensorId, Stop> {
+    let x = padded_along(import, node, x, 2, [top as i64, bottom as i64])?;
+    padded_along(import, node, x, 3, [left as i64, right as i64])
+}
+
+pub fn expand<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
+    let mut wanted = import.constant(shape)?.integers()?.to_vec();
+    let batch = import.batch;
+    for_this_batch(import, &mut wanted, batch);
+    let x = import.tensor(node, x)?;
+    let from = import.net.shape(x).clone();
+    let to = lengths(&wanted).and_then(|wanted| common(&[&from.0, &wanted]));
+    let to = to.ok_or_else(|| format!("stretches {from} to {wanted:?}"))?;
+    if to == from.0 {
+        return Ok(Value::Tensor(x));
+    }
+    let layer = import.layer(&node.layer());
+    Ok(Value::Tensor(import.net.expand(&layer, x, Shape(to))?))
+}
+
+// ---- what is nothing, or no layer ----
+
+pub fn same<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match first(inputs)? {
+        noise @ Value::Noise(_) => Ok(noise.clone()),
+        x => Ok(Value::Tensor(import.tensor(node, x)?)),
+    }
+}
+
+/// Exports give one tensor several names where layers begin with the same numbers.
+pub fn identity<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match (first(inputs)?, node.outputs()) {
+        (Value::Stored(stored), [name, ..]) => {
+            Ok(Value::Stored(Stored { name: name.clone(), ..stored.clone() }))
+        }
+        _ => same(import, node, inputs),
+    }
+}
+
+/// One with a tensor was read with the file.
+pub fn constant<'a>(_: &mut Import<'a>, node: Node<'a>, _: &[Value]) -> Outcome {
+    let single = |numbers| Constant { dims: Vec::new(), numbers };
+    let is = |name: &str| node.only(&[name]).is_ok();
+    let known = if is("value_int") {
+        node.int("value_int").map(|number| single(Numbers::Integers(vec![number])))
+    } else if is("value_ints") {
+        node.ints("value_ints").map(|ints| Constant::row(ints.to_vec()))
+    } else if is("value_float") {
+        node.real("value_float").map(|number| single(Numbers::Reals(vec![number])))
+    } else if is("value_floats") {
+        let row = |reals: &[f32]| Constant { dims: vec![reals.len()], numbers: Numbers::Reals(reals.to_vec()) };
+        node.reals("value_floats").map(row)
+    } else {
+        None
+    };
+    known.map(Value::Known).ok_or_else(|| "holds other than a tensor, integers or numbers".into())
+}

@@ -124,7 +124,12 @@ impl Files {
         let model =
             model::open(&self.path(&format!("{name}.onnx"))).unwrap_or_else(|e| panic!("{name}: {e}"));
         let again = model.build_to_test(BATCH, model.image, model.classes).unwrap();
-        assert_eq!(layers(&again), layers(&build(BATCH).unwrap()), "{name}");
+        let [theirs, written] = [&again, &build(BATCH).unwrap()].map(layers);
+        // Of a product's factor, of rows and of means a file has other forms than the graph: the numbers are the same.
+        let has_others = |layer: &String| ["MatMul", "Sum"].iter().any(|op| layer.starts_with(op));
+        if !written.iter().any(has_others) {
+            assert_eq!(theirs, written, "{name}");
+        }
         let file = model.file().unwrap();
         let theirs = logits(again.clone(), &images(&again), &|name, _| file.values(name).unwrap());
         near(name, &theirs, ours);
@@ -268,7 +273,8 @@ fn every_op_is_run_by_onnx_runtime() {
     let (windows, rows) = (of([3, 18, 15], of_images), of([4, 4, 5], of_rows));
     let plain = files.write("windows", &windows, false);
     assert_eq!(files.write("folded", &windows, true), plain);
-    files.write("rows", &rows, false);
+    let ours = files.write("rows", &rows, false);
+    files.is_read_back("rows", &rows, &ours);
     files.are_run();
     // Of the three normalisations two are behind a convolution.
     let count = |name: &str| {
@@ -291,9 +297,6 @@ fn models_are_read_back_as_they_were_written() {
     ]);
 }
 
-/// Models with ops that are not imported yet.
-const NOT_READ: [&str; 2] = ["convnext_tiny", "vit_b_16"];
-
 fn zoo(models: &[(&str, usize)]) {
     for &(name, size) in models {
         let files = Files::new();
@@ -301,9 +304,10 @@ fn zoo(models: &[(&str, usize)]) {
         let image = [model.image[0], size, size];
         let build = |batch| model.build_to_test(batch, image, 7);
         let ours = files.write(name, &build, false);
-        match NOT_READ.contains(&name) {
-            true => assert!(model::open(&files.path(&format!("{name}.onnx"))).is_err(), "{name} is read"),
-            false => files.is_read_back(name, &build, &ours),
+        // What ONNX has no op for is written as products, which are none of weights.
+        let is_uneven = layers(&build(1).unwrap()).iter().any(|layer| layer.starts_with("AdaptiveAvgPool"));
+        if !is_uneven {
+            files.is_read_back(name, &build, &ours);
         }
         assert_eq!(files.write(&format!("{name}-folded"), &build, true), ours);
         files.are_run();
@@ -406,8 +410,8 @@ mod full {
             model.build_to_test(1, [model.image[0], *size, *size], model.classes).is_ok()
         };
         let smallest = |model: &model::Model| (24..).find(|size| works(model, size)).unwrap();
-        let models: Vec<(&str, usize)> =
-            model::MODELS.iter().map(|model| (model.name(), smallest(model))).collect();
-        zoo(&models);
+        let models = model::MODELS.iter().map(|model| (model.name(), smallest(model)));
+        // At these sizes their poolings are even.
+        zoo(&models.chain([("alexnet", 224), ("vgg11", 224)]).collect::<Vec<_>>());
     }
 }

@@ -4,17 +4,18 @@
 //! - classes have the names of the data where they are those of the network, else numbers;
 //! - single images and directories of them serve as well, an image that cannot be read has its row, HDF5 has the
 //!   numbers;
+//! - a GPU says the same;
 //! - what is wrong is said in one message, and nothing is overwritten.
 
-use crate::support::{digits, job};
+use crate::support::{digits, gpu_job, job};
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use digits::DIGITS;
+use digits::{DIGITS, few_tests};
 use dltrain::record::{WeightsFile, write_weights};
 use hdf5::types::VarLenUnicode;
-use job::{refused, run};
+use job::{finish, refused, run};
 
 struct Place(tempfile::TempDir);
 
@@ -122,7 +123,8 @@ fn classes_are_called_as_the_data_call_them() {
     run(2, &["pack", &place.text("named"), &packed]);
     place.predict(3, &["--top", "2", "-o", &place.text("packed.csv")], &packed);
     let images = |name: &str| {
-        let mut images: Vec<Vec<String>> = place.rows(name).into_iter().map(|row| row[..2].to_vec()).collect();
+        let mut images: Vec<Vec<String>> =
+            place.rows(name).into_iter().map(|row| row[..2].to_vec()).collect();
         images.sort();
         images
     };
@@ -192,6 +194,28 @@ fn images_without_a_data_set_are_told_apart_too() {
     let weights = place.text("w.safetensors");
     let strict = refused(&[(2, &["predict", "--strict", "--init-from", &weights, &place.text("loose")])]);
     assert!(strict.contains("0050.png"), "{strict}");
+}
+
+/// On the doubles of CUDA's libraries. Logits differ by roundings, 1e-5 of the largest at most, which is some 10: a
+/// probability changes by less than a logit does.
+#[test]
+fn a_gpu_says_the_same() {
+    let place = Place::new();
+    let cpu = ["--top", "2", "--batch", "16", "-o", &place.text("cpu.csv")];
+    place.predict(1, &cpu, few_tests());
+    let [weights, file] = ["w.safetensors", "gpu.csv"].map(|name| place.text(name));
+    let flags =
+        ["predict", "--init-from", &weights, "--device", "cuda", "--precision", "f32", "--batch", "16"];
+    let job = job::job(&[(2, &[&flags[..], &["--top", "2", "-o", &file, few_tests()]].concat())]);
+    let done = finish(gpu_job::with_cuda(job, &[], place.0.path()));
+    assert!(done.success, "{}\n{}", done.stdout, done.stderr);
+    let (ours, theirs) = (place.rows("cpu.csv"), place.rows("gpu.csv"));
+    assert_eq!((ours.len(), theirs.len()), (24, 24));
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        let share = |row: &[String]| row[3].parse::<f64>().unwrap();
+        assert_eq!(ours[..3], theirs[..3]);
+        assert!((share(ours) - share(theirs)).abs() < 1e-4, "{ours:?} and {theirs:?}");
+    }
 }
 
 #[test]

@@ -122,9 +122,10 @@ fn classes_are_called_as_the_data_call_them() {
     let packed = place.text("packed.h5");
     run(2, &["pack", &place.text("named"), &packed]);
     place.predict(3, &["--top", "2", "-o", &place.text("packed.csv")], &packed);
+    let root = place.text("named/");
     let images = |name: &str| {
-        let mut images: Vec<Vec<String>> =
-            place.rows(name).into_iter().map(|row| row[..2].to_vec()).collect();
+        let of = |row: &Vec<String>| [row[0].replace(&root, ""), row[1].clone()];
+        let mut images: Vec<[String; 2]> = place.rows(name).iter().map(of).collect();
         images.sort();
         images
     };

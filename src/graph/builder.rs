@@ -131,9 +131,16 @@ impl Builder {
         inputs.iter().filter(is_kept).copied().collect()
     }
 
-    /// Whether any layer reads a tensor.
-    pub fn is_read(&self, id: TensorId) -> bool {
-        self.nodes.iter().any(|node| node.inputs.contains(&id))
+    /// Whether a tensor is computed from another one.
+    pub fn depends(&self, id: TensorId, on: TensorId) -> bool {
+        let mut wanted = vec![false; self.tensors.len()];
+        wanted[id.0] = true;
+        for node in self.nodes.iter().rev() {
+            if node.outputs.iter().any(|output| wanted[output.0]) {
+                node.inputs.iter().for_each(|input| wanted[input.0] = true);
+            }
+        }
+        wanted[on.0]
     }
 
     /// Gives a tensor another name than its layer's, such as a file has for it.
@@ -220,7 +227,8 @@ impl Builder {
         if values.len() != shape.elements() {
             return Err(Error::internal(format!("{name}: {} numbers for {shape}", values.len())));
         }
-        let is_same = |tensor: &Tensor| tensor.spec.shape == shape && tensor.values.as_deref() == Some(values);
+        let is_same =
+            |tensor: &Tensor| tensor.spec.shape == shape && tensor.values.as_deref() == Some(values);
         if let Some(index) = self.tensors.iter().position(is_same) {
             return Ok(TensorId(index));
         }

@@ -153,7 +153,17 @@ impl Tensor {
     /// One that is no parameter: it has no first values and takes no part in an update.
     fn new(name: impl Into<String>, spec: Spec, role: Role) -> Tensor {
         let name = name.into();
-        Tensor { name, spec, role, init: None, values: None, decay: false, frozen: false, gradient_of: None, number: 0 }
+        Tensor {
+            name,
+            spec,
+            role,
+            init: None,
+            values: None,
+            decay: false,
+            frozen: false,
+            gradient_of: None,
+            number: 0,
+        }
     }
 }
 

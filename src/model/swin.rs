@@ -108,8 +108,7 @@ fn attention(net: &mut Builder, name: &str, x: TensorId, heads: usize, shift: us
         }
         let shape = net.shape(scores).clone();
         let mask = net.constant(&part("mask"), dims([windows, 1, length, length]), &mask(whole, shifts))?;
-        let scores =
-            net.reshape(&part("images"), scores, dims([n, windows, heads, length, length]))?;
+        let scores = net.reshape(&part("images"), scores, dims([n, windows, heads, length, length]))?;
         let scores = net.binary(&part("masked"), Binary::Add, scores, mask)?;
         net.reshape(&part("all"), scores, shape)
     })?;

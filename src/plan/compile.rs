@@ -48,7 +48,8 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
         .tensors
         .iter()
         .map(|tensor| {
-            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant).then(|| device.plain(&tensor.spec))
+            matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant)
+                .then(|| device.plain(&tensor.spec))
         })
         .collect();
     let mut kernels: Vec<Box<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());

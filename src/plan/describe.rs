@@ -104,7 +104,8 @@ impl Sizes {
             return 0;
         }
         let inputs = extent.batches_on_device * self.inputs;
-        let steps = self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
+        let steps =
+            self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
         let learned = extent.gradients * self.gradients + self.parameters + extent.optimizer;
         steps + learned + extent.halves + extent.compression_on_device
     }

@@ -51,7 +51,8 @@ impl Regions {
 
     /// Writes the constants of a plan that is to be bound to these regions.
     pub fn write_constants(&self, device: &dyn Device, plan: &Plan) -> Result<()> {
-        let write = |constant: &Constant| device.upload(bytes_of(&constant.values), &self.at(&constant.place));
+        let write =
+            |constant: &Constant| device.upload(bytes_of(&constant.values), &self.at(&constant.place));
         plan.constants.iter().try_for_each(write)
     }
 

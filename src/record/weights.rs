@@ -20,6 +20,8 @@ use crate::model::{self, Model};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";
+/// What torchvision keeps beside a table of numbers for ways within a window: which of them each pair of places has.
+const WAYS: [&str; 2] = ["relative_position_bias_table", "relative_position_index"];
 
 /// What names of classes, a list as JSON, are called in files.
 pub const CLASS_NAMES: &str = "class_names";
@@ -357,7 +359,8 @@ impl View for Lazy<'_> {
 
     fn data(&self) -> Cow<'_, [u8]> {
         if self.dtype == Dtype::I64 {
-            return Cow::Owned(vec![0; 8]);
+            let numbers = if self.shape.is_empty() { vec![0] } else { ways(self.shape[0]) };
+            return Cow::Owned(numbers.into_iter().flat_map(i64::to_le_bytes).collect());
         }
         let values = (self.values)(self.name).unwrap_or_else(|error| {
             self.failed.replace(Some(error));
@@ -371,6 +374,21 @@ impl View for Lazy<'_> {
     }
 }
 
+/// The side of a window of which so many pairs of places are, or so many ways from place to place.
+fn side_of(count: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
+    (1..=count).take_while(|&side| of(side) <= count).find(|&side| of(side) == count)
+}
+
+/// For each of so many pairs of places of a window the row of its way in a table of all ways.
+fn ways(pairs: usize) -> Vec<i64> {
+    let side = side_of(pairs, |side| side.pow(4)).unwrap_or(0);
+    let (places, longest) = (side * side, 2 * side.max(1) - 1);
+    let along = |from: usize, to: usize| from + side - 1 - to;
+    let way =
+        |from: usize, to: usize| along(from / side, to / side) * longest + along(from % side, to % side);
+    (0..places * places).map(|pair| way(pair / places, pair % places) as i64).collect()
+}
+
 fn write_safetensors(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
@@ -381,6 +399,17 @@ fn write_safetensors(
     let failed = RefCell::new(None);
     let lazy = |name, shape, dtype| Lazy { name, shape, dtype, values, failed: &failed };
     let mut views = Vec::with_capacity(shapes.len());
+    let pairs = |shape: &[usize]| {
+        let side = side_of(*shape.first()?, |side| (2 * side - 1).pow(2))?;
+        Some([side.pow(4)])
+    };
+    let tables: Vec<(String, [usize; 1])> = shapes
+        .iter()
+        .filter_map(|(name, shape)| {
+            Some((format!("{}{}", name.strip_suffix(WAYS[0])?, WAYS[1]), pairs(shape)?))
+        })
+        .collect();
+    views.extend(tables.iter().map(|(name, shape)| (name.clone(), lazy("", shape, Dtype::I64))));
     for (name, shape) in shapes {
         views.push((name.clone(), lazy(name, shape, Dtype::F32)));
         if let Some(norm) = name.strip_suffix("running_mean") {

@@ -12,9 +12,9 @@ use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
     Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op, Permutation,
-    Pool2d, Shape, Spec, dims, windows,
+    Pool2d, Shape, Spec, TensorId, dims, windows,
 };
-use dltrain::plan::Parameter;
+use dltrain::plan::{Options, Parameter, Plan, plan};
 use dltrain::random::{Purpose, Stream, key};
 use proptest::prelude::*;
 use support::bound::Bound;
@@ -454,7 +454,6 @@ fn group_normalisation_is_what_it_is_defined_to_be() {
         // The scores are the numbers themselves: 54 of each sample.
         let y = net.flatten("flatten", y);
         let graph = net.finish(y).differentiate();
-        let logits = graph.logits;
         let mut bound = Bound::new(&Reference, graph, 0);
         let x = random(dims([2, 6, 3, 3]), 1).1;
         bound.set_batch(&x, &[0, 2]);
@@ -463,14 +462,7 @@ fn group_normalisation_is_what_it_is_defined_to_be() {
         [&w, &b].into_iter().zip(&numbers).for_each(|(to, values)| bound.set_parameter(to, values));
         let (forward, all) = (bound.plan.forward_steps, bound.plan.steps.len());
         bound.run(0..forward, &SCALARS);
-        let step = bound.plan.steps[..forward]
-            .iter()
-            .rev()
-            .find(|step| step.node.is_some_and(|id| bound.plan.graph.node(id).outputs.contains(&logits)));
-        let step = step.unwrap();
-        let place = bound.regions.arena.slice(step.outputs[0].offset, step.outputs[0].bytes);
-        let found =
-            bound.read(&bound.plan.graph.tensor(logits).spec.clone(), &step.kernel.outputs()[0], &place);
+        let found = bound.logits();
         let size = 54 / groups;
         for (index, &found) in found.iter().enumerate() {
             let own = &x[index / size * size..][..size];
@@ -492,6 +484,81 @@ fn group_normalisation_is_what_it_is_defined_to_be() {
                 .all(|parameter| bound.gradient(parameter).iter().all(|v| v.is_finite() && *v != 0.0))
         );
     }
+}
+
+/// What a network of its own elements gives, 48 of two images.
+fn elements_of(make: impl FnOnce(&mut Builder, TensorId) -> TensorId) -> Vec<f32> {
+    let (mut net, x) = Builder::new("elements", 2, [1, 4, 6]);
+    let y = make(&mut net, x);
+    let rows = dims([2, net.shape(y).elements() / 2]);
+    let y = net.reshape("scores", y, rows).unwrap();
+    let mut bound = Bound::new(&Reference, net.finish(y), 0);
+    bound.set_batch(&(0..48u8).map(f32::from).collect::<Vec<_>>(), &[0, 1]);
+    let steps = bound.plan.steps.len();
+    bound.run(0..steps, &SCALARS);
+    bound.logits()
+}
+
+/// An order of axes that takes several steps, every so many along an axis (behind the last is nothing), rows by their
+/// numbers, and numbers that stay as they are.
+#[test]
+fn what_is_made_of_other_ops_takes_the_elements_that_it_should() {
+    let extents = [2, 2, 3, 2, 2];
+    let found = elements_of(|net, x| {
+        let x = net.reshape("apart", x, dims(extents)).unwrap();
+        net.permute("order", x, &[2, 4, 0, 3, 1]).unwrap()
+    });
+    let mut expected = Vec::new();
+    for c in 0..3 {
+        for (e, a, d, b) in (0..16).map(|i| (i >> 3, i >> 2 & 1, i >> 1 & 1, i & 1)) {
+            expected.push((((a * 2 + b) * 3 + c) * 2 + d) as f32 * 2.0 + e as f32);
+        }
+    }
+    assert_eq!(found, expected);
+    let found = elements_of(|net, x| {
+        let x = net.every("columns", x, 3, (1..6, 2)).unwrap();
+        net.every("rows", x, 2, (0..4, 3)).unwrap()
+    });
+    assert_eq!(found, [1, 3, 5, 19, 21, 23, 25, 27, 29, 43, 45, 47].map(|number| number as f32));
+    let found = elements_of(|net, x| {
+        let x = net.reshape("table", x, dims([24, 2])).unwrap();
+        let x = net.gather("rows", x, &[7, 0, 7, 23]).unwrap();
+        net.scaled("halves", x, 0.5)
+    });
+    assert_eq!(found, [7.0, 7.5, 0.0, 0.5, 7.0, 7.5, 23.0, 23.5]);
+    let (mut net, x) = Builder::new("constants", 2, [1, 4, 6]);
+    assert!(net.gather("none", x, &[0]).is_err() && net.constant("few", dims([2]), &[1.0]).is_err());
+}
+
+/// A row that is taken twice gets both gradients. Constants that are alike lie in memory once, and an evaluation finds
+/// those of the training.
+#[test]
+fn rows_that_are_taken_get_their_gradients_and_constants_stay() {
+    let build = || {
+        let (mut net, x) = Builder::new("rows", 2, [1, 1, 2]);
+        let table = net.learned("table", dims([3, 2]), Init::Zero, false);
+        let table = net.reshape("read", table, dims([3, 2])).unwrap();
+        let rows = net.gather("rows", table, &[2, 2]).unwrap();
+        let by = net.constant("by", dims([2]), &[3.0, 0.0]).unwrap();
+        assert_eq!(net.constant("again", dims([2]), &[3.0, 0.0]).unwrap(), by);
+        let rows = net.binary("times", Binary::Multiply, rows, by).unwrap();
+        let x = net.flatten("flatten", x);
+        let scores = net.add("scores", x, rows).unwrap();
+        net.finish(scores)
+    };
+    let mut bound = Bound::new(&Reference, build().differentiate(), 0);
+    bound.set_batch(&[0.0; 4], &[0, 0]);
+    let table = bound.plan.parameter("table").unwrap().clone();
+    bound.set_parameter(&table, &[0.0; 6]);
+    let steps = bound.plan.steps.len();
+    bound.run(0..steps, &Scalars { gradient_scale: 0.5, ..SCALARS });
+    // Two samples, each (1/2 − 1) for its class, halved: −1/2 in all, times 3.
+    assert_eq!(bound.gradient(&table), [0.0, 0.0, 0.0, 0.0, -1.5, 0.0]);
+    let options = Options { fusion_threshold: 0, training: Some(&bound.plan) };
+    let evaluation = plan(build().for_evaluation(), &Reference, &options).unwrap();
+    let places = |plan: &Plan| plan.constants.iter().map(|constant| constant.place).collect::<Vec<_>>();
+    assert_eq!(places(&evaluation), places(&bound.plan));
+    assert_eq!(places(&bound.plan).len(), 2);
 }
 
 /// With `whole` all of a sample or nothing.

@@ -47,16 +47,16 @@ fn without_dropout(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Every layer of the eight on the way adds a rounding of 2⁻²⁴ in sums of some 72 products (of which the root, 9, remains
-/// where they differ in sign), forward and backward: 9e-6 of the largest number of a tensor.
+/// Every layer of the eight on the way adds a rounding of 2⁻²⁴ in sums of some 72 products (of which the root, 9,
+/// remains where they differ in sign), forward and backward: 9e-6 of the largest number of a tensor.
 const SMALL: f64 = 16.0 * 9.0 * ROUNDING;
 /// Some 40 steps of which one after the other reads the next, forward and backward, in sums of at most 32 products:
 /// 3e-5.
 const PARTS: f64 = 80.0 * 6.0 * ROUNDING;
 const ROUNDING: f64 = 1.0 / 16_777_216.0;
 
-/// The loss and the gradients of a file's network from the file's weights, against PyTorch's in float64. Nothing here is
-/// decided by a rounding: the images are such that no ReLU is that close to 0.
+/// The loss and the gradients of a file's network from the file's weights, against PyTorch's in float64. Nothing here
+/// is decided by a rounding: the images are such that no ReLU is that close to 0.
 fn as_pytorch(name: &str, numbers_of: &str, bound: f64, device: &dyn Device) {
     let expected: Value = serde_json::from_slice(&std::fs::read(fixture(numbers_of)).unwrap()).unwrap();
     let model = model::open(&fixture(name)).unwrap();
@@ -369,19 +369,19 @@ fn what_cannot_be_trained_is_refused_with_every_node() {
         };
         odd.attribute.push(dilations);
         let mut scaled = node("fc", "Gemm", &["d", "fc.weight", "fc.bias"], "y");
-        let alpha = AttributeProto { name: "alpha".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
-        scaled.attribute.push(alpha);
+        let other = AttributeProto { name: "gamma".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
+        scaled.attribute.push(other);
         graph.initializer.push(weight("w", &[1, 1, 2, 2]));
         graph.node =
             vec![odd, node("loop", "Loop", &["b"], "c"), node("flat", "Flatten", &["x"], "d"), scaled];
-        graph.node.push(node("sum", "Einsum", &["c", "y"], "z"));
+        graph.node.push(node("sum", "LSTM", &["c", "y"], "z"));
         graph.output = vec![value("z", &[0, 3])];
     });
     for line in [
         "odd (Conv): dilations of 0",
         "loop (Loop): the op is not supported",
-        "fc (Gemm): alpha 0.5",
-        "sum (Einsum): the op is not supported",
+        "fc (Gemm): attribute gamma is not known",
+        "sum (LSTM): the op is not supported",
     ] {
         assert!(message.contains(line), "{line}: {message}");
     }
@@ -404,7 +404,7 @@ fn what_is_no_sound_file_is_refused() {
     refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
     refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 4])]);
     refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
-    refused("by a weight for 4 numbers an image", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
+    refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
     refused("is not the scores of classes", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
     refused("does not depend on the images", &|graph| {
         graph.initializer.push(weight("k", &[1, 4]));

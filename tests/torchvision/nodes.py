@@ -63,7 +63,9 @@ def network(case, variant):
     for node in graph.node:
         nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
     initializers.extend(graph.initializer)
-    number("row", np.array([1, expected.size])), number("ones", np.ones((1, expected.size), np.float32))
+    # One number by itself would not be learned.
+    width = max(2, expected.size)
+    number("row", np.array([1, expected.size])), number("ones", np.ones((1, width), np.float32))
     nodes.append(helper.make_node("Cast", [graph.output[0].name], ["as.reals"], to=TensorProto.FLOAT))
     nodes.append(helper.make_node("Reshape", ["as.reals", "row"], ["in.a.row"]))
     nodes.append(helper.make_node("Mul", ["in.a.row", "ones"], ["scores"]))
@@ -76,10 +78,10 @@ def network(case, variant):
         nodes.append(helper.make_node("Add", ["row.times.ones", "nothing"], ["scores"]))
     images = np.concatenate(images)
     of = helper.make_tensor_value_info("images.of", TensorProto.FLOAT, [1, 1, 1, max(1, images.size)])
-    to = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, expected.size])
+    to = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, width])
     graph = helper.make_graph(nodes, case.name, [of], [to], initializers)
     model = helper.make_model(graph, opset_imports=case.model.opset_import)
-    return model, images, expected.astype(np.float32).ravel()
+    return model, images, np.broadcast_to(expected.astype(np.float32).ravel(), width)
 
 
 def why_not(case):
@@ -95,6 +97,9 @@ def why_not(case):
         return "tensors without elements"
     if np.asarray(outputs[0]).dtype == np.float64 or inputs and inputs[0].dtype == np.float64:
         return "arithmetic in float64"
+    if any(attribute.name == "training_mode" and attribute.i for node in case.model.graph.node
+           for attribute in node.attribute):
+        return "statistics of the batch: the scores are those of evaluation"
     if len(case.data_sets) != 1:
         return "several sets of numbers"
     return None
@@ -105,7 +110,8 @@ def verdict(place, case, expected):
     refused = place / "ours/refused"
     if refused.exists():
         lines = [line for line in refused.read_text().splitlines() if line.startswith("  ")]
-        return "refused", (lines or refused.read_text().splitlines())[0].strip().split("): ")[-1]
+        line = (lines or refused.read_text().splitlines())[0].strip()
+        return "refused", line.split("): ")[-1].split("net.onnx: ")[-1]
     path = place / "ours/logits"
     if not path.exists():
         return "wrong", "it ended without an answer"

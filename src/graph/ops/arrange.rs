@@ -44,9 +44,8 @@ impl Permutation {
     /// How many runs of axes stay together in a tensor of these extents.
     fn runs(&self, extents: &[usize]) -> usize {
         let axes: Vec<usize> = self.axes().into_iter().filter(|&axis| extents[axis] > 1).collect();
-        let follows = |from: usize, to: usize| {
-            from < to && (from + 1..to).all(|between| extents[between] == 1)
-        };
+        let follows =
+            |from: usize, to: usize| from < to && (from + 1..to).all(|between| extents[between] == 1);
         let ends = axes.windows(2).filter(|pair| !follows(pair[0], pair[1])).count();
         ends + usize::from(!axes.is_empty())
     }
@@ -70,8 +69,8 @@ impl Builder {
         Ok(self.node(name, Op::Reshape, vec![x], shape))
     }
 
-    /// x with its axes in this order. Where that is more than a GPU's kernel does at once, axes come to their places one
-    /// by one.
+    /// x with its axes in this order. Where that is more than a GPU's kernel does at once, axes come to their places
+    /// one by one.
     ///
     /// # Errors
     /// `Usage` where that is no order of x's axes.
@@ -126,8 +125,8 @@ impl Builder {
         self.reshape(name, y, together)
     }
 
-    /// The rows of x (R, C) of these numbers, in their order: (K, C). It is a product with a matrix that has a 1 in each
-    /// row.
+    /// The rows of x (R, C) of these numbers, in their order: (K, C). It is a product with a matrix that has a 1 in
+    /// each row.
     ///
     /// # Errors
     /// `Usage` where x has no such rows, or rows and numbers are too many for such a matrix.

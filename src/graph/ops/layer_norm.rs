@@ -62,13 +62,7 @@ impl Builder {
     ///
     /// # Errors
     /// `Usage` where x has not more axes than that.
-    pub fn normalise_rows(
-        &mut self,
-        name: &str,
-        x: TensorId,
-        axes: usize,
-        epsilon: f32,
-    ) -> Result<TensorId> {
+    pub fn normalise_rows(&mut self, name: &str, x: TensorId, axes: usize, epsilon: f32) -> Result<TensorId> {
         let shape = self.shape(x);
         match shape.rank().checked_sub(axes).filter(|&first| first > 0 && axes > 0) {
             Some(first) => Ok(self.normalised(name, vec![x], first, epsilon)),

@@ -32,15 +32,16 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
         ("Squeeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, squeezed(&x.dims, axes)?)),
         ("Flatten", [x]) => flatten(x, axis.unwrap_or(1)),
-        ("Reshape", [x, shape]) => shape.integers().ok().and_then(|shape| {
-            shaped(x, reshaped(&x.dims, shape, node.int("allowzero").unwrap_or(0) != 0)?)
-        }),
+        ("Reshape", [x, shape]) => shape
+            .integers()
+            .ok()
+            .and_then(|shape| shaped(x, reshaped(&x.dims, shape, node.int("allowzero").unwrap_or(0) != 0)?)),
         ("Concat", parts) => concat(parts, axis.unwrap_or(0)),
         ("Slice", [x, rest @ ..]) => slice(node, x, rest),
         ("Transpose", [x]) => transpose(x, node.ints("perm")),
-        ("Expand", [x, shape]) => shape.integers().ok().and_then(|shape| {
-            x.stretched(&common(&[&x.dims, &lengths(shape)?])?)
-        }),
+        ("Expand", [x, shape]) => {
+            shape.integers().ok().and_then(|shape| x.stretched(&common(&[&x.dims, &lengths(shape)?])?))
+        }
         ("Tile", [x, times]) => tile(x, times),
         ("ScatterND", [x, at, updates]) if node.text("reduction").unwrap_or("none") == "none" => {
             scatter(x, at, updates)
@@ -51,7 +52,10 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("Abs" | "Ceil" | "Exp" | "Floor" | "Log" | "Neg" | "Not" | "Round" | "Sign" | "Sqrt", [x]) => {
             Some(unary(node.op(), x))
         }
-        ("Add" | "And" | "Div" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod", [a, b])
+        (
+            "Add" | "And" | "Div" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod",
+            [a, b],
+        )
         | ("Mul" | "Or" | "Pow" | "Sub", [a, b]) => binary(node.op(), a, b),
         ("Max" | "Min", [first, rest @ ..]) => {
             rest.iter().try_fold((*first).clone(), |all, next| binary(node.op(), &all, next))
@@ -167,7 +171,8 @@ fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
         return None;
     }
     let own = strides(&x.dims);
-    let (dims, strides): (Vec<usize>, Vec<usize>) = order.iter().map(|&axis| (x.dims[axis], own[axis])).unzip();
+    let (dims, strides): (Vec<usize>, Vec<usize>) =
+        order.iter().map(|&axis| (x.dims[axis], own[axis])).unzip();
     x.at(&places(&dims, |index| dot(index, &strides))?, dims)
 }
 
@@ -248,7 +253,8 @@ fn range(start: &Constant, end: &Constant, step: &Constant) -> Option<Constant> 
     if let (Integers(start), Integers(end), Integers(step)) = (&start.numbers, &end.numbers, &step.numbers) {
         let ([start], [end], [step]) = (&start[..], &end[..], &step[..]) else { return None };
         let room = if *step > 0 { end.checked_sub(*start)? } else { start.checked_sub(*end)? };
-        let steps = usize::try_from(room.max(0)).ok()?.div_ceil(usize::try_from(step.unsigned_abs()).ok()?.max(1));
+        let steps =
+            usize::try_from(room.max(0)).ok()?.div_ceil(usize::try_from(step.unsigned_abs()).ok()?.max(1));
         let numbers = (0..count(&[steps])? as i64).map(|place| start + place * step).collect();
         return (*step != 0).then_some(Integers(numbers)).and_then(row);
     }
@@ -331,7 +337,9 @@ fn of_integers(op: &str, x: i64, y: i64) -> Option<i64> {
         "Sub" => x.checked_sub(y),
         "Mul" => x.checked_mul(y),
         "Div" => x.checked_div(y),
-        "Mod" => x.checked_rem(y).map(|rest| if rest != 0 && (rest < 0) != (y < 0) { rest + y } else { rest }),
+        "Mod" => {
+            x.checked_rem(y).map(|rest| if rest != 0 && (rest < 0) != (y < 0) { rest + y } else { rest })
+        }
         "Pow" => x.checked_pow(u32::try_from(y).ok()?),
         "Max" => Some(x.max(y)),
         "Min" => Some(x.min(y)),
@@ -378,9 +386,13 @@ fn reduce(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
         [] => (0..rank).collect(),
         axes => axes.iter().map(|&axis| from_front(axis, rank)).collect::<Option<_>>()?,
     };
-    let kept: Vec<usize> = (0..rank).map(|axis| if over.contains(&axis) { 1 } else { x.dims[axis] }).collect();
-    let own: Vec<usize> =
-        strides(&kept).into_iter().zip(&kept).map(|(stride, &extent)| if extent > 1 { stride } else { 0 }).collect();
+    let kept: Vec<usize> =
+        (0..rank).map(|axis| if over.contains(&axis) { 1 } else { x.dims[axis] }).collect();
+    let own: Vec<usize> = strides(&kept)
+        .into_iter()
+        .zip(&kept)
+        .map(|(stride, &extent)| if extent > 1 { stride } else { 0 })
+        .collect();
     let to = places(&x.dims, |index| dot(index, &own))?;
     let op = match node.op() {
         "ReduceMax" => "Max",
@@ -388,7 +400,12 @@ fn reduce(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
         "ReduceProd" => "Mul",
         _ => "Add",
     };
-    fn gathered<T: Copy>(all: &[T], to: &[usize], n: usize, of: impl Fn(T, T) -> Option<T>) -> Option<Vec<T>> {
+    fn gathered<T: Copy>(
+        all: &[T],
+        to: &[usize],
+        n: usize,
+        of: impl Fn(T, T) -> Option<T>,
+    ) -> Option<Vec<T>> {
         let mut sums: Vec<Option<T>> = vec![None; n];
         for (&x, &to) in all.iter().zip(to) {
             sums[to] = Some(match sums[to] {
@@ -463,7 +480,10 @@ mod tests {
     /// What an exporter writes for a mask: parts of a table are filled, and the table is seen in another shape.
     #[test]
     fn tables_are_filled_turned_and_stretched() {
-        let table = |dims: &[usize], numbers: &[i64]| Constant { dims: dims.to_vec(), numbers: Integers(numbers.to_vec()) };
+        let table = |dims: &[usize], numbers: &[i64]| Constant {
+            dims: dims.to_vec(),
+            numbers: Integers(numbers.to_vec()),
+        };
         let x = table(&[2, 3], &[1, 2, 3, 4, 5, 6]);
         assert_eq!(folded("Transpose", &[], std::slice::from_ref(&x)), Some(vec![1, 4, 2, 5, 3, 6]));
         let slice = [x.clone(), row(&[2, 0]), row(&[-9, 2]), row(&[1, 0]), row(&[-2, 1])];
@@ -471,17 +491,21 @@ mod tests {
         assert_eq!(folded("Gather", &[("axis", &[1])], &[x.clone(), row(&[2, 0])]), Some(vec![3, 1, 6, 4]));
         assert_eq!(folded("Expand", &[], &[table(&[2, 1], &[7, 8]), row(&[2, 2])]), Some(vec![7, 7, 8, 8]));
         assert_eq!(folded("Expand", &[], &[row(&[1, 2]), row(&[3])]), None);
-        let scattered = folded("ScatterND", &[], &[x.clone(), table(&[1, 1], &[-1]), table(&[1, 3], &[7, 8, 9])]);
+        let scattered =
+            folded("ScatterND", &[], &[x.clone(), table(&[1, 1], &[-1]), table(&[1, 3], &[7, 8, 9])]);
         assert_eq!(scattered, Some(vec![1, 2, 3, 7, 8, 9]));
         let scattered = folded("ScatterND", &[], &[x.clone(), table(&[2, 2], &[0, 1, 1, 0]), row(&[8, 9])]);
         assert_eq!(scattered, Some(vec![1, 8, 3, 9, 5, 6]));
         assert_eq!(folded("ScatterND", &[], &[x.clone(), table(&[1, 2], &[0, 3]), row(&[8])]), None);
         assert_eq!(folded("Range", &[], &[single(5), single(0), single(-2)]), Some(vec![5, 3, 1]));
         assert_eq!(folded("Range", &[], &[single(0), single(i64::MAX), single(1)]), None);
-        assert_eq!(folded("Concat", &[("axis", &[1])], &[x.clone(), table(&[2, 1], &[7, 8])]), Some(vec![1, 2, 3, 7, 4, 5, 6, 8]));
+        assert_eq!(
+            folded("Concat", &[("axis", &[1])], &[x.clone(), table(&[2, 1], &[7, 8])]),
+            Some(vec![1, 2, 3, 7, 4, 5, 6, 8])
+        );
         assert_eq!(folded("Tile", &[], &[row(&[1, 2]), row(&[2])]), Some(vec![1, 2, 1, 2]));
         let reduce: [(&str, &[i64]); 1] = [("axes", &[0])];
-        assert_eq!(folded("ReduceSum", &reduce, &[x.clone()]), Some(vec![5, 7, 9]));
+        assert_eq!(folded("ReduceSum", &reduce, std::slice::from_ref(&x)), Some(vec![5, 7, 9]));
         assert_eq!(folded("Equal", &[], &[x, row(&[1, 5, 6])]), Some(vec![1, 0, 0, 0, 1, 1]));
     }
 }

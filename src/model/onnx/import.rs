@@ -179,7 +179,7 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
             )));
         }
     };
-    if !import.net.is_read(images) {
+    if !import.net.depends(logits, images) {
         return Err(wrong(format!("its first output {} does not depend on the images", output.name)));
     }
     if import.weights.is_empty() {
@@ -385,7 +385,9 @@ impl<'a> Import<'a> {
     pub fn constant(&self, value: &Value) -> std::result::Result<Constant, Wrong> {
         match value {
             Value::Known(constant) => Ok(constant.clone()),
-            Value::Stored(stored) if stored.transposed => Err("reads a transposed weight as a constant".into()),
+            Value::Stored(stored) if stored.transposed => {
+                Err("reads a transposed weight as a constant".into())
+            }
             Value::Stored(stored) => Constant::of(&self.file.tensors[stored.index]),
             _ => Err("reads as a constant what is computed from the images".into()),
         }
@@ -420,8 +422,8 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// What the network computes. Of what was begun it is that as far as there is such a layer; what is stored is learned,
-    /// and what is known stays as it is.
+    /// What the network computes. Of what was begun it is that as far as there is such a layer; what is stored is
+    /// learned, and what is known stays as it is.
     ///
     /// # Errors
     /// It is no such thing.

@@ -145,7 +145,8 @@ fn limited<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, [least, most]
         (false, false) => Ok(Value::Tensor(import.tensor(node, x)?)),
         (true, _) => {
             let x = add(import, node, &[x.clone(), number(-least)])?;
-            let y = activation(import, node, &[x], relu(if has_most { most - least } else { f32::INFINITY }))?;
+            let y =
+                activation(import, node, &[x], relu(if has_most { most - least } else { f32::INFINITY }))?;
             add(import, node, &[y, number(least)])
         }
         (false, true) => {
@@ -347,7 +348,9 @@ pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
         let is_chosen: Vec<f32> = holds.iter().map(|&holds| f32::from(u8::from(holds == wanted))).collect();
         let mask = Constant { dims: condition.dims.clone(), numbers: Numbers::Reals(is_chosen) };
         let part = match import.known_reals(value) {
-            Some(_) => Value::Known(masked(&import.constant(value)?, &mask).ok_or("stretches unlike shapes")?),
+            Some(_) => {
+                Value::Known(masked(&import.constant(value)?, &mask).ok_or("stretches unlike shapes")?)
+            }
             None => multiply(import, node, &[value.clone(), Value::Known(mask)])?,
         };
         sum = Some(match sum {
@@ -440,7 +443,8 @@ fn kept<'a>(import: &mut Import<'a>, node: Node<'a>, y: TensorId, axes: &[usize]
         return Ok(Value::Tensor(y));
     }
     let extents = import.net.shape(y).0.iter().enumerate();
-    let left: Vec<usize> = extents.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &extent)| extent).collect();
+    let left: Vec<usize> =
+        extents.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &extent)| extent).collect();
     super::shapes::shaped(import, node, y, left)
 }
 

@@ -3,7 +3,7 @@
 use super::elements::{first, put_together, with_single_axes};
 use super::weights::learned;
 use super::{Outcome, image};
-use crate::graph::{BatchNorm, Binary, LocalResponseNorm, TensorId, dims};
+use crate::graph::{BatchNorm, Binary, LocalResponseNorm, Shape, TensorId, dims};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Stop, Value};
 use crate::model::onnx::node::{Node, lengths};
@@ -48,37 +48,46 @@ pub fn rounded(number: f64) -> f32 {
     ((number * 1e6).round() / 1e6) as f32
 }
 
-/// Of the last axes, with a learned scale and shift of the same shape, or of the parts of them that there are.
+/// Of the last axes, with a learned scale and shift of the same shape, or with whatever scale and shift there are.
 pub fn layer_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, scale, rest @ ..] = inputs else { return Err("reads no scale".into()) };
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
-    let axis = from_front(node.int("axis").unwrap_or(-1), shape.rank()).filter(|&axis| axis > 0);
-    let axis = axis.ok_or_else(|| format!("axis of {shape}: nothing is before it"))?;
+    let given = node.int("axis").unwrap_or(-1);
+    let axis = from_front(given, shape.rank()).ok_or_else(|| format!("axis {given} of {shape}"))?;
     let epsilon = node.real("epsilon").unwrap_or(1e-5);
     let shift = rest.first().filter(|shift| !matches!(shift, Value::Known(constant) if constant.dims == [0]));
     let last = &shape.0[axis..];
-    let of_shape = |import: &Import, value: &Value| {
-        import.stored(value, "scale or shift", last.len()).ok().filter(|(_, of)| of == last)
+    let learned_of = |import: &Import, value: &Value| {
+        let stored = import.stored(value, "scale or shift", last.len()).ok();
+        stored.filter(|(_, of)| of == last && import.known_reals(value).is_none())
     };
-    let both = (of_shape(import, scale), shift.and_then(|shift| of_shape(import, shift)));
-    if let (Some((scale, _)), Some((shift, _))) = both {
+    let both = (learned_of(import, scale), shift.and_then(|shift| learned_of(import, shift)));
+    if let ((Some((scale, _)), Some((shift, _))), 1..) = (both, axis) {
         let layer = import.layer_of(node, &scale);
         let y = import.net.layer_norm(&layer, x, last.len(), epsilon)?;
         learned(import, &[Some(scale), Some(shift)])?;
         return Ok(Value::Tensor(y));
     }
     let layer = import.layer(&node.layer());
+    // What nothing is before is one row.
+    let one = Shape([&[1], &shape.0[..]].concat());
+    let x = if axis == 0 { import.net.reshape(&format!("{layer}.row"), x, one)? } else { x };
     let y = import.net.normalise_rows(&layer, x, last.len(), epsilon)?;
-    let scale = import.tensor(node, scale)?;
-    let y = put_together(import, node, Binary::Multiply, y, scale)?;
-    match shift {
-        None => Ok(Value::Tensor(y)),
-        Some(shift) => {
-            let shift = import.tensor(node, shift)?;
-            Ok(Value::Tensor(put_together(import, node, Binary::Add, y, shift)?))
+    let mut y = if axis == 0 { import.net.reshape(&format!("{layer}.back"), y, shape.clone())? } else { y };
+    for (of, value) in [(Binary::Multiply, Some(scale)), (Binary::Add, shift)] {
+        if let Some(value) = value.filter(|value| !does_nothing(import, of, value)) {
+            let by = import.tensor(node, value)?;
+            y = put_together(import, node, of, y, by)?;
         }
     }
+    Ok(Value::Tensor(y))
+}
+
+/// Whether numbers that are not learned change nothing.
+fn does_nothing(import: &Import, of: Binary, value: &Value) -> bool {
+    let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
+    import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing))
 }
 
 pub fn instance_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
@@ -136,8 +145,7 @@ fn scaled_by_channel<'a>(
     x: TensorId,
     (value, channels): (&Value, usize),
 ) -> std::result::Result<TensorId, Stop> {
-    let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
-    if import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing)) {
+    if does_nothing(import, of, value) {
         return Ok(x);
     }
     let by = import.tensor(node, value)?;

@@ -70,7 +70,8 @@ pub fn product<'a>(import: &mut Import<'a>, node: Node<'a>, a: &Value, b: &Value
 /// Of two tensors, as one product of matrices: letters that all three have are batches, those that the two have are
 /// summed over.
 pub fn einsum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    let equation: String = node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
+    let equation: String =
+        node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
     let wrong = || format!("equation {equation}: none of two tensors that is a product of matrices");
     let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
     let ([a, b], Some((of_a, of_b))) = (inputs, operands.split_once(',')) else { return Err(wrong().into()) };
@@ -100,7 +101,8 @@ pub fn einsum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     let (b, sizes_b) = in_order(import, node, (b, of_b), &[&batch, &inner, &columns])?;
     let Value::Tensor(y) = product(import, node, &a, &b)? else { return Err(wrong().into()) };
     let all = [sizes_a, sizes_b].concat();
-    let extent = |letter: &char| all.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
+    let extent =
+        |letter: &char| all.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
     let y = shapes::shaped(import, node, y, order.iter().map(extent).collect())?;
     let places: Vec<usize> =
         result.chars().filter_map(|letter| order.iter().position(|&other| other == letter)).collect();
@@ -125,7 +127,8 @@ fn in_order<'a>(
         wanted.filter_map(|&letter| letters.chars().position(|other| other == letter)).collect();
     let y = shapes::permuted(import, node, &Value::Tensor(x), &axes)?;
     let y = import.tensor(node, &y)?;
-    let extent = |letter: &char| sizes.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
+    let extent =
+        |letter: &char| sizes.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
     let joined = groups.iter().map(|group| group.iter().map(extent).product()).collect();
     Ok((shapes::shaped(import, node, y, joined)?, sizes))
 }

@@ -76,7 +76,8 @@ pub fn dropped<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, noise: &N
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
     let kept = noise.kept.filter(|&kept| noise.is_scaled && kept > 0.0 && kept <= 1.0);
-    let kept = kept.ok_or("multiplies by random numbers that are not 0 or one over the share that is kept")?;
+    let kept =
+        kept.ok_or("multiplies by random numbers that are not 0 or one over the share that is kept")?;
     let share = rounded(1.0 - f64::from(kept));
     let is_whole = noise.dims.len() == shape.rank()
         && noise.dims.first() == Some(&shape.batch())

@@ -127,7 +127,15 @@ pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
 pub fn permuted<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, order: &[usize]) -> Outcome {
     let rank = order.len();
     let swaps = |a: usize, b: usize| {
-        order.iter().enumerate().all(|(place, &axis)| axis == if place == a { b } else if place == b { a } else { place })
+        order.iter().enumerate().all(|(place, &axis)| {
+            axis == if place == a {
+                b
+            } else if place == b {
+                a
+            } else {
+                place
+            }
+        })
     };
     match x {
         Value::Stored(stored) if order == [1, 0] => {
@@ -193,7 +201,8 @@ pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
     }
     for place in 0..starts.len() {
         let shape = import.net.shape(x).clone();
-        let axis = from_front(axes[place], shape.rank()).ok_or_else(|| format!("axes {axes:?} of {shape}"))?;
+        let axis =
+            from_front(axes[place], shape.rank()).ok_or_else(|| format!("axes {axes:?} of {shape}"))?;
         let extent = shape.0[axis];
         let (from, step, count) = taken(extent, starts[place], ends[place], steps[place]);
         if count == 0 {
@@ -274,7 +283,8 @@ pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     let rest = shape.0.iter().enumerate().filter(|(other, _)| *other != axis).map(|(_, &extent)| extent);
     let apart = Shape([found.len()].into_iter().chain(rest).collect());
     let y = import.net.reshape(&format!("{layer}.taken"), y, apart)?;
-    let back: Vec<usize> = (0..shape.rank()).map(|place| order.iter().position(|&a| a == place).unwrap_or(0)).collect();
+    let back: Vec<usize> =
+        (0..shape.rank()).map(|place| order.iter().position(|&a| a == place).unwrap_or(0)).collect();
     let y = permuted(import, node, &Value::Tensor(y), &back)?;
     let y = import.tensor(node, &y)?;
     shaped(import, node, y, to)
@@ -413,7 +423,8 @@ pub fn constant<'a>(_: &mut Import<'a>, node: Node<'a>, _: &[Value]) -> Outcome 
     } else if is("value_float") {
         node.real("value_float").map(|number| single(Numbers::Reals(vec![number])))
     } else if is("value_floats") {
-        let row = |reals: &[f32]| Constant { dims: vec![reals.len()], numbers: Numbers::Reals(reals.to_vec()) };
+        let row =
+            |reals: &[f32]| Constant { dims: vec![reals.len()], numbers: Numbers::Reals(reals.to_vec()) };
         node.reals("value_floats").map(row)
     } else {
         None

@@ -70,7 +70,8 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     if let (Ok((mut weight, extents)), true) = (import.stored(&w, "weight", 2), is_plain) {
         weight.transposed ^= !is_set("transB");
         let outputs = if is_set("transB") { extents[0] } else { extents[1] };
-        let fits = bias.is_none_or(|bias| import.stored(bias, "bias", 1).is_ok_and(|(_, of)| of == [outputs]));
+        let fits =
+            bias.is_none_or(|bias| import.stored(bias, "bias", 1).is_ok_and(|(_, of)| of == [outputs]));
         if fits {
             return linear(import, node, &x, weight, bias);
         }

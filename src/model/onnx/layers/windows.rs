@@ -111,4 +111,3 @@ pub fn global_max_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Va
     let layer = import.layer(&node.layer());
     Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool2d { kernel, ..Pool2d::square(1) })?))
 }
-

@@ -410,8 +410,17 @@ mod full {
             model.build_to_test(1, [model.image[0], *size, *size], model.classes).is_ok()
         };
         let smallest = |model: &model::Model| (24..).find(|size| works(model, size)).unwrap();
-        let models = model::MODELS.iter().map(|model| (model.name(), smallest(model)));
+        let convolutions = model::MODELS.iter().filter(|model| !TRANSFORMERS.contains(&model.name()));
+        let models = convolutions.map(|model| (model.name(), smallest(model)));
         // At these sizes their poolings are even.
         zoo(&models.chain([("alexnet", 224), ("vgg11", 224)]).collect::<Vec<_>>());
+    }
+
+    const TRANSFORMERS: [&str; 2] = ["vit_b_16", "swin_t"];
+
+    #[test]
+    #[ignore = "minutes"]
+    fn transformers() {
+        zoo(&TRANSFORMERS.map(|name| (name, 64)));
     }
 }

@@ -1,7 +1,7 @@
 //! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to
-//! compute shapes and masks, of `constant`s. `export` writes a network as such a file.
-//! docs/onnx.md has the table of ops.
+//! compute shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of
+//! ops.
 
 mod constant;
 pub mod export;

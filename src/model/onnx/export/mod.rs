@@ -146,11 +146,15 @@ impl<'a> Writer<'a> {
             return Ok(name.clone());
         }
         let tensor = self.graph.tensor(id);
-        if !matches!(tensor.role, Role::Parameter | Role::Statistic) {
-            return Err(Error::internal(format!("{} is read before it is written", tensor.name)));
-        }
-        let numbers = (self.values)(&tensor.name)?;
-        let name = self.stored(&tensor.name, &tensor.spec.shape.0, &numbers);
+        let dims = &tensor.spec.shape.0;
+        let name = match (tensor.role, &tensor.values) {
+            (Role::Parameter | Role::Statistic, _) => {
+                let numbers = (self.values)(&tensor.name)?;
+                self.stored(&tensor.name, dims, &numbers)
+            }
+            (Role::Constant, Some(numbers)) => self.constant(&tensor.name, dims, numbers),
+            _ => return Err(Error::internal(format!("{} is read before it is written", tensor.name))),
+        };
         self.named.insert(id, name.clone());
         Ok(name)
     }

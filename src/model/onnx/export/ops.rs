@@ -199,8 +199,9 @@ impl Writer<'_> {
             let operand = vec![inputs[place].clone()];
             inputs[place] = self.node(&layer, "Transpose", operand, vec![ints("perm", &order)]);
         }
-        let y = self.node(&node.name, "MatMul", inputs, Vec::new());
-        Ok(self.scaled(&node.name, y, of.scale))
+        // Before the product, as exporters write it: there readers take it for a part of it.
+        inputs[0] = self.scaled(&node.name, std::mem::take(&mut inputs[0]), of.scale);
+        Ok(self.node(&node.name, "MatMul", inputs, Vec::new()))
     }
 
     fn activation(&mut self, node: &Node, of: Activation) -> Result<String> {

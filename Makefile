@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-collectives install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-collectives install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -51,7 +51,7 @@ test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of t
 
 test-full: ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and every case of all tests, of the release build, under each MPI
 	@.ci/deps $(MPI) tests slurm
-	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full combinations::full memory::full
+	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full elastic::full combinations::full memory::full
 	@set -e; for mpi in $(MPIS); do DLTRAIN_TEST_FULL=1 PROFILE=release .ci/test $$mpi; done
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI
@@ -130,6 +130,14 @@ bench-hosts: build ## measure the allreduces between namespaces that act as host
 
 bench-strategies: build ## measure who updates what between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/strategies/run.sh $(DLTRAIN)
+
+bench-elastic: build ## measure what a killed rank costs, against torchrun's elastic agent (installs PyTorch) and Horovod where it is there
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/elastic/run.sh $(DLTRAIN)
+
+bench-pipeline: build ## measure a network in two stages against torch.distributed.pipelining (installs PyTorch)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/pipeline/run.sh $(DLTRAIN)
 
 bench-collectives: ## measure the allreduces on one host against both MPIs and gloo (installs PyTorch)
 	@.ci/deps openmpi mpich torch

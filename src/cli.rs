@@ -8,6 +8,7 @@ mod loss_scale;
 mod manual;
 mod optimizer;
 mod parsed;
+mod pipeline;
 mod places;
 mod relaxed;
 mod session;
@@ -73,7 +74,15 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         flags: Vec<std::ffi::OsString>,
     },
-    /// Write weights as safetensors, which torchvision's models load, or as HDF5.
+    /// Say what images are, the most probable classes first: --init-from WEIGHTS --model NAME DATA [-o FILE].
+    Predict {
+        /// DATA: an image, a directory of images, or a data set; --top N; -o FILE (.csv, .h5); --model, --init-from and
+        /// others, as dltrain --help has them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        flags: Vec<std::ffi::OsString>,
+    },
+    /// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX
+    /// file.
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
@@ -113,6 +122,7 @@ impl Command {
             Command::Models => "models",
             Command::Info { .. } => "info",
             Command::Evaluate { .. } => "evaluate",
+            Command::Predict { .. } => "predict",
             Command::Export(_) => "export",
             Command::Bench(_) => "bench",
             Command::Pack(_) => "pack",

@@ -9,6 +9,7 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
+mod pipeline;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -25,6 +26,7 @@ pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
+pub use pipeline::{Pipeline, PipelineSchedule};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -264,6 +266,15 @@ pub struct Session {
     pub time_limit: Option<f64>,
 }
 
+/// What is to be said of each image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Predict {
+    /// How many classes, the most probable first.
+    pub top: usize,
+    /// The file that it goes to: text with commas, or HDF5; `None`: it is printed.
+    pub output: Option<PathBuf>,
+}
+
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -298,6 +309,8 @@ pub struct Config {
     pub global_batch: Option<usize>,
     /// Shards of the global batch, each computed alone, so that bits do not depend on the number of ranks.
     pub shards: Option<usize>,
+    /// Where ranks compute stages of one network: which. `batch` and `accumulation` are those of micro-batches.
+    pub pipeline: Option<Pipeline>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -373,11 +386,91 @@ pub struct Config {
     pub plan_steps: Option<PathBuf>,
     /// Only test the weights.
     pub evaluate: bool,
+    /// Only say, by the weights, what the images of `data` are.
+    pub predict: Option<Predict>,
     /// Bytes a rank: only find the largest batch that fits.
     pub max_batch: Option<usize>,
 }
 
 impl Config {
+    /// A training on a data set as it is where no flag is given.
+    pub fn on(data: impl Into<PathBuf>) -> Config {
+        let rule = Rule::default();
+        let rate = Rate {
+            base: rule.usual_rate(),
+            scale_by_ranks: false,
+            schedule: ScheduleKind::Constant,
+            warmup_epochs: 0.0,
+            step_epochs: 30,
+            gamma: 0.1,
+            power: 2.0,
+        };
+        let every = Interval::Seconds(600.0);
+        Config {
+            run_file: String::new(),
+            model: "mnist_small".into(),
+            classes: None,
+            image_size: None,
+            label_smoothing: 0.0,
+            init_from: None,
+            reset_head: false,
+            fresh_weights: false,
+            freeze: Vec::new(),
+            data: Some(data.into()),
+            input: Input::default(),
+            batch: 64,
+            accumulation: 1,
+            global_batch: None,
+            shards: None,
+            pipeline: None,
+            sync_bn: SyncBatchNorm::Off,
+            epochs: 30,
+            steps: None,
+            warmup: 0,
+            optimizer: Optimizer { rule, clip_norm: None, ema: None },
+            rate,
+            seed: 1,
+            device: DeviceKind::Auto,
+            precision: Precision::Auto,
+            loss_scale: None,
+            threads: None,
+            strategy: Strategy::ALLREDUCE,
+            outer: OuterFlags::default(),
+            async_order: AsyncOrder::default(),
+            allreduce: AllreduceKind::Auto,
+            cuda_aware: CudaAware::Auto,
+            wire: Wire::F32,
+            compress: None,
+            recompute: false,
+            tuning: None,
+            fusion_threshold: None,
+            overlap: true,
+            stall_warn: 30.0,
+            stall_abort: 0.0,
+            timeline: None,
+            timeline_steps: None,
+            results: None,
+            tensorboard: None,
+            histograms: None,
+            session: Session {
+                checkpoint: None,
+                every,
+                keep: 3,
+                commit: None,
+                resume: None,
+                time_limit: None,
+            },
+            save_weights: None,
+            dry_run: false,
+            roofline: None,
+            script: false,
+            plan_steps: None,
+            evaluate: false,
+            predict: None,
+            max_batch: None,
+        }
+    }
+
     /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
     pub fn to_test(self) -> Config {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
@@ -389,6 +482,7 @@ impl Config {
             accumulation: 1,
             global_batch: None,
             shards: None,
+            pipeline: None,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
@@ -414,6 +508,7 @@ impl Config {
             "input.loader_threads",
             "init_from",
             "save_weights",
+            "predict.output",
         ];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         let mut items = match serde_json::to_value(self) {
@@ -467,6 +562,16 @@ impl Config {
         Ok(Config { accumulation: shards / ranks, batch, ..self.clone() })
     }
 
+    /// How many stages a network is cut into.
+    pub fn stages(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
+    }
+
+    /// How many ranks have images of their own, of so many in all.
+    pub fn data_ranks(&self, ranks: usize) -> usize {
+        self.strategy.computing(ranks / self.stages())
+    }
+
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.
     pub fn relaxed(&self, ranks: usize) -> Option<Relaxed> {
         self.strategy.relaxed(&self.outer, ranks)
@@ -509,6 +614,7 @@ impl Config {
             "save_weights",
             "dry_run",
             "evaluate",
+            "predict",
             "max_batch",
         ];
         let then = items(serde_json::from_str(json));

@@ -1,20 +1,45 @@
-//! `dltrain export`: weights from one kind of file to another.
+//! `dltrain export`: weights from one kind of file to another, or with their network as an ONNX file.
 //!
-//! May use: `record`, `comm`, `error`. Used by: `main`.
+//! May use: `train` (which weights fit a network), `model`, `record`, `files`, `comm`, `error`. Used by: `main`.
 
+use std::fs;
 use std::path::PathBuf;
 
 use crate::comm::World;
-use crate::error::Result;
-use crate::record::{self, WeightsFile, write_weights};
+use crate::error::{Error, Result};
+use crate::files::write_whole;
+use crate::model::{self, Model, onnx};
+use crate::record::{self, WeightsFile, check_new, write_weights};
+use crate::train::Start;
 
-/// Write weights as safetensors, which torchvision's models load, or as HDF5.
+/// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX file.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// File of weights: a checkpoint, safetensors or HDF5.
+    /// File of weights: a checkpoint, safetensors, HDF5 or an ONNX file.
     from: PathBuf,
-    /// File to write: safetensors, or HDF5 where the name ends in .h5.
+    /// File to write: safetensors, HDF5 where the name ends in .h5, or a network where it ends in .onnx.
     to: PathBuf,
+    #[command(flatten)]
+    network: Network,
+}
+
+/// What is said of a network that is written.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "For an ONNX file")]
+struct Network {
+    /// Network that the weights are of: a name that dltrain models lists, or an ONNX file [default: that of the
+    /// weights, where they are from an ONNX file].
+    #[arg(long)]
+    model: Option<String>,
+    /// Classes that it tells apart [default: those it was made for].
+    #[arg(long, value_name = "N")]
+    classes: Option<usize>,
+    /// Height and width of its images [default: those it was made for].
+    #[arg(long, value_name = "N")]
+    image_size: Option<usize>,
+    /// Make batch normalisation part of the convolution before it.
+    #[arg(long)]
+    fold: bool,
 }
 
 /// Reads one file and writes the other, on the first rank.
@@ -22,12 +47,66 @@ pub struct Args {
 /// # Errors
 /// Those of reading and writing, the same on every rank.
 pub fn run(args: &Args, world: &World) -> Result<()> {
-    let convert = || {
-        let file = WeightsFile::open(&args.from)?;
-        write_weights(&args.to, file.shapes(), &|name| file.values(name))?;
-        Ok(file.shapes().len())
-    };
-    let tensors = world.agree(record::once(world, convert))?;
+    let is_network = model::is_file(&args.to.to_string_lossy());
+    let write = || if is_network { args.write_network() } else { args.write_weights() };
+    let tensors = world.agree(record::once(world, write))?;
     record::say(world, &format!("{tensors} tensors: {}", args.to.display()));
     Ok(())
+}
+
+impl Args {
+    /// Returns how many tensors were written.
+    fn write_weights(&self) -> Result<usize> {
+        let Network { model, classes, image_size, fold } = &self.network;
+        let given = [
+            (model.is_some(), "--model"),
+            (classes.is_some(), "--classes"),
+            (image_size.is_some(), "--image-size"),
+            (*fold, "--fold"),
+        ];
+        if let Some((_, flag)) = given.iter().find(|(is_given, _)| *is_given) {
+            return Err(Error::usage(format!(
+                "{flag} is about a network, and {} is a file of weights alone; give it a name that ends in .onnx, or \
+                 leave {flag} out",
+                self.to.display()
+            )));
+        }
+        let file = WeightsFile::open(&self.from)?;
+        write_weights(&self.to, file.shapes(), file.class_names(), &|name| file.values(name))?;
+        Ok(file.shapes().len())
+    }
+
+    /// The same for a network with its weights.
+    fn write_network(&self) -> Result<usize> {
+        check_new(&self.to)?;
+        let model = self.model()?;
+        let [channels, height, width] = model.image;
+        let image = self.network.image_size.map_or([channels, height, width], |size| [channels, size, size]);
+        let classes = self.network.classes.unwrap_or(model.classes);
+        if classes == 0 || image.contains(&0) {
+            return Err(Error::usage("--classes and --image-size must be at least 1"));
+        }
+        let build = |batch| model.build_to_test(batch, image, classes);
+        let file = WeightsFile::open(&self.from)?;
+        let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
+        let values = |name: &str| {
+            start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
+        };
+        let bytes = onnx::export::network(build, self.network.fold, &values)?;
+        let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
+        write_whole(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
+        Ok(start.tensors())
+    }
+
+    fn model(&self) -> Result<Model> {
+        match &self.network.model {
+            Some(name) => model::find(name),
+            None if model::is_file(&self.from.to_string_lossy()) => model::open(&self.from),
+            None => Err(Error::usage(format!(
+                "{}: an ONNX file holds a network, and {} has weights alone; name their network with --model",
+                self.to.display(),
+                self.from.display()
+            ))),
+        }
+    }
 }

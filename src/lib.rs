@@ -29,6 +29,12 @@
 //!    ([`device::Device::update`]), at the rate of the [`optim::Schedule`].
 //! 7. **The record.** Times, losses and accuracy go to the results file, the terminal and TensorBoard ([`record`]).
 //!
+//! # A network of one's own
+//!
+//! `examples/own_network.rs` trains one: a function describes it to a [`graph::Builder`], [`model::Model::new`] makes a
+//! model of that function, [`config::Config::on`] is a run without flags, and [`train::run_own`] trains on all ranks of
+//! a [`comm::World`].
+//!
 //! Examples that run are at [`graph::Builder`], [`plan`] and [`collective`].
 #![deny(unsafe_code)]
 #![warn(clippy::undocumented_unsafe_blocks)]

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 
-ALIVE = 300
+# A launcher that has not gone on after so many seconds is taken to hang, and this is its figure.
+ALIVE = 60
 
 
 def steps():
@@ -23,11 +24,14 @@ def steps():
         return max((os.path.basename(path) for path in newest), default=None)
 
 
-def wait(job, seen):
-    """Until there is another step than those seen."""
+def wait(job, seen, hangs=False):
+    """Until there is another step than those seen. `hangs`: not longer than a minute, which is then said."""
     begun = time.monotonic()
     while steps() in seen:
-        if job.poll() is not None or time.monotonic() - begun > ALIVE:
+        late = time.monotonic() - begun > ALIVE
+        if late and hangs and job.poll() is None:
+            return print(f"{sys.argv[2:]}: no step within {ALIVE} s", file=sys.stderr)
+        if job.poll() is not None or late:
             sys.exit(f"{sys.argv[2:]}: no step; code {job.returncode}")
         time.sleep(0.002)
 
@@ -72,7 +76,7 @@ def main():
         # What the others had under way may still end.
         time.sleep(0.05)
         seen.add(steps())
-        wait(job, seen)
+        wait(job, seen, hangs=True)
         print(f"{time.monotonic() - killed:.2f}")
     finally:
         job.send_signal(signal.SIGTERM)

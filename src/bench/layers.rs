@@ -160,7 +160,7 @@ struct Times {
 
 impl Subject<'_> {
     fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
-        let options = Options { fusion_threshold: 1 << 20, training: None };
+        let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
         let plan = plan::plan(forward.differentiate(), device, &options)?;
         let allocate = |bytes| device.allocate(bytes);
         let regions = Regions::new(

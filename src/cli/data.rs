@@ -37,6 +37,10 @@ pub struct Args {
 }
 
 impl Args {
+    pub fn take(&mut self, path: PathBuf) {
+        self.data = Some(path);
+    }
+
     pub fn path(&self) -> Option<&Path> {
         self.data.as_deref()
     }

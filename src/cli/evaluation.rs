@@ -1,4 +1,4 @@
-//! Which flags have nothing to do in a run that only tests (`--evaluate`).
+//! Which flags have nothing to do in a run that only tests (`--evaluate`, `--predict`).
 
 use clap::CommandFactory;
 
@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 31] = [
+const OF_TRAINING: [&str; 36] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -21,15 +21,20 @@ const OF_TRAINING: [&str; 31] = [
     "fusion-threshold-mb",
     "global-batch",
     "local-steps",
+    "mesh",
+    "micro-batches",
     "no-overlap",
     "outer-lr",
     "outer-momentum",
     "outer-nesterov",
+    "pipeline",
+    "pipeline-cuts",
     "plan-steps",
     "recompute",
     "repeat-data",
     "reset-head",
     "roofline",
+    "schedule",
     "script",
     "shards",
     "steps",
@@ -41,11 +46,11 @@ const OF_TRAINING: [&str; 31] = [
 ];
 
 /// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only
-/// those are refused by which something would be written or gone on with.
+/// those are refused by which something would be written or gone on with. `what` the run does, for the message.
 ///
 /// # Errors
 /// `Usage`, naming all of them.
-pub fn check(given: &[String], origins: &[(String, String)]) -> Result<()> {
+pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Result<()> {
     let command = Cli::command();
     let of_optimizer = |name: &str| {
         let mut flags = command.get_arguments().filter(|arg| arg.get_long() == Some(name));
@@ -61,7 +66,7 @@ pub fn check(given: &[String], origins: &[(String, String)]) -> Result<()> {
     match idle.is_empty() {
         true => Ok(()),
         false => Err(Error::usage(format!(
-            "--evaluate only tests, and prints what comes out: {} would do nothing; leave {} out",
+            "{what}, and prints what comes out: {} would do nothing; leave {} out",
             idle.join(", "),
             if idle.len() == 1 { "it" } else { "them" }
         ))),
@@ -77,9 +82,10 @@ mod tests {
         let given = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let from_file =
             [("lr".to_string(), "run.toml:1".to_string()), ("results".into(), "run.toml:2".into())];
-        assert!(check(&given(&["batch", "data", "precision", "quiet"]), &[]).is_ok());
-        assert!(check(&given(&["lr", "batch"]), &from_file).is_ok());
-        let said = |names: &[&str], origins| check(&given(names), origins).unwrap_err().message;
+        assert!(check("it only tests", &given(&["batch", "data", "precision", "quiet"]), &[]).is_ok());
+        assert!(check("it only tests", &given(&["lr", "batch"]), &from_file).is_ok());
+        let said =
+            |names: &[&str], origins| check("it only tests", &given(names), origins).unwrap_err().message;
         assert!(
             said(&["lr", "batch", "epochs"], &[])
                 .contains(": --lr, --epochs would do nothing; leave them out")

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Command, CommandFactory, FromArgMatches};
+use clap::{Arg, Command, CommandFactory, FromArgMatches, value_parser};
 
 use super::{Cli, file};
 use dltrain::error::{Error, Result};
@@ -30,7 +30,7 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
     let args = with_flag(args);
     match file::given(&args) {
         None => Ok(Parsed::Whole(Box::new(whole(&args)?))),
-        Some(path) => match command().try_get_matches_from(&args) {
+        Some(path) => match definition(&args).try_get_matches_from(&args) {
             Err(error) if !error.use_stderr() => Err(error),
             // What is missing may be in the file.
             _ => Ok(Parsed::WithFile { args, path }),
@@ -38,19 +38,40 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
     }
 }
 
-/// `dltrain evaluate …` is `dltrain --evaluate …`: what users look for, and what run files can say.
+/// `dltrain evaluate …` is `dltrain --evaluate …`, and predict likewise: what users look for, and what run files can
+/// say.
 fn with_flag(mut args: Vec<OsString>) -> Vec<OsString> {
-    if let Some(word) = args.get_mut(1).filter(|word| *word == "evaluate") {
-        *word = "--evaluate".into();
+    if let Some(word) = args.get_mut(1) {
+        for (name, flag) in [("evaluate", "--evaluate"), ("predict", PREDICT)] {
+            if word == name {
+                *word = flag.into();
+            }
+        }
     }
     args
 }
 
+const PREDICT: &str = "--predict";
+/// The images of `dltrain predict`, in place of --data. Elsewhere a word without a flag is the name of a command.
+const IMAGES: &str = "images";
+
+/// The definition of what may stand on a command line.
+fn definition(args: &[OsString]) -> Command {
+    let images = || Arg::new(IMAGES).value_name("DATA").value_parser(value_parser!(PathBuf));
+    match args.iter().any(|arg| arg == PREDICT) {
+        true => command().arg(images()),
+        false => command(),
+    }
+}
+
 fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
-    let matches = command().try_get_matches_from(args)?;
+    let matches = definition(args).try_get_matches_from(args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))?;
     cli.train.given = file::given_flags(&command(), &matches);
     cli.train.run_file = file::render(&command(), &matches);
+    if let Ok(Some(images)) = matches.try_get_one::<PathBuf>(IMAGES) {
+        cli.train.take_images(images.clone());
+    }
     Ok(cli)
 }
 

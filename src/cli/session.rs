@@ -36,6 +36,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether the state is to be kept in memory of the nodes.
+    pub fn commits(&self) -> bool {
+        self.commit.is_some()
+    }
+
     pub fn directory(&self) -> Option<&Path> {
         self.checkpoint.as_deref()
     }

@@ -1,10 +1,11 @@
 //! The flags of training, and their validation.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Strategy, SyncBatchNorm, Wire,
-    most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Strategy, SyncBatchNorm,
+    Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -12,7 +13,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, relaxed, session};
+use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, pipeline, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -110,6 +111,15 @@ pub struct Args {
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
     #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
+    /// Say what the images of --data are, by the weights of --init-from (or of an ONNX file), and stop.
+    #[arg(long, conflicts_with = "evaluate", help_heading = "Length of the run")]
+    predict: bool,
+    /// With --predict: how many classes of an image, the most probable first [default: 5].
+    #[arg(long, value_name = "N", requires = "predict", help_heading = "Length of the run")]
+    top: Option<usize>,
+    /// With --predict: write that there, as text with commas (.csv) or HDF5 (.h5).
+    #[arg(long, short, value_name = "FILE", requires = "predict", help_heading = "Length of the run")]
+    output: Option<PathBuf>,
     /// Say the largest --batch whose memory a rank is at most SIZE (16GiB, 500MB), and stop.
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Length of the run")]
     max_batch: Option<usize>,
@@ -141,6 +151,8 @@ pub struct Args {
     relaxed: relaxed::Args,
     #[command(flatten)]
     asynchronous: asynchronous::Args,
+    #[command(flatten)]
+    pipeline: pipeline::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -198,6 +210,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Takes the images from here, whatever the flag says.
+    pub fn take_images(&mut self, path: PathBuf) {
+        self.data.take(path);
+    }
+
     /// How much is to be said.
     pub fn volume(&self) -> Volume {
         match (self.quiet, self.verbose) {
@@ -214,7 +231,11 @@ impl Args {
     pub fn validate(mut self) -> Result<Config> {
         let origins = std::mem::take(&mut self.origins);
         let places = self.distinct_places();
-        let tests = if self.evaluate { evaluation::check(&self.given, &origins) } else { Ok(()) };
+        let tests = match (self.evaluate, self.predict) {
+            (true, _) => evaluation::check("--evaluate only tests", &self.given, &origins),
+            (_, true) => evaluation::check("--predict only looks at images", &self.given, &origins),
+            _ => Ok(()),
+        };
         places.and(tests).and_then(|()| self.checked()).map_err(|error| file::located(error, &origins))
     }
 
@@ -235,6 +256,7 @@ impl Args {
             ("--resume", self.session.resumed_file(), Use::Read),
             ("--tuning", self.tuning.as_deref(), Use::Read),
             ("--data", self.data.path(), Use::Read),
+            ("--output", self.output.as_deref(), Use::Write),
         ])
     }
 
@@ -333,16 +355,55 @@ impl Args {
         }
     }
 
+    /// That what else is asked for goes with a network in stages.
+    fn beside_stages(&self, strategy: Strategy) -> Result<()> {
+        let wanted = [
+            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "stages own their parts whole"),
+            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
+            (self.global_batch.is_some(), "--global-batch".into(), "a batch is divided into --micro-batches"),
+            (
+                self.compress.is_some(),
+                "--compress".into(),
+                "what is left for later is kept by buckets, and stages have others",
+            ),
+            (
+                self.recompute,
+                "--recompute".into(),
+                "what is computed again lies between stages; give more --micro-batches",
+            ),
+            (
+                self.tensorboard_histograms.is_some(),
+                "--tensorboard-histograms".into(),
+                "no rank has all weights",
+            ),
+            (
+                self.session.commits(),
+                "--commit".into(),
+                "a node has the state of its own stages alone; use --checkpoint",
+            ),
+            (self.max_batch.is_some(), "--max-batch".into(), "stages have unlike memory; see --dry-run"),
+        ];
+        match wanted.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --pipeline: {why}; leave one out"))),
+            None => Ok(()),
+        }
+    }
+
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
         let wanted = [
             (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
             (self.evaluate && self.data.path().is_none(), "test images (--data PATH)"),
+            (self.predict && self.data.path().is_none(), "images (DATA, or --data PATH)"),
         ];
         let missing: Vec<&str> = wanted.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| *what).collect();
-        let flag = if self.evaluate { "--evaluate" } else { "--reset-head" };
-        if (self.evaluate || self.reset_head) && !missing.is_empty() {
+        let flag = match (self.evaluate, self.predict) {
+            (true, _) => "--evaluate",
+            (_, true) => "--predict",
+            _ => "--reset-head",
+        };
+        if (self.evaluate || self.predict || self.reset_head) && !missing.is_empty() {
             return Err(Error::usage(format!("{flag} needs {}", missing.join(" and "))));
         }
         match self.fresh_weights && !has_file {
@@ -351,6 +412,22 @@ impl Args {
             }
             false => Ok(()),
         }
+    }
+
+    /// What is to be said of images.
+    fn asked(&self) -> Result<Option<Predict>> {
+        let top = self.top.unwrap_or(5);
+        at_least_one("top", top)?;
+        let endings = ["csv", "h5"].map(OsStr::new);
+        if let Some(path) = &self.output
+            && !path.extension().is_some_and(|ending| endings.contains(&ending))
+        {
+            return Err(Error::usage(format!(
+                "--output {}: the name ends in .csv for text with commas, or in .h5 for HDF5",
+                path.display()
+            )));
+        }
+        Ok(self.predict.then(|| Predict { top, output: self.output.clone() }))
     }
 
     fn checked(self) -> Result<Config> {
@@ -372,8 +449,13 @@ impl Args {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
+        let predict = self.asked()?;
         let strategy = self.strategy()?;
         let allreduce = self.allreduce(strategy)?;
+        let (pipeline, [batch, accumulation]) = self.pipeline.validate(self.batch, self.accumulation)?;
+        if pipeline.is_some() {
+            self.beside_stages(strategy)?;
+        }
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -411,10 +493,11 @@ impl Args {
             reset_head: self.reset_head,
             fresh_weights: self.fresh_weights,
             freeze: self.freeze,
-            batch: self.batch,
-            accumulation: self.accumulation,
+            batch,
+            accumulation,
             global_batch: self.global_batch,
             shards: self.shards,
+            pipeline,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
@@ -452,7 +535,8 @@ impl Args {
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             script: self.script,
             plan_steps: self.plan_steps,
-            evaluate: self.evaluate,
+            evaluate: self.evaluate || self.predict,
+            predict,
             max_batch: self.max_batch,
         };
         Ok(if config.evaluate { config.to_test() } else { config })
@@ -467,6 +551,11 @@ mod tests {
 
     fn config(flags: &[&str]) -> Result<Config> {
         Cli::try_parse_from([&["dltrain"], flags].concat()).expect("flags parse").train.validate()
+    }
+
+    #[test]
+    fn a_configuration_made_in_rust_is_that_of_no_flags() {
+        assert_eq!(config(&["--data", "digits"]).unwrap(), Config::on("digits"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command};
 
-use dltrain::config::SyncBatchNorm;
+use dltrain::config::{MeshShape, SyncBatchNorm};
 use dltrain::error::{Error, Result};
 use dltrain::model;
 
@@ -61,6 +61,22 @@ pub fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String>
             Err(_) => Err("a number of ranks, or nothing for all of them".into()),
         },
     }
+}
+
+/// "data=2,pipeline=4", in any order; an axis that is not named has one rank.
+pub fn mesh(text: &str) -> std::result::Result<MeshShape, String> {
+    let mut shape = MeshShape::of_data(1);
+    for part in text.split(',') {
+        let (axis, ranks) = part.split_once('=').ok_or("it is data=D,pipeline=S")?;
+        let ranks = ranks.parse().ok().filter(|&ranks| ranks > 0);
+        let ranks: usize = ranks.ok_or_else(|| format!("{part}: this is no number of ranks"))?;
+        match axis {
+            "data" => shape.data = ranks,
+            "pipeline" => shape.pipeline = ranks,
+            _ => return Err(format!("{axis} is no axis: these are data and pipeline")),
+        }
+    }
+    Ok(shape)
 }
 
 /// 0 or 1.

@@ -47,6 +47,38 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     })
 }
 
+/// Opens images to be told apart: those that a data set has to test with, or all of one that has none of these; or an
+/// image file, or a directory with image files in it, which have no classes. Their classes need not be the model's.
+///
+/// # Errors
+/// As for `open`.
+pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
+    let Parts { training, test } = match wanted.input.format {
+        None if holds_images(path) => {
+            let files = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
+            Parts { training: Arc::new(files), test: None }
+        }
+        _ => parts(path, wanted)?,
+    };
+    let samples = |set| Samples::new(set, wanted.sample, &*training).without_labels();
+    Ok(Sets {
+        test: Some(samples(test.unwrap_or_else(|| training.clone()))),
+        training: samples(training.clone()),
+    })
+}
+
+/// Whether it is an image file, or a directory with one in it.
+fn holds_images(path: &Path) -> bool {
+    let is_image =
+        |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(folder::is_image);
+    match path.is_dir() {
+        true => {
+            entries(path).is_ok_and(|entries| entries.iter().any(|path| is_image(path) && !path.is_dir()))
+        }
+        false => is_image(path),
+    }
+}
+
 /// Whether an epoch of so many images, each so often, can be put in order.
 fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
     let limit = most::IMAGES;
@@ -147,9 +179,14 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Nothing yet.
+    pub fn none() -> Seen {
+        Seen { directories: HashSet::new(), again: None }
+    }
+
     /// A directory that is read, and those around it, which would lead to it again.
     pub fn above(directory: &Path) -> Result<Seen> {
-        let mut seen = Seen { directories: HashSet::new(), again: None };
+        let mut seen = Seen::none();
         let whole = directory.canonicalize().map_err(|error| Error::data(directory, error))?;
         for directory in whole.ancestors() {
             seen.is_new(directory)?;

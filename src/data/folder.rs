@@ -43,6 +43,30 @@ pub fn open(directory: &Path, jpeg: Jpeg) -> Result<Parts> {
     Ok(Parts { training: Arc::new(training), test: test.map(|test| Arc::new(test) as Arc<dyn Dataset>) })
 }
 
+/// An image file, or all below a directory, without classes.
+pub fn files(path: &Path, jpeg: Jpeg) -> Result<Folder> {
+    let mut found = Found { files: Vec::new(), links: VecDeque::new(), seen: Seen::none() };
+    let directory = match path.is_dir() {
+        true => {
+            found.seen = Seen::above(path)?;
+            found.collect(path, "", 0)?;
+            found.follow()?;
+            path
+        }
+        false => {
+            files::check(path).map_err(|error| Error::data(path, error))?;
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            found.files.push((name.into(), 0));
+            files::directory_of(path)
+        }
+    };
+    let (files, labels) = found.files.into_iter().unzip();
+    let classes = Vec::new();
+    let mut folder = Folder { directory: directory.to_path_buf(), files, labels, classes, content: 0, jpeg };
+    folder.content = folder.content();
+    Ok(folder)
+}
+
 /// Files and their classes.
 pub struct Folder {
     directory: PathBuf,
@@ -193,7 +217,7 @@ impl Found {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 return Err(Error::data(&path, "a name that is not UTF-8"));
             };
-            let relative = format!("{prefix}/{name}");
+            let relative = if prefix.is_empty() { name.into() } else { format!("{prefix}/{name}") };
             if is_image(name) {
                 self.files.push((relative, label));
             } else if name.starts_with('.') || !path.is_dir() {

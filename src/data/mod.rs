@@ -28,7 +28,7 @@ mod tar;
 mod turbojpeg;
 
 pub use colours::{Colours, Sums};
-pub use detect::{Parts, open, parts};
+pub use detect::{Parts, open, open_to_predict, parts};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
@@ -49,10 +49,10 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// Labels are 0..class_names().len().
+    /// Labels are 0..class_names().len(). Without classes nothing is known of what the images are.
     fn class_names(&self) -> &[String];
 
-    /// The class of one image.
+    /// The class of one image; 0 where there are none.
     fn label(&self, index: usize) -> i32;
 
     /// Decodes one image, of any size, with 1 or 3 channels. `index` is below `len`.
@@ -63,6 +63,11 @@ pub trait Dataset: Send + Sync {
 
     /// What to call an image in a message.
     fn name(&self, index: usize) -> String;
+
+    /// The same of all of them, in order.
+    fn names(&self) -> Vec<String> {
+        (0..self.len()).map(|index| self.name(index)).collect()
+    }
 
     /// What the set holds, in words short enough for a message; equal for equal files only.
     fn fingerprint(&self) -> String;

@@ -318,6 +318,16 @@ impl Dataset for Packed {
         names.lines().nth(at).unwrap_or("without a name").to_string()
     }
 
+    fn names(&self) -> Vec<String> {
+        let mut all = Vec::with_capacity(self.len());
+        for (file, images) in self.files.iter().zip(self.first.windows(2)) {
+            all.extend(file.names().unwrap_or_default().lines().map(String::from));
+            // A table that is cut off names fewer.
+            all.resize(images[1], "without a name".into());
+        }
+        all
+    }
+
     fn fingerprint(&self) -> String {
         let crcs: Vec<u8> = self.files.iter().flat_map(|file| file.header.tables_crc.to_le_bytes()).collect();
         format!("{} packed images, CRC-32 of their tables {:08x}", self.len(), crc32(&[&crcs]))

@@ -34,6 +34,8 @@ pub struct Samples {
     augment: Augment,
     seed: u64,
     repeat: usize,
+    /// Whether images are read with their classes.
+    labelled: bool,
     normalisation: Normalisation,
 }
 
@@ -66,7 +68,13 @@ impl Samples {
             augment: Augment::default(),
             seed: 0,
             repeat: 1,
+            labelled: true,
         }
+    }
+
+    /// The same images, each read as one of class 0: their classes may be others than the model's.
+    pub fn without_labels(self) -> Samples {
+        Samples { labelled: false, ..self }
     }
 
     /// The same images augmented, all of them `repeat` times in an epoch.
@@ -189,7 +197,7 @@ impl Samples {
         self.set.read(stored, &mut scratch.source)?;
         self.frame(draws, scratch)?;
         augment::apply(&self.augment, draws, &mut scratch.scaled, &mut scratch.spare);
-        Ok(self.set.label(stored))
+        Ok(if self.labelled { self.set.label(stored) } else { 0 })
     }
 
     /// What becomes of an image and its partner in this epoch, where images are mixed.

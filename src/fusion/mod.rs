@@ -11,6 +11,7 @@
 //! use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod compress;
+mod edges;
 mod exchange;
 mod line;
 mod norms;
@@ -32,6 +33,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Area, Kind, Region, Script, TAIL, Transfer, TransferId};
 use crate::trace::{self, BucketTime};
 
+pub use edges::{EdgeMemory, Edges, Link, Relay};
 pub use exchange::Exchanges;
 pub use line::{Line, Words};
 pub use norms::Norms;
@@ -84,6 +86,8 @@ pub struct Fusion {
     norms: Option<Norms>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
+    /// In a pipeline: what goes from stage to stage.
+    edges: Option<Edges>,
     overlap: bool,
     begun: Instant,
     /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
@@ -102,6 +106,7 @@ enum Way {
     Line(usize, usize),
     Norms,
     Exchange(usize),
+    Edge(usize),
 }
 
 /// Where gradients are averaged.
@@ -150,6 +155,8 @@ pub struct Carriers {
     pub norms: Option<Norms>,
     /// With exchanges between the steps of the program.
     pub exchanges: Option<Exchanges>,
+    /// In a pipeline.
+    pub edges: Option<Edges>,
 }
 
 impl Carriers {
@@ -161,7 +168,15 @@ impl Carriers {
 
     /// Of these sums alone.
     pub fn of(sums: Line) -> Carriers {
-        Carriers { sums, tail: None, parameters: None, mixes: Vec::new(), norms: None, exchanges: None }
+        Carriers {
+            sums,
+            tail: None,
+            parameters: None,
+            mixes: Vec::new(),
+            norms: None,
+            exchanges: None,
+            edges: None,
+        }
     }
 }
 
@@ -178,7 +193,7 @@ impl Fusion {
         lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
         let mut ways = Vec::new();
-        let mut exchanges = 0;
+        let (mut exchanges, mut edges) = (0, 0);
         for transfer in script.transfers.iter() {
             let Transfer { kind, area, cuts, axis, .. } = transfer;
             let nothing = || Error::internal(format!("nothing carries {transfer}"));
@@ -196,6 +211,11 @@ impl Fusion {
                 (Kind::Gather, _) => {
                     ways.push(Way::Exchange(exchanges));
                     exchanges += 1;
+                    continue;
+                }
+                (Kind::Send { .. } | Kind::Receive { .. }, _) => {
+                    ways.push(Way::Edge(edges));
+                    edges += 1;
                     continue;
                 }
                 _ => return Err(nothing()),
@@ -223,6 +243,7 @@ impl Fusion {
             summed: false,
             norms: carriers.norms,
             exchanges: carriers.exchanges,
+            edges: carriers.edges,
             overlap,
             begun: Instant::now(),
             waited: 0.0,
@@ -246,6 +267,7 @@ impl Fusion {
             summed: false,
             norms: None,
             exchanges: None,
+            edges: None,
             overlap: true,
             begun: Instant::now(),
             waited: 0.0,
@@ -316,7 +338,7 @@ impl Fusion {
 
     /// Bytes that this rank has sent so far in messages of gradients, parameters and the step's own numbers.
     pub fn sent(&self) -> u64 {
-        self.lines.iter().map(Line::sent).sum()
+        self.lines.iter().map(Line::sent).sum::<u64>() + self.edges.as_ref().map_or(0, Edges::sent)
     }
 
     /// Begins a step; `begun` is its clock's zero. New parameters of the step before may be on their way.
@@ -349,6 +371,7 @@ impl Fusion {
                 self.advance(device)
             }
             Way::Norms => self.norms.as_mut().map_or(Ok(()), Norms::start),
+            Way::Edge(index) => self.edges.as_mut().map_or(Ok(()), |edges| edges.start(index, device)),
             Way::Exchange(index) => {
                 self.exchanges.as_mut().map_or(Ok(()), |exchanges| exchanges.start(index, device))
             }
@@ -370,6 +393,7 @@ impl Fusion {
                 },
                 device,
             ),
+            Way::Edge(index) => self.wait_edge(index, device),
             Way::Exchange(_) => {
                 let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
                 let outcome = exchanges.wait(device, || self.moved_meanwhile(device));
@@ -377,6 +401,20 @@ impl Fusion {
                 outcome
             }
         }
+    }
+
+    fn wait_edge(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let come = |fusion: &Fusion| Ok(fusion.edges.as_ref().is_none_or(|edges| edges.is_finished(index)));
+        if come(self)? {
+            return Ok(());
+        }
+        let begun = trace::now();
+        let awaited = |fusion: &Fusion| {
+            fusion.edges.as_ref().map_or_else(Awaited::default, |edges| edges.awaited(index))
+        };
+        self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
+        trace::record(trace::EventKind::Wait, begun, index, 0, 0);
+        Ok(())
     }
 
     /// Whether other transfers could be moved along while one is waited for.
@@ -478,7 +516,8 @@ impl Fusion {
 
     /// To be called between steps of the plan: makes progress on what is under way.
     pub fn advance(&mut self, device: &dyn Device) -> Result<()> {
-        if self.overlap && self.lines.iter().any(Line::is_flying) {
+        let edges = self.edges.as_ref().is_some_and(Edges::is_flying);
+        if self.overlap && (edges || self.lines.iter().any(Line::is_flying)) {
             for _ in 0..POLLS {
                 if !self.progress(device)? {
                     break;
@@ -493,6 +532,9 @@ impl Fusion {
         let mut moved = false;
         for line in self.lines.iter_mut().filter(|line| line.is_flying()) {
             moved |= line.progress(device, self.begun)?;
+        }
+        if let Some(edges) = &mut self.edges {
+            moved |= edges.progress(device)?;
         }
         let Some(line) = self.lines.get(self.with_tail) else { return Ok(moved) };
         if !self.summed && line.is_complete() && !line.is_flying() {
@@ -584,8 +626,20 @@ mod tests {
         let share = |bucket: usize, _: usize, _: usize| buckets[bucket].bytes.clone();
         let sums = buckets.last().map_or(0, |bucket| bucket.bytes.end);
         let (readers, exchanges) = (vec![0; buckets.len()], Vec::new());
-        let outline =
-            Outline { steps, forward: 1, buckets: &buckets, readers, exchanges, sums, share: &share };
+        let outline = Outline {
+            steps,
+            forward: 1,
+            buckets: &buckets,
+            readers,
+            exchanges,
+            sums,
+            share: &share,
+            edges: &[],
+            passes: &[],
+            gradients: Vec::new(),
+            contexts: plan::Contexts::ONE,
+            ends: [true; 2],
+        };
         plan::scripts(&Manner { overlap, ..Manner::plain(vec![0]) }, &outline, 0..1).remove(0)
     }
 

@@ -35,7 +35,7 @@ pub fn cut(
     let rehearsed = |threshold| {
         plan.cut_at(threshold);
         let scripts = plan.scripts(manner, rule, 0..1);
-        plan::rehearse(&scripts, &facts, &prices).map(|rehearsal| rehearsal.seconds)
+        plan::rehearse(&scripts, &[&facts], &prices).map(|rehearsal| rehearsal.seconds)
     };
     let seconds = THRESHOLDS.map(rehearsed).into_iter().collect::<Result<Vec<f64>>>()?;
     plan.cut_at(THRESHOLDS[largest_good(&seconds)]);
@@ -79,7 +79,8 @@ mod tests {
     fn buckets(sum: &dyn Fn(usize) -> f64, overlap: bool) -> Vec<usize> {
         let model = model::find("resnet18").unwrap();
         let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
-        let mut plan = plan(graph, &Reference, &Options { fusion_threshold: 0, training: None }).unwrap();
+        let mut plan =
+            plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None }).unwrap();
         let seconds = step_seconds(&plan, &Tuning::built_in().parameters, 1);
         let manner = Manner { overlap, ..Manner::plain(vec![0]) };
         cut(&mut plan, &manner, &SGD, &seconds, sum).unwrap();

@@ -179,6 +179,7 @@ impl Builder {
             logits,
             losses,
             hits,
+            probabilities: None,
         }
     }
 

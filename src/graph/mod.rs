@@ -80,7 +80,7 @@ pub enum Role {
     Activation,
     /// The loss gradient of a parameter; averaged over ranks.
     Gradient,
-    /// Per-sample figures read by the host after the step: losses, hits.
+    /// Per-sample figures read by the host after the step: losses, hits, probabilities.
     Metric,
 }
 
@@ -208,6 +208,8 @@ pub struct Graph {
     pub losses: TensorId,
     /// 1 for each image whose largest score is that of its class, else 0 (N).
     pub hits: TensorId,
+    /// Where they are asked for (`with_probabilities`): (N,K) probabilities of the classes.
+    pub probabilities: Option<TensorId>,
 }
 
 impl Graph {
@@ -245,8 +247,10 @@ impl Graph {
             logits,
             losses,
             hits,
+            probabilities,
         } = self;
-        [images, labels, logits, losses, hits].into_iter().chain(mixed.iter_mut().flatten())
+        let own = [images, labels, logits, losses, hits].into_iter();
+        own.chain(mixed.iter_mut().flatten()).chain(probabilities)
     }
 
     /// How many numbers of its parameters the model does not learn.
@@ -288,6 +292,21 @@ impl Graph {
             }
         }
         self
+    }
+
+    /// The same network also giving the probabilities of classes, for the host to read. For a graph that is tested.
+    pub fn with_probabilities(mut self) -> Graph {
+        let shape = self.tensor(self.logits).spec.shape.clone();
+        self.tensors.push(Tensor::new("probabilities", Spec { shape, dtype: DType::F32 }, Role::Metric));
+        let probabilities = TensorId(self.tensors.len() - 1);
+        self.nodes.push(Node {
+            name: "probabilities".into(),
+            op: Op::Softmax,
+            inputs: vec![self.logits],
+            outputs: vec![probabilities],
+            forward: None,
+        });
+        Graph { probabilities: Some(probabilities), forward_nodes: self.forward_nodes + 1, ..self }
     }
 
     /// The same network learning from mixed samples, which have two labels each. For a forward graph.

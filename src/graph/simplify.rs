@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Activation, DType, Graph, Op, Pool2d, Role, Shape, TensorId, adaptive_window};
+use super::{Activation, DType, Graph, Op, Pool2d, Role, Shape, TensorId};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -90,10 +90,8 @@ impl Graph {
             if node.op != Op::AdaptiveAvgPool {
                 continue;
             }
-            let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| self.shape_of(id));
-            let along = |axis: usize| uniform_windows(x.0[axis], y.0[axis]);
-            if let (Some([kh, sh]), Some([kw, sw])) = (along(2), along(3)) {
-                let pool = Pool2d { kernel: [kh, kw], stride: [sh, sw], ..Pool2d::square(1) };
+            let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| &self.shape_of(id).0);
+            if let Some(pool) = Pool2d::adaptive([x[2], x[3]], [y[2], y[3]]) {
                 self.nodes[index].op = Op::AvgPool(pool);
             }
         }
@@ -240,15 +238,6 @@ impl Graph {
         self.tensors.iter_mut().filter_map(|tensor| tensor.gradient_of.as_mut()).for_each(new);
         self.own_tensors().for_each(new);
     }
-}
-
-/// Length and distance of the windows of an adaptive pooling, where all are alike.
-fn uniform_windows(input: usize, output: usize) -> Option<[usize; 2]> {
-    let window = |index| adaptive_window(index, input, output);
-    let length = window(0).len();
-    let stride = if output > 1 { window(1).start } else { length };
-    let alike = (0..output).all(|index| window(index) == (index * stride..index * stride + length));
-    (alike && stride > 0).then_some([length, stride])
 }
 
 #[cfg(test)]

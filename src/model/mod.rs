@@ -30,8 +30,8 @@ use crate::graph::{Builder, Graph, TensorId};
 /// A model that `--model` can name.
 #[derive(Clone)]
 pub struct Model {
-    /// As `--model` takes it; of a file its name without what is before and behind.
-    pub name: &'static str,
+    /// As `--model` takes it; empty for a file, which has its own.
+    name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
     /// (C, H, W) of the images it was made for.
@@ -120,8 +120,7 @@ pub fn find(name: &str) -> Result<Model> {
 pub fn open(path: &Path) -> Result<Model> {
     let file = onnx::File::open(path)?;
     Ok(Model {
-        // A name is there as long as the program: this one too.
-        name: file.label().leak(),
+        name: "",
         about: "from an ONNX file",
         image: file.image(),
         classes: file.classes(),
@@ -130,6 +129,22 @@ pub fn open(path: &Path) -> Result<Model> {
 }
 
 impl Model {
+    /// A network of one's own. `layers` describes it to a builder: it is given the images, (N, C, H, W), and the number
+    /// of classes, and gives their scores (N, K). `image` (C, H, W) and `classes` are what it is made for.
+    pub const fn new(
+        name: &'static str,
+        image: [usize; 3],
+        classes: usize,
+        layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
+    ) -> Model {
+        Model { name, about: "a network of one's own", image, classes, layers: Layers::Of(layers) }
+    }
+
+    /// As `--model` takes it; of a file its name without what is before and behind.
+    pub fn name(&self) -> &str {
+        self.file().map_or(self.name, onnx::File::label)
+    }
+
     /// The file that it is from; `None` for one of the zoo.
     pub fn file(&self) -> Option<&onnx::File> {
         match &self.layers {
@@ -141,8 +156,8 @@ impl Model {
     /// What must be the same where a training goes on, and on all ranks: the name, and of a file what it holds.
     pub fn identity(&self) -> String {
         match self.file() {
-            None => self.name.into(),
-            Some(file) => format!("{}.onnx, CRC-32 {:08x}", self.name, file.checksum()),
+            None => self.name().into(),
+            Some(file) => format!("{}.onnx, CRC-32 {:08x}", self.name(), file.checksum()),
         }
     }
 
@@ -182,7 +197,7 @@ impl Model {
     }
 
     fn try_build(&self, batch: usize, image: [usize; 3], classes: usize, trains: bool) -> Result<Graph> {
-        let (mut net, images) = Builder::new(self.name, batch, image);
+        let (mut net, images) = Builder::new(self.name(), batch, image);
         if !trains {
             net.only_to_test();
         }

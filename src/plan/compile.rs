@@ -1,14 +1,16 @@
 //! From a graph to a plan: layouts, steps, memory.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
-use super::{Constant, Location, Parameter, Plan, PlannedStep, Region, Statistic, bucket};
+use super::stage::{Contexts, Division, Edge, Pass, Stage};
+use super::{Constant, Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Init, NodeId, Role, Spec, TensorId};
+use crate::graph::{Graph, Init, NodeId, Role, Spec, Tensor, TensorId};
 
 /// What the plan is made for.
 pub struct Options<'a> {
@@ -16,58 +18,80 @@ pub struct Options<'a> {
     pub fusion_threshold: usize,
     /// For a plan without backward pass: the training plan whose parameters and statistics it reads.
     pub training: Option<&'a Plan>,
+    /// Where the network is cut: the stage that this rank computes.
+    pub stage: Option<Stage<'a>>,
 }
 
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
 pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan> {
-    let graph = graph.fuse(device.op_fusions());
-    let kernels = compile(&graph, device)?;
-    let masters = master_layouts(&graph, &kernels, device, options.training)?;
-    let mut planner = Planner::new(&graph, device, masters);
-    planner.place_fixed(options.training);
-    planner.place_statistics(options.training)?;
-    planner.place_constants(options.training);
-    let mut forward_steps = 0;
-    for (index, kernel) in kernels.into_iter().enumerate() {
-        if index == graph.forward_nodes {
-            forward_steps = planner.drafts.len();
-            planner.forget_copies();
-        }
-        planner.add_node(NodeId(index), kernel)?;
-    }
-    if graph.forward_nodes == graph.nodes.len() {
-        forward_steps = planner.drafts.len();
-    }
-    planner.finish(forward_steps, options)
+    Compiled::new(graph, device, options.training)?.plan(device, options)
 }
 
-/// Asks the device for a kernel for each node, in order, telling it the layouts chosen so far.
-fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
-    let training = graph.nodes.len() > graph.forward_nodes;
-    let mut layouts: Vec<Option<Layout>> = graph
-        .tensors
-        .iter()
-        .map(|tensor| {
+/// A graph with a kernel for each node: what plans of the whole and of each stage have in common.
+pub struct Compiled {
+    graph: Graph,
+    kernels: Vec<Rc<dyn Kernel>>,
+    /// In which each tensor is produced.
+    layouts: Vec<Option<Layout>>,
+    masters: HashMap<TensorId, Layout>,
+}
+
+impl Compiled {
+    /// Asks the device for a kernel for each node, in order, telling it the layouts chosen so far. `training`: as in
+    /// `Options`.
+    pub fn new(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
+        let graph = graph.fuse(device.op_fusions());
+        let trains = graph.nodes.len() > graph.forward_nodes;
+        let plain = |tensor: &Tensor| {
             matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant)
                 .then(|| device.plain(&tensor.spec))
-        })
-        .collect();
-    let mut kernels: Vec<Box<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
-        let spec = |id: &TensorId| graph.tensor(*id).spec.clone();
-        let inputs: Vec<_> = node.inputs.iter().map(|id| (spec(id), layouts[id.0].clone())).collect();
-        let outputs: Vec<Spec> = node.outputs.iter().map(spec).collect();
-        let forward = node.forward.map(|id| kernels[id.0].as_ref());
-        let request = KernelRequest { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training };
-        let kernel = device
-            .compile(&request)
-            .map_err(|e| e.context(format!("layer {} ({})", node.name, node.op.name())))?;
-        for (id, layout) in node.outputs.iter().zip(kernel.outputs()) {
-            layouts[id.0] = Some(layout.clone());
+        };
+        let mut layouts: Vec<Option<Layout>> = graph.tensors.iter().map(plain).collect();
+        let mut kernels: Vec<Rc<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
+        for node in &graph.nodes {
+            let spec = |id: &TensorId| graph.tensor(*id).spec.clone();
+            let inputs: Vec<_> = node.inputs.iter().map(|id| (spec(id), layouts[id.0].clone())).collect();
+            let outputs: Vec<Spec> = node.outputs.iter().map(spec).collect();
+            let forward = node.forward.map(|id| kernels[id.0].as_ref());
+            let request =
+                KernelRequest { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training: trains };
+            let kernel = device
+                .compile(&request)
+                .map_err(|e| e.context(format!("layer {} ({})", node.name, node.op.name())))?;
+            for (id, layout) in node.outputs.iter().zip(kernel.outputs()) {
+                layouts[id.0] = Some(layout.clone());
+            }
+            kernels.push(kernel.into());
         }
-        kernels.push(kernel);
+        let masters = master_layouts(&graph, &kernels, device, training)?;
+        Ok(Compiled { graph, kernels, layouts, masters })
     }
-    Ok(kernels)
+
+    /// The plan of all of it, or of one stage.
+    pub fn plan(&self, device: &dyn Device, options: &Options) -> Result<Plan> {
+        let graph = &self.graph;
+        let division = match &options.stage {
+            Some(stage) => Division::new(graph, stage)?,
+            None => Division::none(graph),
+        };
+        let mut planner = Planner::new(self, device, &division);
+        planner.place_fixed(options.training);
+        planner.place_statistics(options.training)?;
+        planner.place_constants(options.training);
+        let (mut forward_steps, mut passes) = (0, Vec::new());
+        let is_forward = |pass: Option<&(usize, Phase, _)>| pass.is_some_and(|pass| pass.1 == Phase::Forward);
+        for (index, (chunk, phase, nodes)) in division.passes.iter().enumerate() {
+            if *phase != Phase::Forward && is_forward(division.passes.get(index - 1)) {
+                planner.forget_copies();
+            }
+            let start = planner.drafts.len();
+            nodes.iter().try_for_each(|&id| planner.add_node(id, self.kernels[id.0].clone()))?;
+            let steps = start..planner.drafts.len();
+            forward_steps = if *phase == Phase::Forward { steps.end } else { forward_steps };
+            passes.push(Pass { chunk: *chunk, phase: *phase, steps });
+        }
+        planner.finish(forward_steps, passes, options)
+    }
 }
 
 /// The layout in which each parameter is kept: that of its gradient, so that the update needs no reorder; without
@@ -75,7 +99,7 @@ fn compile(graph: &Graph, device: &dyn Device) -> Result<Vec<Box<dyn Kernel>>> {
 /// weights are saved, too.
 fn master_layouts(
     graph: &Graph,
-    kernels: &[Box<dyn Kernel>],
+    kernels: &[Rc<dyn Kernel>],
     device: &dyn Device,
     shared: Option<&Plan>,
 ) -> Result<HashMap<TensorId, Layout>> {
@@ -124,7 +148,7 @@ enum Home {
 struct Draft {
     label: String,
     node: Option<NodeId>,
-    kernel: Box<dyn Kernel>,
+    kernel: Rc<dyn Kernel>,
     inputs: Vec<usize>,
     outputs: Vec<usize>,
 }
@@ -132,14 +156,20 @@ struct Draft {
 struct Planner<'a> {
     graph: &'a Graph,
     device: &'a dyn Device,
-    masters: HashMap<TensorId, Layout>,
+    masters: &'a HashMap<TensorId, Layout>,
+    layouts: &'a [Option<Layout>],
+    division: &'a Division,
     values: Vec<Value>,
     /// The values of each tensor; the first is the one that was produced.
     of_tensor: Vec<Vec<usize>>,
     drafts: Vec<Draft>,
     blocks: Vec<Block>,
-    /// For each node input: which later step still needs it.
+    /// For each tensor the place in this rank's order of nodes of the last one that reads it, and that of each node.
     last_reader: Vec<usize>,
+    order: Vec<usize>,
+    /// What goes between stages, and the blocks that belong to messages while a micro-batch is in flight.
+    edges: Vec<Edge>,
+    lent: Vec<usize>,
     parameters: Vec<Parameter>,
     statistics: Vec<Statistic>,
     constants: Vec<Constant>,
@@ -150,20 +180,28 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(graph: &'a Graph, device: &'a dyn Device, masters: HashMap<TensorId, Layout>) -> Planner<'a> {
-        let mut last_reader = vec![0; graph.tensors.len()];
-        for (index, node) in graph.nodes.iter().enumerate() {
-            node.inputs.iter().for_each(|id| last_reader[id.0] = index);
+    fn new(compiled: &'a Compiled, device: &'a dyn Device, division: &'a Division) -> Planner<'a> {
+        let Compiled { graph, layouts, masters, .. } = compiled;
+        let (mut last_reader, mut order) = (vec![0; graph.tensors.len()], vec![0; graph.nodes.len()]);
+        let nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
+        for (place, id) in nodes.enumerate() {
+            order[id.0] = place;
+            graph.node(*id).inputs.iter().for_each(|input| last_reader[input.0] = place);
         }
         Planner {
             graph,
             device,
             masters,
+            layouts,
+            division,
             values: Vec::new(),
             of_tensor: vec![Vec::new(); graph.tensors.len()],
             drafts: Vec::new(),
             blocks: Vec::new(),
             last_reader,
+            order,
+            edges: Vec::new(),
+            lent: Vec::new(),
             parameters: Vec::new(),
             statistics: Vec::new(),
             constants: Vec::new(),
@@ -179,6 +217,41 @@ impl<'a> Planner<'a> {
         place
     }
 
+    /// A block that belongs to messages as long as the micro-batch is in flight.
+    fn lent_block(&mut self, bytes: usize) -> Home {
+        let home = self.new_block(bytes);
+        self.lent.push(self.blocks.len() - 1);
+        home
+    }
+
+    /// A tensor that another stage makes, in the layout in which it comes.
+    fn receive(&mut self, id: TensorId) -> Result<()> {
+        let tensor = self.graph.tensor(id);
+        let lacks = || Error::internal(format!("{} is read before it is written", tensor.name));
+        let (number, crossing) = self.division.received(id).ok_or_else(lacks)?;
+        let layout = self.layouts[id.0].clone().ok_or_else(lacks)?;
+        let home = self.lent_block(layout.bytes());
+        let value = self.new_value(id, layout, home);
+        self.edge(number, crossing.from, false, value, self.drafts.len());
+        Ok(())
+    }
+
+    /// What others read of a tensor leaves behind a step.
+    fn send(&mut self, id: TensorId, value: usize, step: usize) {
+        let division = self.division;
+        for (number, crossing) in division.sent(id) {
+            self.edge(number, crossing.to, true, value, step);
+        }
+    }
+
+    fn edge(&mut self, number: usize, peer: usize, sends: bool, value: usize, step: usize) {
+        let tensor = self.division.crossings[number].tensor;
+        let name = self.graph.tensor(tensor).name.clone();
+        // Its place is that of the value, when there are places.
+        let place = Location { region: Region::Arena, offset: value, bytes: 0 };
+        self.edges.push(Edge { number, peer, sends, step, place, name });
+    }
+
     fn new_value(&mut self, tensor: TensorId, layout: Layout, home: Home) -> usize {
         self.values.push(Value { layout, home });
         self.of_tensor[tensor.0].push(self.values.len() - 1);
@@ -187,10 +260,17 @@ impl<'a> Planner<'a> {
 
     /// Gives inputs and metrics their places, and parameters theirs: in the order of their gradients.
     fn place_fixed(&mut self, shared: Option<&Plan>) {
-        for (id, tensor) in self.graph.with_role(Role::Input) {
+        let (graph, division) = (self.graph, self.division);
+        for (id, tensor) in graph.with_role(Role::Input).filter(|(id, _)| division.keeps(*id)) {
             let layout = self.device.plain(&tensor.spec);
             let place = self.fixed(Region::Inputs, layout.bytes());
-            self.new_value(id, layout, Home::Fixed(place));
+            // Those of each micro-batch in flight; sizes still tell what the host fills.
+            let home = match self.division.is_cut {
+                true => self.lent_block(layout.bytes()),
+                false => Home::Fixed(place),
+            };
+            let value = self.new_value(id, layout, home);
+            self.send(id, value, 0);
         }
         for id in self.parameter_order() {
             let tensor = self.graph.tensor(id).clone();
@@ -216,7 +296,8 @@ impl<'a> Planner<'a> {
 
     /// Gives statistics their places, or those that the training plan gave them.
     fn place_statistics(&mut self, shared: Option<&Plan>) -> Result<()> {
-        for (id, tensor) in self.graph.with_role(Role::Statistic) {
+        let (graph, division) = (self.graph, self.division);
+        for (id, tensor) in graph.with_role(Role::Statistic).filter(|(id, _)| division.keeps(*id)) {
             let layout = self.device.plain(&tensor.spec);
             let place = match shared {
                 None => self.fixed(Region::Statistics, layout.bytes()),
@@ -236,7 +317,13 @@ impl<'a> Planner<'a> {
     /// Gives constants their places: those that the training plan gave them, or places behind all that it has.
     fn place_constants(&mut self, shared: Option<&Plan>) {
         self.used.insert(Region::Constants, shared.map_or(0, |plan| plan.sizes.constants));
-        for (id, tensor) in self.graph.with_role(Role::Constant) {
+        let (graph, division) = (self.graph, self.division);
+        let is_read = |id: TensorId| {
+            let mut nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
+            nodes.any(|node| graph.node(*node).inputs.contains(&id))
+        };
+        for (id, tensor) in graph.with_role(Role::Constant).filter(|(id, _)| !division.is_cut || is_read(*id))
+        {
             let Some(values) = tensor.values.clone() else { continue };
             let layout = self.device.plain(&tensor.spec);
             let same = shared.and_then(|plan| plan.constants.iter().find(|same| same.values == values));
@@ -251,7 +338,8 @@ impl<'a> Planner<'a> {
 
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
     fn parameter_order(&self) -> Vec<TensorId> {
-        let outputs = self.graph.nodes.iter().flat_map(|node| &node.outputs);
+        let nodes = self.division.passes.iter().flat_map(|(_, _, nodes)| nodes);
+        let outputs = nodes.flat_map(|id| &self.graph.node(*id).outputs);
         let mut order: Vec<TensorId> = outputs.filter_map(|id| self.graph.tensor(*id).gradient_of).collect();
         let rest: Vec<TensorId> = self
             .graph
@@ -260,7 +348,7 @@ impl<'a> Planner<'a> {
             .filter(|id| !order.contains(id))
             .collect();
         order.extend(rest);
-        order.retain(|id| self.masters.contains_key(id));
+        order.retain(|id| self.masters.contains_key(id) && self.division.keeps(*id));
         order
     }
 
@@ -274,6 +362,9 @@ impl<'a> Planner<'a> {
 
     /// The value of a tensor in the wanted layout, with a reorder added where there is none yet.
     fn value_in(&mut self, id: TensorId, wanted: &Layout) -> Result<usize> {
+        if self.of_tensor[id.0].is_empty() {
+            self.receive(id)?;
+        }
         let values = &self.of_tensor[id.0];
         if let Some(&value) = values.iter().find(|&&value| self.values[value].layout == *wanted) {
             return Ok(value);
@@ -286,6 +377,7 @@ impl<'a> Planner<'a> {
         let home = self.new_block(wanted.bytes());
         let to = self.new_value(id, wanted.clone(), home);
         let label = format!("{} reorder", tensor.name);
+        let kernel = kernel.into();
         self.drafts.push(Draft { label, node: None, kernel, inputs: vec![from], outputs: vec![to] });
         self.touch(from);
         self.touch(to);
@@ -306,7 +398,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn add_node(&mut self, id: NodeId, kernel: Box<dyn Kernel>) -> Result<()> {
+    fn add_node(&mut self, id: NodeId, kernel: Rc<dyn Kernel>) -> Result<()> {
         let node = self.graph.node(id);
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (tensor, wanted) in node.inputs.iter().zip(kernel.inputs()) {
@@ -322,12 +414,15 @@ impl<'a> Planner<'a> {
                 }
                 Role::Metric => Home::Fixed(self.fixed(Region::Metrics, layout.bytes())),
                 Role::Gradient => Home::Fixed(self.gradient_place(*tensor, layout)?),
+                _ if self.division.sent(*tensor).next().is_some() => self.lent_block(layout.bytes()),
                 _ => match self.taken_over(id, &*kernel, &inputs, layout).filter(|_| index == 0) {
                     Some(block) => Home::Block(block),
                     None => self.new_block(layout.bytes()),
                 },
             };
-            outputs.push(self.new_value(*tensor, layout.clone(), home));
+            let value = self.new_value(*tensor, layout.clone(), home);
+            self.send(*tensor, value, self.drafts.len());
+            outputs.push(value);
         }
         let label = format!("{} {}", node.name, node.op.name());
         let operands: Vec<usize> = inputs.iter().chain(&outputs).copied().collect();
@@ -359,7 +454,8 @@ impl<'a> Planner<'a> {
         let tensor = self.graph.node(id).inputs[index];
         let Home::Block(block) = self.values[inputs[index]].home else { return None };
         let shared = |&value: &usize| matches!(self.values[value].home, Home::Block(b) if b == block);
-        let is_last = self.last_reader[tensor.0] == id.0
+        let is_last = self.last_reader[tensor.0] == self.order[id.0]
+            && !self.lent.contains(&block)
             && self.graph.tensor(tensor).spec.dtype.is_real()
             && self.blocks[block].bytes == layout.bytes()
             && inputs.iter().filter(|value| shared(value)).count() == 1
@@ -371,12 +467,45 @@ impl<'a> Planner<'a> {
     fn of_block_dead(&self, block: usize, except: TensorId, id: NodeId) -> bool {
         self.of_tensor.iter().enumerate().all(|(tensor, values)| {
             let here = values.iter().any(|&v| matches!(self.values[v].home, Home::Block(b) if b == block));
-            !here || TensorId(tensor) == except || self.last_reader[tensor] < id.0
+            !here || TensorId(tensor) == except || self.last_reader[tensor] < self.order[id.0]
         })
     }
 
-    fn finish(mut self, forward_steps: usize, options: &Options) -> Result<Plan> {
-        let (offsets, arena) = arena::place(&self.blocks);
+    /// Where each block lies, the bytes of the arena, and which of them are there once for each micro-batch: those that
+    /// live from one pass to another, and those of messages.
+    fn place_blocks(&self, passes: &[Pass]) -> (Vec<usize>, usize, Contexts) {
+        if !self.division.is_cut {
+            let (offsets, arena) = arena::place(&self.blocks);
+            return (offsets, arena, Contexts::ONE);
+        }
+        let within = |block: &Block| {
+            let (start, end) = (block.alive.start(), block.alive.end());
+            passes.iter().any(|pass| pass.steps.contains(start) && pass.steps.contains(end))
+        };
+        let last = self.drafts.len().saturating_sub(1);
+        let is_kept: Vec<bool> = (0..self.blocks.len())
+            .map(|block| self.lent.contains(&block) || !within(&self.blocks[block]))
+            .collect();
+        let of = |kept: bool| {
+            let mut blocks = self.blocks.clone();
+            for (index, block) in blocks.iter_mut().enumerate() {
+                match (is_kept[index] == kept, self.lent.contains(&index)) {
+                    (false, _) => *block = Block { bytes: 0, alive: 0..=0 },
+                    (true, true) => block.alive = 0..=last,
+                    _ => {}
+                }
+            }
+            arena::place(&blocks)
+        };
+        let ((passing, first), (kept, bytes)) = (of(false), of(true));
+        let count = self.division.contexts;
+        let offset = |block: usize| if is_kept[block] { first + kept[block] } else { passing[block] };
+        let offsets = (0..self.blocks.len()).map(offset).collect();
+        (offsets, first + count * bytes, Contexts { first, bytes, count })
+    }
+
+    fn finish(mut self, forward_steps: usize, passes: Vec<Pass>, options: &Options) -> Result<Plan> {
+        let (offsets, arena, contexts) = self.place_blocks(&passes);
         let place_of = |value: &usize| match self.values[*value].home {
             Home::Fixed(place) => place,
             Home::Block(block) => Location {
@@ -391,12 +520,23 @@ impl<'a> Planner<'a> {
                 .map(place_of)
                 .ok_or_else(|| Error::internal(format!("{} has no place", self.graph.tensor(id).name)))
         };
-        let [images, labels] = [first(self.graph.images)?, first(self.graph.labels)?];
+        // What the host has nothing to do with here: another stage has it.
+        let nothing = |region| Location { region, offset: 0, bytes: 0 };
+        let input = |id| if self.division.keeps(id) { first(id) } else { Ok(nothing(Region::Inputs)) };
+        let metric = |id: TensorId| match self.of_tensor[id.0].is_empty() && self.division.is_cut {
+            true => Ok(nothing(Region::Metrics)),
+            false => first(id),
+        };
+        let [images, labels] = [input(self.graph.images)?, input(self.graph.labels)?];
         let mixed = match self.graph.mixed {
-            Some([others, shares]) => Some([first(others)?, first(shares)?]),
+            Some([others, shares]) => Some([input(others)?, input(shares)?]),
             None => None,
         };
-        let [losses, hits] = [first(self.graph.losses)?, first(self.graph.hits)?];
+        let [losses, hits] = [metric(self.graph.losses)?, metric(self.graph.hits)?];
+        let mut edges = std::mem::take(&mut self.edges);
+        edges.iter_mut().for_each(|edge| edge.place = place_of(&edge.place.offset));
+        edges.sort_by_key(|edge| (edge.sends, edge.number));
+        let probabilities = self.graph.probabilities.map(&first).transpose()?;
         let steps: Vec<PlannedStep> = std::mem::take(&mut self.drafts)
             .into_iter()
             .map(|draft| PlannedStep {
@@ -434,6 +574,10 @@ impl<'a> Planner<'a> {
             mixed,
             losses,
             hits,
+            edges,
+            passes,
+            contexts,
+            probabilities,
             unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),
         })
     }

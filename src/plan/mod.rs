@@ -18,7 +18,7 @@
 //! let graph = net.finish(logits).simplify().differentiate();
 //!
 //! // Everything is decided here: order, memory, buckets of at least a megabyte.
-//! let plan = plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None })?;
+//! let plan = plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None, stage: None })?;
 //! assert_eq!((plan.forward_steps, plan.buckets.len()), (3, 1));
 //!
 //! // Bound to memory it can run. All of it is zero: every class has the same score, and the loss is ln 10.
@@ -39,11 +39,14 @@ mod arena;
 mod bucket;
 mod compile;
 mod describe;
+mod pipeline;
 mod program;
 mod rehearse;
 mod script;
+mod stage;
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::device::memory::ALIGNMENT;
@@ -53,11 +56,15 @@ use crate::files::fnv1a;
 use crate::graph::{Graph, Init, NodeId, Op, Spec};
 
 pub use bucket::{Bucket, Ready, TAIL};
-pub use compile::{Options, plan};
+pub use compile::{Compiled, Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
+pub use pipeline::{Phase, Work};
 pub use program::{Exchange, Program, Regions, has_not_finite};
-pub use rehearse::{Prices, Rehearsal, rehearse};
-pub use script::{Action, Area, Kind, Manner, Outline, Part, Script, Transfer, TransferId, Turn, scripts};
+pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
+pub use script::{
+    Action, Area, Axis, Kind, Manner, Outline, Part, Script, Transfer, TransferId, Turn, scripts,
+};
+pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,7 +103,7 @@ pub struct PlannedStep {
     /// `None` for a reorder that the plan put in.
     pub node: Option<NodeId>,
     /// The compiled op.
-    pub kernel: Box<dyn Kernel>,
+    pub kernel: Rc<dyn Kernel>,
     /// Where its inputs lie.
     pub inputs: Vec<Location>,
     /// Where its outputs lie.
@@ -201,6 +208,14 @@ pub struct Plan {
     pub losses: Location,
     /// 1 for each image classified right, else 0.
     pub hits: Location,
+    /// Where the network is cut into stages: what this one receives, then what it sends, by number.
+    pub edges: Vec<Edge>,
+    /// Steps that run without a pause: the forward and the backward pass, or those of each chunk.
+    pub passes: Vec<Pass>,
+    /// What is there once for each micro-batch in flight.
+    pub contexts: Contexts,
+    /// Probabilities of the classes, where they are asked for.
+    pub probabilities: Option<Location>,
     /// What the activations would take if none shared memory with another.
     pub unshared_arena: usize,
 }
@@ -224,6 +239,9 @@ impl Plan {
             text += &format!("{} {layouts:?} {:?} {:?}\n", step.label, step.inputs, step.outputs);
         }
         text += &format!("{:?}\n", self.buckets);
+        if !self.edges.is_empty() {
+            text += &format!("{:?} {:?} {:?}\n", self.edges, self.passes, self.contexts);
+        }
         text
     }
 

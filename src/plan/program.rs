@@ -17,7 +17,7 @@ pub struct Regions {
     pub workspace: Memory,
     /// Images and labels.
     pub inputs: Memory,
-    /// Losses and hits.
+    /// Losses, hits and probabilities.
     pub metrics: Memory,
     /// Parameters.
     pub parameters: Memory,
@@ -86,6 +86,8 @@ pub struct Program {
     pub losses: Memory,
     /// 1 for each image classified right, else 0, f32.
     pub hits: Memory,
+    /// Probabilities of the classes of each image, f32, where they are asked for.
+    pub probabilities: Option<Memory>,
     images_type: DType,
     /// In the order of their steps.
     pub exchanges: Vec<Exchange>,
@@ -116,12 +118,24 @@ struct Watched {
 impl Plan {
     /// Fixes every kernel to its memory.
     pub fn bind(&self, regions: &Regions) -> Result<Program> {
+        self.bind_context(regions, 0)
+    }
+
+    /// The same for one of several micro-batches in flight (`Plan::contexts`).
+    pub fn bind_context(&self, regions: &Regions, context: usize) -> Result<Program> {
+        let at = |place: &Location| match place.region {
+            Region::Arena => {
+                let offset = place.offset + self.contexts.shift(place.offset, context);
+                regions.at(&Location { offset, ..*place })
+            }
+            _ => regions.at(place),
+        };
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut watched = Vec::with_capacity(self.steps.len());
         let mut exchanges = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
-            let inputs: Vec<Memory> = step.inputs.iter().map(|place| regions.at(place)).collect();
-            let outputs: Vec<Memory> = step.outputs.iter().map(|place| regions.at(place)).collect();
+            let inputs: Vec<Memory> = step.inputs.iter().map(at).collect();
+            let outputs: Vec<Memory> = step.outputs.iter().map(at).collect();
             let workspace = regions.workspace.slice(0, step.kernel.workspace());
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
@@ -134,12 +148,13 @@ impl Plan {
         Ok(Program {
             steps,
             forward_steps: self.forward_steps,
-            images: regions.at(&self.images),
+            images: at(&self.images),
             images_type: self.graph.tensor(self.graph.images).spec.dtype,
-            labels: regions.at(&self.labels),
-            mixed: self.mixed.map(|places| places.map(|place| regions.at(&place))),
-            losses: regions.at(&self.losses),
-            hits: regions.at(&self.hits),
+            labels: at(&self.labels),
+            mixed: self.mixed.map(|places| places.map(|place| at(&place))),
+            losses: at(&self.losses),
+            hits: at(&self.hits),
+            probabilities: self.probabilities.as_ref().map(&at),
             exchanges,
             watched,
         })

@@ -74,11 +74,12 @@ impl Plan {
     }
 }
 
-/// Runs all scripts, by rank, twice. All ranks that have a graph have the same steps.
+/// Runs all scripts, by rank, twice. All ranks of a stage that have a graph have the same steps; `steps` are those of
+/// each stage.
 ///
 /// # Errors
 /// `Internal`, naming both actions, where the scripts do not fit together.
-pub fn rehearse(scripts: &[Script], steps: &[StepFacts], prices: &Prices) -> Result<Rehearsal> {
+pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> Result<Rehearsal> {
     let mut stage = Stage {
         steps,
         prices,
@@ -110,8 +111,8 @@ enum Line {
     /// Members of an axis, by their lowest rank. What few of them own travels to these, or from them: one does not
     /// keep the other from its way.
     Group(Axis, usize, Range<usize>, Option<Kind>),
-    /// From one rank to another.
-    Pair(Axis, usize, usize),
+    /// From one rank to another: messages of one tag.
+    Pair(Axis, [usize; 2], usize),
     /// From one rank to the servers, and back: when they come to it.
     Served(usize),
 }
@@ -153,7 +154,7 @@ struct Player<'a> {
 }
 
 struct Stage<'a> {
-    steps: &'a [StepFacts],
+    steps: &'a [&'a [StepFacts]],
     prices: &'a Prices<'a>,
     ranks: Vec<Player<'a>>,
     meetings: HashMap<Line, Vec<Meeting>>,
@@ -186,8 +187,8 @@ impl<'a> Player<'a> {
         let (script, axis) = (self.script, transfer.axis);
         match transfer.kind {
             Kind::Push | Kind::Pull => Line::Served(script.rank),
-            Kind::Send { to } => Line::Pair(axis, script.rank, script.peer(axis, to)),
-            Kind::Receive { from } => Line::Pair(axis, script.peer(axis, from), script.rank),
+            Kind::Send { to, tag } => Line::Pair(axis, [script.rank, script.peer(axis, to)], tag),
+            Kind::Receive { from, tag } => Line::Pair(axis, [script.peer(axis, from), script.rank], tag),
             kind => {
                 let Transfer { members, cuts, .. } = transfer;
                 let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
@@ -214,8 +215,9 @@ impl<'a> Player<'a> {
         let of = |area, bytes: &Range<usize>| Touch { area, bytes: bytes.clone(), writes: true };
         let gradients = 0..script.sums.saturating_sub(TAIL);
         match action {
-            Action::Accumulate { .. } => {
-                vec![of(Area::Sums, &gradients), of(Area::Of(Region::Gradients), &gradients)]
+            Action::Accumulate { pass, .. } => {
+                let own = script.passes.get(*pass).unwrap_or(&gradients);
+                vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), own)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
             Action::Unscale | Action::Norm | Action::Clip
@@ -250,6 +252,15 @@ impl<'a> Player<'a> {
             let is_lent = *writes || !transfer.kind.only_reads();
             is_lent && transfer.area == area && range.start < bytes.end && bytes.start < range.end
         })
+    }
+
+    /// What a step touches of a micro-batch in this context.
+    fn in_context(&self, touch: &Touch, context: usize) -> Touch {
+        let shift = match touch.area {
+            Area::Of(Region::Arena) => self.script.contexts.shift(touch.bytes.start, context),
+            _ => 0,
+        };
+        Touch { bytes: touch.bytes.start + shift..touch.bytes.end + shift, ..touch.clone() }
     }
 
     fn check(&self, touch: &Touch) -> Result<()> {
@@ -294,9 +305,13 @@ impl Stage<'_> {
         player.touches(action).iter().try_for_each(|touch| player.check(touch))?;
         let mut until = now;
         match action {
-            Action::Run { steps, .. } => {
-                for facts in &self.steps[steps.clone()] {
-                    facts.touches.iter().try_for_each(|touch| player.check(touch))?;
+            Action::Run { steps, micro } => {
+                let context = micro % script.contexts.count;
+                for facts in &self.steps[script.place(Axis::Pipeline)][steps.clone()] {
+                    facts
+                        .touches
+                        .iter()
+                        .try_for_each(|touch| player.check(&player.in_context(touch, context)))?;
                     until += facts.seconds;
                 }
             }
@@ -443,8 +458,13 @@ impl Stage<'_> {
         let alike = match line {
             // Ranks of one plan have one list of transfers.
             Line::Group(..) => {
+                // Stages have gradients of unlike sizes, and the step's own numbers behind them.
+                let fits = match transfer.axis {
+                    Axis::Job => other.cuts.range().len() == transfer.cuts.range().len(),
+                    _ => other.cuts == transfer.cuts,
+                };
                 std::ptr::eq(other, transfer)
-                    || (other.kind, other.area, &other.cuts) == (transfer.kind, transfer.area, &transfer.cuts)
+                    || (other.kind, other.area) == (transfer.kind, transfer.area) && fits
             }
             Line::Pair(..) | Line::Served(_) => {
                 first == rank || other.cuts.range().len() == transfer.cuts.range().len()
@@ -550,7 +570,7 @@ impl Stage<'_> {
                         .clone()
                         .map(|place| player.script.peer(*axis, place))
                         .find(|&rank| !here(rank)),
-                    Line::Pair(_, from, to) => [*from, *to].into_iter().find(|&rank| !here(rank)),
+                    Line::Pair(_, ends, _) => ends.iter().copied().find(|&rank| !here(rank)),
                 }
             }
             _ => None,
@@ -606,8 +626,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::Bucket;
     use super::super::script::{Manner, Outline, Part, TransferId, scripts};
+    use super::super::{Bucket, Contexts};
     use super::*;
     use crate::config::MeshShape;
     use crate::cuts::{Cuts, segment};
@@ -657,13 +677,18 @@ mod tests {
                     exchanges: vec![(0, 0..64)],
                     sums,
                     share: &share,
+                    edges: &[],
+                    passes: &[],
+                    gradients: Vec::new(),
+                    contexts: Contexts::ONE,
+                    ends: [true; 2],
                 },
                 0..manner.mesh.data,
             )
         }
 
         fn rehearse(&self, scripts: &[Script]) -> Result<Rehearsal> {
-            rehearse(scripts, &self.steps, &Prices { transfer: &|_| 1.0, update: &|_| 0.0 })
+            rehearse(scripts, &[&self.steps], &Prices { transfer: &|_| 1.0, update: &|_| 0.0 })
         }
     }
 
@@ -704,7 +729,10 @@ mod tests {
             let (own, other) = (at[axis as usize], peer % length);
             let kinds: Vec<(usize, Kind)> = match what / 3 {
                 0 | 1 if own != other => {
-                    vec![(own, Kind::Send { to: other }), (other, Kind::Receive { from: own })]
+                    vec![
+                        (own, Kind::Send { to: other, tag: 0 }),
+                        (other, Kind::Receive { from: own, tag: 0 }),
+                    ]
                 }
                 2 => (0..length).map(|place| (place, Kind::SumToOwners)).collect(),
                 _ => (0..length).map(|place| (place, Kind::Sum)).collect(),
@@ -732,6 +760,8 @@ mod tests {
         each.map(|(rank, ((transfers, mut actions), pending))| {
             actions.extend(pending.into_iter().map(|(_, id)| Action::Wait(id)));
             Script {
+                contexts: Contexts::ONE,
+                passes: Vec::new(),
                 rank,
                 node: 0,
                 mesh,
@@ -807,7 +837,7 @@ mod tests {
             };
             if let Some((rank, Action::Start(id))) = (0..scripts.len()).find_map(|r| Some((r, receives(&scripts[r])?))) {
                 let sender = match scripts[rank].transfers[id].kind {
-                    Kind::Receive { from } => scripts[rank].peer(scripts[rank].transfers[id].axis, from),
+                    Kind::Receive { from, .. } => scripts[rank].peer(scripts[rank].transfers[id].axis, from),
                     _ => unreachable!(),
                 };
                 moved(&mut scripts[rank], |action| *action == Action::Start(id), None);
@@ -846,7 +876,7 @@ mod tests {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
         let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0 };
-        let found = rehearse(&scripts, &example.steps, &prices).unwrap();
+        let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());
         assert!(found.schedule.iter().flatten().all(|time| time.is_nan()));

@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::describe::bytes as show;
-use super::{Bucket, Location, Plan, PlannedStep, Region, TAIL};
-use crate::config::MeshShape;
+use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
+use crate::config::{MeshShape, PipelineSchedule};
 use crate::cuts::Cuts;
 use crate::device::Rule;
 use crate::strategy::{Meeting, Owners, Relaxed, Share};
@@ -27,6 +27,8 @@ pub enum Axis {
     Pipeline,
     /// Those that compute other parts of the layers.
     Tensor,
+    /// All ranks of the job.
+    Job,
 }
 
 /// What a transfer does with its range. Ranks are places on its axis.
@@ -48,11 +50,15 @@ pub enum Kind {
     Send {
         /// Who gets it.
         to: usize,
+        /// Of several messages between the same two: which one.
+        tag: usize,
     },
     /// It comes from one.
     Receive {
         /// Who sends it.
         from: usize,
+        /// As the sender has it.
+        tag: usize,
     },
     /// Every rank sends it to one, and gets what another has beside its own: who they are is so many places on, and
     /// back.
@@ -132,6 +138,8 @@ pub enum Action {
     Accumulate {
         /// Its number.
         micro: usize,
+        /// Those of which of the plan's backward passes; 0 where it has one.
+        pass: usize,
     },
     /// The running statistics after a shard join those of the others; after the last one of a step all ranks' do.
     Statistics {
@@ -207,6 +215,10 @@ pub struct Script {
     pub accumulates: bool,
     /// Whether ranks have parameters of their own.
     pub relaxed: bool,
+    /// What is there once for each micro-batch in flight.
+    pub contexts: Contexts,
+    /// Bytes of the gradients of each backward pass of the plan.
+    pub passes: Vec<Range<usize>>,
     /// The bytes of all gradients with their tail.
     pub sums: usize,
     /// What goes between ranks.
@@ -233,6 +245,16 @@ pub struct Outline<'a> {
     pub sums: usize,
     /// How a bucket is divided among owners.
     pub share: Share<'a>,
+    /// What a stage of a pipeline exchanges with others, and which steps run without a pause.
+    pub edges: &'a [Edge],
+    /// The forward and the backward pass, or those of each chunk.
+    pub passes: &'a [Pass],
+    /// Bytes of the gradients of each backward pass.
+    pub gradients: Vec<Range<usize>>,
+    /// What is there once for each micro-batch in flight.
+    pub contexts: Contexts,
+    /// Whether this rank reads images, and whether losses are found here.
+    pub ends: [bool; 2],
 }
 
 /// How a step is done.
@@ -240,7 +262,9 @@ pub struct Outline<'a> {
 pub struct Manner {
     /// How many ranks there are on each axis.
     pub mesh: MeshShape,
-    /// On which node each rank is.
+    /// In a pipeline: which stage this is of, and in which order passes are done.
+    pub pipeline: Option<(usize, PipelineSchedule)>,
+    /// On which node each rank of the data axis is.
     pub nodes: Vec<usize>,
     /// Who updates what.
     pub owners: Owners,
@@ -314,6 +338,7 @@ impl Manner {
     pub fn plain(nodes: Vec<usize>) -> Manner {
         Manner {
             mesh: MeshShape::of_data(nodes.len()),
+            pipeline: None,
             nodes,
             owners: Owners::Everyone,
             relaxed: None,
@@ -337,7 +362,19 @@ impl Plan {
         (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, nodes, &share)).collect()
     }
 
-    /// The scripts of some ranks, by rank.
+    /// Bytes of the gradients that each backward pass writes.
+    pub fn gradients_of_passes(&self) -> Vec<Range<usize>> {
+        let of = |pass: &Pass| {
+            let ready = self.gradients.iter().filter(|(_, after)| pass.steps.contains(after));
+            let (start, end) = ready.fold((usize::MAX, 0), |(start, end), (bytes, _)| {
+                (start.min(bytes.start), end.max(bytes.end))
+            });
+            start.min(end)..end
+        };
+        self.passes.iter().filter(|pass| pass.phase != Phase::Forward).map(of).collect()
+    }
+
+    /// The scripts of some ranks of the data axis, by rank.
     pub fn scripts(&self, manner: &Manner, rule: &Rule, ranks: Range<usize>) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
@@ -362,6 +399,11 @@ impl Plan {
                 exchanges: exchanges.map(|(index, step)| (index, rows(step))).collect(),
                 sums: self.sizes.gradients,
                 share: &share,
+                edges: &self.edges,
+                passes: &self.passes,
+                gradients: self.gradients_of_passes(),
+                contexts: self.contexts,
+                ends: [self.images.bytes > 0, self.losses.bytes > 0],
             },
             ranks,
         )
@@ -372,16 +414,20 @@ impl Plan {
 pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
     let transfers = Rc::new(transfers);
+    let stage = manner.pipeline.map_or(0, |(stage, _)| stage);
     let script = |rank: usize| {
         let bytes = |index| manner.owners.owned(index, rank, &manner.nodes, outline.share);
         let part = |bucket| Part { bucket, bytes: bytes(bucket) };
         let mut script = Script {
-            rank,
-            node: manner.nodes[rank],
+            rank: manner.mesh.rank([rank, stage, 0]),
+            // Ranks of other stages have other parameters: they meet at no barrier.
+            node: stage * manner.mesh.ranks() + manner.nodes[rank],
             mesh: manner.mesh,
             owners: manner.owners,
             accumulates: manner.micro_steps > 1,
             relaxed: manner.relaxed.is_some(),
+            contexts: outline.contexts,
+            passes: outline.gradients.clone(),
             sums: outline.sums,
             transfers: transfers.clone(),
             parts: (0..outline.buckets.len()).map(part).collect(),
@@ -390,6 +436,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
         match manner.owners.serves(rank) {
             true if manner.asynchronous => script.actions.push(Action::Serve),
             true => script.serve(&flow),
+            false if manner.pipeline.is_some() => script.compute_stage(manner, outline, &flow),
             false => script.compute(manner, outline, &flow),
         }
         match manner.relaxed {
@@ -412,6 +459,8 @@ struct Flow {
     tail: Option<TransferId>,
     norms: Option<TransferId>,
     exchanges: Vec<TransferId>,
+    /// In a pipeline: each edge for each micro-batch in flight.
+    edges: Vec<Vec<TransferId>>,
 }
 
 impl Flow {
@@ -419,17 +468,19 @@ impl Flow {
     fn new(manner: &Manner, outline: &Outline) -> (Flow, Vec<Transfer>) {
         let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
-        let tail_alone = apart || manner.relaxed.is_some();
+        let cut = manner.pipeline.is_some();
+        let tail_alone = apart || cut || manner.relaxed.is_some();
         let [to_owners, from_owners] = match manner.asynchronous {
             true => [Kind::Push, Kind::Pull],
             false => [Kind::SumToOwners, Kind::FromOwners],
         };
         let mut transfers = Vec::new();
-        let mut add = |kind, area, cuts: Cuts| {
-            let (axis, members) = (Axis::Data, 0..cuts.ranks());
+        let mut add_on = |axis, kind, area, cuts: Cuts| {
+            let members = 0..cuts.ranks();
             transfers.push(Transfer { axis, members, kind, area, cuts });
             transfers.len() - 1
         };
+        let mut add = |kind, area, cuts: Cuts| add_on(Axis::Data, kind, area, cuts);
         let (mut sums, mut parameters) = (Vec::new(), Vec::new());
         // All steps of a round have one list of transfers.
         let others: Vec<usize> = match manner.relaxed {
@@ -455,18 +506,35 @@ impl Flow {
                 sums.push(add(Kind::Sum, Area::Sums, cuts));
             }
         }
-        // With the last bucket it would be the last owner's: so it is added up in the same order.
-        let tail = (tail_alone && !manner.asynchronous)
-            .then(|| add(Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), ranks, ranks - 1)));
-        let normed = apart && !manner.asynchronous && (manner.clip || manner.unscale);
-        let norms = normed.then(|| add(Kind::Gather, Area::Norms, Cuts::even(&(0..8 * ranks), ranks)));
         // Servers have no statistics.
         let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
         let gather = |(_, rows): &(usize, Range<usize>)| {
             add(Kind::Gather, Area::Of(Region::Arena), Cuts::even(rows, computing))
         };
         let exchanges = outline.exchanges.iter().map(gather).collect();
-        (Flow { sums, parameters, tail, norms, exchanges }, transfers)
+        // Of all stages, where there are some.
+        let (all, axis) = if cut { (manner.mesh.ranks(), Axis::Job) } else { (ranks, Axis::Data) };
+        // With the last bucket it would be the last owner's: so it is added up in the same order.
+        let tail = (tail_alone && !manner.asynchronous)
+            .then(|| add_on(axis, Kind::Sum, Area::Sums, Cuts::whole(&(gradients..end), all, all - 1)));
+        let normed = (apart || cut) && !manner.asynchronous && (manner.clip || manner.unscale);
+        let norms = normed.then(|| add_on(axis, Kind::Gather, Area::Norms, Cuts::even(&(0..8 * all), all)));
+        let edges = outline.edges.iter().map(|edge| {
+            let of = |context| {
+                let start = edge.place.offset + outline.contexts.shift(edge.place.offset, context);
+                // In whole numbers of four bytes, as all messages are: memory between two tensors is nobody's.
+                let bytes = start..start + edge.place.bytes.next_multiple_of(4);
+                let kind = match edge.sends {
+                    true => Kind::Send { to: edge.peer, tag: edge.number },
+                    false => Kind::Receive { from: edge.peer, tag: edge.number },
+                };
+                let cuts = Cuts::whole(&bytes, manner.mesh.pipeline, edge.peer);
+                add_on(Axis::Pipeline, kind, Area::Of(Region::Arena), cuts)
+            };
+            (0..outline.contexts.count).map(of).collect()
+        });
+        let edges = edges.collect();
+        (Flow { sums, parameters, tail, norms, exchanges, edges }, transfers)
     }
 }
 
@@ -492,7 +560,7 @@ impl Script {
                 after.push((end - 1, vec![Action::Statistics { micro }]));
             }
             if manner.micro_steps > 1 {
-                after.push((end - 1, vec![Action::Accumulate { micro }]));
+                after.push((end - 1, vec![Action::Accumulate { micro, pass: 0 }]));
             }
             if last && manner.asynchronous {
                 after.push((end - 1, Self::push(manner, flow)));
@@ -513,27 +581,102 @@ impl Script {
                 _ => Vec::new(),
             };
             before.sort_unstable();
-            self.run(micro, end, before, after);
+            self.run(micro, 0..end, before, after);
         }
     }
 
-    /// All steps, with what comes before and after some of them.
+    /// A stage's passes in the order of its schedule, what comes and goes with them, and the sums that leave behind the
+    /// last one. What lies in a context belongs to messages from the first pass of a micro-batch to that of the next one
+    /// in that context.
+    fn compute_stage(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
+        let Some((stage, schedule)) = manner.pipeline else { return };
+        let (stages, micro_batches) = (manner.mesh.pipeline, manner.micro_steps);
+        let mut leaving: Vec<Vec<TransferId>> = vec![Vec::new(); outline.contexts.count];
+        for work in schedule.order(stage, stages, micro_batches) {
+            let context = work.micro % outline.contexts.count;
+            if work.phase == Phase::Forward && work.chunk == stage {
+                self.actions.extend(leaving[context].drain(..).map(Action::Wait));
+                let comes = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| !edge.sends);
+                self.actions.extend(comes.map(|(_, ids)| Action::Start(ids[context])));
+                self.actions.extend(outline.ends[0].then_some(Action::Read { micro: work.micro }));
+            }
+            self.pass(manner, outline, flow, work, &mut leaving[context]);
+        }
+        self.actions.extend(leaving.into_iter().flatten().map(Action::Wait));
+        self.actions.push(Action::Tail);
+        if manner.micro_steps > 1 || !manner.overlap {
+            self.actions.extend(flow.sums.iter().map(|&id| Action::Start(id)));
+        }
+        self.actions.extend(flow.tail.map(Action::Start));
+    }
+
+    /// One of them.
+    fn pass(
+        &mut self,
+        manner: &Manner,
+        outline: &Outline,
+        flow: &Flow,
+        Work { chunk, phase, micro }: Work,
+        leaving: &mut Vec<TransferId>,
+    ) {
+        let is_it = |pass: &&Pass| (pass.chunk, pass.phase) == (chunk, phase);
+        let Some(Pass { steps, .. }) = outline.passes.iter().find(is_it) else { return };
+        let context = micro % outline.contexts.count;
+        let edges = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| steps.contains(&edge.step));
+        let mut before: Vec<(usize, TransferId)> = Vec::new();
+        let mut after: Vec<(usize, Vec<Action>)> = Vec::new();
+        for (edge, ids) in edges {
+            match edge.sends {
+                true => {
+                    after.push((edge.step, vec![Action::Start(ids[context])]));
+                    leaving.push(ids[context]);
+                }
+                false => before.push((edge.step, ids[context])),
+            }
+        }
+        for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
+            if steps.contains(step) {
+                after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
+            }
+        }
+        if phase != Phase::Forward && manner.micro_steps == 1 && manner.overlap {
+            let ready = outline.buckets.iter().zip(&flow.sums);
+            let ready = ready.filter(|(bucket, _)| steps.contains(&bucket.after));
+            after.extend(ready.map(|(bucket, &id)| (bucket.after, vec![Action::Start(id)])));
+        }
+        before.sort_unstable();
+        after.sort_by_key(|(step, _)| *step);
+        self.run(micro, steps.clone(), before, after);
+        let backward = || outline.passes.iter().filter(|pass| pass.phase != Phase::Forward);
+        match phase {
+            Phase::Forward if outline.ends[1] && backward().all(|pass| pass.chunk <= chunk) => {
+                self.actions.extend([Action::Losses { micro }, Action::Metrics { micro }]);
+            }
+            Phase::Backward | Phase::Weights if manner.micro_steps > 1 => {
+                let pass = backward().position(|pass| is_it(&pass));
+                self.actions.extend(pass.map(|pass| Action::Accumulate { micro, pass }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Some steps, with what comes before and after some of them.
     fn run(
         &mut self,
         micro: usize,
-        end: usize,
+        steps: Range<usize>,
         before: Vec<(usize, TransferId)>,
         after: Vec<(usize, Vec<Action>)>,
     ) {
         let (mut before, mut after) = (before.into_iter().peekable(), after.into_iter().peekable());
-        let mut start = 0;
+        let mut start = steps.start;
         let cut = |actions: &mut Vec<Action>, start: &mut usize, at: usize| {
             if *start < at {
                 actions.push(Action::Run { steps: *start..at, micro });
                 *start = at;
             }
         };
-        for step in 0..end {
+        for step in steps.clone() {
             while let Some((_, id)) = before.next_if(|(reader, _)| *reader == step) {
                 cut(&mut self.actions, &mut start, step);
                 self.actions.push(Action::Wait(id));
@@ -543,7 +686,7 @@ impl Script {
                 self.actions.extend(actions);
             }
         }
-        cut(&mut self.actions, &mut start, end);
+        cut(&mut self.actions, &mut start, steps.end);
         self.actions.extend(before.map(|(_, id)| Action::Wait(id)));
     }
 
@@ -649,13 +792,19 @@ impl Script {
 
     /// This rank's place on an axis.
     pub fn place(&self, axis: Axis) -> usize {
-        self.mesh.coordinates(self.rank)[axis as usize]
+        match axis {
+            Axis::Job => self.rank,
+            axis => self.mesh.coordinates(self.rank)[axis as usize],
+        }
     }
 
     /// The rank at a place on an axis, beside this one.
     pub fn peer(&self, axis: Axis, place: usize) -> usize {
         let mut coordinates = self.mesh.coordinates(self.rank);
-        coordinates[axis as usize] = place;
+        match axis {
+            Axis::Job => return place,
+            axis => coordinates[axis as usize] = place,
+        }
         self.mesh.rank(coordinates)
     }
 
@@ -684,7 +833,10 @@ impl Script {
             Action::Wait(id) => format!("wait for {}", self.named(*id)),
             Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
             Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
-            Action::Accumulate { micro } => format!("add up the gradients of micro-step {micro}"),
+            Action::Accumulate { micro, pass: 0 } => format!("add up the gradients of micro-step {micro}"),
+            Action::Accumulate { micro, pass } => {
+                format!("add up the gradients of micro-step {micro}, backward pass {pass}")
+            }
             Action::Statistics { micro } => format!("take the running statistics of micro-step {micro}"),
             Action::Metrics { micro } => format!("read the losses of micro-step {micro}"),
             Action::Tail => "write losses, hits and flags to the tail".into(),
@@ -774,8 +926,8 @@ impl fmt::Display for Transfer {
             Kind::Push => "push".to_string(),
             Kind::Pull => "pull".to_string(),
             Kind::Gather => "gather".to_string(),
-            Kind::Send { to } => format!("send to place {to}"),
-            Kind::Receive { from } => format!("receive from place {from}"),
+            Kind::Send { to, .. } => format!("send to place {to}"),
+            Kind::Receive { from, .. } => format!("receive from place {from}"),
             Kind::Mix { distance } => format!("gossip over {distance} places"),
         };
         let axis = format!("{:?}", self.axis).to_lowercase();

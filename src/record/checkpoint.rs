@@ -174,7 +174,7 @@ fn describe(file: &File, contents: &Contents) -> hdf5::Result<Vec<u64>> {
     contents.arrays.iter().map(place).collect()
 }
 
-fn text(location: &hdf5::Location, name: &str, value: &str) -> hdf5::Result<()> {
+pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> hdf5::Result<()> {
     let value =
         VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;
     location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)

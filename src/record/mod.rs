@@ -12,6 +12,7 @@ mod date;
 mod file;
 mod logging;
 mod path;
+mod predictions;
 mod progress;
 mod read;
 mod series;
@@ -33,6 +34,7 @@ pub use date::iso as date;
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};
 pub use path::{is_results_file, results_path, resumed_path};
+pub use predictions::Predictions;
 pub use progress::Progress;
 pub use read::{RunRecord, run_file};
 pub use series::write_table;
@@ -41,7 +43,7 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{WeightsFile, check_new, write_weights};
+pub use weights::{CLASS_NAMES, WeightsFile, check_new, write_weights};
 
 use crate::comm::World;
 use crate::device::Usage;
@@ -127,8 +129,11 @@ impl Recorder {
         let file = path.map(open).transpose()?;
         let resumed = at.map(|at| at.step);
         let events = about.events.as_ref();
-        let events =
-            events.map(|(directory, every)| EventFile::create(directory, *every, resumed)).transpose()?;
+        let events = events.map(|(directory, every)| {
+            let layers = if resumed.is_none() { &about.layers[..] } else { &[] };
+            EventFile::create(directory, *every, resumed, layers)
+        });
+        let events = events.transpose()?;
         terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
@@ -447,6 +452,8 @@ pub struct Description {
     pub attributes: Vec<(String, String)>,
     /// Directory for TensorBoard, and how many steps lie between its histograms.
     pub events: Option<(PathBuf, Option<u64>)>,
+    /// What TensorBoard draws of the network.
+    pub layers: Vec<Layer>,
     /// When the program started.
     pub started: Instant,
 }
@@ -457,6 +464,21 @@ impl Description {
         let found = self.attributes.iter().find(|(given, _)| given == name);
         found.map_or("", |(_, value)| value.as_str())
     }
+}
+
+/// A layer of the network, or an input of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// As `--dry-run` has it; dots tell what it is part of.
+    pub name: String,
+    /// What it computes.
+    pub op: String,
+    /// The layers that it reads, by their places in the list.
+    pub inputs: Vec<usize>,
+    /// The extents of what it gives, outermost first.
+    pub shapes: Vec<Vec<usize>>,
+    /// How many numbers it learns.
+    pub parameters: usize,
 }
 
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.

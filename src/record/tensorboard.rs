@@ -3,14 +3,14 @@
 //! A file is a row of records (TFRecord: tensorflow/core/lib/io/record_writer.h): the length in 8 bytes, little end
 //! first; its checksum; the bytes; theirs. A checksum is the CRC-32C, rotated and shifted so that it may itself be
 //! summed. The bytes are an Event of protocol buffers (tensorflow/core/util/event.proto and framework/summary.proto),
-//! of whose fields a dozen are written here, by hand: no compiler of such files is needed to build.
+//! of whose fields two dozen are written here, by hand: no compiler of such files is needed to build.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::{EpochRecord, StepRecord};
+use super::{EpochRecord, Layer, StepRecord};
 use crate::error::{Error, Result};
 use crate::host;
 
@@ -50,12 +50,17 @@ pub fn check_events(directory: &Path, resumed: bool) -> Result<()> {
 }
 
 impl EventFile {
-    /// Begins a file. Where a run goes on after `resumed` steps, TensorBoard forgets what earlier files have from there
-    /// on.
+    /// Begins a file, with a network where there is one to draw. Where a run goes on after `resumed` steps, TensorBoard
+    /// forgets what earlier files have from there on.
     ///
     /// # Errors
     /// `Output`: it cannot be written.
-    pub fn create(directory: &Path, every: Option<u64>, resumed: Option<u64>) -> Result<EventFile> {
+    pub fn create(
+        directory: &Path,
+        every: Option<u64>,
+        resumed: Option<u64>,
+        layers: &[Layer],
+    ) -> Result<EventFile> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let host = host::name().unwrap_or_else(|| "host".into());
         // Files are read in the order of their names.
@@ -69,6 +74,9 @@ impl EventFile {
         if let Some(step) = resumed {
             // SessionLog, whose status 1 is START.
             events.write(step, &[message(7, &[number(1, 1)])])?;
+        }
+        if !layers.is_empty() {
+            events.write(0, &[message(4, &graph(layers))])?;
         }
         events.flush()?;
         Ok(events)
@@ -150,6 +158,41 @@ fn scalar(tag: &str, value: f64) -> Vec<u8> {
     }
     let simple = [vec![key(2, 5)], (value as f32).to_le_bytes().to_vec()].concat();
     message(1, &[text(1, tag), simple])
+}
+
+/// GraphDef (tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto): a node for each layer, in the
+/// groups that its name tells.
+fn graph(layers: &[Layer]) -> Vec<Vec<u8>> {
+    let mut names: Vec<String> = Vec::with_capacity(layers.len());
+    for layer in layers {
+        let wanted = layer.name.replace('.', "/");
+        let numbered = (2..).map(|number| format!("{wanted}_{number}"));
+        let free = std::iter::once(wanted.clone()).chain(numbered).find(|name| !names.contains(name));
+        names.push(free.unwrap_or_default());
+    }
+    let node = |(layer, name): (&Layer, &String)| {
+        let shape = |extents: &Vec<usize>| {
+            let dims: Vec<_> =
+                extents.iter().map(|&extent| message(2, &[number(1, extent as u64)])).collect();
+            message(7, &dims)
+        };
+        let shapes: Vec<_> = layer.shapes.iter().map(shape).collect();
+        let mut fields = vec![text(1, name), text(2, &layer.op.replace(' ', "_"))];
+        fields.extend(layer.inputs.iter().map(|&input| text(3, &names[input])));
+        fields.push(attribute("_output_shapes", message(1, &shapes)));
+        if layer.parameters > 0 {
+            fields.push(attribute("parameters", number(3, layer.parameters as u64)));
+        }
+        message(1, &fields)
+    };
+    let nodes = layers.iter().zip(&names).map(node);
+    // The producer of this form since 2016.
+    nodes.chain([message(4, &[number(1, 22)])]).collect()
+}
+
+/// An entry of a node's attributes.
+fn attribute(name: &str, value: Vec<u8>) -> Vec<u8> {
+    message(5, &[text(1, name), message(2, &[value])])
 }
 
 /// HistogramProto: bars of equal width over all finite values.

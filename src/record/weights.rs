@@ -9,11 +9,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use hdf5::types::TypeDescriptor;
+use hdf5::types::{TypeDescriptor, VarLenUnicode};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored};
+use super::checkpoint::{Array, Stored, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_whole};
 use crate::model::{self, Model};
@@ -23,6 +23,9 @@ const BATCHES: &str = "num_batches_tracked";
 /// What torchvision keeps beside a table of numbers for ways within a window: which of them each pair of places has.
 const WAYS: [&str; 2] = ["relative_position_bias_table", "relative_position_index"];
 
+/// What names of classes, a list as JSON, are called in files.
+pub const CLASS_NAMES: &str = "class_names";
+
 /// A file of weights, opened: names and shapes are known, values are read one tensor at a time.
 pub struct WeightsFile {
     path: PathBuf,
@@ -31,6 +34,8 @@ pub struct WeightsFile {
     shapes: Vec<(String, Vec<usize>)>,
     /// What else has a name, with its type.
     unread: Vec<(String, String)>,
+    /// What the classes are called that the scores are of; empty where the file does not say.
+    class_names: Vec<String>,
 }
 
 enum Content {
@@ -55,7 +60,7 @@ impl WeightsFile {
         let mut start = [0u8; 8];
         let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let Opened { content, mut shapes, unread } = match &start {
+        let Opened { content, mut shapes, unread, class_names } = match &start {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -69,7 +74,8 @@ impl WeightsFile {
             _ => open_safetensors(path)?,
         };
         shapes.sort();
-        Ok(WeightsFile { path: path.into(), content, shapes, unread })
+        let class_names = serde_json::from_str(&class_names).unwrap_or_default();
+        Ok(WeightsFile { path: path.into(), content, shapes, unread, class_names })
     }
 
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
@@ -81,7 +87,8 @@ impl WeightsFile {
         let mut shapes: Vec<(String, Vec<usize>)> = model.file().map_or_else(Vec::new, named);
         shapes.sort();
         let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());
-        WeightsFile { path, content: Content::Network(model.clone()), shapes, unread: Vec::new() }
+        let content = Content::Network(model.clone());
+        WeightsFile { path, content, shapes, unread: Vec::new(), class_names: Vec::new() }
     }
 
     /// Where the file is.
@@ -104,6 +111,11 @@ impl WeightsFile {
     /// Name and shape of every tensor, in the order of their names.
     pub fn shapes(&self) -> &[(String, Vec<usize>)] {
         &self.shapes
+    }
+
+    /// What the classes are called, in the order of the scores; empty where the file does not say.
+    pub fn class_names(&self) -> &[String] {
+        &self.class_names
     }
 
     /// Name and type of everything that is no tensor of real numbers, and whose values are not to be had.
@@ -145,6 +157,8 @@ struct Opened {
     content: Content,
     shapes: Vec<(String, Vec<usize>)>,
     unread: Vec<(String, String)>,
+    /// As JSON.
+    class_names: String,
 }
 
 fn open_safetensors(path: &Path) -> Result<Opened> {
@@ -160,7 +174,9 @@ fn open_safetensors(path: &Path) -> Result<Opened> {
             None => unread.push((name.to_string(), format!("{:?}", view.dtype()))),
         }
     }
-    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread })
+    let about = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, about)| about.metadata().clone());
+    let class_names = about.and_then(|mut about| about.remove(CLASS_NAMES)).unwrap_or_default();
+    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread, class_names })
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -203,7 +219,9 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    Ok(Opened { content: Content::Hdf5(sets), shapes, unread })
+    let said = file.attr(CLASS_NAMES).and_then(|said| said.read_scalar::<VarLenUnicode>());
+    let class_names = said.map(|names| names.to_string()).unwrap_or_default();
+    Ok(Opened { content: Content::Hdf5(sets), shapes, unread, class_names })
 }
 
 /// Groups within groups that are looked into. One that holds itself has no end.
@@ -235,7 +253,8 @@ fn open_checkpoint(path: &Path) -> Result<Opened> {
     let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
-    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new() })
+    let class_names = stored.head.text(CLASS_NAMES).to_string();
+    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), class_names })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
@@ -285,15 +304,21 @@ fn joined(prefix: &str, path: &str) -> String {
 /// Writes tensors of these names and shapes as safetensors, or as HDF5 where the name of the file ends in .h5 or .hdf5.
 /// `values` is asked for one tensor after the other, so that no two need be in memory. What is written has another
 /// name until it is whole. Every normalisation (`X.running_mean`) gets the counter that PyTorch wants to find in a
-/// safetensors file.
+/// safetensors file. The names of the classes that the scores are of are there too, where there are any.
 ///
 /// # Errors
 /// `Output` when the file cannot be written or is there already; those of `values`.
-pub fn write_weights(path: &Path, shapes: &[(String, Vec<usize>)], values: Values) -> Result<()> {
+pub fn write_weights(
+    path: &Path,
+    shapes: &[(String, Vec<usize>)],
+    class_names: &[String],
+    values: Values,
+) -> Result<()> {
     check_new(path)?;
     let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
-    write_whole(path, "the weights", |new| write(new, shapes, values, &wrong))
+    let names = (!class_names.is_empty()).then(|| serde_json::json!(class_names).to_string());
+    write_whole(path, "the weights", |new| write(new, shapes, names, values, &wrong))
 }
 
 /// Gives the numbers of the tensor of a name, last dimension fastest.
@@ -367,6 +392,7 @@ fn ways(pairs: usize) -> Vec<i64> {
 fn write_safetensors(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
+    class_names: Option<String>,
     values: Values,
     wrong: Wrong,
 ) -> Result<()> {
@@ -391,7 +417,8 @@ fn write_safetensors(
         }
     }
     // What Python's library asks for before it takes tensors for PyTorch's.
-    let about = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let mut about = HashMap::from([("format".to_string(), "pt".to_string())]);
+    about.extend(class_names.map(|names| (CLASS_NAMES.to_string(), names)));
     // The library's file would be for its owner alone, others are as the user wants new files to be.
     let made = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(|e| wrong(&e))?;
     serialize_to_file(views, Some(about), path).map_err(|e| wrong(&e))?;
@@ -399,8 +426,17 @@ fn write_safetensors(
     failed.into_inner().map_or(Ok(()), Err)
 }
 
-fn write_hdf5(path: &Path, shapes: &[(String, Vec<usize>)], values: Values, wrong: Wrong) -> Result<()> {
+fn write_hdf5(
+    path: &Path,
+    shapes: &[(String, Vec<usize>)],
+    class_names: Option<String>,
+    values: Values,
+    wrong: Wrong,
+) -> Result<()> {
     let file = hdf5::File::create(path).map_err(|e| wrong(&e))?;
+    if let Some(names) = class_names {
+        text(&file, CLASS_NAMES, &names).map_err(|e| wrong(&e))?;
+    }
     for (name, shape) in shapes {
         let values = values(name)?;
         let set = file.new_dataset::<f32>().shape(shape.as_slice()).create(name.as_str());
@@ -429,18 +465,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for name in ["w.safetensors", "w.h5"] {
             let path = directory.path().join(name);
-            write_weights(&path, &shapes(), &values).unwrap();
+            let names = ["a cat".to_string(), "\"dog\", é".into()];
+            write_weights(&path, &shapes(), &names, &values).unwrap();
             let file = WeightsFile::open(&path).unwrap();
-            assert_eq!(file.shapes(), shapes());
+            assert_eq!((file.shapes(), file.class_names()), (&shapes()[..], &names[..]));
             for (name, _) in shapes() {
                 assert_eq!(file.values(&name), values(&name));
             }
-            let again = write_weights(&path, &shapes(), &values).unwrap_err();
+            let again = write_weights(&path, &shapes(), &[], &values).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
         }
         let failing = |_: &str| Err(Error::internal("no values"));
         for name in ["none.safetensors", "none.h5"] {
-            let error = write_weights(&directory.path().join(name), &shapes(), &failing).unwrap_err();
+            let error = write_weights(&directory.path().join(name), &shapes(), &[], &failing).unwrap_err();
             assert_eq!(error.message, "no values");
         }
         // Nothing else is left behind.
@@ -512,7 +549,7 @@ mod tests {
         fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
-            write_weights(&path, &shapes(), &values).unwrap();
+            write_weights(&path, &shapes(), &[], &values).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.truncate(keep.max(64));
             for (at, value) in at {

@@ -10,7 +10,7 @@ use crate::config::{AllreduceKind, Compression, Config, Strategy};
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
-use crate::plan::{Kind, Manner, Plan, Transfer};
+use crate::plan::{Axis, Kind, Manner, Plan, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -27,6 +27,8 @@ pub struct Averaging {
     star: Option<Star>,
     /// In a gossip: the link to another rank.
     gossip: Option<Level>,
+    /// Of a network in stages: the link from one to another.
+    stages: Option<Level>,
 }
 
 /// What goes between few owners and the others, over the link of each owner.
@@ -89,7 +91,19 @@ impl Averaging {
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
-        Ok(Averaging { selection, tuning, threads, on_device, compress: config.compress, star, gossip })
+        let compress = config.compress;
+        Ok(Averaging { selection, tuning, threads, on_device, compress, star, gossip, stages: None })
+    }
+
+    /// The same of a network in stages, whose ranks are those of this job.
+    pub fn over_stages(self, job: &World) -> Averaging {
+        let Parameters { within, between, .. } = self.tuning.parameters;
+        Averaging { stages: Some(if job.nodes() > 1 { between } else { within }), ..self }
+    }
+
+    /// The link between stages: seconds until the first byte is there, and seconds a byte.
+    pub fn between_stages(&self) -> [f64; 2] {
+        self.stages.map_or([0.0; 2], |link| [link.latency(), link.per_byte()])
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
@@ -134,6 +148,12 @@ impl Averaging {
             Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
                 self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
             }
+            Kind::Send { .. } | Kind::Receive { .. } => self.message_seconds(transfer.cuts.range().len()),
+            // Few bytes, to all and back.
+            _ if transfer.axis == Axis::Job => {
+                let rounds = transfer.cuts.ranks().max(2).ilog2() + 1;
+                f64::from(rounds) * self.message_seconds(transfer.cuts.range().len())
+            }
             Kind::Mix { .. } => self.gossip_seconds(transfer.cuts.range().len()).unwrap_or(seconds),
             _ => seconds,
         }
@@ -143,6 +163,12 @@ impl Averaging {
     fn star_seconds(&self, bytes: usize) -> Option<f64> {
         let Star { owners, others, link } = self.star?;
         Some(others as f64 * (link.latency() + bytes as f64 / owners as f64 * link.per_byte()))
+    }
+
+    /// From one stage to another.
+    fn message_seconds(&self, bytes: usize) -> f64 {
+        let [latency, per_byte] = self.between_stages();
+        latency + bytes as f64 * per_byte
     }
 
     /// The same where every rank sends so many bytes to one, and gets as many.

@@ -13,7 +13,8 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::compress::{self, Account, At, Compressed};
 use crate::fusion::{
-    Carriers, Exchanges, Fusion, Line, Norms, Notes, OnDevice, ReduceAt, Service, Staging, Tail, Words,
+    Carriers, EdgeMemory, Edges, Exchanges, Fusion, Line, Link, Norms, Notes, OnDevice, ReduceAt, Service,
+    Staging, Tail, Words,
 };
 use crate::plan::{Area, Plan, Program, Script, TAIL, Transfer};
 use crate::strategy::Owners;
@@ -24,6 +25,8 @@ pub struct Places<'a> {
     pub owners: Owners,
     /// Whether the ranks of a node have the parameters in common.
     pub in_common: bool,
+    /// Activations, of which some go between stages.
+    pub arena: &'a Memory,
     /// Where gradients are averaged.
     pub gradients: &'a Gradients,
     /// Where parameters go between ranks: what does.
@@ -40,7 +43,9 @@ pub struct Pushes {
 
 /// What carriers are made of. All of it is collective, and fails on every rank alike.
 pub struct Carrying<'a> {
-    /// All ranks.
+    /// All ranks of the job.
+    pub job: &'a World,
+    /// Those that have the same parameters, or push to those that have.
     pub world: &'a World,
     /// Those that compute, as this rank does; or those that serve.
     pub peers: &'a World,
@@ -65,21 +70,25 @@ impl Carrying<'_> {
         program: Option<&Program>,
         places: &Places,
     ) -> Result<(Fusion, Option<Account>)> {
-        let Carrying { world, device, .. } = *self;
+        let Carrying { job, world, device, .. } = *self;
         let (reduce, compression) = self.reduction(places)?;
         let apart = places.owners.are_apart();
         let at = self.reduced_at(places);
         let staged = matches!(at, ReduceAt::Staged(_)).then(|| end(&places.gradients.on_host));
-        let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, world.size()))?;
+        let tail = world.agree(Tail::new(device, end(&places.gradients.averaged), staged, job.size()))?;
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
         let mixes = self.mixes(script, places)?;
-        let tail_line = if apart || script.relaxed { Some(self.tail(places)?) } else { None };
+        let cut = self.config.pipeline.is_some();
+        let tail_line = if apart || cut || script.relaxed { Some(self.tail(places)?) } else { None };
         let parameters = if apart { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
-        let norms = if gathers { Some(world.agree(Norms::new(world))?) } else { None };
+        let told = if cut { job } else { world };
+        let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
-        let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges };
+        let links = || Link::of_script(script);
+        let edges = if cut { Some(edges(job, device, places.arena, links())?) } else { None };
+        let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges, edges };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
     }
@@ -133,6 +142,11 @@ impl Carrying<'_> {
         let (world, region) = (self.world, &places.gradients.region);
         let last = self.plan.bucket_bytes().last().copied().unwrap_or(0);
         let tail = match self.config.strategy.is_central() {
+            // Of all stages.
+            _ if self.config.pipeline.is_some() => {
+                let kind = AllreduceKind::RECURSIVE_DOUBLING;
+                select(kind, Wire::F32, &Tuning::built_in(), self.job, region)?
+            }
             // In the order of ranks, as owners add.
             true => select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), world, region)?,
             // What is compressed lies where no other rank sees it.
@@ -265,6 +279,20 @@ impl Carrying<'_> {
         let exchanges = Exchanges::new(self.device, gather, program.exchanges.clone());
         Ok(Some(self.peers.agree(exchanges)?))
     }
+}
+
+/// What carries messages between stages out of an arena and into it. Collective.
+///
+/// # Errors
+/// The same on every rank: memory lacks.
+pub fn edges(job: &World, device: &dyn Device, arena: &Memory, links: Vec<Link>) -> Result<Edges> {
+    let memory = match device.is_host() {
+        true => Ok(EdgeMemory::InPlace(gpu_direct::region(arena))),
+        false => Region::private(links.iter().map(|link| link.bytes.len()).sum())
+            .map(|host| EdgeMemory::Staged { arena: arena.clone(), host: Rc::new(host) }),
+    };
+    let edges = Edges::new(job, links, job.agree(memory)?);
+    job.agree(edges)
 }
 
 /// The tail of gradients.

@@ -6,13 +6,14 @@ use std::rc::Rc;
 use super::asynchronous::{Side, Worker};
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
+use super::groups::Groups;
 use super::meeting::Meetings;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
-use super::step::{Accumulation, Clip, Round, Scaling, Stretch, Trainer};
+use super::step::{Accumulation, Adding, Bound, Clip, Round, Scaling, Stretch, Trainer};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
@@ -20,14 +21,16 @@ use crate::config::Config;
 use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::{Error, Result};
-use crate::fusion::Fusion;
+use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Manner, Plan, Program, Script, TAIL};
-use crate::reducer::{Averaging, Carrying, Pushes};
+use crate::reducer::{Averaging, Carrying, Pushes, edges};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
+    pub groups: &'a Groups,
+    /// Those that have the same parameters, or push to those that have.
     pub world: &'a World,
     /// Those that compute, as this rank does; or those that serve.
     pub peers: &'a World,
@@ -57,10 +60,11 @@ impl Assembly<'_> {
         let scripts = self.scripts(memories);
         let script = scripts.last().ok_or_else(|| Error::internal("a round without steps"))?;
         let serves = memories.owners.serves(world.rank());
-        let program = (!serves).then(|| plan.bind(&memories.regions)).transpose();
-        let program = world.agree(program)?;
-        let carrying =
-            Carrying { world, peers, config: self.config, averaging: self.averaging, plan, device };
+        let contexts = if serves { 0 } else { plan.contexts.count };
+        let bind = |context| plan.bind_context(&memories.regions, context);
+        let programs: Vec<Program> = world.agree((0..contexts).map(bind).collect())?;
+        let (job, averaging) = (&self.groups.job, self.averaging);
+        let carrying = Carrying { job, world, peers, config: self.config, averaging, plan, device };
         let places = memories.places();
         let (fusion, compression, asynchronous) = match self.config.strategy.is_asynchronous() {
             true => {
@@ -68,16 +72,18 @@ impl Assembly<'_> {
                 (fusion, None, Some(self.side(pushes)))
             }
             false => {
-                let (fusion, compression) = carrying.fusion(script, program.as_ref(), &places)?;
+                let (fusion, compression) = carrying.fusion(script, programs.first(), &places)?;
                 (fusion, compression, None)
             }
         };
-        let trainer = world.agree(self.steps(scripts, program, fusion, memories))?;
+        let trainer = world.agree(self.steps(scripts, programs, fusion, memories))?;
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
-        let ahead = match &trainer.program {
-            Some(program) if !device.is_host() && self.config.data.is_some() => {
+        let ahead = match trainer.programs.first() {
+            // A stage has the batches of several micro-batches at once.
+            _ if self.groups.stage.is_some() => None,
+            Some(bound) if !device.is_host() && self.config.data.is_some() => {
                 let inputs = &memories.regions.inputs;
-                Some(DevicePrefetch::new(device, program, inputs, self.empty_batch()))
+                Some(DevicePrefetch::new(device, &bound.program, inputs, self.empty_batch()))
             }
             _ => None,
         };
@@ -107,8 +113,8 @@ impl Assembly<'_> {
 
     /// What this rank does in the steps of a round.
     fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
-        let Assembly { world, config, plans, rule, .. } = *self;
-        let manner = manner(world, config, memories.owners, memories.sharing.ranks > 1);
+        let Assembly { groups, world, config, plans, rule, .. } = *self;
+        let manner = manner(groups, config, memories.owners, memories.sharing.ranks > 1);
         let manners = manner.of_round(config.relaxed(world.size()));
         let own = world.rank()..world.rank() + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
@@ -119,7 +125,16 @@ impl Assembly<'_> {
     pub fn evaluator(&self, plan: &Plan, memories: &Memories, loader: TestLoader) -> Result<Evaluator> {
         let serves = memories.owners.serves(self.world.rank());
         let program = (!serves).then(|| plan.bind(&memories.evaluated())).transpose();
+        let relay = match self.groups.stage {
+            None => None,
+            Some(_) => {
+                let links = Link::of_plan(plan, |stage| self.groups.beside(stage));
+                let edges = edges(&self.groups.job, self.device, &memories.regions.arena, links)?;
+                Some(Relay::new(edges, plan))
+            }
+        };
         Ok(Evaluator {
+            relay,
             program: self.world.agree(program)?,
             peers: self.peers.clone(),
             statistics: memories.regions.statistics.clone(),
@@ -141,7 +156,7 @@ impl Assembly<'_> {
     fn steps(
         &self,
         scripts: Vec<Rc<Script>>,
-        program: Option<Program>,
+        programs: Vec<Program>,
         fusion: Fusion,
         memories: &Memories,
     ) -> Result<Trainer> {
@@ -155,12 +170,11 @@ impl Assembly<'_> {
             false => config.images_a_step(computing),
         };
         let relaxed = config.relaxed(self.world.size());
-        let stretches =
-            program.as_ref().map_or(Vec::new(), |program| Stretch::cut(program, &scripts, device));
-        let metrics =
-            program.as_ref().map(|program| Metrics::new(device, program, &memories.regions.metrics));
+        let metrics = programs.first().filter(|program| program.losses.bytes() > 0);
+        let metrics = metrics.map(|program| Metrics::new(device, program, &memories.regions.metrics));
+        let bound = |program| Bound { stretches: Stretch::cut(&program, &scripts, device), program };
         Ok(Trainer {
-            stretches,
+            programs: programs.into_iter().map(bound).collect(),
             round: Round {
                 scripts,
                 steps: relaxed.map_or(1, |relaxed| relaxed.every),
@@ -174,7 +188,6 @@ impl Assembly<'_> {
             meetings: Meetings::new(device, plan, memories, computing)?,
             runs: 0,
             metrics: metrics.transpose()?,
-            program,
             fusion,
             clip: self.clip(memories)?,
             scaling: self.scaling(memories)?,
@@ -276,10 +289,23 @@ impl Assembly<'_> {
         if self.config.accumulation == 1 {
             return Ok(None);
         }
-        let sum = memories.gradients.averaged.slice(0, memories.gradients.averaged.bytes() - TAIL);
-        let own = memories.regions.gradients.slice(0, sum.bytes());
         let micro_steps = self.config.accumulation;
         let tree = self.config.shards.is_some();
+        let passes = self.plans.training.gradients_of_passes();
+        let parts = match passes.len() {
+            0 | 1 => Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }]),
+            _ => passes,
+        };
+        let of_part = |part: &Range<usize>| self.sums(memories, part, tree);
+        let sums = parts.iter().map(of_part).collect::<Result<_>>()?;
+        Ok(Some(Accumulation { micro_steps, sums, tree }))
+    }
+
+    /// What adds up some bytes of the gradients.
+    fn sums(&self, memories: &Memories, part: &Range<usize>, tree: bool) -> Result<Vec<Adding>> {
+        let sum = memories.gradients.averaged.slice(part.start, part.len());
+        let own = memories.regions.gradients.slice(part.start, part.len());
+        let micro_steps = self.config.accumulation;
         let lower = if tree { micro_steps.ilog2().saturating_sub(1) } else { 0 };
         let levels: Result<Vec<Memory>> = (0..lower).map(|_| self.device.allocate(sum.bytes())).collect();
         let mut from = own;
@@ -287,7 +313,6 @@ impl Assembly<'_> {
             let add = self.device.accumulate(&from, &into)?;
             Ok((std::mem::replace(&mut from, into.clone()), into, add))
         };
-        let sums = levels?.into_iter().chain([sum]).map(add).collect::<Result<_>>()?;
-        Ok(Some(Accumulation { micro_steps, sums, tree }))
+        levels?.into_iter().chain([sum]).map(add).collect()
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
 use super::commit;
+use super::groups::Groups;
+use super::stages;
 use super::state::State;
 use super::stop::Watch;
 use crate::comm::World;
@@ -256,7 +258,8 @@ impl Saver {
     /// kept, on the rank that writes; of what ranks have of their own those of `peers` count. Collective.
     pub fn take(
         &mut self,
-        [world, peers]: [&World; 2],
+        groups: &Groups,
+        peers: &World,
         device: &dyn Device,
         state: &State,
         standing: &Standing,
@@ -268,11 +271,14 @@ impl Saver {
         }
         let begun = Instant::now();
         let mut values = self.checkpoints.buffer();
-        state.copy(world, peers, None, device, values.as_mut())?;
-        if let Some(values) = values {
+        if groups.stage.is_some() && groups.data.rank() == 0 {
+            values.get_or_insert_default();
+        }
+        state.copy(&groups.data, peers, None, device, values.as_mut())?;
+        let arrays = stages::collect(groups, state.arrays(peers.size()), &mut values)?;
+        if let Some(values) = values.filter(|_| groups.job.rank() == 0) {
             let mut numbers = standing.numbers();
             numbers.extend(record());
-            let arrays = state.arrays(peers.size());
             let contents = Contents { texts: self.texts.clone(), numbers, arrays, values };
             let best = standing.best.map(|(_, step)| step as u64);
             self.checkpoints.write(standing.at.done as u64, best, contents, begun);

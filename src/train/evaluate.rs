@@ -7,12 +7,18 @@ use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
+use crate::fusion::Relay;
 use crate::plan::Program;
+
+/// Batches between two points at which the stages of a network ask each other whether to stop.
+const TOGETHER: usize = 64;
 
 /// A forward-only program, and this rank's part of the test set.
 pub struct Evaluator {
     /// `None` on a rank without a graph, which tests nothing.
     pub program: Option<Program>,
+    /// Where the network is cut: what goes from stage to stage.
+    pub relay: Option<Relay>,
     /// Those whose statistics count as this rank's do.
     pub peers: World,
     /// Every running statistic, where training keeps it.
@@ -30,35 +36,64 @@ impl Evaluator {
         device: &dyn Device,
         stop: impl Fn() -> bool,
     ) -> Result<Option<Test>> {
-        let scalars =
-            Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
-        agree_on_statistics(&self.peers, device, &self.statistics)?;
         let mut sums = [0f64; 3];
         let mut metrics = vec![0f32; self.batch.labels.len()];
-        for batch in 0..self.loader.steps() {
-            let mut stopping = [if stop() { 1.0 } else { 0.0 }];
-            world.max_f64(&mut stopping)?;
-            if stopping != [0.0] {
-                return Ok(None);
-            }
-            let Some(program) = &mut self.program else { continue };
-            let images = self.loader.fill(batch, &mut self.batch)?;
+        let whole = self.each(world, device, stop, |program, _, images| {
             sums[2] += images as f64;
-            if images == 0 {
-                continue;
-            }
-            Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
-            for step in &mut program.steps {
-                step.run(&scalars)?;
-            }
-            device.synchronize()?;
-            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]) {
+            // Where the network is cut another stage knows how many there are.
+            let found = program.losses.bytes() > 0 && (images > 0 || program.images.bytes() == 0);
+            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]).filter(|_| found) {
                 device.download(memory, bytes_of_mut(&mut metrics))?;
                 *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
             }
-        }
+            Ok(())
+        })?;
         world.sum_f64(&mut sums)?;
-        Ok(Some(Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2], apart: f64::NAN }))
+        let test = Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2], apart: f64::NAN };
+        Ok(whole.then_some(test))
+    }
+
+    /// Hands every batch of this rank, with how many images of it could be read, to `seen` when the program has run;
+    /// without such an image it has not. False where `stop` says on some rank that the run is to stop. Collective, and
+    /// so may be what `seen` does, where every rank has a graph.
+    pub fn each(
+        &mut self,
+        world: &World,
+        device: &dyn Device,
+        stop: impl Fn() -> bool,
+        mut seen: impl FnMut(&Program, (usize, &Batch), usize) -> Result<()>,
+    ) -> Result<bool> {
+        let scalars =
+            Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
+        agree_on_statistics(&self.peers, device, &self.statistics)?;
+        for number in 0..self.loader.steps() {
+            let mut stopping = [if stop() { 1.0 } else { 0.0 }];
+            // Stages compute unlike batches at a time, unless they are asked to meet.
+            if self.relay.is_none() || number.is_multiple_of(TOGETHER) {
+                world.max_f64(&mut stopping)?;
+                if stopping != [0.0] {
+                    return Ok(false);
+                }
+            }
+            let Some(program) = &mut self.program else { continue };
+            let reads = program.images.bytes() > 0;
+            let images = if reads { self.loader.fill(number, &mut self.batch)? } else { 0 };
+            if images > 0 || self.relay.is_some() {
+                self.relay.as_mut().map_or(Ok(()), |relay| relay.begin(device))?;
+                if reads {
+                    Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
+                }
+                for (index, step) in program.steps.iter_mut().enumerate() {
+                    self.relay.as_mut().map_or(Ok(()), |relay| relay.before(index, device))?;
+                    step.run(&scalars)?;
+                    self.relay.as_mut().map_or(Ok(()), |relay| relay.after(index, device))?;
+                }
+                device.synchronize()?;
+            }
+            seen(program, (number, &self.batch), images)?;
+        }
+        self.relay.as_mut().map_or(Ok(()), |relay| relay.end(device))?;
+        Ok(true)
     }
 }
 

@@ -1,8 +1,8 @@
 //! How large a batch fits: the answer to `--max-batch`, and the check that a run fits its machine.
 
+use super::groups::Groups;
 use super::network::Network;
 use super::plans::Plans;
-use crate::comm::World;
 use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,7 +23,7 @@ struct Fit {
 /// # Errors
 /// `Usage` when not even the smallest batch fits, or the network cannot be planned at all.
 pub fn answer(
-    world: &World,
+    groups: &Groups,
     network: &Network,
     config: &Config,
     device: &dyn Device,
@@ -31,15 +31,17 @@ pub fn answer(
     limit: usize,
 ) -> Result<String> {
     // Each plan adds its compiled kernels to the process; a run has those of one.
-    let one = planned(world, network, config, device, averaging, 1);
-    let program =
-        one.or_else(|e| planned(world, network, config, device, averaging, 2).map_err(|_| e))?.extent.program;
+    let one = planned(groups, network, config, device, averaging, 1);
+    let program = one
+        .or_else(|e| planned(groups, network, config, device, averaging, 2).map_err(|_| e))?
+        .extent
+        .program;
     let total = |batch| {
-        let plans = planned(world, network, config, device, averaging, batch)?;
+        let plans = planned(groups, network, config, device, averaging, batch)?;
         Ok(plans.sizes.limiting(Extent { program, ..plans.extent }))
     };
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
-    let (name, limit) = (network.model.name, bytes(limit));
+    let (name, limit) = (network.model.name(), bytes(limit));
     if batch == 0 {
         return Err(Error::usage(format!(
             "--max-batch: {name} needs {} for the smallest batch",
@@ -61,25 +63,26 @@ pub fn answer(
 /// # Errors
 /// `Environment`, with the largest batch that fits.
 pub fn check(
-    world: &World,
+    groups: &Groups,
     network: &Network,
     config: &Config,
     device: &dyn Device,
     averaging: &Averaging,
     plans: &Plans,
 ) -> Result<()> {
+    let world = &groups.job;
     let ranks = world.local_size().max(1);
     if let Some(share) = device.free_bytes()? {
         let place = format!("{} has {} free on the rank's GPU", world.host(), bytes(share));
         fits(network, config, plans.on_device(), share, &place, |batch| {
-            Ok(planned(world, network, config, device, averaging, batch)?.on_device())
+            Ok(planned(groups, network, config, device, averaging, batch)?.on_device())
         })?;
     }
     let Some(available) = host::available_memory() else { return Ok(()) };
     let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
     let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
     fits(network, config, plans.to_come(), share, &place, |batch| {
-        Ok(planned(world, network, config, device, averaging, batch)?.to_come())
+        Ok(planned(groups, network, config, device, averaging, batch)?.to_come())
     })
 }
 
@@ -102,14 +105,14 @@ fn fits(
     };
     Err(Error::environment(format!(
         "{} with --batch {} needs {} a rank, and {place}: {remedy}",
-        network.model.name,
+        network.model.name(),
         config.batch,
         bytes(needed),
     )))
 }
 
 fn planned(
-    world: &World,
+    groups: &Groups,
     network: &Network,
     config: &Config,
     device: &dyn Device,
@@ -117,7 +120,7 @@ fn planned(
     batch: usize,
 ) -> Result<Plans> {
     let config = Config { batch, ..config.clone() };
-    Plans::new(world, &config, network, device, averaging, config.data.is_some())
+    Plans::new(groups, &config, network, device, averaging, config.data.is_some())
 }
 
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a

@@ -102,6 +102,7 @@ impl Memories {
         Places {
             owners: self.owners,
             in_common: self.sharing.ranks > 1,
+            arena: &self.regions.arena,
             gradients: &self.gradients,
             travelling: self.travelling.as_ref(),
         }

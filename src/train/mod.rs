@@ -3,11 +3,10 @@
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
-//! `shards` what does not depend on their number, `asynchronous` and `server`
-//! what ranks and servers do that do not wait for all, `evaluate` the test set, `testing` that alone, `checkpoint` keeps and
-//! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
-//! batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
-//! every room below. Used by: `main`, `elastic`.
+//! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not wait
+//! for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and resumes
+//! what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
+//! every room below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
 mod asynchronous;
@@ -16,6 +15,7 @@ mod commit;
 mod device;
 mod device_prefetch;
 mod evaluate;
+mod groups;
 mod length;
 mod max_batch;
 mod meeting;
@@ -24,10 +24,12 @@ mod metrics;
 mod network;
 mod owned;
 mod plans;
+mod predicting;
 mod server;
 mod setup;
 mod shards;
 mod source;
+mod stages;
 mod state;
 mod step;
 mod stop;
@@ -43,6 +45,7 @@ use crate::config::Config;
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
+use crate::model::Model;
 use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
 use crate::trace;
 
@@ -50,24 +53,41 @@ use checkpoint::{Position, Standing};
 use commit::Commits;
 pub use commit::newest_commit;
 use evaluate::Evaluator;
+use groups::Groups;
 use setup::Job;
 use state::State;
 use step::{Scaling, StepResult};
 use stop::Watch;
 use timeline::Timeline;
+pub use weights::Start;
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///
 /// # Errors
 /// Whatever stops the run; by then all ranks know of it, so one message suffices.
 pub fn run(world: &World, config: Result<Config>, started: Instant) -> Result<()> {
+    run_model(world, config, None, started)
+}
+
+/// The same of a network that `--model` does not know: `examples/own_network.rs` has one. It can do whatever flags can
+/// say of a run, and leaves the same record.
+///
+/// # Errors
+/// As for `run`.
+pub fn run_own(world: &World, config: Config, model: Model, started: Instant) -> Result<()> {
+    let config = Config { model: model.name().into(), ..config };
+    run_model(world, Ok(config), Some(model), started)
+}
+
+fn run_model(world: &World, config: Result<Config>, model: Option<Model>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
-    let config = world.agree(config.among(config.strategy.computing(world.size()).max(1)))?;
+    let groups = Groups::new(world, &config)?;
+    let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(&config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
-    let Some((mut job, mut recorder)) = setup::prepare(world, &config, watch, started)? else {
+    let Some((mut job, mut recorder)) = setup::prepare(&groups, &config, model, watch, started)? else {
         return Ok(());
     };
     let outcome =
@@ -145,7 +165,8 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    weights::save(world, &job.peers, config, &*job.device, &job.plan, &job.memories)?;
+    let plan = (&job.plan, &job.class_names[..]);
+    weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }
 
@@ -305,7 +326,7 @@ fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Res
     }
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
-    job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, numbers)?;
+    job.saver.take(&job.groups, &job.peers, &*job.device, &state, &job.standing, numbers)?;
     job.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
 }
@@ -349,7 +370,9 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
             ),
         )),
     };
-    match job.memories.owners.are_apart() || job.memories.anchor.is_some() {
+    let unlike =
+        job.memories.owners.are_apart() || job.memories.anchor.is_some() || job.groups.stage.is_some();
+    match unlike {
         false if found.is_ok() => Ok(()),
         _ => world.agree(found),
     }

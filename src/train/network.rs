@@ -23,18 +23,21 @@ pub struct Network {
     pixels: Option<Normalisation>,
     /// What is not learned.
     frozen: Option<Frozen>,
+    /// Whether its evaluation gives the probabilities of classes.
+    predicts: bool,
     /// Ranks that share the statistics of batch normalisation.
     pub statistics_of: usize,
 }
 
 impl Network {
-    /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it.
-    /// Collective.
+    /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it. The model
+    /// is this one, or that of --model. Collective.
     ///
     /// # Errors
     /// As for `new`; `Mismatch` when ranks have unlike files.
-    pub fn agree(world: &World, config: &Config, ranks: usize) -> Result<Network> {
-        let network = world.agree(Self::new(config, ranks))?;
+    pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
+        let model = model.map_or_else(|| model::find(&config.model), Ok);
+        let network = world.agree(model.and_then(|model| Self::new(config, model, ranks)))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -45,8 +48,7 @@ impl Network {
     /// # Errors
     /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for; `Data` for a file
     /// whose network cannot be trained.
-    fn new(config: &Config, ranks: usize) -> Result<Network> {
-        let model = model::find(&config.model)?;
+    fn new(config: &Config, model: Model, ranks: usize) -> Result<Network> {
         let [channels, height, width] = model.image;
         Ok(Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
@@ -57,6 +59,7 @@ impl Network {
             precision: config.precision,
             pixels: None,
             frozen: frozen(&config.freeze),
+            predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
         })
     }
@@ -88,7 +91,8 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        Ok(self.compact(self.forward(graph).for_evaluation()))
+        let graph = self.compact(self.forward(graph).for_evaluation());
+        Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 
     fn forward(&self, graph: Graph) -> Graph {

@@ -1,19 +1,24 @@
 //! The plans of a run, and what a rank needs in memory for them.
 
 use super::checkpoint;
+use super::groups::Groups;
 use super::meeting;
 use super::network::Network;
 use crate::comm::World;
-use crate::config::{Config, Precision, Session, SyncBatchNorm};
+use crate::config::{Config, Pipeline, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::fusion::compress;
+use crate::graph::Graph;
 use crate::host;
 use crate::model::Model;
 use crate::optim;
-use crate::plan::{self, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Transfer};
+use crate::plan::{
+    self, Compiled, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Stage, Stages, StepFacts,
+    Transfer,
+};
 use crate::reducer::{
     Averaging, Expected, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
 };
@@ -23,6 +28,9 @@ use crate::strategy::Owners;
 pub struct Plans {
     /// With --evaluate that of the test, and there is no other.
     pub training: Plan,
+    /// Where the network is cut: where, and the training plans of the other stages.
+    pub stages: Option<Stages>,
+    others: Vec<Plan>,
     pub evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
     pub extent: Extent,
@@ -32,19 +40,24 @@ pub struct Plans {
 
 impl Plans {
     pub fn new(
-        world: &World,
+        groups: &Groups,
         config: &Config,
         network: &Network,
         device: &dyn Device,
         averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let options =
-            Options { fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX), training: None };
+        let world = &groups.data;
+        let options = Options {
+            fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX),
+            training: None,
+            stage: None,
+        };
         if config.evaluate {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
             let extent = extent(world, config, averaging, &training, device, false);
-            return Ok(Plans { sizes: training.sizes, training, evaluation: None, extent, kept: None });
+            let (sizes, stages, others) = (training.sizes, None, Vec::new());
+            return Ok(Plans { sizes, training, stages, others, evaluation: None, extent, kept: None });
         }
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
@@ -53,8 +66,9 @@ impl Plans {
                 config.model
             )));
         }
-        let room = config.strategy.computing(world.size()) * config.batch * config.accumulation;
-        if graph.has_batch_norm() && config.images_a_step(config.strategy.computing(world.size())) < room {
+        let computing = config.strategy.computing(world.size());
+        let room = computing * config.batch * config.accumulation;
+        if graph.has_batch_norm() && config.images_a_step(computing) < room {
             log::warn!(
                 "--global-batch: with this number of ranks some places of a batch are empty, and batch normalisation \
                  counts them as black images"
@@ -64,27 +78,36 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let mut training = plan::plan(graph, device, &options)?;
+        let (mut training, stages, others) = match groups.stage {
+            None => (plan::plan(graph, device, &options)?, None, Vec::new()),
+            Some(own) => in_stages(graph, own, config, device, averaging, &options)?,
+        };
         averaging.cut(&mut training, config)?;
         let evaluation = if evaluate {
-            let options = Options { training: Some(&training), ..options };
+            let stage = stages.as_ref().zip(groups.stage);
+            let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
+            let options = Options { training: Some(&training), stage, ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
         } else {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
-        Ok(Plans { training, evaluation, sizes, extent, kept })
+        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept })
     }
 
     /// Makes sure that all ranks have the same plan. Collective.
     ///
     /// # Errors
     /// `Mismatch`, with what ranks compute with where that differs.
-    pub fn compare(&self, world: &World, config: &Config, device: &dyn Device) -> Result<()> {
+    pub fn compare(&self, groups: &Groups, config: &Config, device: &dyn Device) -> Result<()> {
+        let world = &groups.data;
+        if let Some(stages) = &self.stages {
+            groups.job.check_same(&[("where the network is cut".into(), stages.cuts.join(","))])?;
+        }
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
-        let manners = manner(world, config, owners, false).of_round(config.relaxed(world.size()));
+        let manners = manner(groups, config, owners, false).of_round(config.relaxed(world.size()));
         let of = |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..1);
         let scripts: Vec<_> = manners.iter().flat_map(of).collect();
         let script = fnv1a(format!("{scripts:?}").bytes());
@@ -101,19 +124,28 @@ impl Plans {
     /// `Internal` where scripts do not fit together.
     pub fn rehearse(
         &self,
-        world: &World,
+        groups: &Groups,
         config: &Config,
         averaging: &Averaging,
     ) -> Result<(Vec<Script>, Rehearsal)> {
+        let world = &groups.data;
         let in_common = self.extent.sharers > 1;
-        let manner = manner(world, config, expected_owners(world, config.strategy, in_common), in_common);
-        let scripts =
-            |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..world.size());
+        let manner = manner(groups, config, expected_owners(world, config.strategy, in_common), in_common);
+        let scripts = |manner: &Manner| {
+            let of = |(stage, plan): (usize, &&Plan)| {
+                let pipeline = manner.pipeline.map(|(_, schedule)| (stage, schedule));
+                let manner = Manner { pipeline, ..manner.clone() };
+                plan.scripts(&manner, &config.optimizer.rule, 0..world.size())
+            };
+            self.of_stages(groups).iter().enumerate().flat_map(of).collect::<Vec<_>>()
+        };
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let seconds = |transfer: &Transfer| averaging.transfer(transfer, shared);
         let rule = &config.optimizer.rule;
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
-        let facts = self.training.facts(&averaging.step_seconds(&self.training));
+        let facts = |plan: &&Plan| plan.facts(&averaging.step_seconds(plan));
+        let facts: Vec<_> = self.of_stages(groups).iter().map(facts).collect();
+        let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
         let prices = Prices { transfer: &seconds, update: &update };
         let mut rehearsed = None;
         for manner in manner.of_round(config.relaxed(world.size())) {
@@ -125,11 +157,12 @@ impl Plans {
     }
 
     /// The same in a line, or with rank 0's whole script.
-    fn rehearsed(&self, world: &World, config: &Config, averaging: &Averaging) -> Result<String> {
+    fn rehearsed(&self, groups: &Groups, config: &Config, averaging: &Averaging) -> Result<String> {
+        let world = &groups.data;
         if config.evaluate {
             return Ok(String::new());
         }
-        let (scripts, rehearsal) = self.rehearse(world, config, averaging)?;
+        let (scripts, rehearsal) = self.rehearse(groups, config, averaging)?;
         let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
         if config.script {
             text += &scripts[0].lines();
@@ -195,11 +228,12 @@ impl Plans {
     /// `Internal` where the ranks' scripts do not fit together.
     pub fn describe(
         &self,
-        world: &World,
+        groups: &Groups,
         config: &Config,
         device: &dyn Device,
         averaging: &Averaging,
     ) -> Result<String> {
+        let world = &groups.data;
         let ranks = world.size();
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let note = |choice: &Expected| (choice.name, choice.seconds);
@@ -213,8 +247,44 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)),
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
-        let shards = self.shards(config, ranks);
-        Ok(described + &shards + &self.rehearsed(world, config, averaging)? + &self.roofline(config))
+        let shards = self.shards(config, ranks) + &self.stage_table(groups, config, averaging);
+        Ok(described + &shards + &self.rehearsed(groups, config, averaging)? + &self.roofline(config))
+    }
+
+    /// The training plans of all stages, in their order; the one that there is where the network is not cut.
+    fn of_stages(&self, groups: &Groups) -> Vec<&Plan> {
+        let own = groups.stage.unwrap_or(0);
+        let before = self.others[..own].iter();
+        before.chain([&self.training]).chain(&self.others[own..]).collect()
+    }
+
+    /// A line for each stage.
+    fn stage_table(&self, groups: &Groups, config: &Config, averaging: &Averaging) -> String {
+        let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
+        let mut text = format!(
+            "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
+             layers{:34}parameters  activations  in flight  sends a step  seconds\n",
+            pipeline.stages,
+            config.accumulation,
+            config.batch,
+            pipeline.schedule,
+            100.0 * pipeline.schedule.bubble(pipeline.stages, config.accumulation),
+            ""
+        );
+        for (stage, plan) in self.of_stages(groups).into_iter().enumerate() {
+            let layers = stages.layers_of(&plan.graph, stage).join("; ");
+            let seconds: f64 = averaging.step_seconds(plan).iter().sum::<f64>() * config.accumulation as f64;
+            let sent =
+                plan.edges.iter().filter(|edge| edge.sends).map(|edge| edge.place.bytes).sum::<usize>();
+            text += &format!(
+                "  {stage:>5}  {layers:<38}  {:>10}  {:>11}  {:>9}  {:>12}  {seconds:.4}\n",
+                plan::describe_bytes(plan.sizes.parameters),
+                plan::describe_bytes(plan.sizes.activations),
+                plan.contexts.count,
+                plan::describe_bytes(sent * config.accumulation),
+            );
+        }
+        text
     }
 
     /// What shards cost a rank, in words.
@@ -267,8 +337,10 @@ impl Plans {
 }
 
 /// How a step of this run is done.
-pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -> Manner {
+pub fn manner(groups: &Groups, config: &Config, owners: Owners, in_common: bool) -> Manner {
     Manner {
+        mesh: groups.mesh,
+        pipeline: groups.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
         owners,
         in_common,
         micro_steps: config.accumulation,
@@ -278,8 +350,55 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
         average: config.optimizer.ema.is_some(),
         overlap: config.overlap,
         asynchronous: config.strategy.is_asynchronous(),
-        ..Manner::plain(nodes(world))
+        ..Manner::plain(nodes(&groups.data))
     }
+}
+
+/// This rank's plan, where the network is cut, and the plans of the others.
+fn in_stages(
+    graph: Graph,
+    own: usize,
+    config: &Config,
+    device: &dyn Device,
+    averaging: &Averaging,
+    options: &Options,
+) -> Result<(Plan, Option<Stages>, Vec<Plan>)> {
+    let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
+        return Err(Error::internal("a stage of no pipeline"));
+    };
+    let compiled = Compiled::new(graph, device, None)?;
+    let stages = match cuts.is_empty() {
+        false => Stages { ranks: *ranks, cuts: cuts.clone() },
+        true => {
+            let whole = compiled.plan(device, options)?;
+            let mut seconds = vec![0.0; whole.graph.nodes.len()];
+            let mut waiting = 0.0;
+            for (step, taken) in whole.steps.iter().zip(averaging.step_seconds(&whole)) {
+                // A reorder is for the node behind it.
+                waiting += taken;
+                if let Some(node) = step.node {
+                    seconds[node.0] += std::mem::take(&mut waiting);
+                }
+            }
+            let pieces = ranks * schedule.chunks();
+            Stages::balanced(&whole.graph, [*ranks, pieces], &seconds, averaging.between_stages())?
+        }
+    };
+    let of = |own: usize| {
+        let contexts = schedule.in_flight(own, *ranks, config.accumulation);
+        let splits_weights = schedule.splits_weights();
+        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
+        let plan = compiled.plan(device, &Options { stage, ..*options })?;
+        match plan.gradients.is_empty() {
+            true => Err(Error::usage(format!(
+                "--pipeline: stage {own} has no layer that learns; cut the network elsewhere (--pipeline-cuts)"
+            ))),
+            false => Ok(plan),
+        }
+    };
+    let mut plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
+    let training = plans.remove(own);
+    Ok((training, Some(stages), plans))
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and

@@ -1,7 +1,7 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use super::commit::Commits;
 use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
+use super::groups::Groups;
 use super::length::Length;
 use super::max_batch;
 use super::memory::Memories;
@@ -27,6 +28,8 @@ use crate::config::{Config, JpegDecoder, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::graph::{Graph, Role, TensorId};
+use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
 use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
@@ -34,6 +37,7 @@ use crate::reducer::{Averaging, nodes};
 
 /// A run that is ready to go.
 pub struct Job {
+    pub groups: Groups,
     /// The ranks that compute, on one of them; on a rank that serves those that do.
     pub peers: World,
     pub device: Box<dyn Device>,
@@ -55,6 +59,8 @@ pub struct Job {
     pub commits: Option<Commits>,
     pub plan: Plan,
     pub memories: Memories,
+    /// Names of the classes, where the data have as many as the network tells apart.
+    pub class_names: Vec<String>,
 }
 
 /// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
@@ -62,15 +68,17 @@ pub struct Job {
 /// # Errors
 /// The same on every rank.
 pub fn prepare(
-    world: &World,
+    groups: &Groups,
     config: &Config,
+    model: Option<Model>,
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
+    let world = &groups.job;
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
-    let network = Network::agree(world, config, workers)?;
+    let network = Network::agree(world, config, model, workers)?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let (device, config) = device::open(world, config, threads)?;
@@ -81,7 +89,7 @@ pub fn prepare(
         let config = &decided(config, sets.as_ref(), threads);
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-        let answer = world.agree(max_batch::answer(world, &network, config, &*device, &averaging, limit))?;
+        let answer = world.agree(max_batch::answer(groups, &network, config, &*device, &averaging, limit))?;
         record::say(world, &answer);
         return world.agree(record::printed()).map(|()| None);
     }
@@ -89,7 +97,7 @@ pub fn prepare(
         return testing::run(world, config, network, &watch).map(|()| None);
     }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name, resumed.as_ref()))?;
+    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name(), resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
     world.agree(weights_path(world, config))?;
     // A run that goes on has its weights.
@@ -97,17 +105,20 @@ pub fn prepare(
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
     let images = images(config, sets.as_ref());
+    let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
+    let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
     let all_pixels = sets.as_ref().and_then(Sets::pixels);
-    let (source, test) = open_data(world, config, &network, sets)?;
+    let (source, test) = open_data(groups, config, &network, sets)?;
     tell("data sets open");
     comm::enter(Phase::Plan, 0);
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
     let rule = config.optimizer.rule;
-    let averaging = Averaging::new(world, config, &*device, threads)?;
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, test.is_some()))?;
-    plans.compare(world, config, &*device)?;
+    let averaging = averaging(groups, config, &*device, threads)?;
+    let mut plans =
+        world.agree(Plans::new(groups, config, &network, &*device, &averaging, test.is_some()))?;
+    plans.compare(groups, config, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
         plans.training.steps.len(),
@@ -119,13 +130,13 @@ pub fn prepare(
     plans.extent.program = greatest(world, program)?;
     if config.dry_run {
         world.agree(plans.write_steps(world, config))?;
-        record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
+        record::say(world, &world.agree(plans.describe(groups, config, &*device, &averaging))?);
         return world.agree(record::printed()).map(|()| None);
     }
     // All ranks have the same plan, and one goes through the step for all of them.
     let rehearsed = match world.rank() {
         0 => plans
-            .rehearse(world, config, &averaging)
+            .rehearse(groups, config, &averaging)
             .map(|(scripts, rehearsal)| scheduled(&scripts[0], &rehearsal)),
         _ => Ok(Vec::new()),
     };
@@ -135,7 +146,7 @@ pub fn prepare(
     if let Some(resumed) = &resumed {
         world.agree(resumed.check(world, config, &identity))?;
     }
-    world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
     let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
     let length = Length::new(
         config,
@@ -144,21 +155,26 @@ pub fn prepare(
         source.global_batch(),
         standing.at,
     );
-    let mut description = describe(world, config, &plans, &*device, threads, length, started);
+    let mut description = describe(groups, config, &plans, &*device, threads, length, started);
     description.script = script;
     description.attributes.push(("images".into(), images));
     description.attributes.push(("network".into(), network.model.identity()));
+    if !class_names.is_empty() {
+        description.attributes.push((record::CLASS_NAMES.into(), serde_json::json!(class_names).to_string()));
+    }
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
     let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
     comm::enter(Phase::Memory, 0);
-    let peers = match workers < world.size() {
-        true => world.split(usize::from(world.rank() >= workers), world.rank())?,
-        false => world.clone(),
+    let data = &groups.data;
+    let peers = match workers < data.size() {
+        true => data.split(usize::from(data.rank() >= workers), data.rank())?,
+        false => data.clone(),
     };
     let assembly = Assembly {
-        world,
+        groups,
+        world: data,
         peers: &peers,
         config,
         averaging: &averaging,
@@ -173,11 +189,13 @@ pub fn prepare(
         _ => None,
     };
     let mut job = Job {
+        groups: groups.clone(),
         peers: peers.clone(),
         schedule: schedule(world, config, &source, length, standing.at.done),
         epochs: length.epochs,
         total_steps: length.steps,
-        planned_memory: plans.total(),
+        // Stages have unlike memory, and what is measured is that of the rank that has most.
+        planned_memory: greatest(world, plans.total())?,
         states: optim::state_names(&rule),
         plan: plans.training,
         device,
@@ -188,24 +206,26 @@ pub fn prepare(
         saver,
         commits,
         memories,
+        class_names,
     };
     tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
     let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
     if let Some(resumed) = resumed {
-        world.agree(state.restore(world, &job.peers, &*job.device, &resumed.contents))?;
+        world.agree(state.restore(groups, &job.peers, &*job.device, &resumed.contents))?;
         if let Some(scaling) = &mut job.trainer.scaling {
             scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
         }
     } else if config.session.resume.is_some() {
         // Before the record is there: a job killed from now on is resumed by the same command.
-        job.saver.take([world, &job.peers], &*job.device, &state, &job.standing, BTreeMap::new)?;
+        job.saver.take(groups, &job.peers, &*job.device, &state, &job.standing, BTreeMap::new)?;
         world.agree(job.saver.finish())?;
     }
-    let owners = config.strategy.describe(job.memories.owners, world.size(), world.nodes());
+    let owners = config.strategy.describe(job.memories.owners, data.size(), data.nodes());
     description.attributes.push(("owners".into(), owners));
-    description.attributes.push(("mesh".into(), format!("data {workers}, pipeline 1, tensor 1")));
-    description.owned = owned_bytes(world, &job.plan, &job.memories);
+    let stages = config.stages();
+    description.attributes.push(("mesh".into(), format!("data {workers}, pipeline {stages}, tensor 1")));
+    description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
     let choices = averaging.choices(&job.plan, job.memories.gradients.region.is_shared());
@@ -227,7 +247,7 @@ pub fn prepare(
 
 /// How many ranks compute gradients.
 fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
-    match config.strategy.computing(world.size()) {
+    match config.data_ranks(world.size()) {
         0 => Err(Error::usage(format!(
             "{}: of {} rank{} none is left to compute; start more",
             config.strategy,
@@ -296,18 +316,32 @@ fn scheduled(script: &Script, rehearsal: &Rehearsal) -> Vec<Scheduled> {
     rehearsal.schedule.iter().enumerate().map(of).chain([end]).collect()
 }
 
-/// Bytes of parameters that each rank updates.
-fn owned_bytes(world: &World, plan: &Plan, memories: &Memories) -> Vec<u64> {
-    let nodes = nodes(world);
-    let of = |rank| plan.owned(memories.owners, &memories.rule, &nodes, rank);
-    (0..world.size()).map(|rank| of(rank).iter().map(|part| part.len() as u64).sum()).collect()
+/// Bytes of parameters that each rank updates. Collective.
+fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<u64>> {
+    let data = &groups.data;
+    let own = plan.owned(memories.owners, &memories.rule, &nodes(data), data.rank());
+    let mut all = vec![0.0; groups.job.size()];
+    all[groups.job.rank()] = own.iter().map(ExactSizeIterator::len).sum::<usize>() as f64;
+    groups.job.sum_f64(&mut all)?;
+    Ok(all.into_iter().map(|bytes| bytes as u64).collect())
+}
+
+/// How gradients are averaged, among the ranks with the same parameters. Collective.
+fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
+    if groups.stage.is_none() {
+        return Averaging::new(&groups.data, config, device, threads);
+    }
+    // What stages are cut by must be the same on all of them.
+    let mut least = [threads as f64];
+    groups.job.min_f64(&mut least)?;
+    Ok(Averaging::new(&groups.data, config, device, least[0] as usize)?.over_stages(&groups.job))
 }
 
 /// The learning rate at every step, from where the run goes on.
 fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> Schedule {
     let with_epochs = config.data.is_some();
     let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
-    let ranks = config.strategy.computing(world.size());
+    let ranks = config.data_ranks(world.size());
     Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
         .resumed(done, if with_epochs { length.place } else { done })
 }
@@ -336,9 +370,36 @@ fn staleness_bins(world: &World, config: &Config) -> usize {
     if config.strategy.is_asynchronous() { 16 * config.strategy.computing(world.size()) } else { 0 }
 }
 
+/// The inputs and the forward pass of a network.
+fn layers(graph: &Graph) -> Vec<record::Layer> {
+    let mut layers = Vec::new();
+    let mut given_by = HashMap::new();
+    for (id, tensor) in graph.with_role(Role::Input) {
+        given_by.insert(id, layers.len());
+        let shapes = vec![tensor.spec.shape.0.clone()];
+        let (name, op) = (tensor.name.clone(), "input".into());
+        layers.push(record::Layer { name, op, inputs: Vec::new(), shapes, parameters: 0 });
+    }
+    for node in &graph.nodes[..graph.forward_nodes] {
+        let learned = node.inputs.iter().filter(|&&id| graph.tensor(id).role == Role::Parameter);
+        let shape = |id: &TensorId| graph.tensor(*id).spec.shape.0.clone();
+        let layer = record::Layer {
+            name: node.name.clone(),
+            op: node.op.name().into(),
+            inputs: node.inputs.iter().filter_map(|id| given_by.get(id).copied()).collect(),
+            // The others are for the backward pass.
+            shapes: node.outputs.first().map(shape).into_iter().collect(),
+            parameters: learned.map(|&id| graph.tensor(id).spec.shape.elements()).sum(),
+        };
+        given_by.extend(node.outputs.iter().map(|&id| (id, layers.len())));
+        layers.push(layer);
+    }
+    layers
+}
+
 /// What the record says of the run before its first step.
 fn describe(
-    world: &World,
+    groups: &Groups,
     config: &Config,
     plans: &Plans,
     device: &dyn Device,
@@ -346,6 +407,8 @@ fn describe(
     Length { epochs, steps, .. }: Length,
     started: Instant,
 ) -> Description {
+    let world = &groups.job;
+    let computing_ranks = config.data_ranks(world.size());
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
@@ -391,11 +454,11 @@ fn describe(
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
-        global_batch: config.images_a_step(config.strategy.computing(world.size())),
+        global_batch: config.images_a_step(computing_ranks),
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,
-        computing: config.strategy.computing(world.size()),
+        computing: computing_ranks * config.stages(),
         owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
@@ -405,6 +468,7 @@ fn describe(
         staleness: staleness_bins(world, config),
         attributes,
         events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
+        layers: if config.tensorboard.is_some() { layers(graph) } else { Vec::new() },
         started,
     }
 }

@@ -1,6 +1,7 @@
 //! Where batches come from: a data set or synthetic images.
 
 use super::checkpoint::Position;
+use super::groups::Groups;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Input, JpegDecoder};
@@ -108,7 +109,8 @@ pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Op
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
-    let sets = world.agree(data::open(path, &wanted))?;
+    let open = if config.predict.is_some() { data::open_to_predict } else { data::open };
+    let sets = world.agree(open(path, &wanted))?;
     world.check_same(&[
         ("training images".into(), sets.training.fingerprint()),
         ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
@@ -157,11 +159,12 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
 
 /// The training source, and the test set where there is one.
 pub fn open_data(
-    world: &World,
+    groups: &Groups,
     config: &Config,
     network: &Network,
     sets: Option<Sets>,
 ) -> Result<(Source, Option<TestLoader>)> {
+    let world = &groups.data;
     let sharding = sharding(world, config);
     let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
@@ -172,7 +175,7 @@ pub fn open_data(
         };
         return Ok((source, None));
     };
-    let serves = world.rank() >= sharding.ranks;
+    let serves = world.rank() >= sharding.ranks || !groups.reads();
     let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };
     let reading = world.agree(Reading::new(threads, config.input.strict))?;
     let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());

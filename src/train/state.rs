@@ -2,8 +2,10 @@
 //! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies
 //! in plain order, so that another device, thread count or layout reads it.
 
+use super::groups::Groups;
 use super::memory::Memories;
 use super::owned;
+use super::stages;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
@@ -215,7 +217,18 @@ impl State<'_> {
     /// Takes everything over from a checkpoint, whose values rank 0 has. With another number of ranks each gets the
     /// mean of what ranks had of their own, or starts anew. Ranks that share memory write some
     /// arrays each: none may be read before all are through. Collective.
-    pub fn restore(&self, world: &World, peers: &World, device: &dyn Device, from: &Contents) -> Result<()> {
+    pub fn restore(
+        &self,
+        groups: &Groups,
+        peers: &World,
+        device: &dyn Device,
+        from: &Contents,
+    ) -> Result<()> {
+        let of_stage = match groups.stage {
+            Some(_) => Some(stages::distribute(groups, from, |path| self.wants(path))?),
+            None => None,
+        };
+        let (world, from) = (&groups.data, of_stage.as_ref().unwrap_or(from));
         self.check(from)?;
         for (index, (path, parameter, lies)) in self.shared().enumerate() {
             let mut values = vec![0f32; parameter.spec.shape.elements()];
@@ -275,6 +288,13 @@ impl State<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an array is of what this rank has.
+    fn wants(&self, path: &str) -> bool {
+        let is_of = |name: &str| path.strip_suffix(name).is_some_and(|group| group.ends_with('/'));
+        self.plan.parameters.iter().any(|parameter| is_of(&parameter.name))
+            || self.own.iter().any(|own| own.path == path)
     }
 
     /// An array of the checkpoint, and on rank 0 its values. A run whose ranks had the same parameters has no anchor:

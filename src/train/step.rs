@@ -23,7 +23,7 @@ use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::{LossScaler, Schedule};
-use crate::plan::{Action, Kind, Program, Script, Transfer, has_not_finite};
+use crate::plan::{Action, Axis, Kind, Program, Script, Transfer, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:
@@ -66,6 +66,12 @@ impl Stretch {
         };
         ends.into_iter().filter(|&end| end > 0).map(stretch).collect()
     }
+}
+
+/// A program, and what of it runs without a pause.
+pub struct Bound {
+    pub program: Program,
+    pub stretches: Vec<Stretch>,
 }
 
 /// What came of a step. Loss and hits are those of all ranks, times those of this one.
@@ -145,9 +151,8 @@ pub struct Trainer {
     pub drains: bool,
     /// With shards: what becomes of their running statistics.
     pub statistics: Option<Statistics>,
-    /// `None` on a rank without a graph.
-    pub program: Option<Program>,
-    pub stretches: Vec<Stretch>,
+    /// One for each micro-batch in flight; none on a rank without a graph.
+    pub programs: Vec<Bound>,
     /// Steps that this process has done. In the first one libraries make what they need of their own.
     pub runs: usize,
     pub fusion: Fusion,
@@ -238,16 +243,20 @@ pub struct Accumulation {
     pub micro_steps: usize,
     /// Adds the micro-step's own to the first of these, and each of them to the next: where it comes from, where it
     /// goes, and the step. One sum, or with shards the levels of their tree. The last is the part of the gradient
-    /// region that holds gradients, without the tail.
-    pub sums: Vec<(Memory, Memory, Box<dyn Step>)>,
+    /// region that holds gradients, without the tail. Where a stage has several backward passes: those of each.
+    pub sums: Vec<Vec<Adding>>,
     /// Whether they are levels of a tree (`shards`).
     pub tree: bool,
 }
 
+/// What adds memory to other memory.
+pub type Adding = (Memory, Memory, Box<dyn Step>);
+
 impl Accumulation {
-    fn add(&mut self, device: &dyn Device, micro: usize, scalars: &Scalars) -> Result<()> {
+    fn add(&mut self, device: &dyn Device, micro: usize, pass: usize, scalars: &Scalars) -> Result<()> {
+        let Some(sums) = self.sums.get_mut(pass) else { return Ok(()) };
         if !self.tree {
-            return self.sums.iter_mut().try_for_each(|(_, sum, add)| {
+            return sums.iter_mut().try_for_each(|(_, sum, add)| {
                 if micro == 0 {
                     device.zero(sum)?;
                 }
@@ -255,7 +264,7 @@ impl Accumulation {
             });
         }
         // A counter in binary: where a level is full, the sum goes on to the next.
-        for (level, (from, sum, add)) in self.sums.iter_mut().enumerate() {
+        for (level, (from, sum, add)) in sums.iter_mut().enumerate() {
             if micro >> level & 1 == 0 {
                 return device.copy(from, sum);
             }
@@ -350,19 +359,19 @@ impl Trainer {
         let device = at.device;
         match action {
             Action::Read { micro } => self.read(*micro, at),
-            Action::Run { steps, .. } => self.run(steps, at),
+            Action::Run { steps, micro } => self.run(steps, *micro, at),
             Action::Losses { .. } => {
                 trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
                 at.begun = trace::now();
                 self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(device))
             }
             Action::Prefetch { micro } => self.prefetch(*micro, at),
-            Action::Metrics { .. } => {
+            Action::Metrics { micro } => {
                 trace::record(trace::EventKind::Backward, at.begun, 0, 0, 0);
-                self.read_metrics(at)
+                self.read_metrics(*micro, at)
             }
-            Action::Accumulate { micro } => {
-                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, &at.scalars))
+            Action::Accumulate { micro, pass } => {
+                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, *pass, &at.scalars))
             }
             Action::Statistics { micro } => {
                 let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
@@ -414,7 +423,8 @@ impl Trainer {
 
     /// Whether ranks tell each other the norms of what each of them owns.
     fn has_norms_apart(&self) -> bool {
-        self.round.any().owners.are_apart() && self.asynchronous.is_none()
+        let script = self.round.any();
+        (script.owners.are_apart() || script.mesh.pipeline > 1) && self.asynchronous.is_none()
     }
 
     /// Bytes that this rank has sent so far.
@@ -440,15 +450,17 @@ impl Trainer {
         let (begun, traced) = (Instant::now(), trace::now());
         let (batch, number) = (&mut self.batch, [at.done, micro]);
         let taken = self.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(at.device, number, batch))?;
-        if !taken
-            && at.source.fill(at.step, micro, batch)?
-            && let Some(program) = &self.program
-        {
-            Inputs::of(program).fill(batch, |bytes, part| at.device.upload(bytes, part))?;
+        let filled = !taken && at.source.fill(at.step, micro, batch)?;
+        // Of several micro-batches in flight each has its own copy, which may be that of another one.
+        if (filled || self.programs.len() > 1) && !self.programs.is_empty() {
+            let context = micro % self.programs.len();
+            Inputs::of(&self.programs[context].program)
+                .fill(batch, |bytes, part| at.device.upload(bytes, part))?;
         }
         trace::record(trace::EventKind::Input, traced, 0, 0, 0);
         at.result.input += begun.elapsed().as_secs_f64();
-        at.scalars.first_sample = at.source.first_sample(micro) as u64;
+        // An image that could not be read has no label, and counts nowhere.
+        at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         at.begun = trace::now();
         Ok(())
     }
@@ -465,10 +477,14 @@ impl Trainer {
     }
 
     /// Steps of the program, and transfers between them.
-    fn run(&mut self, steps: &Range<usize>, at: &mut Moment) -> Result<()> {
-        let Some(program) = &mut self.program else { return Ok(()) };
-        let first = self.stretches.partition_point(|stretch| stretch.steps.start < steps.start);
-        for stretch in self.stretches[first..].iter_mut().take_while(|other| other.steps.end <= steps.end) {
+    fn run(&mut self, steps: &Range<usize>, micro: usize, at: &mut Moment) -> Result<()> {
+        let contexts = self.programs.len().max(1);
+        let Some(Bound { program, stretches }) = self.programs.get_mut(micro % contexts) else {
+            return Ok(());
+        };
+        at.scalars.first_sample = at.source.first_sample(micro) as u64;
+        let first = stretches.partition_point(|stretch| stretch.steps.start < steps.start);
+        for stretch in stretches[first..].iter_mut().take_while(|other| other.steps.end <= steps.end) {
             let begun = trace::now();
             match &mut stretch.captured {
                 Some(captured) => {
@@ -490,22 +506,23 @@ impl Trainer {
 
     /// Lets the device do each stretch at once from now on, if it can: before the second step.
     fn capture(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<()> {
-        let Some(program) = &mut self.program else { return Ok(()) };
-        for stretch in &mut self.stretches {
-            stretch.captured = device.capture(&mut program.steps[stretch.steps.clone()], scalars)?;
+        for Bound { program, stretches } in &mut self.programs {
+            for stretch in stretches {
+                stretch.captured = device.capture(&mut program.steps[stretch.steps.clone()], scalars)?;
+            }
         }
         Ok(())
     }
 
-    fn read_metrics(&mut self, at: &mut Moment) -> Result<()> {
-        let (Some(metrics), Some(program)) = (&mut self.metrics, &mut self.program) else { return Ok(()) };
+    fn read_metrics(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
+        let contexts = self.programs.len().max(1);
+        let Some(Bound { program, .. }) = self.programs.get_mut(micro % contexts) else { return Ok(()) };
+        let Some(metrics) = &mut self.metrics else { return Ok(()) };
         let fusion = &mut self.fusion;
         let [loss, hits] = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
         at.tail.loss += loss;
         at.losses.push(loss);
         at.tail.hits += hits;
-        // An image that could not be read has no label, and counts nowhere.
-        at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         if !loss.is_finite() && at.result.where_diverged.is_none() {
             at.tail.diverged = 1.0;
             at.result.where_diverged = program.first_not_finite(at.device, &at.scalars)?;
@@ -585,7 +602,14 @@ impl Trainer {
     /// The norm of what this rank owns; where norms are gathered, that of a broken gradient is no number.
     fn measure(&mut self, at: &mut Moment) -> Result<()> {
         let squares = self.clip.as_mut().map_or(Ok(0.0), |clip| clip.measure(at.device))?;
-        self.fusion.set_norm(if at.broken { f64::NAN } else { squares });
+        let script = self.round.any();
+        // What ranks of a stage have alike counts once.
+        let counts = script.owners.are_apart() || script.place(Axis::Data) == 0;
+        self.fusion.set_norm(match at.broken {
+            true => f64::NAN,
+            false if counts => squares,
+            false => 0.0,
+        });
         Ok(())
     }
 

@@ -1,8 +1,11 @@
-//! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else.
+//! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else; `--predict` goes
+//! the same way to other images.
 
 use super::assemble::Assembly;
+use super::groups::Groups;
 use super::network::Network;
 use super::plans::Plans;
+use super::predicting::{self, Question};
 use super::setup::normalises;
 use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
@@ -22,6 +25,9 @@ use crate::reducer::Averaging;
 pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> Result<()> {
     let threads = world.threads(config.threads)?;
     comm::enter(Phase::Data, 0);
+    if let Some(path) = config.predict.as_ref().and_then(|wanted| wanted.output.as_ref()) {
+        world.agree(record::once(world, || record::check_new(path).map_err(|e| e.context("--output"))))?;
+    }
     let start = Start::agree(world, config, &network)?;
     let sets = open_sets(world, config, &network)?;
     let config = &decided(config, sets.as_ref(), threads);
@@ -30,23 +36,26 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let samples =
         world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no images to test with")))?;
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
-    let loader = TestLoader::new(samples, sharding(world, config), world.agree(reading)?);
+    let loader = TestLoader::new(samples.clone(), sharding(world, config), world.agree(reading)?);
     comm::enter(Phase::Plan, 0);
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
+    let classes = network.classes;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
-    let mut plans = world.agree(Plans::new(world, config, &network, &*device, &averaging, false))?;
-    plans.compare(world, config, &*device)?;
+    let groups = &Groups::whole(world);
+    let mut plans = world.agree(Plans::new(groups, config, &network, &*device, &averaging, false))?;
+    plans.compare(groups, config, &*device)?;
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
+        record::say(world, &world.agree(plans.describe(groups, config, &*device, &averaging))?);
         return world.agree(record::printed());
     }
-    world.agree(max_batch::check(world, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
     comm::enter(Phase::Memory, 0);
     let rule = &config.optimizer.rule;
     let assembly = Assembly {
+        groups,
         world,
         peers: world,
         config,
@@ -58,18 +67,23 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(Phase::Evaluation, 1);
+    if let Some(wanted) = &config.predict {
+        let classes = predicting::class_names(start.as_ref(), &samples, classes);
+        let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };
+        return question.answer(world, evaluator, &*device, watch);
+    }
     match evaluator.run(world, &*device, || watch.flags(0.0).stop)? {
         Some(test) => say(world, &test),
-        None => {
-            let mut signal = [watch.signal() as f64];
-            world.max_f64(&mut signal)?;
-            let reason = stop::reason(signal[0] as usize);
-            world.agree(Err(Error::new(
-                ErrorKind::Stopped,
-                format!("stopped by {reason} before the test's end"),
-            )))
-        }
+        None => stopped(world, watch),
     }
+}
+
+/// The end of a test that was told to stop. Collective.
+pub fn stopped(world: &World, watch: &Watch) -> Result<()> {
+    let mut signal = [watch.signal() as f64];
+    world.max_f64(&mut signal)?;
+    let reason = stop::reason(signal[0] as usize);
+    world.agree(Err(Error::new(ErrorKind::Stopped, format!("stopped by {reason} before the test's end"))))
 }
 
 fn say(world: &World, test: &Test) -> Result<()> {

@@ -3,16 +3,18 @@
 use std::collections::HashMap;
 
 use super::evaluate::agree_on_statistics;
+use super::groups::Groups;
 use super::memory::Memories;
 use super::network::Network;
+use super::stages;
 use crate::comm::World;
 use crate::config::Config;
 use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
 use crate::error::{Error, Result};
-use crate::graph::Role;
+use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
-use crate::record::{self, WeightsFile};
+use crate::record::{self, Array, Contents, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -22,6 +24,8 @@ const IGNORED: &str = "num_batches_tracked";
 /// A file of weights that fits the model.
 pub struct Start {
     file: WeightsFile,
+    /// What a message calls the file.
+    flag: String,
     /// The model's tensors that it gives values for, with their shapes as PyTorch has them.
     shapes: HashMap<String, Vec<usize>>,
 }
@@ -43,15 +47,27 @@ impl Start {
 
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
         let of_network = network.model.file().filter(|_| !config.fresh_weights);
-        let Some(path) = config.init_from.as_deref().or(of_network.map(|file| file.path())) else {
-            return Ok(None);
-        };
-        let file = match &config.init_from {
-            Some(path) => WeightsFile::open(path)?,
-            None => WeightsFile::of(&network.model),
+        let (file, flag) = match (&config.init_from, of_network) {
+            (Some(path), _) => (WeightsFile::open(path)?, "--init-from"),
+            (None, Some(_)) => (WeightsFile::of(&network.model), "its weights"),
+            (None, None) => return Ok(None),
         };
         let graph = network.model.build_to_test(1, network.image, network.classes)?;
         let head = if config.reset_head { graph.head() } else { Vec::new() };
+        Start::fitting(file, &graph, &head, [&config.model, flag]).map(Some)
+    }
+
+    /// The weights of a file for all parameters and statistics of a graph but these. An error calls the network and the
+    /// file by these words.
+    ///
+    /// # Errors
+    /// `Data` with every tensor that is missing, unknown or of another shape.
+    pub fn fitting(
+        file: WeightsFile,
+        graph: &Graph,
+        head: &[TensorId],
+        [model, flag]: [&str; 2],
+    ) -> Result<Start> {
         let head: Vec<&str> = head.iter().map(|&id| graph.tensor(id).name.as_str()).collect();
         let is_kept = |role| role == Role::Parameter || role == Role::Statistic;
         let kept = graph.tensors.iter().filter(|tensor| is_kept(tensor.role));
@@ -62,18 +78,28 @@ impl Start {
         let wrong = differences(&wanted, file.shapes(), file.unread(), &head);
         if wrong.is_empty() {
             let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
-            return Ok(Some(Start { file, shapes }));
+            return Ok(Start { file, flag: flag.into(), shapes });
         }
         let is_of_head = |line: &String| {
             graph.head().iter().any(|&id| line.starts_with(&format!("{}:", graph.tensor(id).name)))
         };
         let hint = match wrong.iter().all(is_of_head) {
+            true if flag == "the weights" => "; say with --classes how many they are for",
             true => "; for other classes add --reset-head, and the last layer starts anew",
             false => "",
         };
-        let flag = if config.init_from.is_some() { "--init-from" } else { "its weights" };
-        let text = format!("{flag}: does not fit {}{hint}:{}", config.model, listed(&wrong));
-        Err(Error::data(path, text))
+        let text = format!("{flag}: does not fit {model}{hint}:{}", listed(&wrong));
+        Err(Error::data(file.path(), text))
+    }
+
+    /// What the file calls the classes, where it says.
+    pub fn class_names(&self) -> &[String] {
+        self.file.class_names()
+    }
+
+    /// How many tensors it has values for.
+    pub fn tensors(&self) -> usize {
+        self.shapes.len()
     }
 
     /// The file's values for a tensor of the model; `None` where it starts as without a file.
@@ -87,7 +113,10 @@ impl Start {
         let values = self.file.values(name)?;
         match impossible(name, &values) {
             None => Ok(Some(values)),
-            Some(what) => Err(Error::data(self.file.path(), format!("--init-from: tensor {name} {what}"))),
+            Some(what) => {
+                let flag = &self.flag;
+                Err(Error::data(self.file.path(), format!("{flag}: tensor {name} {what}")))
+            }
         }
     }
 }
@@ -146,11 +175,11 @@ fn differences(
 /// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and
 /// statistics agreed on by `peers`. Collective.
 pub fn save(
-    world: &World,
+    groups: &Groups,
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    plan: &Plan,
+    (plan, class_names): (&Plan, &[String]),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.save_weights else { return Ok(()) };
@@ -167,8 +196,23 @@ pub fn save(
     };
     let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
-    let shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
-    world.agree(record::once(world, || record::write_weights(path, &shapes, &values)))?;
+    let mut shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
+    let world = &groups.job;
+    if groups.stage.is_none() {
+        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
+    } else {
+        let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
+        let own: Vec<Array> = shapes.iter().map(array).collect();
+        let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
+        let mut all = (groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+        let arrays = stages::collect(groups, own, &mut all)?;
+        let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };
+        shapes = contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();
+        let lacks = |name: &str| Error::internal(format!("no values of {name}"));
+        let of_all =
+            |name: &str| contents.array(name).map(|(_, values)| values.to_vec()).ok_or_else(|| lacks(name));
+        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &of_all)))?;
+    }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())
 }

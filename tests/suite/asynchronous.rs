@@ -147,10 +147,12 @@ fn a_drain_behind_every_step_is_data_parallelism() {
 #[test]
 fn in_order_of_arrival_every_image_comes_once_and_the_digits_are_learned() {
     let scratch = Scratch::new();
-    for (computing, servers) in first(1, [(2, 1), (4, 2)]) {
+    let cases =
+        [2, 4].into_iter().flat_map(|computing| (1..4).map(move |seed| (computing, computing / 2, seed)));
+    for (computing, servers, seed) in first(1, cases) {
         let words = format!(
             "--model mnist_small --data {DIGITS} --batch 16 --epochs 12 --threads 1 --optimizer adam --lr 0.001 \
-             --sync server-async:{servers}"
+             --seed {seed} --sync server-async:{servers}"
         );
         let left = scratch.train(computing + servers, &words);
         let (images, epochs) = (series(&left.results, "steps/images"), series(&left.results, "steps/epoch"));

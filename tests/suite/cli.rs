@@ -393,7 +393,7 @@ fn help_is_grouped_and_info_answers_everything() {
         assert!(help.contains(flag), "{flag} is missing");
     }
     for model in dltrain::model::MODELS {
-        assert!(help.contains(model.name), "{} is missing", model.name);
+        assert!(help.contains(model.name()), "{} is missing", model.name());
     }
     let info = run(2, &["info"]);
     for line in ["MPI", "thread level", "launcher", "2 on 1 node", "CPU", "oneDNN", "HDF5", "GPUs"] {

@@ -131,13 +131,20 @@ impl Draw {
         if !has("--accumulation") {
             all.push(format!(" --global-batch {}", ranks * batch + 1));
         }
+        let whole = ["--accumulation", "--compress", "--recompute", "--freeze"];
+        if ranks.is_multiple_of(2) && !whole.into_iter().any(has) {
+            // One image alone has no statistics where it is a pixel.
+            let parts = if has("--sync-bn") || !has("--model mnist") { 1 } else { batch };
+            all.push(format!(" --pipeline 2 --micro-batches {parts}"));
+        }
         let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
         // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to
         // what rank 0 has, though no rank has both.
         if chosen.contains("server") && (ranks == 1 || has("--sync-bn") || has("--checkpoint")) {
             chosen.clear();
         }
-        if has("--checkpoint") && !chosen.contains("server") && self.one_in(2) {
+        let may_commit = !chosen.contains("server") && !chosen.contains("--pipeline");
+        if has("--checkpoint") && may_commit && self.one_in(2) {
             chosen += " --commit 1";
         }
         chosen

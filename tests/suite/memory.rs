@@ -77,11 +77,11 @@ mod full {
         for (index, model) in MODELS.iter().enumerate() {
             for (turn, ranks) in [1, 2, 4].into_iter().enumerate() {
                 let optimizer = OPTIMIZERS[(index + 3 * turn) % OPTIMIZERS.len()];
-                super::check(ranks, &format!("--model {} --batch 2 --optimizer {optimizer}", model.name));
-                if let Some(size) = smallest(model.name) {
+                super::check(ranks, &format!("--model {} --batch 2 --optimizer {optimizer}", model.name()));
+                if let Some(size) = smallest(model.name()) {
                     let flags = format!(
                         "--model {} --image-size {size} --batch 13 --optimizer {optimizer}",
-                        model.name
+                        model.name()
                     );
                     super::check(ranks, &flags);
                 }

@@ -137,9 +137,9 @@ fn full_images(name: &str) {
 fn every_model_has_a_fixture() {
     for model in MODELS {
         assert!(
-            path(model.name, "").exists(),
+            path(model.name(), "").exists(),
             "{0}: no tests/fixtures/models/{0}.json, which tests/fixtures/make_models.py writes",
-            model.name
+            model.name()
         );
     }
 }

@@ -68,6 +68,7 @@ fn description(epochs: u64, steps: u64) -> Description {
         .map(|(name, value)| (name.into(), value.into()))
         .to_vec(),
         events: None,
+        layers: Vec::new(),
         started: Instant::now(),
     }
 }

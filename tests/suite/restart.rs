@@ -725,8 +725,28 @@ fn a_killed_run_goes_on_at_its_last_commit() {
     }
 }
 
-/// What another run has left under the same name is not taken for this one's, nor what is damaged; memory that is full
-/// is a warning.
+/// Memory of the node that has no room costs commits, neither the training nor its checkpoints.
+#[test]
+fn memory_that_is_full_costs_commits_not_the_training() {
+    let scratch = Scratch::new();
+    let words = "--model mnist_small --batch 8 --threads 1 --steps 12 --commit 3 --checkpoint DIR/c --results DIR/r.h5";
+    // A commit has 1.6 MB of parameters and twice that of the optimizer.
+    let small = "mount -t tmpfs -o size=3m tmpfs /dev/shm && exec \"$@\"";
+    let inner = scratch.alone(words);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", small, "sh"]).arg(inner.get_program()).args(inner.get_args());
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
+        println!("SKIPPED: this user may not mount a file system");
+        return;
+    }
+    let done = finish(command);
+    assert!(done.success && done.stdout.contains("total images/sec"), "{}\n{}", done.stdout, done.stderr);
+    assert!(done.stderr.contains("No space left on device"), "{}", done.stderr);
+    assert_eq!(series(&scratch.path("r.h5"), "steps/step").len(), 12);
+    assert_eq!(names(&scratch.path("c")), ["step-00000012.h5"]);
+}
+
+/// What another run has left under the same name is not taken for this one's, nor what is damaged.
 #[test]
 fn commits_of_others_and_damaged_ones_are_passed_over() {
     let scratch = Scratch::new();

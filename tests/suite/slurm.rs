@@ -268,6 +268,34 @@ fn a_job_that_loses_a_node_goes_on_with_the_others() {
 mod full {
     use super::*;
 
+    /// Eight nodes, of which two crash one after the other.
+    #[test]
+    #[ignore = "minutes"]
+    fn a_job_that_loses_one_node_after_the_other_goes_on() {
+        let Some(slurm) = Slurm::up(8, 1) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let flags = "--threads 1 --checkpoint-every 20steps --commit 5 --stall-warn 1 --stall-abort 4";
+        let flags = format!("--model mnist_small --data {DIGITS} --batch 4 --steps 600 {flags}");
+        let job = slurm.submit(directory.path(), "requeue.sbatch", "--nodes=8", &flags);
+        let run = job.directory.join(format!("dltrain-{}", job.number));
+        for (step, node) in [(20, "n3"), (300, "n6")] {
+            job.wait("got further", || {
+                let names = std::fs::read_dir(&run).into_iter().flatten().flatten();
+                let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+                let steps =
+                    names.filter_map(|name| name.strip_prefix("step-")?.strip_suffix(".h5")?.parse().ok());
+                steps.max() >= Some(step)
+            });
+            slurm.run(directory.path(), &format!("{SCRIPT} crash {node}"));
+        }
+        job.wait("ended", || job.log().contains("total images/sec"));
+        std::thread::sleep(Duration::from_secs(2));
+        let log = job.log();
+        assert!(log.contains("8 ranks then, 7 now") && log.contains("7 ranks then, 6 now"), "{log}");
+        let steps = series(&run.with_extension("h5"), "steps/step");
+        assert!(steps.iter().enumerate().all(|(row, &step)| step == row as f64), "{steps:?}");
+    }
+
     #[test]
     #[ignore = "minutes"]
     fn hundred_and_twenty_eight_nodes_plan_and_thirty_two_train() {

@@ -85,6 +85,59 @@ fn scalars(directory: &Path, tag: &str) -> Vec<(u64, f32)> {
     found
 }
 
+/// What TensorBoard draws: (name, op, inputs, extents of the first output) of each node.
+type Drawn = (String, String, Vec<String>, Vec<u64>);
+
+fn nodes(directory: &Path) -> Vec<Drawn> {
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let events: Vec<Vec<u8>> = files.flat_map(|file| records(&file)).collect();
+    let graphs: Vec<Vec<u8>> = events.iter().filter_map(|event| field(event, 4)).collect();
+    assert_eq!(graphs.len(), 1, "the network is there once");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let of = |node: &[u8]| {
+        let inputs = fields(node).into_iter().filter(|(number, _)| *number == 3).map(|(_, name)| text(name));
+        let shape = fields(node).into_iter().filter(|(number, _)| *number == 5).find_map(|(_, entry)| {
+            let is_shape = field(&entry, 1).as_deref() == Some(b"_output_shapes");
+            // AttrValue.list, ListValue.shape
+            is_shape.then(|| field(&field(&field(&entry, 2).unwrap(), 1).unwrap(), 7).unwrap())
+        });
+        let extents = fields(&shape.unwrap()).into_iter().map(|(_, dim)| field(&dim, 1).unwrap());
+        let extents = extents.map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap())).collect();
+        (text(field(node, 1).unwrap()), text(field(node, 2).unwrap()), inputs.collect(), extents)
+    };
+    fields(&graphs[0]).iter().filter(|(number, _)| *number == 1).map(|(_, node)| of(node)).collect()
+}
+
+#[test]
+fn the_network_is_drawn_once_with_its_layers_and_shapes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let [events, results, kept] = ["events", "run.h5", "kept"].map(path);
+    let run_of =
+        ["--model", "resnet18", "--image-size", "32", "--classes", "10", "--data", DIGITS, "--quiet"];
+    let places = ["--results", &results, "--checkpoint", &kept, "--resume", "auto", "--tensorboard", &events];
+    for steps in ["1", "2"] {
+        run(2, &[&run_of[..], &places, &["--batch", "4", "--steps", steps]].concat());
+    }
+    let nodes = nodes(Path::new(&events));
+    let find = |name: &str| nodes.iter().find(|node| node.0 == name).unwrap_or_else(|| panic!("{name}"));
+    assert_eq!(find("images"), &("images".into(), "input".into(), Vec::new(), vec![4, 3, 32, 32]));
+    let (_, op, inputs, shape) = find("layer1/0/conv1");
+    assert_eq!((&**op, inputs.len(), &shape[..]), ("conv2d", 1, &[4, 64, 8, 8][..]));
+    let (_, _, inputs, shape) = find("fc");
+    assert_eq!((&inputs[..], &shape[..]), (&["avgpool".to_string()][..], &[4, 10][..]));
+    let (_, op, inputs, _) = find("loss");
+    assert_eq!((&**op, &inputs[..]), ("softmax_cross-entropy", &["fc".to_string(), "labels".into()][..]));
+    // Every input is a node before its reader, and no two have one name.
+    for (place, node) in nodes.iter().enumerate() {
+        assert!(
+            node.2.iter().all(|input| nodes[..place].iter().any(|before| before.0 == *input)),
+            "{node:?}"
+        );
+        assert!(nodes[..place].iter().all(|before| before.0 != node.0), "{node:?}");
+    }
+}
+
 #[test]
 fn events_have_the_numbers_of_the_record_and_go_on_with_the_run() {
     let directory = tempfile::tempdir().unwrap();

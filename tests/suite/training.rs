@@ -111,7 +111,7 @@ fn every_model_trains_as_its_definition_says() {
     let mut results = Results::new();
     // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes.
     let small = dltrain::model::MODELS.iter().filter(|model| model.image[1] <= 32);
-    let mut cases: Vec<(&str, &str)> = small.map(|model| (model.name, "--batch 4 --steps 4")).collect();
+    let mut cases: Vec<(&str, &str)> = small.map(|model| (model.name(), "--batch 4 --steps 4")).collect();
     cases
         .iter_mut()
         .filter(|(name, _)| *name == "mnist_large")

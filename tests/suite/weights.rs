@@ -73,7 +73,7 @@ impl Place {
             }
             Ok(values)
         };
-        write_weights(&self.path(to), file.shapes(), &values).unwrap();
+        write_weights(&self.path(to), file.shapes(), file.class_names(), &values).unwrap();
     }
 
     fn flags(&self, name: &str, flags: &str) -> Vec<String> {

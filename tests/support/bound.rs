@@ -17,7 +17,8 @@ pub struct Bound<'a> {
 
 impl Bound<'_> {
     pub fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Bound<'_> {
-        let plan = plan(graph, device, &Options { fusion_threshold: threshold, training: None }).unwrap();
+        let plan = plan(graph, device, &Options { fusion_threshold: threshold, training: None, stage: None })
+            .unwrap();
         let memory = |bytes| {
             let memory = device.allocate(bytes).unwrap();
             // What no step has written must not matter: make it poisonous.

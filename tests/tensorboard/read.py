@@ -4,7 +4,7 @@
     .ci/deps tensorboard && .deps/tensorboard/bin/python tests/tensorboard/read.py LAUNCHER... DLTRAIN
 
 A run is stopped after 30 steps and goes on from a checkpoint of step 20: TensorBoard must show every step of the record once,
-with the record's numbers, and the histograms of all weights and gradients. A second run is read while it goes on.
+with the record's numbers, the network, and the histograms of all weights and gradients. A second run is read while it goes on.
 """
 import pathlib
 import subprocess
@@ -17,7 +17,7 @@ import numpy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 DIGITS = pathlib.Path(__file__).resolve().parents[2] / "data" / "digits"
-EVERYTHING = {"scalars": 0, "histograms": 0, "tensors": 0}
+EVERYTHING = {"scalars": 0, "histograms": 0, "tensors": 0, "graph": 0}
 
 
 def read(directory):
@@ -56,6 +56,9 @@ def finished_and_resumed(command, directory):
         steps = [event.step for event in found] == list(range(len(expected)))
         good &= check(f"{tag}, {len(expected)} steps", steps and numpy.array_equal([e.value for e in found], expected))
     good &= check("accuracy/test", numpy.array_equal([e.value for e in board.Scalars("accuracy/test")], test))
+    graph = {node.name: node for node in board.Graph().node}
+    shape = [dim.size for dim in graph["conv1"].attr["_output_shapes"].list.shape[0].dim]
+    good &= check(f"the network, {len(graph)} nodes", shape == [32, 32, 28, 28] and list(graph["loss"].input) == ["fc2", "labels"])
     tags = board.Tags()["histograms"]
     good &= check(f"{len(tags)} histograms", len(tags) == 12 and "gradients/conv1.weight" in tags)
     values = [event.histogram_value for tag in tags for event in board.Histograms(tag)]

@@ -61,6 +61,23 @@ impl Pool2d {
         };
         Some([along(0)?, along(1)?])
     }
+
+    /// The average pooling that an adaptive one from images of one size to those of another is, where its windows are
+    /// alike and equally far from each other.
+    pub fn adaptive(input: [usize; 2], output: [usize; 2]) -> Option<Pool2d> {
+        let along = |axis: usize| uniform_windows(input[axis], output[axis]);
+        let ([kh, sh], [kw, sw]) = (along(0)?, along(1)?);
+        Some(Pool2d { kernel: [kh, kw], stride: [sh, sw], ..Pool2d::square(1) })
+    }
+}
+
+/// Length and distance of the windows of an adaptive pooling, where all are alike.
+fn uniform_windows(input: usize, output: usize) -> Option<[usize; 2]> {
+    let window = |index| adaptive_window(index, input, output);
+    let length = window(0).len();
+    let stride = if output > 1 { window(1).start } else { length };
+    let alike = (0..output).all(|index| window(index) == (index * stride..index * stride + length));
+    (alike && stride > 0).then_some([length, stride])
 }
 
 /// The part of an axis of length `input` that element `index` of `output` elements averages in adaptive pooling:

@@ -1,8 +1,10 @@
 //! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to
-//! compute shapes and masks, of `constant`s. docs/onnx.md has the table of ops.
+//! compute shapes and masks, of `constant`s. `export` writes a network as such a file.
+//! docs/onnx.md has the table of ops.
 
 mod constant;
+pub mod export;
 mod fold;
 mod import;
 mod layers;
@@ -30,6 +32,7 @@ const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 /// An ONNX file: a network and its weights.
 pub struct File {
     path: PathBuf,
+    label: String,
     graph: GraphProto,
     /// Weights and constants, those of nodes behind the others.
     tensors: Vec<Tensor>,
@@ -99,6 +102,7 @@ impl File {
         let (input, batch, image) = images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
         let mut file = File {
             path: path.into(),
+            label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
             tensors,
             tensor_of,
@@ -112,7 +116,7 @@ impl File {
             notes: Vec::new(),
             checksum: sum.sum(),
         };
-        let (mut net, images) = Builder::new(&file.label(), 1, image);
+        let (mut net, images) = Builder::new(file.label(), 1, image);
         net.only_to_test();
         let imported = import::run(&file, &mut net, images, None)?;
         file.classes = net.shape(imported.logits).per_sample();
@@ -136,8 +140,8 @@ impl File {
     }
 
     /// The file's name without what is before and behind it.
-    pub fn label(&self) -> String {
-        self.path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
     /// (C, H, W) of its images.

@@ -1,0 +1,287 @@
+//! Activations and their gradients between the stages of a pipeline: one message for each tensor and micro-batch.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use crate::device::memory::{bytes_of, bytes_of_mut};
+use crate::device::{Device, Event, Memory};
+use crate::error::Result;
+use crate::plan::{self, Axis, Kind, Plan, Script, Transfer};
+use crate::trace::{self, EventKind};
+
+/// Where the host finds what goes to other ranks.
+pub enum EdgeMemory {
+    /// In the arena itself.
+    InPlace(Rc<Region>),
+    /// The arena is on a device with memory of its own: each edge has a place in the host's, in the order of the
+    /// script's transfers.
+    Staged {
+        /// The arena.
+        arena: Memory,
+        /// Places one behind the other.
+        host: Rc<Region>,
+    },
+}
+
+/// A message between two stages.
+pub struct Link {
+    /// Bytes of the arena.
+    pub bytes: Range<usize>,
+    /// The other rank, by its number in the job.
+    pub peer: usize,
+    /// The same on both, and on no other message between them.
+    pub tag: usize,
+    /// Whether this rank sends it.
+    pub sends: bool,
+}
+
+impl Link {
+    /// Those of a script, in the order of its transfers.
+    pub fn of_script(script: &Script) -> Vec<Link> {
+        let link = |transfer: &Transfer| {
+            let (peer, tag, sends) = match transfer.kind {
+                Kind::Send { to, tag } => (to, tag, true),
+                Kind::Receive { from, tag } => (from, tag, false),
+                _ => return None,
+            };
+            let (bytes, peer) = (transfer.cuts.range().clone(), script.peer(Axis::Pipeline, peer));
+            Some(Link { bytes, peer, tag, sends })
+        };
+        script.transfers.iter().filter_map(link).collect()
+    }
+
+    /// Those of a plan, in its order; `rank` says which rank of the job computes a stage beside this one.
+    pub fn of_plan(plan: &Plan, rank: impl Fn(usize) -> usize) -> Vec<Link> {
+        let link = |edge: &plan::Edge| {
+            let plan::Edge { number, peer, sends, place, .. } = edge;
+            let bytes = place.offset..place.offset + place.bytes.next_multiple_of(4);
+            Link { bytes, peer: rank(*peer), tag: *number, sends: *sends }
+        };
+        plan.edges.iter().map(link).collect()
+    }
+}
+
+/// One of them.
+struct Edge {
+    /// Bytes of the arena.
+    bytes: Range<usize>,
+    /// `f32` words of what MPI reads or writes.
+    words: Range<usize>,
+    peer: usize,
+    tag: u16,
+    sends: bool,
+    /// From the device, before a message leaves.
+    leaves: Option<Event>,
+    request: Option<Request>,
+    begun: u64,
+}
+
+impl Edge {
+    fn is_flying(&self) -> bool {
+        self.request.is_some() || self.leaves.is_some()
+    }
+}
+
+/// All of a stage.
+pub struct Edges {
+    channel: Channel,
+    memory: EdgeMemory,
+    edges: Vec<Edge>,
+    sent: u64,
+    /// Tells its messages from those of others in a timeline.
+    traced: usize,
+}
+
+impl Edges {
+    /// Collective.
+    ///
+    /// # Errors
+    /// `Foreign`, from MPI.
+    pub fn new(job: &World, links: Vec<Link>, memory: EdgeMemory) -> Result<Edges> {
+        let mut next = 0;
+        let edge = |Link { bytes, peer, tag, sends }: Link| {
+            let words = bytes.len() / 4;
+            let start = match &memory {
+                EdgeMemory::InPlace(_) => bytes.start / 4,
+                EdgeMemory::Staged { .. } => {
+                    next += words;
+                    next - words
+                }
+            };
+            Edge {
+                bytes,
+                words: start..start + words,
+                peer,
+                tag: tag as u16,
+                sends,
+                leaves: None,
+                request: None,
+                begun: 0,
+            }
+        };
+        let edges = links.into_iter().map(edge).collect();
+        Ok(Edges { channel: Channel::new(job)?, memory, edges, sent: 0, traced: trace::channel() })
+    }
+
+    /// A message may leave, or its place is free for it to come.
+    pub fn start(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let edge = &mut self.edges[index];
+        edge.begun = trace::now();
+        if edge.sends && matches!(self.memory, EdgeMemory::Staged { .. }) {
+            // Behind the step that has written it.
+            edge.leaves = Some(device.record()?);
+            return Ok(());
+        }
+        self.open(index)
+    }
+
+    fn open(&mut self, index: usize) -> Result<()> {
+        let edge = &mut self.edges[index];
+        let region = match &self.memory {
+            EdgeMemory::InPlace(region) => region,
+            EdgeMemory::Staged { host, .. } => host,
+        };
+        edge.request = Some(match edge.sends {
+            true => {
+                self.sent += edge.bytes.len() as u64;
+                self.channel.send(region, &edge.words, edge.peer, edge.tag, false)?
+            }
+            false => self.channel.receive(region, &edge.words, edge.peer, edge.tag)?,
+        });
+        Ok(())
+    }
+
+    /// Whether a message has left or come.
+    pub fn is_finished(&self, index: usize) -> bool {
+        !self.edges[index].is_flying()
+    }
+
+    /// Whether any is on its way.
+    pub fn is_flying(&self) -> bool {
+        self.edges.iter().any(Edge::is_flying)
+    }
+
+    /// Moves along what is on its way; returns whether anything came to an end.
+    pub fn progress(&mut self, device: &dyn Device) -> Result<bool> {
+        let mut moved = false;
+        for index in 0..self.edges.len() {
+            if let Some(event) = &self.edges[index].leaves {
+                if device.reached(event)? {
+                    self.edges[index].leaves = None;
+                    self.fetch(index, device)?;
+                    self.open(index)?;
+                    moved = true;
+                }
+                continue;
+            }
+            let edge = &mut self.edges[index];
+            let Some(request) = &mut edge.request else { continue };
+            if request.test()? {
+                edge.request = None;
+                moved = true;
+                let kind = if edge.sends { EventKind::Send } else { EventKind::Receive };
+                let (bytes, message) = (edge.bytes.len(), self.traced << 16 | usize::from(edge.tag));
+                trace::record(kind, edge.begun, edge.peer, message, bytes);
+                if !edge.sends {
+                    self.put(index, device)?;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// What leaves a device comes to the host.
+    fn fetch(&self, index: usize, device: &dyn Device) -> Result<()> {
+        let (EdgeMemory::Staged { arena, host }, edge) = (&self.memory, &self.edges[index]) else {
+            return Ok(());
+        };
+        let mut values = vec![0f32; edge.words.len()];
+        device.download(&arena.slice(edge.bytes.start, edge.bytes.len()), bytes_of_mut(&mut values))?;
+        host.write(edge.words.start, &values);
+        Ok(())
+    }
+
+    /// The reverse.
+    fn put(&self, index: usize, device: &dyn Device) -> Result<()> {
+        let (EdgeMemory::Staged { arena, host }, edge) = (&self.memory, &self.edges[index]) else {
+            return Ok(());
+        };
+        let mut values = vec![0f32; edge.words.len()];
+        host.read(edge.words.start, &mut values);
+        device.upload(bytes_of(&values), &arena.slice(edge.bytes.start, edge.bytes.len()))
+    }
+
+    /// What one waits for, in words.
+    pub fn awaited(&self, index: usize) -> Awaited {
+        let edge = &self.edges[index];
+        let what = match edge.sends {
+            true => format!("edge {} of the pipeline to be taken", edge.tag),
+            false => format!("edge {} of the pipeline", edge.tag),
+        };
+        Awaited { what, peers: vec![edge.peer] }
+    }
+
+    /// Bytes that this rank has sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+}
+
+/// The edges of a plan that runs from its first step to its last, one batch after the other: an evaluation.
+pub struct Relay {
+    edges: Edges,
+    /// For each edge the step behind which it leaves or before which it is there, and whether it leaves.
+    steps: Vec<(usize, bool)>,
+}
+
+impl Relay {
+    /// `edges` are those of the plan, in its order.
+    pub fn new(edges: Edges, plan: &Plan) -> Relay {
+        Relay { edges, steps: plan.edges.iter().map(|edge| (edge.step, edge.sends)).collect() }
+    }
+
+    /// A batch begins: what left of the one before has been taken, and this one's may come.
+    pub fn begin(&mut self, device: &dyn Device) -> Result<()> {
+        for index in 0..self.steps.len() {
+            self.wait(index, device)?;
+        }
+        (0..self.steps.len())
+            .filter(|&index| !self.steps[index].1)
+            .try_for_each(|index| self.edges.start(index, device))
+    }
+
+    /// Before a step.
+    pub fn before(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        for index in 0..self.steps.len() {
+            if self.steps[index] == (step, false) {
+                self.wait(index, device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Behind a step.
+    pub fn after(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        for index in (0..self.steps.len()).filter(|&index| self.steps[index] == (step, true)) {
+            self.edges.start(index, device)?;
+        }
+        self.edges.progress(device).map(|_| ())
+    }
+
+    /// The last batch is over.
+    pub fn end(&mut self, device: &dyn Device) -> Result<()> {
+        (0..self.steps.len()).try_for_each(|index| self.wait(index, device))
+    }
+
+    fn wait(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let mut wait = Wait::new();
+        while !self.edges.is_finished(index) {
+            match self.edges.progress(device)? {
+                true => wait.moved(),
+                false => wait.idle(|| self.edges.awaited(index))?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+//! What each op of a graph becomes in a file. An op without a line in the table does not compile.
+
+use super::super::schema::AttributeProto;
+use super::proto::{int, ints, real};
+use super::{IMAGES, Writer};
+use crate::error::{Error, Result};
+use crate::graph::{
+    Activation, BatchNorm, Binary, Conv2d, MatMul, Node, Op, Pool2d, TensorId, adaptive_window,
+};
+
+impl Writer<'_> {
+    /// The table: writes a node, and gives the name of what it computes.
+    pub(super) fn value(&mut self, node: &Node) -> Result<String> {
+        let name = &node.name;
+        match node.op {
+            Op::Conv2d(conv) => {
+                let inputs = self.all(&node.inputs)?;
+                Ok(self.convolution(name, conv, inputs))
+            }
+            Op::Linear { relu, .. } => {
+                let y = self.linear(node)?;
+                Ok(self.relu(relu, name, y))
+            }
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) => self.batch_norm(node, norm),
+            Op::LocalResponseNorm(norm) => {
+                let numbers = [("alpha", norm.alpha), ("beta", norm.beta), ("bias", norm.k)];
+                let numbers = numbers.map(|(name, number)| real(name, number)).into_iter();
+                self.simple(node, "LRN", numbers.chain([int("size", norm.size as i64)]).collect())
+            }
+            Op::LayerNorm { epsilon, affine } => self.layer_norm(node, epsilon, affine),
+            Op::MatMul(of) => self.matmul(node, of),
+            Op::Softmax => self.simple(node, "Softmax", vec![int("axis", -1)]),
+            Op::Activation(of) => self.activation(node, of),
+            Op::MaxPool(pool) => {
+                let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+                // Readers differ in whether they count a last window that covers nothing; where there is one, what is
+                // left without it is what is left of the rounding down.
+                let counts = |axis: usize| {
+                    let room = (x[axis] + 2 * pool.padding[axis]).saturating_sub(pool.kernel[axis]);
+                    room.div_ceil(pool.stride[axis]) + 1 == y[axis]
+                };
+                let ceil = pool.ceil && counts(0) && counts(1);
+                self.pool(node, "MaxPool", pool, int("ceil_mode", i64::from(ceil)))
+            }
+            Op::AvgPool(pool) => self.average(node, pool),
+            Op::AdaptiveAvgPool => self.adaptive(node),
+            // What is dropped in training alone.
+            Op::Dropout { .. } => self.read(node.inputs[0]),
+            Op::Reshape => self.reshape(node),
+            Op::Concat { axis } => {
+                let axis = self.axis(node.outputs[0], axis);
+                self.simple(node, "Concat", vec![int("axis", axis as i64)])
+            }
+            Op::Slice { axis, from } => self.slice(node, axis, from),
+            Op::Pad { axis, before } => self.pad(node, axis, before),
+            Op::Permute(order) => self.permute(node, &order.axes()),
+            Op::Add { relu } => {
+                let y = self.simple(node, "Add", Vec::new())?;
+                Ok(self.relu(relu, name, y))
+            }
+            Op::Binary(of) => self.simple(node, word(of), Vec::new()),
+            Op::Sum { scale } => self.sum(node, scale),
+            Op::Expand { scale } => {
+                let y = self.expand(node)?;
+                Ok(self.scaled(name, y, scale))
+            }
+            // What a device or a training puts into a graph, and the loss, which no file has.
+            Op::Normalise { .. }
+            | Op::Conv2dMoments(_)
+            | Op::Conv2dBackwardData(_)
+            | Op::Conv2dBackwardDataRelu(_)
+            | Op::Conv2dBackwardDataAdd(_)
+            | Op::Conv2dBackwardWeights(_)
+            | Op::LinearBackwardData { .. }
+            | Op::LinearBackwardWeights { .. }
+            | Op::BatchNormMoments
+            | Op::Exchange { .. }
+            | Op::BatchNormSums(_)
+            | Op::BatchNormBackward(_)
+            | Op::LocalResponseNormBackward(_)
+            | Op::LayerNormBackward { .. }
+            | Op::SoftmaxBackward
+            | Op::ActivationBackward(_)
+            | Op::MaxPoolBackward(_)
+            | Op::AvgPoolBackward(_)
+            | Op::AdaptiveAvgPoolBackward
+            | Op::DropoutBackward { .. }
+            | Op::SoftmaxCrossEntropy { .. }
+            | Op::SoftmaxCrossEntropyBackward { .. } => {
+                Err(Error::internal(format!("layer {name}: {} in a network to write", node.op.name())))
+            }
+        }
+    }
+
+    fn all(&mut self, ids: &[TensorId]) -> Result<Vec<String>> {
+        ids.iter().map(|&id| self.read(id)).collect()
+    }
+
+    /// A node that reads and gives what the graph's does.
+    fn simple(&mut self, node: &Node, op: &str, attributes: Vec<AttributeProto>) -> Result<String> {
+        let inputs = self.all(&node.inputs)?;
+        Ok(self.node(&node.name, op, inputs, attributes))
+    }
+
+    /// A ReLU behind a layer, where it has one.
+    pub(super) fn relu(&mut self, has: bool, layer: &str, y: String) -> String {
+        if has { self.node(&format!("{layer}.relu"), "Relu", vec![y], Vec::new()) } else { y }
+    }
+
+    fn scaled(&mut self, layer: &str, y: String, scale: f32) -> String {
+        if scale == 1.0 {
+            return y;
+        }
+        let by = self.stored(&format!("{layer}.scale"), &[], &[scale]);
+        self.node(&format!("{layer}.scaled"), "Mul", vec![y, by], Vec::new())
+    }
+
+    pub(super) fn convolution(&mut self, layer: &str, conv: Conv2d, inputs: Vec<String>) -> String {
+        let attributes = vec![
+            int("group", conv.groups as i64),
+            ints("kernel_shape", &conv.kernel),
+            ints("strides", &conv.stride),
+            ints("pads", &[conv.padding, conv.padding].concat()),
+            ints("dilations", &conv.dilation),
+        ];
+        let y = self.node(layer, "Conv", inputs, attributes);
+        self.relu(conv.relu, layer, y)
+    }
+
+    /// Gemm, which reads rows; where an image has several rows, a product along the last axis.
+    fn linear(&mut self, node: &Node) -> Result<String> {
+        let (x, layer) = (node.inputs[0], &node.name);
+        if !self.has_rows(x) && !self.has_rows(node.outputs[0]) {
+            let mut inputs = self.all(&node.inputs)?;
+            if self.graph.tensor(x).spec.shape.rank() != 2 {
+                let flat = vec![inputs[0].clone()];
+                inputs[0] = self.node(&format!("{layer}.flatten"), "Flatten", flat, vec![int("axis", 1)]);
+            }
+            return Ok(self.node(layer, "Gemm", inputs, vec![int("transB", 1)]));
+        }
+        let weight = self.graph.tensor(node.inputs[1]);
+        let values = (self.values)(&weight.name)?;
+        let [rows, columns] = [weight.spec.shape.batch(), weight.spec.shape.per_sample()];
+        let at = |place: usize| values[place % rows * columns + place / rows];
+        let transposed: Vec<f32> = (0..values.len()).map(at).collect();
+        let weight = self.stored(&weight.name, &[columns, rows], &transposed);
+        let x = self.read(x)?;
+        let y = self.node(layer, "MatMul", vec![x, weight], Vec::new());
+        match node.inputs.get(2) {
+            None => Ok(y),
+            Some(&bias) => {
+                let bias = self.read(bias)?;
+                Ok(self.node(&format!("{layer}.add"), "Add", vec![y, bias], Vec::new()))
+            }
+        }
+    }
+
+    fn batch_norm(&mut self, node: &Node, norm: BatchNorm) -> Result<String> {
+        let mut inputs = self.all(&node.inputs)?;
+        let others = inputs.split_off(5);
+        // What a running statistic keeps of itself; ours is what it takes in.
+        let momentum = (1.0 - f64::from(norm.momentum)) as f32;
+        let attributes = vec![real("epsilon", norm.epsilon), real("momentum", momentum)];
+        let mut y = self.node(&node.name, "BatchNormalization", inputs, attributes);
+        for other in others.into_iter().filter(|_| norm.add) {
+            y = self.node(&format!("{}.add", node.name), "Add", vec![y, other], Vec::new());
+        }
+        Ok(self.relu(norm.relu, &node.name, y))
+    }
+
+    /// One without weights is of groups of channels: what ONNX calls an instance is then a group.
+    fn layer_norm(&mut self, node: &Node, epsilon: f32, affine: bool) -> Result<String> {
+        let shape = self.graph.tensor(node.inputs[0]).spec.shape.clone();
+        let mut inputs = self.all(&node.inputs)?;
+        if affine {
+            let of_row = self.graph.tensor(node.inputs[1]).spec.shape.rank();
+            let attributes = vec![int("axis", -(of_row as i64)), real("epsilon", epsilon)];
+            return Ok(self.node(&node.name, "LayerNormalization", inputs, attributes));
+        }
+        let means = self.graph.tensor(node.outputs[1]).spec.shape.elements();
+        let groups = means / shape.batch().max(1);
+        if shape.rank() != 3 || shape.0[1] != groups || self.has_rows(node.inputs[0]) {
+            let what = format!("layer {}: a normalisation without weights over {shape}", node.name);
+            return Err(Error::usage(format!("{what}, which cannot be written as ONNX")));
+        }
+        for (what, number) in [("ones", 1.0), ("zeros", 0.0)] {
+            inputs.push(self.constant(&format!("{}.{what}", node.name), &[groups], &vec![number; groups]));
+        }
+        Ok(self.node(&node.name, "InstanceNormalization", inputs, vec![real("epsilon", epsilon)]))
+    }
+
+    fn matmul(&mut self, node: &Node, of: MatMul) -> Result<String> {
+        let mut inputs = self.all(&node.inputs)?;
+        for (place, side) in ["left", "right"].into_iter().enumerate().filter(|(at, _)| of.transposed[*at]) {
+            let mut order: Vec<usize> = (0..self.shape(node.inputs[place]).len()).collect();
+            let last = order.len() - 2;
+            order[last..].reverse();
+            let layer = format!("{}.{side}", node.name);
+            let operand = vec![inputs[place].clone()];
+            inputs[place] = self.node(&layer, "Transpose", operand, vec![ints("perm", &order)]);
+        }
+        let y = self.node(&node.name, "MatMul", inputs, Vec::new());
+        Ok(self.scaled(&node.name, y, of.scale))
+    }
+
+    fn activation(&mut self, node: &Node, of: Activation) -> Result<String> {
+        let layer = &node.name;
+        match of {
+            Activation::Relu { max } if max.is_infinite() => self.simple(node, "Relu", Vec::new()),
+            Activation::Relu { max } => {
+                let x = self.read(node.inputs[0])?;
+                let [low, high] = [("min", 0.0), ("max", max)]
+                    .map(|(of, limit)| self.stored(&format!("{layer}.{of}"), &[], &[limit]));
+                Ok(self.node(layer, "Clip", vec![x, low, high], Vec::new()))
+            }
+            Activation::LeakyRelu { slope } => self.simple(node, "LeakyRelu", vec![real("alpha", slope)]),
+            Activation::Sigmoid => self.simple(node, "Sigmoid", Vec::new()),
+            Activation::Silu => {
+                let x = self.read(node.inputs[0])?;
+                let share = self.node(&format!("{layer}.sigmoid"), "Sigmoid", vec![x.clone()], Vec::new());
+                Ok(self.node(layer, "Mul", vec![x, share], Vec::new()))
+            }
+            Activation::Gelu => self.simple(node, "Gelu", Vec::new()),
+            Activation::HardSigmoid => {
+                self.simple(node, "HardSigmoid", vec![real("alpha", 1.0 / 6.0), real("beta", 0.5)])
+            }
+            Activation::HardSwish => self.simple(node, "HardSwish", Vec::new()),
+            Activation::Tanh => self.simple(node, "Tanh", Vec::new()),
+            Activation::Exp => self.simple(node, "Exp", Vec::new()),
+            Activation::Sqrt => self.simple(node, "Sqrt", Vec::new()),
+        }
+    }
+
+    /// (H, W) of images.
+    fn image(&self, id: TensorId) -> [usize; 2] {
+        let dims = &self.graph.tensor(id).spec.shape.0;
+        [2, 3].map(|axis| dims.get(axis).copied().unwrap_or(1))
+    }
+
+    fn pool(&mut self, node: &Node, op: &str, pool: Pool2d, rest: AttributeProto) -> Result<String> {
+        let x = self.read(node.inputs[0])?;
+        let attributes = vec![
+            ints("kernel_shape", &pool.kernel),
+            ints("strides", &pool.stride),
+            ints("pads", &[pool.padding, pool.padding].concat()),
+            rest,
+        ];
+        Ok(self.node(&node.name, op, vec![x], attributes))
+    }
+
+    fn average(&mut self, node: &Node, pool: Pool2d) -> Result<String> {
+        let counts = int("count_include_pad", i64::from(pool.count_include_pad));
+        self.pool(node, "AveragePool", pool, counts)
+    }
+
+    /// An ordinary pooling where windows are alike; else a product from each side with the shares that each place has.
+    fn adaptive(&mut self, node: &Node) -> Result<String> {
+        let ([h, w], [oh, ow]) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+        let x = self.read(node.inputs[0])?;
+        if [h, w] == [oh, ow] {
+            return Ok(x);
+        }
+        if let Some(pool) = Pool2d::adaptive([h, w], [oh, ow]) {
+            return self.average(node, pool);
+        }
+        let share = |place: usize, input: usize, output: usize| {
+            let (row, column) = (place / input, place % input);
+            let window = adaptive_window(row, input, output);
+            if window.contains(&column) { 1.0 / window.len() as f32 } else { 0.0 }
+        };
+        let rows: Vec<f32> = (0..oh * h).map(|place| share(place, h, oh)).collect();
+        let columns: Vec<f32> = (0..w * ow).map(|place| share(place % ow * w + place / ow, w, ow)).collect();
+        let rows = self.constant(&format!("{}.rows", node.name), &[oh, h], &rows);
+        let columns = self.constant(&format!("{}.columns", node.name), &[w, ow], &columns);
+        let y = self.node(&format!("{}.down", node.name), "MatMul", vec![rows, x], Vec::new());
+        Ok(self.node(&node.name, "MatMul", vec![y, columns], Vec::new()))
+    }
+
+    /// Nothing where the file has that shape already.
+    fn reshape(&mut self, node: &Node) -> Result<String> {
+        let shape = self.shape(node.outputs[0]);
+        let x = self.read(node.inputs[0])?;
+        if self.shape(node.inputs[0]) == shape {
+            return Ok(x);
+        }
+        let shape = self.integers(&format!("{}.shape", node.name), &shape);
+        Ok(self.node(&node.name, "Reshape", vec![x, shape], Vec::new()))
+    }
+
+    fn slice(&mut self, node: &Node, axis: usize, from: usize) -> Result<String> {
+        let length = self.graph.tensor(node.outputs[0]).spec.shape.0[axis];
+        let along = self.axis(node.inputs[0], axis);
+        let mut inputs = self.all(&node.inputs)?;
+        for (what, number) in [("starts", from), ("ends", from + length), ("axes", along)] {
+            inputs.push(self.integers(&format!("{}.{what}", node.name), &[number as i64]));
+        }
+        Ok(self.node(&node.name, "Slice", inputs, Vec::new()))
+    }
+
+    fn pad(&mut self, node: &Node, axis: usize, before: usize) -> Result<String> {
+        let [from, to] = [node.inputs[0], node.outputs[0]].map(|id| self.graph.tensor(id).spec.shape.0[axis]);
+        let (rank, along) = (self.shape(node.inputs[0]).len(), self.axis(node.inputs[0], axis));
+        let mut pads = vec![0; 2 * rank];
+        (pads[along], pads[rank + along]) = (before as i64, (to - from - before) as i64);
+        let pads = self.integers(&format!("{}.pads", node.name), &pads);
+        let x = self.read(node.inputs[0])?;
+        Ok(self.node(&node.name, "Pad", vec![x, pads], Vec::new()))
+    }
+
+    fn permute(&mut self, node: &Node, axes: &[usize]) -> Result<String> {
+        let x = node.inputs[0];
+        let order: Vec<usize> = match self.has_rows(x) || self.has_rows(node.outputs[0]) {
+            false => axes.to_vec(),
+            true => std::iter::once(0).chain(axes.iter().map(|&axis| self.axis(x, axis))).collect(),
+        };
+        self.simple(node, "Transpose", vec![ints("perm", &order)])
+    }
+
+    fn sum(&mut self, node: &Node, scale: f32) -> Result<String> {
+        let [x, y] = [node.inputs[0], node.outputs[0]];
+        let [from, to] = [x, y].map(|id| &self.graph.tensor(id).spec.shape);
+        let to = to.with_rank(from.rank());
+        let axes: Vec<usize> = (0..from.rank()).filter(|&axis| from.0[axis] != to[axis]).collect();
+        let count: usize = axes.iter().map(|&axis| from.0[axis]).product();
+        let is_mean = scale == 1.0 / count as f32;
+        let along: Vec<i64> = axes.iter().map(|&axis| self.axis(x, axis) as i64).collect();
+        let over = self.integers(&format!("{}.axes", node.name), &along);
+        let x = self.read(x)?;
+        let op = if is_mean { "ReduceMean" } else { "ReduceSum" };
+        let sum = self.node(&node.name, op, vec![x, over], vec![int("keepdims", 1)]);
+        let sum = self.scaled(&node.name, sum, if is_mean { 1.0 } else { scale });
+        if self.graph.tensor(y).spec.shape.rank() == to.len() {
+            return Ok(sum);
+        }
+        let shape = self.shape(y);
+        let shape = self.integers(&format!("{}.shape", node.name), &shape);
+        Ok(self.node(&format!("{}.reshape", node.name), "Reshape", vec![sum, shape], Vec::new()))
+    }
+
+    /// The batch is that of the images, unless x has it.
+    fn expand(&mut self, node: &Node) -> Result<String> {
+        let (x, layer) = (node.inputs[0], &node.name);
+        let mut extents = self.shape(node.outputs[0]);
+        let of_batch = self.rows[node.outputs[0].0].is_some();
+        let x_name = self.read(x)?;
+        let shape = match of_batch && self.rows[x.0].is_none() {
+            false => {
+                // An extent of 1 leaves that of x.
+                extents.iter_mut().filter(|extent| **extent == -1).for_each(|extent| *extent = 1);
+                self.integers(&format!("{layer}.shape"), &extents)
+            }
+            true => {
+                let attributes = vec![int("start", 0), int("end", 1)];
+                let batch = self.node(&format!("{layer}.batch"), "Shape", vec![IMAGES.into()], attributes);
+                let rest = self.integers(&format!("{layer}.sample"), &extents[1..]);
+                self.node(&format!("{layer}.shape"), "Concat", vec![batch, rest], vec![int("axis", 0)])
+            }
+        };
+        Ok(self.node(layer, "Expand", vec![x_name, shape], Vec::new()))
+    }
+}
+
+/// What the format calls it.
+fn word(of: Binary) -> &'static str {
+    match of {
+        Binary::Add => "Add",
+        Binary::Subtract => "Sub",
+        Binary::Multiply => "Mul",
+        Binary::Divide => "Div",
+    }
+}

@@ -1,0 +1,419 @@
+//! `dltrain export … net.onnx`: what a user relies on who takes a network elsewhere.
+//!
+//! - ONNX Runtime computes of the file what dltrain computes, for any batch, folded or not, with every op there is;
+//! - dltrain reads the file as the network that it wrote, to the same logits;
+//! - an imported network learns as that of the zoo does, with the flags that others take;
+//! - a checkpoint, other classes and an imported network are written too, and the file's accuracy is the network's;
+//! - what does not go together is refused with one message, and nothing is overwritten.
+//!
+//! ONNX Runtime is there after `.ci/deps onnxruntime`; without it what needs it says SKIPPED.
+
+use crate::support::{bound, digits, job};
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use bound::Bound;
+use digits::few_tests;
+use dltrain::device::Scalars;
+use dltrain::device::memory::bytes_of;
+use dltrain::device::onednn::{Cpu, isa};
+use dltrain::error::Result;
+use dltrain::graph::{
+    Activation, BatchNorm, Binary, Builder, Conv2d, Graph, Init, LocalResponseNorm, Node, Op, Pool2d, Role,
+    TensorId, dims,
+};
+use dltrain::model::{self, onnx};
+use dltrain::record::WeightsFile;
+use job::{refused, run, series};
+
+const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
+/// Images that a file's logits are compared for.
+const BATCH: usize = 3;
+
+/// A network: its forward graph for so many images.
+type Build<'a> = &'a dyn Fn(usize) -> Result<Graph>;
+
+/// Numbers as a trained network might have them: of a layer with n inputs within ±√(3/n), so that what goes through
+/// keeps its size; variances and factors from 0.5 to 1.5.
+fn weights(name: &str, dims: &[usize]) -> Vec<f32> {
+    let fan_in = dims.iter().skip(1).product::<usize>().max(1) as f32;
+    let count = dims.iter().product();
+    let mut state =
+        name.bytes().fold(17u32, |state, byte| state.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    let mut uniform = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let is_factor = name.ends_with("running_var") || (dims.len() == 1 && name.ends_with("weight"));
+    let of = |number: f32| match is_factor {
+        true => 1.0 + 0.5 * number,
+        false if dims.len() == 1 => 0.5 * number,
+        false => (3.0 / fan_in).sqrt() * number,
+    };
+    (0..count).map(|_| of(uniform())).collect()
+}
+
+/// The logits of a network that is tested, with these images and weights.
+fn logits(graph: Graph, images: &[f32], weights: &dyn Fn(&str, &[usize]) -> Vec<f32>) -> Vec<f32> {
+    let cpu = Cpu::new(1).unwrap();
+    let graph = graph.for_evaluation().simplify();
+    let mut run = Bound::new(&cpu, graph, 1 << 20);
+    run.set_batch(images, &vec![0; run.plan.graph.batch()]);
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &weights(&parameter.name, &parameter.spec.shape.0));
+    }
+    for statistic in &run.plan.statistics {
+        let values = weights(&statistic.name, &statistic.spec.shape.0);
+        cpu_upload(&run, &values, &run.statistic(statistic));
+    }
+    run.run(0..run.program.steps.len(), &Scalars::default());
+    let logits = run.plan.graph.logits;
+    let gives = |step: &&dltrain::plan::PlannedStep| {
+        step.node.is_some_and(|id| run.plan.graph.node(id).outputs[0] == logits)
+    };
+    let step = run.plan.steps.iter().find(gives).expect("a step gives the logits");
+    let (place, layout) = (step.outputs[0], &step.kernel.outputs()[0]);
+    run.read(&run.plan.graph.tensor(logits).spec, layout, &run.regions.arena.slice(place.offset, place.bytes))
+}
+
+fn cpu_upload(run: &Bound, values: &[f32], to: &dltrain::device::Memory) {
+    run.device.upload(bytes_of(values), to).unwrap();
+}
+
+/// Images of a network for a batch.
+fn images(graph: &Graph) -> Vec<f32> {
+    let count = graph.image().elements() * graph.batch();
+    (0..count).map(|place| ((place * 37 % 101) as f32 - 50.0) / 29.0).collect()
+}
+
+/// Files that ONNX Runtime is to run, with images and logits beside each.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a network; its logits are returned.
+    fn write(&self, name: &str, build: Build, fold: bool) -> Vec<f32> {
+        let graph = build(BATCH).unwrap();
+        let shapes = graph.tensors.iter().filter(|t| matches!(t.role, Role::Parameter | Role::Statistic));
+        let shapes: std::collections::HashMap<&str, &[usize]> =
+            shapes.map(|tensor| (&*tensor.name, &tensor.spec.shape.0[..])).collect();
+        let values = |name: &str| Ok(weights(name, shapes[name]));
+        std::fs::write(
+            self.path(&format!("{name}.onnx")),
+            onnx::export::network(build, fold, &values).unwrap(),
+        )
+        .unwrap();
+        let images = images(&graph);
+        let ours = logits(graph.clone(), &images, &weights);
+        for (ending, numbers) in [("images", &images), ("logits", &ours)] {
+            std::fs::write(self.path(&format!("{name}.{ending}")), bytes_of(numbers)).unwrap();
+        }
+        ours
+    }
+
+    /// That the file is read back as the network that was written.
+    fn is_read_back(&self, name: &str, build: Build, ours: &[f32]) {
+        let model =
+            model::open(&self.path(&format!("{name}.onnx"))).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let again = model.build_to_test(BATCH, model.image, model.classes).unwrap();
+        let [theirs, written] = [&again, &build(BATCH).unwrap()].map(layers);
+        // Of a product's factor, of rows and of means a file has other forms than the graph: the numbers are the same.
+        let has_others = |layer: &String| ["MatMul", "Sum"].iter().any(|op| layer.starts_with(op));
+        if !written.iter().any(has_others) {
+            assert_eq!(theirs, written, "{name}");
+        }
+        let file = model.file().unwrap();
+        let theirs = logits(again.clone(), &images(&again), &|name, _| file.values(name).unwrap());
+        near(name, &theirs, ours);
+    }
+
+    /// That ONNX Runtime computes the same of all of them.
+    fn are_run(&self) {
+        let Some(python) = onnxruntime() else {
+            println!("SKIPPED: ONNX Runtime is not there (.ci/deps onnxruntime)");
+            return;
+        };
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/onnxruntime/run.py");
+        let output = Command::new(python).arg(script).arg(self.0.path()).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert!(output.status.success(), "{said}");
+        print!("{said}");
+    }
+}
+
+/// A Python that has ONNX Runtime.
+fn onnxruntime() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(".deps");
+    let has_it = |python: &PathBuf| {
+        let found = Command::new(python).args(["-c", "import onnxruntime"]).output();
+        found.is_ok_and(|output| output.status.success())
+    };
+    ["onnxruntime", "torch"].map(|name| root.join(name).join("bin/python")).into_iter().find(has_it)
+}
+
+/// What a network's layers compute in evaluation, with the extents of what they give. Reshapes compute nothing, and a
+/// layer that reads all of an image reads it in any shape.
+fn layers(graph: &Graph) -> Vec<String> {
+    let graph = graph.clone().for_evaluation().simplify();
+    let of = |node: &Node| {
+        let given = &graph.tensor(node.outputs[0]).spec.shape;
+        format!("{:?} {} {given}", node.op, node.inputs.len())
+    };
+    graph.nodes.iter().filter(|node| node.op != Op::Reshape).map(of).collect()
+}
+
+/// Equal to 1e-5 of the largest: what docs/onnx.md promises.
+fn near(name: &str, theirs: &[f32], ours: &[f32]) {
+    let largest = ours.iter().fold(0f32, |largest, number| largest.max(number.abs()));
+    assert!(largest > 1e-3 && largest.is_finite(), "{name}: {ours:?}");
+    assert_eq!(theirs.len(), ours.len(), "{name}");
+    for (theirs, ours) in theirs.iter().zip(ours) {
+        assert!((theirs - ours).abs() <= 1e-5 * largest, "{name}: {theirs} and {ours}");
+    }
+}
+
+/// The forward graph of layers over images of this size.
+fn of(
+    image: [usize; 3],
+    layers: impl Fn(&mut Builder, TensorId) -> Result<TensorId>,
+) -> impl Fn(usize) -> Result<Graph> {
+    move |batch| {
+        let (mut net, x) = Builder::new("net", batch, image);
+        net.only_to_test();
+        let logits = layers(&mut net, x)?;
+        Ok(net.finish(logits))
+    }
+}
+
+/// Windows, normalisations and activations.
+fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let dilated = Conv2d { stride: [2, 1], ..Conv2d::square(3).padding(2).dilation(2) };
+    let mut x = net.conv2d("dilated", x, 12, dilated)?;
+    x = net.batch_norm("norm1", x, BatchNorm { epsilon: 1e-3, momentum: 0.2, ..BatchNorm::default() })?;
+    x = net.relu("relu1", x);
+    let grouped = Conv2d { groups: 3, bias: false, ..Conv2d::square(1) };
+    let y = net.conv2d("grouped", x, 12, grouped)?;
+    let y = net.batch_norm("norm2", y, BatchNorm::default())?;
+    x = net.add("added", x, y)?;
+    x = net.batch_norm("norm3", x, BatchNorm::default())?;
+    x = net.local_response_norm("lrn", x, LocalResponseNorm::default())?;
+    let most = net.max_pool("most", x, Pool2d::square(3).stride(2).ceil())?;
+    let mean = net.avg_pool("mean", x, Pool2d::square(3).stride(2).padding(1))?;
+    let counted = Pool2d { count_include_pad: false, ..Pool2d::square(3).stride(2).padding(1) };
+    let other = net.avg_pool("counted", x, counted)?;
+    let size = |net: &Builder, id| [net.shape(id).0[2], net.shape(id).0[3]];
+    let smaller = size(net, most);
+    let [mean, other] = [mean, other].map(|id| net.adaptive_avg_pool(&format!("even{}", id.0), id, smaller));
+    x = net.concat("together", &[most, mean?, other?])?;
+    for (number, &of) in Activation::ALL.iter().enumerate() {
+        // Of numbers above 0, and not above what e^x stays small for.
+        if matches!(of, Activation::Sqrt | Activation::Exp) {
+            x = net.activation(&format!("before{number}"), x, Activation::Sigmoid);
+        }
+        x = net.activation(&format!("f{number}"), x, of);
+    }
+    x = net.pad("padded", x, 2, [1, 2])?;
+    x = net.slice("cut", x, 1, 3..33)?;
+    x = net.channel_shuffle("shuffled", x, 5)?;
+    x = net.adaptive_avg_pool("uneven", x, [3, 2])?;
+    x = net.dropout("dropped", x, 0.5);
+    x = net.drop_samples("skipped", x, 0.5);
+    x = net.flatten("flat", x);
+    x = net.linear_without_bias("fc1", x, 16);
+    x = net.activation("silu", x, Activation::Silu);
+    Ok(net.linear("fc2", x, 5))
+}
+
+/// Arithmetic of two, sums, and what a transformer is made of.
+fn of_rows(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let Some([n, c, h, w]) = net.shape(x).nchw() else { panic!("images") };
+    let mean = net.sum("mean", x, &[2, 3], 1.0 / (h * w) as f32)?;
+    let total = net.sum("total", x, &[1], 0.25)?;
+    let mut x = net.binary("less", Binary::Subtract, x, mean)?;
+    x = net.binary("more", Binary::Add, x, total)?;
+    let scale = net.learned("scale", dims([c, 1, 1]), Init::One, false);
+    x = net.binary("scaled", Binary::Multiply, scale, x)?;
+    let by = net.activation("positive", total, Activation::Exp);
+    x = net.binary("divided", Binary::Divide, x, by)?;
+    x = net.group_norm("groups", x, 2, 1e-5)?;
+    x = net.layer_norm_of_channels("channels", x, 1e-6)?;
+    x = net.reshape("patches", x, dims([n, c, h * w]))?;
+    x = net.permute("last", x, &[0, 2, 1])?;
+    let class = net.learned("class", dims([1, 1, c]), Init::Zero, false);
+    let class = net.expand("classes", class, dims([n, 1, c]))?;
+    x = net.concat_along("tokens", 1, &[class, x])?;
+    let length = h * w + 1;
+    let y = net.layer_norm("ln", x, 1, 1e-6)?;
+    let y = net.reshape("rows", y, dims([n * length, c]))?;
+    let y = net.linear("qkv", y, 3 * c);
+    let y = net.attention("attention", y, length, 2)?;
+    let y = net.linear("out", y, c);
+    let y = net.reshape("attended", y, dims([n, length, c]))?;
+    x = net.add("added", x, y)?;
+    let y = net.linear_along("wide", x, 2 * c)?;
+    let y = net.activation("gelu", y, Activation::Gelu);
+    let y = net.linear_along("narrow", y, c)?;
+    x = net.add("again", x, y)?;
+    x = net.slice("first", x, 1, 0..1)?;
+    x = net.reshape("row", x, dims([n, c]))?;
+    Ok(net.linear("head", x, 5))
+}
+
+#[test]
+fn every_op_is_run_by_onnx_runtime() {
+    let files = Files::new();
+    let (windows, rows) = (of([3, 18, 15], of_images), of([4, 4, 5], of_rows));
+    let plain = files.write("windows", &windows, false);
+    assert_eq!(files.write("folded", &windows, true), plain);
+    files.write("rows", &rows, false);
+    files.are_run();
+    // Of the three normalisations two are behind a convolution.
+    let count = |name: &str| {
+        let bytes = std::fs::read(files.path(name)).unwrap();
+        bytes.windows(18).filter(|part| part == b"BatchNormalization").count()
+    };
+    assert_eq!([count("windows.onnx"), count("folded.onnx")], [3, 1]);
+}
+
+/// Small ones of the zoo, which have every op that an importer meets often.
+#[test]
+fn models_are_read_back_as_they_were_written() {
+    zoo(&[
+        ("lenet5", 28),
+        ("squeezenet1_1", 33),
+        ("shufflenet_v2_x1_0", 32),
+        ("mobilenet_v3_large", 32),
+        ("efficientnet_b0", 32),
+        ("googlenet", 32),
+    ]);
+}
+
+/// Models with ops that are not imported yet.
+const NOT_READ: [&str; 2] = ["convnext_tiny", "vit_b_16"];
+
+fn zoo(models: &[(&str, usize)]) {
+    for &(name, size) in models {
+        let files = Files::new();
+        let model = model::find(name).unwrap();
+        let image = [model.image[0], size, size];
+        let build = |batch| model.build_to_test(batch, image, 7);
+        let ours = files.write(name, &build, false);
+        // What ONNX has no op for is written as products, which are none of weights.
+        let is_uneven = layers(&build(1).unwrap()).iter().any(|layer| layer.starts_with("AdaptiveAvgPool"));
+        if !is_uneven && !NOT_READ.contains(&name) {
+            files.is_read_back(name, &build, &ours);
+        }
+        assert_eq!(files.write(&format!("{name}-folded"), &build, true), ours);
+        files.are_run();
+    }
+}
+
+#[test]
+fn what_is_exported_has_the_accuracy_of_what_was_trained() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let [weights, net, again, kept, results] =
+        ["w.safetensors", "net.onnx", "again.onnx", "kept", "run.h5"].map(path);
+    let network = ["--model", "resnet18", "--image-size", "32", "--classes", "10"];
+    let trained = ["--data", DIGITS, "--batch", "16", "--steps", "6", "--quiet"];
+    let places = ["--results", &results, "--save-weights", &weights, "--checkpoint", &kept];
+    run(2, &[&network[..], &trained, &places].concat());
+    let said = run(2, &[&["export", &weights, &net], &network[..]].concat());
+    assert!(said.contains(&format!("102 tensors: {net}")), "{said}");
+    let tested = |flags: &[&str]| run(2, &[&["evaluate", "--data", DIGITS, "--batch", "16"], flags].concat());
+    let expected = tested(&[&network[..], &["--init-from", &weights]].concat());
+    assert!(expected.contains("accuracy"), "{expected}");
+    let accuracy = |text: &str| text.split("accuracy ").nth(1).unwrap().trim().to_string();
+    assert_eq!(accuracy(&tested(&["--model", &net])), accuracy(&expected));
+    // From the imported network, folded; and of the checkpoint, which has the same weights.
+    run(1, &["export", &net, &again, "--fold"]);
+    assert_eq!(accuracy(&tested(&["--model", &again])), accuracy(&expected));
+    let checkpoint = Path::new(&kept).join("step-00000006.h5");
+    let other = path("other.onnx");
+    run(1, &[&["export", checkpoint.to_str().unwrap(), &other], &network[..]].concat());
+    assert_eq!(std::fs::read(&other).unwrap(), std::fs::read(&net).unwrap());
+    let mut entries = std::fs::read_dir(place.path()).unwrap();
+    assert!(!entries.any(|entry| entry.unwrap().path().extension().is_some_and(|end| end == "tmp")));
+
+    let refuses = |flags: &[&str], what: &str| {
+        let before = std::fs::read(&net).unwrap();
+        let message = refused(&[(2, &[&["export"], flags].concat())]);
+        assert!(message.contains(what), "{what}: {message}");
+        assert_eq!(std::fs::read(&net).unwrap(), before);
+    };
+    let new = path("new.onnx");
+    refuses(&[&[&*weights, &net], &network[..]].concat(), "is there already");
+    refuses(&[&weights, &new], "name their network with --model");
+    refuses(&[&weights, &new, "--model", "resnet81"], "no such model");
+    refuses(&[&weights, &new, "--model", "resnet18"], "say with --classes how many they are for");
+    refuses(&[&weights, &path("w.h5"), "--fold"], "--fold is about a network");
+    refuses(&[&weights, &path("none/net.onnx"), "--model", "resnet18"], "none");
+    assert!(!Path::new(&new).exists());
+}
+
+/// The network that was written is that of the zoo: it learns the same, to the bit, whatever the flags.
+#[test]
+fn an_imported_network_takes_the_flags_that_others_take() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_string();
+    let [weights, net] = ["w.safetensors", "net.onnx"].map(path);
+    let zoo = ["--model", "resnet18", "--image-size", "32", "--classes", "10"];
+    let flags = ["--data", few_tests(), "--batch", "8", "--threads", "1", "--quiet"];
+    let first = ["--steps", "1", "--save-weights", &weights, "--results", &path("first.h5")];
+    run(1, &[&zoo[..], &flags, &first].concat());
+    run(1, &[&["export", &weights, &net], &zoo[..]].concat());
+    let losses = |name: &str, network: &[&str], more: &[&str]| {
+        let results = path(name);
+        run(2, &[network, &flags, more, &["--steps", "3", "--results", &results]].concat());
+        series(Path::new(&results), "steps/loss")
+    };
+    let cases: [&[&str]; 4] = [
+        &["--recompute"],
+        &["--freeze", "layer1,bn1"],
+        &["--freeze", "backbone", "--reset-head"],
+        &["--precision", "bf16"],
+    ];
+    for (case, more) in cases.into_iter().enumerate() {
+        if more.contains(&"bf16") && !isa().unwrap().has_bf16() {
+            println!("SKIPPED: this CPU does not multiply bf16");
+            continue;
+        }
+        let of_zoo = losses(&format!("{case}.h5"), &[&zoo[..], &["--init-from", &weights]].concat(), more);
+        let imported = losses(&format!("{case}-net.h5"), &["--model", &net], more);
+        assert!(of_zoo.len() == 3 && of_zoo[0] != of_zoo[2], "{more:?}: {of_zoo:?}");
+        assert_eq!(imported, of_zoo, "{more:?}");
+    }
+    // Its weights alone are those that it was made of.
+    let back = path("back.safetensors");
+    run(1, &["export", &net, &back]);
+    let [back, weights] = [back, weights].map(|path| WeightsFile::open(Path::new(&path)).unwrap());
+    assert_eq!(back.shapes(), weights.shapes());
+    for (name, _) in weights.shapes() {
+        assert_eq!(back.values(name).unwrap(), weights.values(name).unwrap(), "{name}");
+    }
+}
+
+/// Every model of the zoo, at its smallest images.
+mod full {
+    use super::*;
+
+    #[test]
+    #[ignore = "minutes"]
+    fn every_model() {
+        let works = |model: &model::Model, size: &usize| {
+            model.build_to_test(1, [model.image[0], *size, *size], model.classes).is_ok()
+        };
+        let smallest = |model: &model::Model| (24..).find(|size| works(model, size)).unwrap();
+        let models = model::MODELS.iter().map(|model| (model.name(), smallest(model)));
+        // At these sizes their poolings are even.
+        zoo(&models.chain([("alexnet", 224), ("vgg11", 224)]).collect::<Vec<_>>());
+    }
+}

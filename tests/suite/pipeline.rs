@@ -1,0 +1,254 @@
+//! A network in stages: ranks that compute its layers one behind the other.
+//!
+//! - losses, tests and weights are those of gradient accumulation, bit for bit, with every schedule, and beside other
+//!   ranks with other images;
+//! - a checkpoint of any number of stages resumes with any other;
+//! - memory is as planned, less with fewer micro-batches in flight; on GPUs the numbers are those of the CPU;
+//! - a stage that dies ends the job, and one that stops is named;
+//! - what does not go together is refused, and --dry-run says what each stage has.
+//!
+//! Cuts, contexts, schedules and their rehearsal are tested in `lib::plan`.
+
+use crate::support::cases::first;
+use crate::support::digits::few_tests;
+use crate::support::gpu_job;
+use crate::support::job::{self, job, run, series};
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+struct Scratch(tempfile::TempDir);
+
+/// What a run left.
+#[derive(Debug, PartialEq)]
+struct Left {
+    losses: Vec<f64>,
+    hits: Vec<f64>,
+    tests: Vec<f64>,
+    weights: Vec<u8>,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn words(&self, words: &str) -> Vec<String> {
+        let words = words.replace("DIR", self.0.path().to_str().unwrap());
+        words.split_whitespace().map(String::from).collect()
+    }
+
+    fn train(&self, ranks: usize, words: &str) -> Left {
+        let number = fs::read_dir(self.0.path()).unwrap().count();
+        let [results, weights] = ["h5", "safetensors"].map(|kind| self.path(&format!("run{number}.{kind}")));
+        let words = format!("{words} --results {} --save-weights {}", results.display(), weights.display());
+        run(ranks, &self.words(&words).iter().map(String::as_str).collect::<Vec<_>>());
+        let [losses, hits, tests] =
+            ["steps/loss", "steps/accuracy", "epochs/test_loss"].map(|name| series(&results, name));
+        assert!(losses.iter().chain(&tests).all(|loss| loss.is_finite()), "{words}: {losses:?} {tests:?}");
+        Left { losses, hits, tests, weights: fs::read(weights).unwrap() }
+    }
+}
+
+/// Each network at least once as others meet it: dropout, batch normalisation with a way around, halves, clipping,
+/// moving averages, shared statistics, images that are mixed, those that are made up. Sums over two ranks have one order
+/// whatever the buckets.
+#[test]
+fn stages_have_the_bits_of_accumulation() {
+    let scratch = Scratch::new();
+    let digits = few_tests();
+    let resnet = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --steps 3";
+    let cases = [
+        (format!("--model mnist_net --data {digits} --steps 6 --optimizer adam"), 1, 2, 4, 4, "1f1b"),
+        (format!("{resnet} --optimizer adam --ema 0.9"), 1, 2, 4, 2, "interleaved:2"),
+        (format!("--model mnist_small --data {digits} --steps 6"), 2, 2, 4, 4, "gpipe"),
+        (format!("--model mnist_large --data {digits} --steps 4"), 1, 3, 1, 16, "1f1b"),
+        ("--model mnist_small --steps 4".to_string(), 1, 2, 2, 4, "1f1b"),
+        (format!("{resnet} --augment mixup"), 1, 3, 6, 2, "zb-h1"),
+        (format!("{resnet} --sync-bn --augment mixup"), 2, 2, 2, 2, "1f1b"),
+        (format!("{resnet} --freeze conv1,layer1 --label-smoothing 0.1"), 1, 3, 4, 2, "gpipe"),
+        (format!("--model mnist_large --data {digits} --steps 4 --precision bf16"), 1, 4, 8, 2, "1f1b"),
+        (format!("--model mnist_small --data {digits} --steps 6"), 1, 3, 6, 2, "zb-h1"),
+        (format!("{resnet} --optimizer lamb"), 1, 2, 6, 2, "interleaved:3"),
+    ];
+    for (words, data, stages, parts, images, schedule) in first(6, cases) {
+        let words = format!("{words} --warmup 0 --threads 1");
+        let plain = scratch.train(data, &format!("{words} --batch {images} --accumulation {parts}"));
+        let flags = format!(
+            "--batch {} --pipeline {stages} --micro-batches {parts} --schedule {schedule}",
+            images * parts
+        );
+        let cut = scratch.train(data * stages, &format!("{words} {flags}"));
+        assert!(cut.losses == plain.losses, "{words} {flags}: {:?} and {:?}", cut.losses, plain.losses);
+        assert!((cut.hits, cut.tests) == (plain.hits, plain.tests), "{words} {flags}");
+        assert!(cut.weights == plain.weights, "{words} {flags}: other weights");
+    }
+}
+
+/// Clipping adds the norms of stages, in place of those of buckets.
+#[test]
+fn a_norm_is_that_of_all_stages() {
+    let scratch = Scratch::new();
+    let words = format!(
+        "--model mnist_large --data {} --steps 4 --warmup 0 --threads 1 --clip-norm 0.05",
+        few_tests()
+    );
+    let free = words.replace("--clip-norm 0.05", "");
+    for (data, stages, parts) in [(1, 3, 2), (2, 2, 1)] {
+        let plain = format!("--batch 4 --accumulation {parts}");
+        let cut = format!("--batch {} --pipeline {stages} --micro-batches {parts}", 4 * parts);
+        let free = scratch.train(data, &format!("{free} {plain}"));
+        let plain = scratch.train(data, &format!("{words} {plain}"));
+        assert_ne!(plain.losses, free.losses);
+        let found = scratch.train(data * stages, &format!("{words} {cut}"));
+        for (found, plain) in found.losses.iter().zip(&plain.losses) {
+            assert!((found - plain).abs() < 1e-6 * plain, "{cut}: {found} and {plain}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_any_layout_resumes_in_any_other() {
+    let scratch = Scratch::new();
+    let words = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9";
+    let plain = "--batch 2 --accumulation 4";
+    let whole = scratch.train(1, &format!("{words} {plain} --steps 6"));
+    let layouts = [
+        (2, "--batch 8 --pipeline 2 --micro-batches 4"),
+        (3, "--batch 8 --pipeline 3 --micro-batches 4 --schedule gpipe"),
+        (1, plain),
+    ];
+    for (from, to) in [(0, 2), (2, 1), (1, 0)] {
+        let directory = format!("DIR/c{from}{to}");
+        let kept = format!("{words} --checkpoint {directory} --resume auto --results DIR/r{from}{to}.h5");
+        for ((ranks, layout), steps) in [(layouts[from], 3), (layouts[to], 6)] {
+            let flags = scratch.words(&format!(
+                "{kept} {layout} --steps {steps} --save-weights DIR/w{from}{to}{steps}.safetensors"
+            ));
+            run(ranks, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        let losses = series(&scratch.path(&format!("r{from}{to}.h5")), "steps/loss");
+        assert_eq!(losses, whole.losses, "{from} to {to}");
+        let weights = fs::read(scratch.path(&format!("w{from}{to}6.safetensors"))).unwrap();
+        assert!(weights == whole.weights, "{from} to {to}: other weights");
+    }
+}
+
+#[test]
+fn memory_is_as_planned() {
+    let scratch = Scratch::new();
+    let mut peaks = Vec::new();
+    for schedule in ["gpipe", "1f1b"] {
+        let results = scratch.path(&format!("{schedule}.h5"));
+        let words = format!(
+            "--model resnet18 --image-size 96 --batch 32 --pipeline 2 --micro-batches 8 --schedule {schedule} --steps 2 \
+             --warmup 0 --threads 1 --results {}",
+            results.display()
+        );
+        run(2, &words.split_whitespace().collect::<Vec<_>>());
+        job::within_plan(&results, &words).unwrap_or_else(|said| panic!("{schedule}: {said}"));
+        let bytes = |name: &str| job::scalar(&results, &format!("summary/{name}")) as f64;
+        peaks.push([bytes("planned_memory"), bytes("peak_memory")]);
+    }
+    // Eight micro-batches of four images in flight, or two.
+    let [planned, measured] = [0, 1].map(|which| peaks[0][which] - peaks[1][which]);
+    assert!(planned > 20e6 && (measured - planned).abs() < 0.3 * planned, "{peaks:?}");
+}
+
+#[test]
+fn gpus_come_to_the_same() {
+    let mut results = gpu_job::Results::new();
+    for (ranks, flags) in first(
+        1,
+        [
+            (2, "--pipeline 2 --micro-batches 2"),
+            (4, "--mesh data=2,pipeline=2 --micro-batches 2 --clip-norm 0.5 --schedule gpipe"),
+        ],
+    ) {
+        let words = format!(
+            "--model mnist_small --batch 4 --steps 4 --threads 1 --warmup 0 --optimizer sgd --lr 0.05 {flags}"
+        );
+        let on_cpu = results.losses(ranks, &format!("{words} --device cpu"));
+        let on_gpu = results.losses(ranks, &format!("{words} --device cuda --precision f32"));
+        gpu_job::close(&on_gpu, &on_cpu, flags);
+    }
+}
+
+#[test]
+fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
+    for signal in ["KILL", "STOP"] {
+        let flags = "--model mnist_small --batch 16 --pipeline 2 --micro-batches 4 --steps 1000000 --threads 1 --stall-warn 0.3 --stall-abort 1.5";
+        let directory = tempfile::tempdir().unwrap();
+        let results = directory.path().join("run.h5");
+        // When the record is there steps begin.
+        let (program, results) = (job::DLTRAIN, results.display());
+        let second = "[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 1 ]";
+        let later = format!("(until [ -e {results} ]; do sleep 0.1; done; sleep 1; kill -{signal} $$)");
+        let script = format!("{second} && {later} & exec {program} {flags} --results {results}");
+        let done = job::finish_within(job::start(2, &["sh", "-c", &script]), Duration::from_secs(120));
+        assert!(!done.success, "{}", done.stdout);
+        if signal == "STOP" {
+            assert!(done.stderr.contains("edge") && done.stderr.contains("rank 1"), "{}", done.stderr);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_refused() {
+    for (ranks, flags, said) in [
+        (2, "--pipeline 0", "--pipeline 0: must be at least 1"),
+        (2, "--pipeline 2 --batch 8 --micro-batches 3", "--micro-batches 3: they do not divide --batch 8"),
+        (2, "--pipeline 2 --accumulation 2", "are accumulated"),
+        (2, "--pipeline 2 --batch 6 --micro-batches 3 --schedule interleaved:2", "3 is no multiple of 2"),
+        (2, "--schedule gpipe", "add --pipeline S"),
+        (2, "--micro-batches 2", "add --pipeline S"),
+        (2, "--pipeline 2 --pipeline-cuts fc1,fc2", "2 pieces begin with 1 layers"),
+        (2, "--pipeline 2 --pipeline-cuts nowhere", "has no layer nowhere"),
+        (2, "--pipeline 2 --freeze backbone", "has 1 layers that learn"),
+        (2, "--pipeline 2 --pipeline-cuts fc2 --freeze fc2", "stage 1 has no layer that learns"),
+        (4, "--pipeline 4", "which make no 4 stages"),
+        (3, "--pipeline 2", "this job has 3 ranks; start a multiple of 2"),
+        (2, "--mesh data=2,pipeline=2", "this job has 2 ranks; start 2 × 2"),
+        (2, "--mesh data=2,depth=2", "depth is no axis"),
+        (2, "--pipeline 2 --zero 1", "--zero 1 and --pipeline"),
+        (2, "--pipeline 2 --sync root", "--sync root and --pipeline"),
+        (2, "--pipeline 2 --local-steps 2", "and --pipeline"),
+        (2, "--pipeline 2 --shards 2", "--shards and --pipeline"),
+        (2, "--pipeline 2 --global-batch 64", "--global-batch and --pipeline"),
+        (2, "--pipeline 2 --compress topk", "--compress and --pipeline"),
+        (2, "--pipeline 2 --recompute", "--recompute and --pipeline"),
+        (2, "--pipeline 2 --max-batch 1GB", "--max-batch and --pipeline"),
+        (2, "--pipeline 2 --schedule zb-v", "interleaved:V"),
+    ] {
+        let flags: Vec<&str> =
+            flags.split_whitespace().chain(["--model", "mnist_small", "--threads", "1"]).collect();
+        let message = job::refused(&[(ranks, &flags)]);
+        assert!(message.contains(said), "{flags:?}: {message}");
+    }
+}
+
+#[test]
+fn the_plan_says_what_each_stage_has() {
+    let flags = "--model resnet18 --batch 16 --pipeline 3 --micro-batches 8 --threads 1 --dry-run --pipeline-cuts layer1.1.conv1,layer3.0.conv2";
+    let said = run(3, &flags.split_whitespace().collect::<Vec<_>>());
+    for wanted in [
+        "3 stages, 8 micro-batches of 2 images, 1f1b: of a step a stage idles 20.0% at best",
+        "conv1 … layer1.0.bn2",
+        "layer1.1.conv1 … layer3.0.bn1",
+        "layer3.0.conv2 … fc",
+        "rehearsed with 3 ranks: none waits for ever",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    let job = job(&[(
+        2,
+        &["--model", "mnist_small", "--pipeline", "2", "--dry-run", "--script", "--threads", "1"],
+    )]);
+    let done = job::finish(job);
+    assert!(done.stdout.contains("send to place 1 of arena"), "{}{}", done.stdout, done.stderr);
+}

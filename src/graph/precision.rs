@@ -19,8 +19,8 @@ impl Graph {
                 op if op.is_loss() => continue,
                 // The sums of products are f32 until they are stored: the loss may as well have all digits.
                 _ if self.is_scored(node.outputs[0]) => continue,
-                // What is a parameter, in another shape: f32 until it meets an activation.
-                Op::Reshape if self.tensor(node.inputs[0]).role == Role::Parameter => continue,
+                // What is a parameter, in another shape: f32 until it meets an activation. No shape changes a type.
+                Op::Reshape if self.tensor(node.inputs[0]).spec.dtype == DType::F32 => continue,
                 _ => node.outputs[0],
             };
             let tensor = &mut self.tensors[result.0];

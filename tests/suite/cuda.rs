@@ -26,6 +26,9 @@ use std::path::Path;
 use gpu_job::{Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{finish, series};
 
+/// Attention within windows, and what else transformers are made of.
+const ATTENTION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/parts.onnx");
+
 #[test]
 fn a_gpu_trains_what_the_cpu_trains() {
     let mut results = Results::new();
@@ -34,12 +37,13 @@ fn a_gpu_trains_what_the_cpu_trains() {
     let all = [
         format!("--model mnist_small --data {DIGITS} {run}"),
         format!("--model mnist_net {shapes} --clip-norm 0.5 --ema 0.9"),
+        format!("--model {ATTENTION} --batch 4 --steps 2 --optimizer sgd --lr 0.001"),
         "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001".into(),
         format!("--model mnist_small {shapes} --accumulation 2 --optimizer adamw --lr 0.001"),
         "--model googlenet --image-size 32 --classes 10 --batch 2 --steps 1 --optimizer sgd --lr 0.001"
             .into(),
     ];
-    for flags in first(3, all) {
+    for flags in first(4, all) {
         let cpu = results.losses(1, &format!("{flags} --device cpu"));
         let gpu = results.losses(1, &format!("{flags} --device cuda"));
         close(&gpu, &cpu, &flags);

@@ -109,6 +109,31 @@ fn a_file_of_attention_is_the_network_that_pytorch_has() {
     assert!(model.file().unwrap().notes().is_empty(), "{:?}", model.file().unwrap().notes());
 }
 
+/// Each of some 40 steps one after the other rounds to 2⁻⁹.
+#[test]
+fn a_file_of_attention_is_computed_in_bf16_too() {
+    let cpu = Cpu::new(1).unwrap();
+    if cpu.has_bf16().is_err() {
+        return println!("SKIPPED: this CPU multiplies no bf16");
+    }
+    let expected: Value = serde_json::from_slice(&std::fs::read(fixture("parts.json")).unwrap()).unwrap();
+    let model = model::open(&fixture("parts.onnx")).unwrap();
+    let graph = without_dropout(model.build(4, model.image, model.classes).unwrap());
+    let mut run = Bound::new(&cpu, graph.simplify().in_bf16().differentiate(), 1 << 20);
+    let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
+    let labels: Vec<i32> = numbers(&expected["labels"]).iter().map(|&v| v as i32).collect();
+    run.set_batch(&images, &labels);
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+    }
+    let steps = run.program.steps.len();
+    run.run(0..steps, &Scalars { gradient_scale: 0.25, ..Scalars::default() });
+    let loss = expected["loss"].as_f64().unwrap();
+    assert!((run.loss() - loss).abs() <= 40.0 / 512.0 * loss, "{} and {loss}", run.loss());
+    let is_sound = |parameter| run.gradient(parameter).iter().all(|number| number.is_finite());
+    assert!(run.plan.parameters.iter().all(is_sound));
+}
+
 /// What is normalised by running statistics then is part of the convolution, so that the loss in training is that of
 /// PyTorch's logits in evaluation. `newer` is the newer exporter's.
 #[test]

@@ -32,7 +32,7 @@ import torchvision.models as zoo
 from torchvision.ops import StochasticDepth
 
 LOGITS, GRADIENTS, LOSSES = 1e-4, 1e-3, 1e-4
-ROUNDINGS, NOTHING, BATCHES = 4, 1e-3, 4
+ROUNDINGS, NOTHING, BATCHES = 16, 1e-3, 4
 # Parameters from which gradients are computed once: memory.
 LARGE = 400_000_000
 

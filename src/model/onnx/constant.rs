@@ -35,8 +35,8 @@ impl Constant {
 
     /// The numbers of a tensor of the file.
     pub fn of(tensor: &Tensor) -> Result<Constant, Wrong> {
-        if tensor.elements() > MOST {
-            return Err(format!("computes with {} constant numbers", tensor.elements()));
+        if count(&tensor.dims).is_none() {
+            return Err(format!("computes with constants of the shape {:?}", tensor.dims));
         }
         let numbers = if tensor.is_real() { Reals(tensor.reals()?) } else { Integers(tensor.integers()?) };
         Ok(Constant { dims: tensor.dims.clone(), numbers })
@@ -117,9 +117,11 @@ pub fn dot(index: &[usize], strides: &[usize]) -> usize {
     index.iter().zip(strides).map(|(index, stride)| index * stride).sum()
 }
 
-/// How many elements a shape has; `None` for more than are computed with.
+/// How many elements a shape has; `None` for more than are computed with, also in a part of the axes of a shape that has
+/// none.
 pub fn count(dims: &[usize]) -> Option<usize> {
-    dims.iter().try_fold(1usize, |a, &b| a.checked_mul(b)).filter(|&count| count <= MOST)
+    let most = dims.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1)));
+    most.filter(|&most| most <= MOST).map(|_| dims.iter().product())
 }
 
 /// What `of` says of each index of a shape, last dimension fastest.

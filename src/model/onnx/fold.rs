@@ -499,6 +499,8 @@ mod tests {
         assert_eq!(folded("ScatterND", &[], &[x.clone(), table(&[1, 2], &[0, 3]), row(&[8])]), None);
         assert_eq!(folded("Range", &[], &[single(5), single(0), single(-2)]), Some(vec![5, 3, 1]));
         assert_eq!(folded("Range", &[], &[single(0), single(i64::MAX), single(1)]), None);
+        let nothing = Constant { dims: vec![0], numbers: Integers(Vec::new()) };
+        assert_eq!(folded("Reshape", &[], &[nothing, row(&[0, 1 << 40, 1 << 40])]), None);
         assert_eq!(
             folded("Concat", &[("axis", &[1])], &[x.clone(), table(&[2, 1], &[7, 8])]),
             Some(vec![1, 2, 3, 7, 4, 5, 6, 8])

@@ -209,7 +209,7 @@ pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
             let (start, end) = (starts[place], ends[place]);
             return Err(format!("takes {start} to {end} along axis {axis} of {shape}").into());
         }
-        let step = step as usize;
+        let step = if count == 1 { 1 } else { step as usize };
         if (from, step, count) != (0, 1, extent) {
             let layer = import.layer(&node.layer());
             let end = (from + (count - 1) * step + 1).min(extent);

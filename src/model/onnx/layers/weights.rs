@@ -42,10 +42,9 @@ pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
         bias: bias.is_some(),
         relu: false,
     };
-    if channels != extents[1].saturating_mul(conv.groups) {
-        return Err(
-            format!("its weight is for {} channels, not for {channels}", extents[1] * conv.groups).into()
-        );
+    let wanted = extents[1].saturating_mul(conv.groups);
+    if channels != wanted {
+        return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
     }
     let layer = import.layer_of(node, &weight);
     let channels = import.classes_of(node).unwrap_or(extents[0]);

@@ -389,6 +389,18 @@ fn ways(pairs: usize) -> Vec<i64> {
     (0..places * places).map(|pair| way(pair / places, pair % places) as i64).collect()
 }
 
+/// What a file says of itself. The library writes a map in the map's own order, which is another one for each map that
+/// is made, and the same weights are to be the same file: so maps are made until one has the format first.
+fn about(class_names: Option<String>) -> HashMap<String, String> {
+    loop {
+        let mut about = HashMap::from([("format".to_string(), "pt".to_string())]);
+        about.extend(class_names.clone().map(|names| (CLASS_NAMES.to_string(), names)));
+        if about.keys().next().is_some_and(|first| first == "format") {
+            return about;
+        }
+    }
+}
+
 fn write_safetensors(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
@@ -417,8 +429,7 @@ fn write_safetensors(
         }
     }
     // What Python's library asks for before it takes tensors for PyTorch's.
-    let mut about = HashMap::from([("format".to_string(), "pt".to_string())]);
-    about.extend(class_names.map(|names| (CLASS_NAMES.to_string(), names)));
+    let about = about(class_names);
     // The library's file would be for its owner alone, others are as the user wants new files to be.
     let made = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(|e| wrong(&e))?;
     serialize_to_file(views, Some(about), path).map_err(|e| wrong(&e))?;
@@ -474,6 +485,14 @@ mod tests {
             }
             let again = write_weights(&path, &shapes(), &[], &values).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
+        }
+        // The same weights are the same file, every time.
+        let first = std::fs::read(directory.path().join("w.safetensors")).unwrap();
+        for number in 0..16 {
+            let path = directory.path().join(format!("{number}.safetensors"));
+            write_weights(&path, &shapes(), &["a cat".to_string(), "\"dog\", é".into()], &values).unwrap();
+            assert!(std::fs::read(&path).unwrap() == first);
+            std::fs::remove_file(path).unwrap();
         }
         let failing = |_: &str| Err(Error::internal("no values"));
         for name in ["none.safetensors", "none.h5"] {

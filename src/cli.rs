@@ -9,6 +9,7 @@ mod manual;
 mod optimizer;
 mod parsed;
 mod places;
+mod prediction;
 mod relaxed;
 mod session;
 mod train;

@@ -36,6 +36,8 @@ pub mod most {
     pub const REPEATS: usize = 1_000_000;
     /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
     pub const IMAGES: usize = 1 << 30;
+    /// Nodes that are predicted.
+    pub const NODES: usize = 1 << 16;
     /// Threads of a rank.
     pub const THREADS: usize = 1024;
     /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
@@ -264,6 +266,19 @@ pub struct Session {
     pub time_limit: Option<f64>,
 }
 
+/// What is asked of a job on other nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Numbers of nodes.
+    pub nodes: Vec<usize>,
+    /// The file of their network; `None`: flat, as was measured.
+    pub network: Option<PathBuf>,
+    /// The coefficient of variation of the time that a rank computes.
+    pub jitter: Option<f64>,
+    /// Where traces for SimGrid go.
+    pub trace: Option<PathBuf>,
+}
+
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -371,6 +386,9 @@ pub struct Config {
     /// Where the steps of the plan go, for programs to read.
     #[serde(skip)]
     pub plan_steps: Option<PathBuf>,
+    /// What it predicts of other nodes.
+    #[serde(skip)]
+    pub prediction: Option<Prediction>,
     /// Only test the weights.
     pub evaluate: bool,
     /// Bytes a rank: only find the largest batch that fits.

@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 31] = [
+const OF_TRAINING: [&str; 32] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -26,6 +26,7 @@ const OF_TRAINING: [&str; 31] = [
     "outer-momentum",
     "outer-nesterov",
     "plan-steps",
+    "predict-nodes",
     "recompute",
     "repeat-data",
     "reset-head",

@@ -12,7 +12,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, relaxed, session};
+use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, prediction, relaxed, session};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -107,6 +107,8 @@ pub struct Args {
     /// With --dry-run: write the plan's steps there, a JSON object a line, with operations and bytes of each.
     #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
     plan_steps: Option<PathBuf>,
+    #[command(flatten)]
+    prediction: prediction::Args,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
     #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
@@ -228,6 +230,8 @@ impl Args {
             ("--save-weights", self.save_weights.as_deref(), Use::Write),
             ("--timeline", self.timeline.as_deref(), Use::Write),
             ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
+            ("--network", self.prediction.network(), Use::Read),
+            ("--export-trace", self.prediction.traces(), Use::Directory),
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),
@@ -452,6 +456,7 @@ impl Args {
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
             script: self.script,
             plan_steps: self.plan_steps,
+            prediction: self.prediction.validate()?,
             evaluate: self.evaluate,
             max_batch: self.max_batch,
         };

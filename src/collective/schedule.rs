@@ -32,6 +32,19 @@ pub struct Round {
     pub receive: Option<(Part, Apply)>,
 }
 
+/// Rounds of all places in which each sends to the same other one: what a collective is to a network. Places that have
+/// less to send than others, or nothing, are counted as those.
+pub struct Phase {
+    /// How many rounds.
+    pub rounds: usize,
+    /// Elements of a message, at most.
+    pub elements: usize,
+    /// To whom a place sends, if to anybody.
+    pub to: Box<dyn Fn(usize) -> Option<usize>>,
+    /// Whether what comes is added.
+    pub adds: bool,
+}
+
 /// Some ranks of a job in an order of their own, and the place of this one among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {

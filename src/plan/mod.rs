@@ -56,7 +56,10 @@ pub use compile::{Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, rehearse};
-pub use script::{Action, Area, Kind, Manner, Outline, Part, Script, Transfer, TransferId, Turn, scripts};
+pub use script::{
+    Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
+    representatives, scripts,
+};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,6 +7,7 @@
 //! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines;
 //! here it is the whole step.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use super::{Bucket, Location, Plan, PlannedStep, Region, TAIL};
 use crate::config::MeshShape;
 use crate::cuts::Cuts;
 use crate::device::Rule;
-use crate::strategy::{Meeting, Owners, Relaxed, Share};
+use crate::strategy::{Meeting, Owners, Relaxed, Seat, Share};
 
 /// The ranks among which something travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +95,18 @@ pub struct Transfer {
     pub area: Area,
     /// Which of them each member owns.
     pub cuts: Cuts,
+}
+
+/// Ranks that do transfers together, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Line {
+    /// Members of an axis, by their lowest rank. What few of them own travels to these, or from them: one does not
+    /// keep the other from its way.
+    Group(Axis, usize, Range<usize>, Option<Kind>),
+    /// From one rank to another.
+    Pair(Axis, usize, usize),
+    /// From one rank to the servers, and back: when they come to it.
+    Served(usize),
 }
 
 /// Which of a script's transfers.
@@ -331,14 +344,26 @@ impl Manner {
 
 impl Plan {
     /// Bytes of each bucket's parameters that a rank updates.
-    pub fn owned(&self, owners: Owners, rule: &Rule, nodes: &[usize], rank: usize) -> Vec<Range<usize>> {
+    pub fn owned(&self, owners: Owners, rule: &Rule, seat: Seat, rank: usize) -> Vec<Range<usize>> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
-        (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, nodes, &share)).collect()
+        (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, seat, &share)).collect()
     }
 
-    /// The scripts of some ranks, by rank.
-    pub fn scripts(&self, manner: &Manner, rule: &Rule, ranks: Range<usize>) -> Vec<Script> {
+    /// Ranks that stand for all where scripts are rehearsed.
+    pub fn representatives(&self, manner: &Manner, rule: &Rule) -> Vec<usize> {
+        let share =
+            |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
+        representatives(manner, self.buckets.len(), &share)
+    }
+
+    /// The scripts of some ranks, in ascending order.
+    pub fn scripts(
+        &self,
+        manner: &Manner,
+        rule: &Rule,
+        ranks: impl IntoIterator<Item = usize>,
+    ) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
         let reads = |bytes: &Range<usize>| {
@@ -369,11 +394,12 @@ impl Plan {
 }
 
 /// The scripts of some ranks, of data parallelism in any manner.
-pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<Script> {
+pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item = usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
     let transfers = Rc::new(transfers);
+    let seats = Seat::all(&manner.nodes);
     let script = |rank: usize| {
-        let bytes = |index| manner.owners.owned(index, rank, &manner.nodes, outline.share);
+        let bytes = |index| manner.owners.owned(index, rank, seats[rank], outline.share);
         let part = |bucket| Part { bucket, bytes: bytes(bucket) };
         let mut script = Script {
             rank,
@@ -399,7 +425,42 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
         }
         script
     };
-    ranks.map(script).collect()
+    ranks.into_iter().map(script).collect()
+}
+
+/// Ranks that stand for all: nodes whose ranks do the same actions are rehearsed as few of them, with every rank that
+/// has most to update of a bucket, or of all. Where shares are even that is one node of each kind, and their times are
+/// those of all; where they differ by a cache line, the slowest rank is among them but for what that takes.
+pub fn representatives(manner: &Manner, buckets: usize, share: Share) -> Vec<usize> {
+    let (owners, seats) = (manner.owners, Seat::all(&manner.nodes));
+    let owned = |rank: usize| -> Vec<usize> {
+        (0..buckets).map(|bucket| owners.owned(bucket, rank, seats[rank], share).len()).collect()
+    };
+    let mut nodes: Vec<Vec<usize>> = vec![Vec::new(); manner.nodes.iter().max().map_or(0, |last| last + 1)];
+    manner.nodes.iter().enumerate().for_each(|(rank, &node)| nodes[node].push(rank));
+    // Of each kind of node: for every bucket, and for all, the most bytes and where they are.
+    let mut kinds: HashMap<Vec<(bool, Vec<bool>)>, Vec<(usize, usize)>> = HashMap::new();
+    for (node, ranks) in nodes.iter().enumerate() {
+        let bytes: Vec<Vec<usize>> = ranks.iter().map(|&rank| owned(rank)).collect();
+        let does = |(&rank, bytes): (&usize, &Vec<usize>)| {
+            (owners.serves(rank), bytes.iter().map(|&bytes| bytes > 0).collect())
+        };
+        let largest = kinds
+            .entry(ranks.iter().zip(&bytes).map(does).collect())
+            .or_insert_with(|| vec![(0, node); buckets + 1]);
+        for bytes in bytes {
+            let all = bytes.iter().sum();
+            for (most, bytes) in largest.iter_mut().zip(bytes.into_iter().chain([all])) {
+                *most = if bytes > most.0 { (bytes, node) } else { *most };
+            }
+        }
+    }
+    let mut wanted: Vec<usize> = kinds.into_values().flatten().map(|(_, node)| node).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut ranks: Vec<usize> = wanted.into_iter().flat_map(|node| nodes[node].iter().copied()).collect();
+    ranks.sort_unstable();
+    ranks
 }
 
 /// The transfers of a data-parallel step.
@@ -650,6 +711,22 @@ impl Script {
     /// This rank's place on an axis.
     pub fn place(&self, axis: Axis) -> usize {
         self.mesh.coordinates(self.rank)[axis as usize]
+    }
+
+    /// With whom this rank does a transfer.
+    pub fn line(&self, transfer: &Transfer) -> Line {
+        let axis = transfer.axis;
+        match transfer.kind {
+            Kind::Push | Kind::Pull => Line::Served(self.rank),
+            Kind::Send { to } => Line::Pair(axis, self.rank, self.peer(axis, to)),
+            Kind::Receive { from } => Line::Pair(axis, self.peer(axis, from), self.rank),
+            kind => {
+                let Transfer { members, cuts, .. } = transfer;
+                let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
+                    && members.clone().any(|place| cuts.part(place).is_empty());
+                Line::Group(axis, self.peer(axis, members.start), members.clone(), towards.then_some(kind))
+            }
+        }
     }
 
     /// The rank at a place on an axis, beside this one.

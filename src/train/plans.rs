@@ -1,9 +1,12 @@
 //! The plans of a run, and what a rank needs in memory for them.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::checkpoint;
 use super::meeting;
 use super::network::Network;
-use crate::comm::World;
+use crate::comm::{Topology, World};
 use crate::config::{Config, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
@@ -15,7 +18,8 @@ use crate::model::Model;
 use crate::optim;
 use crate::plan::{self, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Transfer};
 use crate::reducer::{
-    Averaging, Expected, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
+    Averaging, Expected, Setting, Sharing, codes_on_device, expected_owners, largest_share, nodes,
+    shares_gradients,
 };
 use crate::strategy::Owners;
 
@@ -32,7 +36,7 @@ pub struct Plans {
 
 impl Plans {
     pub fn new(
-        world: &World,
+        world: &Topology,
         config: &Config,
         network: &Network,
         device: &dyn Device,
@@ -101,31 +105,99 @@ impl Plans {
     /// `Internal` where scripts do not fit together.
     pub fn rehearse(
         &self,
-        world: &World,
+        world: &Topology,
         config: &Config,
         averaging: &Averaging,
     ) -> Result<(Vec<Script>, Rehearsal)> {
-        let in_common = self.extent.sharers > 1;
-        let manner = manner(world, config, expected_owners(world, config.strategy, in_common), in_common);
-        let scripts =
-            |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..world.size());
-        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
-        let seconds = |transfer: &Transfer| averaging.transfer(transfer, shared);
-        let rule = &config.optimizer.rule;
-        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
-        let facts = self.training.facts(&averaging.step_seconds(&self.training));
-        let prices = Prices { transfer: &seconds, update: &update };
         let mut rehearsed = None;
-        for manner in manner.of_round(config.relaxed(world.size())) {
-            let scripts = scripts(&manner);
-            let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
+        for manner in self.manners(world, config) {
+            let scripts = self.training.scripts(&manner, &config.optimizer.rule, 0..world.size());
+            let rehearsal = self.play(&scripts, world, config, averaging, &|_| 1.0)?;
             rehearsed = Some((scripts, rehearsal));
         }
         rehearsed.ok_or_else(|| Error::internal("a round without steps"))
     }
 
+    /// How the steps of a round are done, the one in which ranks meet last.
+    pub fn manners(&self, world: &Topology, config: &Config) -> Vec<Manner> {
+        let in_common = self.extent.sharers > 1;
+        let owners = expected_owners(world, config.strategy, in_common);
+        manner(world, config, owners, in_common).of_round(config.relaxed(world.size()))
+    }
+
+    /// What decides how transfers travel.
+    pub fn setting(&self, world: &Topology, config: &Config, averaging: &Averaging) -> Setting {
+        let (in_common, buckets) = (self.extent.sharers > 1, self.training.bucket_bytes());
+        Setting {
+            shared: averaging.selection.expects_shared(world, &buckets),
+            in_common,
+            apart: expected_owners(world, config.strategy, in_common).are_apart(),
+            last: buckets.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Rehearses scripts, of ranks that compute at some pace.
+    ///
+    /// # Errors
+    /// `Internal` where scripts do not fit together.
+    pub fn play(
+        &self,
+        scripts: &[Script],
+        world: &Topology,
+        config: &Config,
+        averaging: &Averaging,
+        pace: &dyn Fn(usize) -> f64,
+    ) -> Result<Rehearsal> {
+        let setting = self.setting(world, config, averaging);
+        // All ranks have one list of transfers.
+        let known: RefCell<HashMap<*const Transfer, f64>> = RefCell::default();
+        let seconds = |transfer: &Transfer| {
+            let mut known = known.borrow_mut();
+            *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
+        };
+        let rule = &config.optimizer.rule;
+        let per_byte = self.per_byte(config, averaging);
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
+        let facts = self.training.facts(&self.step_seconds(config, averaging));
+        plan::rehearse(scripts, &facts, &Prices { transfer: &seconds, update: &update, pace })
+    }
+
+    /// What each step of the plan is expected to take. Of other nodes it is known by what they can at most, if that was
+    /// given.
+    pub fn step_seconds(&self, config: &Config, averaging: &Averaging) -> Vec<f64> {
+        match config.roofline.filter(|_| averaging.machine().is_some()) {
+            Some(rates) => self.training.step_rooflines(rates),
+            None => averaging.step_seconds(&self.training),
+        }
+    }
+
+    /// Seconds a byte that an update reads or writes.
+    pub fn per_byte(&self, config: &Config, averaging: &Averaging) -> f64 {
+        let given = config.roofline.filter(|_| averaging.machine().is_some());
+        given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
+    }
+
+    /// The same steps where ranks are elsewhere: other buckets and other memory.
+    ///
+    /// # Errors
+    /// `Internal` where a script cannot be rehearsed.
+    pub fn move_to(
+        &mut self,
+        world: &Topology,
+        config: &Config,
+        device: &dyn Device,
+        averaging: &Averaging,
+    ) -> Result<()> {
+        averaging.cut(&mut self.training, config)?;
+        let program = self.extent.program;
+        let evaluates = self.evaluation.is_some();
+        self.extent =
+            Extent { program, ..extent(world, config, averaging, &self.training, device, evaluates) };
+        Ok(())
+    }
+
     /// The same in a line, or with rank 0's whole script.
-    fn rehearsed(&self, world: &World, config: &Config, averaging: &Averaging) -> Result<String> {
+    fn rehearsed(&self, world: &Topology, config: &Config, averaging: &Averaging) -> Result<String> {
         if config.evaluate {
             return Ok(String::new());
         }
@@ -195,7 +267,7 @@ impl Plans {
     /// `Internal` where the ranks' scripts do not fit together.
     pub fn describe(
         &self,
-        world: &World,
+        world: &Topology,
         config: &Config,
         device: &dyn Device,
         averaging: &Averaging,
@@ -267,7 +339,7 @@ impl Plans {
 }
 
 /// How a step of this run is done.
-pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -> Manner {
+pub fn manner(world: &Topology, config: &Config, owners: Owners, in_common: bool) -> Manner {
     Manner {
         owners,
         in_common,
@@ -285,7 +357,7 @@ pub fn manner(world: &World, config: &Config, owners: Owners, in_common: bool) -
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
 fn extent(
-    world: &World,
+    world: &Topology,
     config: &Config,
     averaging: &Averaging,
     plan: &Plan,
@@ -377,7 +449,7 @@ fn extent(
 }
 
 /// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
-fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
+fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
     let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
     let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
     match reads_some {
@@ -388,7 +460,7 @@ fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
 
 /// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
 /// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
-fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
+fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     // What is not the same on all ranks comes to rank 0 from a copy of a parameter.
     let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);

@@ -16,6 +16,7 @@ use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
 use super::plans::{Plans, computing, opening};
+use super::predict::Predictor;
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
@@ -23,14 +24,15 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, environment};
+use crate::config::{Config, JpegDecoder, Prediction, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
 use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
-use crate::reducer::{Averaging, nodes};
+use crate::reducer::{Averaging, seats};
+use crate::strategy::Seat;
 
 /// A run that is ready to go.
 pub struct Job {
@@ -120,6 +122,11 @@ pub fn prepare(
     if config.dry_run {
         world.agree(plans.write_steps(world, config))?;
         record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
+        if let Some(asked) = &config.prediction {
+            let evaluate = test.is_some();
+            let answer = predicted(world, config, asked, (&network, &*device, &averaging, evaluate), plans);
+            record::say(world, &world.agree(answer)?);
+        }
         return world.agree(record::printed()).map(|()| None);
     }
     // All ranks have the same plan, and one goes through the step for all of them.
@@ -225,6 +232,26 @@ pub fn prepare(
     Ok(Some((job, world.agree(recorder)?)))
 }
 
+/// What `--predict-nodes` asks for, by rank 0 for all.
+fn predicted(
+    world: &World,
+    config: &Config,
+    asked: &Prediction,
+    (network, device, averaging, evaluate): (&Network, &dyn Device, &Averaging, bool),
+    plans: Plans,
+) -> Result<String> {
+    if !world.is_even() {
+        return Err(Error::usage(
+            "--predict-nodes: this job has not as many ranks on every node; start it so",
+        ));
+    }
+    if world.rank() > 0 {
+        return Ok(String::new());
+    }
+    let local = world.local_size();
+    Predictor { config, local, network, device, averaging, evaluate }.answer(asked, plans)
+}
+
 /// How many ranks compute gradients.
 fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
     match config.strategy.computing(world.size()) {
@@ -298,9 +325,8 @@ fn scheduled(script: &Script, rehearsal: &Rehearsal) -> Vec<Scheduled> {
 
 /// Bytes of parameters that each rank updates.
 fn owned_bytes(world: &World, plan: &Plan, memories: &Memories) -> Vec<u64> {
-    let nodes = nodes(world);
-    let of = |rank| plan.owned(memories.owners, &memories.rule, &nodes, rank);
-    (0..world.size()).map(|rank| of(rank).iter().map(|part| part.len() as u64).sum()).collect()
+    let of = |(rank, &seat): (usize, &Seat)| plan.owned(memories.owners, &memories.rule, seat, rank);
+    seats(world).iter().enumerate().map(|rank| of(rank).iter().map(|part| part.len() as u64).sum()).collect()
 }
 
 /// The learning rate at every step, from where the run goes on.

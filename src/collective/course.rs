@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::schedule::{Apply, Group, Phase, Round};
 use super::tuning::Parameters;
@@ -25,14 +26,16 @@ pub struct Machine {
     pub local: usize,
     /// Within a node, and what a rank adds.
     pub parameters: Parameters,
-    /// What was found out of the rounds of an algorithm.
-    known: RefCell<HashMap<(Steps, bool, usize), Loads>>,
+    /// What was found out of the rounds of an algorithm, and what finds it.
+    known: RefCell<HashMap<(Steps, bool, usize), Rc<Loads>>>,
+    contention: RefCell<Contention>,
 }
 
 impl Machine {
     /// With these.
     pub fn new(network: Interconnect, nodes: usize, local: usize, parameters: Parameters) -> Machine {
-        Machine { network, nodes, local, parameters, known: RefCell::default() }
+        let contention = RefCell::new(Contention::new(&network, nodes));
+        Machine { network, nodes, local, parameters, known: RefCell::default(), contention }
     }
 
     /// How many ranks it has.
@@ -42,22 +45,18 @@ impl Machine {
 
     /// What the messages of a phase take, which is one of several: of all ranks, or of each and its like on other
     /// nodes.
-    fn loads(&self, (steps, alike, index): (Steps, bool, usize), phase: &Phase) -> Loads {
+    fn loads(&self, (steps, alike, index): (Steps, bool, usize), phase: &Phase) -> Rc<Loads> {
         let mut known = self.known.borrow_mut();
         let found = known.entry((steps, alike, index)).or_insert_with(|| {
             let node = |rank: usize| rank / self.local;
-            let of_place = |place: usize| Some((place, (phase.to)(place)?));
+            let pairs = (phase.pairs)();
             let messages: Vec<(usize, usize)> = match alike {
-                true => {
-                    let of_one: Vec<_> = (0..self.nodes).filter_map(of_place).collect();
-                    (0..self.local).flat_map(|_| of_one.iter().copied()).collect()
-                }
-                false => {
-                    (0..self.ranks()).filter_map(of_place).map(|(from, to)| (node(from), node(to))).collect()
-                }
+                true => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
+                false => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
             };
             let within = self.parameters.within;
-            Contention::new(&self.network, self.nodes).of(&messages, [within.latency(), within.per_byte()])
+            let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
+            Rc::new(if phase.rounds > 1 || alike { loads.slowest() } else { loads })
         });
         found.clone()
     }
@@ -196,8 +195,9 @@ impl Course {
         Course { legs: vec![Leg::Meet, messages, Leg::Meet], wire: Wire::F32 }
     }
 
-    /// Seconds from when all ranks have started until the last is through. Each round counts as long as the slowest
-    /// rank of it takes.
+    /// Seconds from when all ranks have started until the last is through. A rank that is through with a round goes on
+    /// with the next, whatever the others do; where many rounds are alike each counts as long as the slowest rank of it
+    /// takes, which all are soon held up by.
     pub fn seconds(&self, machine: &Machine) -> f64 {
         let of = |leg: &Leg| match leg {
             Leg::Meet => 0.0,
@@ -217,15 +217,33 @@ impl Course {
     }
 
     fn phases(&self, steps: Steps, cuts: &Cuts, alike: bool, machine: &Machine) -> f64 {
-        let of = |(index, phase): (usize, Phase)| match phase.elements {
-            0 => 0.0,
-            elements => {
-                let bytes = (4 * self.wire.words(elements)) as f64;
-                let messages = machine.loads((steps, alike, index), &phase).seconds(bytes);
-                phase.rounds as f64 * (messages + self.handled(2 * elements, elements, phase.adds, machine))
+        let (mut clocks, mut floor, mut latest) = (vec![0.0f64; cuts.ranks()], 0.0f64, 0.0f64);
+        let is_sent = |(_, phase): &(usize, Phase)| phase.elements > 0 && phase.rounds > 0;
+        for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(is_sent) {
+            let bytes = (4 * self.wire.words(phase.elements)) as f64;
+            let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
+            let loads = machine.loads((steps, alike, index), &phase);
+            if phase.rounds > 1 || alike {
+                latest += phase.rounds as f64 * (loads.seconds(bytes) + handled);
+                floor = latest;
+                continue;
             }
-        };
-        steps.phases(cuts).into_iter().enumerate().map(of).sum()
+            // Both ends wait for the message; who gets one then adds.
+            let begun = |place: usize| clocks[place].max(floor);
+            let over = |((from, to), seconds): ((usize, usize), f64)| {
+                (from, to, begun(from).max(begun(to)) + seconds)
+            };
+            let messages: Vec<_> = (phase.pairs)().into_iter().zip(loads.each(bytes)).map(over).collect();
+            for &(from, to, over) in &messages {
+                clocks[from] = clocks[from].max(over);
+                clocks[to] = clocks[to].max(over);
+            }
+            for &(from, to, _) in &messages {
+                clocks[to] += handled;
+                latest = latest.max(clocks[to]).max(clocks[from]);
+            }
+        }
+        latest
     }
 
     /// Seconds to round numbers that leave or come, and to add those that came.
@@ -310,7 +328,8 @@ mod tests {
 
     fn machine(nodes: usize, local: usize) -> Machine {
         let parameters = Tuning::built_in().parameters;
-        let network = Interconnect::flat(parameters.between.latency(), 1.0 / parameters.between.per_byte());
+        let between = parameters.between;
+        let network = Interconnect::flat(between.latency(), 1.0 / between.per_byte());
         Machine::new(network, nodes, local, parameters)
     }
 
@@ -333,9 +352,11 @@ mod tests {
                         let now = || rounds.iter().map(|rounds| &rounds[index]);
                         let longest = now().filter_map(|round| Some(round.send.as_ref()?.range.len())).max();
                         assert_eq!(longest, Some(phase.elements), "{steps:?} of {size}, round {index}");
-                        for (rank, round) in now().enumerate() {
-                            let to = round.send.as_ref().map(|part| part.peer);
-                            assert_eq!(to, (phase.to)(rank), "{steps:?} of {size}, round {index}");
+                        let sent = now()
+                            .enumerate()
+                            .filter_map(|(rank, round)| Some((rank, round.send.as_ref()?.peer)));
+                        assert_eq!(sent.collect::<Vec<_>>(), (phase.pairs)(), "{steps:?} of {size}: {index}");
+                        for round in now() {
                             let adds = round.receive.as_ref().map(|(_, apply)| *apply == Apply::Add);
                             assert!(adds.is_none_or(|adds| adds == phase.adds), "{steps:?} of {size}");
                         }
@@ -358,21 +379,30 @@ mod tests {
         for (others, owners, elements) in
             [(1, 1, 10), (3, 1, 1 << 20), (5, 2, 1 << 19), (1, 3, 99), (4, 4, 8)]
         {
-            let cuts = with(others, owners, elements);
+            let (cuts, size) = (with(others, owners, elements), others + owners);
             for steps in [Steps::ToOwners, Steps::FromOwners] {
-                let size = others + owners;
-                let most =
-                    (0..size).map(|rank| steps.rounds(&Group::all(rank, size), &cuts).len()).max().unwrap();
-                let [phase] = &steps.phases(&cuts)[..] else { panic!("one phase") };
+                let rounds = |rank: usize| steps.rounds(&Group::all(rank, size), &cuts);
+                let most = (0..size).map(|rank| rounds(rank).len()).max().unwrap();
+                let phases = steps.phases(&cuts);
+                let in_all: usize = phases.iter().map(|phase| phase.rounds).sum();
                 // Until the last pair begins the first ones have had a turn more each.
-                assert_eq!(phase.rounds, most + others.min(owners) - 1, "{steps:?}: {others} and {owners}");
-                assert_eq!((0..size).filter_map(|place| (phase.to)(place)).count(), others.min(owners));
+                assert_eq!(in_all, most + others.min(owners) - 1, "{steps:?}: {others} and {owners}");
+                // Every pair has its turn once.
+                let turns = &phases[..others.max(owners)];
+                let mut met: Vec<_> = turns.iter().flat_map(|phase| (phase.pairs)()).collect();
+                met.sort_unstable();
+                met.dedup();
+                assert_eq!(met.len(), others * owners);
+                let to_owners = steps == Steps::ToOwners;
+                assert!(
+                    met.iter().all(|&(from, to)| (from < others) == to_owners && (to < others) != to_owners)
+                );
             }
         }
         // Rank 0 alone owns everything, and computes too.
         let root = Cuts::whole(&(0..100), 4, 0);
-        assert_eq!(Steps::ToOwners.phases(&root)[0].rounds, 3);
-        assert_eq!((Steps::ToOwners.phases(&root)[0].to)(1), Some(0));
+        let sent: Vec<_> = Steps::ToOwners.phases(&root).iter().flat_map(|phase| (phase.pairs)()).collect();
+        assert_eq!(sent, [(1, 0), (2, 0), (3, 0)]);
     }
 
     /// Where only nodes have links, the course takes what the cost model says, which walks the rounds in another way.
@@ -401,9 +431,8 @@ mod tests {
     /// Formulas by hand: four nodes, a second a message and a second a byte, nothing to add.
     #[test]
     fn the_formulas_hold_on_a_flat_network() {
-        let mut machine = machine(4, 1);
-        machine.network = Interconnect::flat(1.0, 1.0);
-        machine.parameters.add_gb_per_s = f64::INFINITY;
+        let parameters = Parameters { add_gb_per_s: f64::INFINITY, ..Tuning::built_in().parameters };
+        let machine = Machine::new(Interconnect::flat(1.0, 1.0), 4, 1, parameters);
         let cuts = Cuts::even(&(0..100), 4);
         let of = |kind| Course::sum(kind, Share::All, &cuts, Wire::F32, &machine).unwrap().seconds(&machine);
         assert_eq!(of(AllreduceKind::RING), 6.0 * (1.0 + 100.0));
@@ -456,9 +485,9 @@ mod tests {
     /// 65,536 nodes are looked at in a moment, whatever joins them.
     #[test]
     fn many_ranks_are_no_hindrance() {
-        let mut machine = machine(1 << 16, 1);
-        machine.network.topology = Topology::FatTree { down: vec![32, 32, 64], up: vec![1, 16, 16] };
-        machine.network.hop = 1e-7;
+        let topology = Topology::FatTree { down: vec![32, 32, 64], up: vec![1, 16, 16] };
+        let network = Interconnect { hop: 1e-7, topology, ..Interconnect::flat(1e-5, 1.2e9) };
+        let machine = Machine::new(network, 1 << 16, 1, Tuning::built_in().parameters);
         let cuts = Cuts::even(&(0..1 << 24), 1 << 16);
         let of = |pattern| {
             let kind = AllreduceKind::Messages(pattern);

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::schedule::{self, Apply, Part, Phase, Round};
+use super::schedule::{self, Apply, Part, Phase, Round, pairs};
 use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let phase = |held: usize| Phase {
         rounds: 1,
         elements: own * step(held, size)[0].len(),
-        to: Box::new(move |place| Some((place + size - held) % size)),
+        pairs: pairs(size, move |place| Some((place + size - held) % size)),
         adds: false,
     };
     held(size).map(phase).collect()

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Collective;
 use super::executor::Executor;
-use super::schedule::{Apply, Group, Part, Phase, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::cuts::Cuts;
@@ -24,7 +24,12 @@ pub fn rounds(group: &Group, cuts: &Cuts, distance: usize, shift: usize) -> Vec<
 /// That round.
 pub fn phase(cuts: &Cuts, distance: usize) -> Phase {
     let (size, elements) = (cuts.ranks(), cuts.range().len());
-    Phase { rounds: 1, elements, to: Box::new(move |place| Some((place + distance) % size)), adds: false }
+    Phase {
+        rounds: 1,
+        elements,
+        pairs: pairs(size, move |place| Some((place + distance) % size)),
+        adds: false,
+    }
 }
 
 /// The same, ready for ranges of the first half of a region to be prepared; what comes lies in the second. Collective.

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::schedule::{Apply, Group, Part, Phase, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// An allreduce.
@@ -40,27 +40,28 @@ pub fn phases(cuts: &Cuts) -> Vec<Phase> {
 pub fn folded(cuts: &Cuts, exchanges: Vec<(usize, usize, bool)>) -> Vec<Phase> {
     let (size, elements) = (cuts.ranks(), cuts.range().len());
     let extra = size - (1 << size.ilog2());
-    let phase =
-        |elements, adds, to: Box<dyn Fn(usize) -> Option<usize>>| Phase { rounds: 1, elements, to, adds };
-    let in_pair =
-        move |place: usize, sends: usize| (place < 2 * extra && place % 2 == sends).then_some(place ^ 1);
-    let over = move |distance: usize| {
+    let phase = |elements, adds, pairs| Phase { rounds: 1, elements, pairs, adds };
+    let in_pairs = |sends: usize| {
+        pairs(size, move |place| (place < 2 * extra && place % 2 == sends).then_some(place ^ 1))
+    };
+    let over = |distance: usize| {
         let core = move |place: usize| match place {
             _ if place >= 2 * extra => Some(place - extra),
             _ if place % 2 == 1 => Some(place / 2),
             _ => None,
         };
         let place = move |core: usize| if core < extra { 2 * core + 1 } else { core + extra };
-        move |from: usize| core(from).map(|from| place(from ^ distance))
+        pairs(size, move |from| core(from).map(|from| place(from ^ distance)))
     };
     let mut phases = Vec::new();
     if extra > 0 {
-        phases.push(phase(elements, true, Box::new(move |place| in_pair(place, 0))));
+        phases.push(phase(elements, true, in_pairs(0)));
     }
-    let between = |(distance, elements, adds)| phase(elements, adds, Box::new(over(distance)));
-    phases.extend(exchanges.into_iter().map(between));
+    phases.extend(
+        exchanges.into_iter().map(|(distance, elements, adds)| phase(elements, adds, over(distance))),
+    );
     if extra > 0 {
-        phases.push(phase(elements, false, Box::new(move |place| in_pair(place, 1))));
+        phases.push(phase(elements, false, in_pairs(1)));
     }
     phases
 }

@@ -39,10 +39,18 @@ pub struct Phase {
     pub rounds: usize,
     /// Elements of a message, at most.
     pub elements: usize,
-    /// To whom a place sends, if to anybody.
-    pub to: Box<dyn Fn(usize) -> Option<usize>>,
+    /// Which place sends to which.
+    pub pairs: Box<dyn Fn() -> Vec<(usize, usize)>>,
     /// Whether what comes is added.
     pub adds: bool,
+}
+
+/// Of so many places those that send, and to which.
+pub fn pairs(
+    size: usize,
+    to: impl Fn(usize) -> Option<usize> + 'static,
+) -> Box<dyn Fn() -> Vec<(usize, usize)>> {
+    Box::new(move || (0..size).filter_map(|place| Some((place, to(place)?))).collect())
 }
 
 /// Some ranks of a job in an order of their own, and the place of this one among them.

@@ -59,8 +59,8 @@ pub fn from_owners(group: &Group, cuts: &Cuts) -> Vec<Round> {
     rounds(group, cuts, |other, owner| ([owner, other], Apply::Replace))
 }
 
-/// Rounds as an owner has them: it deals with one of the others at a time, as all owners do at once. With more owners
-/// than others, as one of these has them.
+/// Rounds as an owner has them: it deals with one of the others at a time, and the next owner with that one when it is
+/// through. With more owners than others, as one of these has them. The pairs of a turn stand for all of its pieces.
 pub fn phases(cuts: &Cuts, to_owners: bool) -> Vec<Phase> {
     let [owners, others] = sides(cuts.ranks(), cuts);
     let longest = owners.iter().map(|&owner| cuts.part(owner).len()).max().unwrap_or(0);
@@ -68,13 +68,20 @@ pub fn phases(cuts: &Cuts, to_owners: bool) -> Vec<Phase> {
     if pieces == 0 || others.is_empty() {
         return Vec::new();
     }
-    let pairs = owners.len().min(others.len());
-    // The last owner's first piece comes when the first owner has had one of each owner before it.
-    let rounds = pieces * owners.len().max(others.len()) + pairs - 1;
-    let (first_owner, first_other) = (owners[0], others[0]);
-    let to = move |place: usize| match to_owners {
-        true => place.checked_sub(first_other).filter(|&pair| pair < pairs).map(|pair| first_owner + pair),
-        false => place.checked_sub(first_owner).filter(|&pair| pair < pairs).map(|pair| first_other + pair),
+    let (pairs, turns) = (owners.len().min(others.len()), owners.len().max(others.len()));
+    let phase = |(turn, rounds): (usize, usize)| {
+        let pair = |index: usize| {
+            let later = (turn + turns - index) % turns;
+            let (owner, other) = if owners.len() == turns { (later, index) } else { (index, later) };
+            let ends = (others[other], owners[owner]);
+            if to_owners { ends } else { (ends.1, ends.0) }
+        };
+        let to: Vec<(usize, usize)> = (0..pairs).map(pair).collect();
+        // What comes from place 0 to an owner that has nothing itself is the first of a sum.
+        let adds = to_owners && to.iter().any(|&(other, _)| other != 0);
+        Phase { rounds, elements: longest.div_ceil(pieces), pairs: Box::new(move || to.clone()), adds }
     };
-    vec![Phase { rounds, elements: longest.div_ceil(pieces), to: Box::new(to), adds: to_owners }]
+    // The last pair begins when the first one has had a turn with each before it.
+    let begins = (0, pairs - 1);
+    (0..turns).map(|turn| (turn, pieces)).chain((pairs > 1).then_some(begins)).map(phase).collect()
 }

@@ -3,46 +3,49 @@
 use super::Interconnect;
 use super::routes::Link;
 
-/// What some messages of one size take: as long as the slowest of them, whose seconds are a line over the bytes.
+/// What each of some messages of one size takes: seconds, and seconds a byte.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loads(Vec<[f64; 2]>);
 
 impl Loads {
-    /// Where nothing is sent, nothing is waited for.
+    /// Of the slowest. Where nothing is sent, nothing is waited for.
     pub fn seconds(&self, bytes: f64) -> f64 {
-        self.0.iter().map(|[fixed, per_byte]| fixed + per_byte * bytes).fold(0.0, f64::max)
+        self.each(bytes).fold(0.0, f64::max)
     }
 
-    /// Of some that nobody else is in the way of: seconds, and seconds a byte.
-    pub fn line(fixed: f64, per_byte: f64) -> Loads {
-        Loads(vec![[fixed, per_byte]])
+    /// Of each, in the order in which they were counted.
+    pub fn each(&self, bytes: f64) -> impl Iterator<Item = f64> {
+        self.0.iter().map(move |[fixed, per_byte]| fixed + per_byte * bytes)
     }
 
-    /// Adds a line, unless another lies above all of it; drops what lies below it.
-    fn add(&mut self, line: [f64; 2]) {
-        let is_below =
-            |[fixed, per_byte]: &[f64; 2], other: &[f64; 2]| *fixed <= other[0] && *per_byte <= other[1];
-        if !self.0.iter().any(|other| is_below(&line, other)) {
-            self.0.retain(|other| !is_below(other, &line));
-            self.0.push(line);
+    /// Lines that none of the others lies above: enough to know the slowest.
+    pub fn slowest(self) -> Loads {
+        let mut lines: Vec<[f64; 2]> = Vec::new();
+        let is_below = |one: &[f64; 2], other: &[f64; 2]| one[0] <= other[0] && one[1] <= other[1];
+        for line in self.0 {
+            if !lines.iter().any(|other| is_below(&line, other)) {
+                lines.retain(|other| !is_below(other, &line));
+                lines.push(line);
+            }
         }
+        Loads(lines)
     }
 }
 
 /// Counts what each link carries. It keeps its memory from one count to the next.
 #[derive(Debug)]
-pub struct Contention<'a> {
-    network: &'a Interconnect,
+pub struct Contention {
+    network: Interconnect,
     carried: Vec<u32>,
     touched: Vec<Link>,
     links: Vec<Link>,
 }
 
-impl<'a> Contention<'a> {
+impl Contention {
     /// Of a network with so many nodes.
-    pub fn new(network: &'a Interconnect, nodes: usize) -> Contention<'a> {
+    pub fn new(network: &Interconnect, nodes: usize) -> Contention {
         let (carried, touched, links) = (vec![0; network.links(nodes)], Vec::new(), Vec::new());
-        Contention { network, carried, touched, links }
+        Contention { network: network.clone(), carried, touched, links }
     }
 
     /// Messages from node to node, all of one size, that start at one time. Those within a node pass no link: `within`
@@ -62,18 +65,16 @@ impl<'a> Contention<'a> {
             }
             self.touched.extend(&self.links);
         }
-        let mut loads = Loads(Vec::new());
-        for &(from, to) in messages {
+        let mut line = |&(from, to): &(usize, usize)| {
             self.network.route(from, to, &mut self.links);
             if self.links.is_empty() {
-                loads.add(within);
-                continue;
+                return within;
             }
             let fixed = self.network.latency + self.network.hop * (self.links.len() - 2) as f64;
             let per_byte = |&link: &Link| f64::from(self.carried[link]) / self.network.capacity(link);
-            loads.add([fixed, self.links.iter().map(per_byte).fold(0.0, f64::max)]);
-        }
-        loads
+            [fixed, self.links.iter().map(per_byte).fold(0.0, f64::max)]
+        };
+        Loads(messages.iter().map(&mut line).collect())
     }
 }
 

@@ -98,7 +98,7 @@ impl Predictor<'_> {
                 note += &simgrid::export(directory, &case)?;
             }
         }
-        Ok(table(&rows) + &note)
+        Ok((table(&rows) + &note).trim_end().to_string())
     }
 
     /// What plans of two numbers of ranks must have in common to be one.

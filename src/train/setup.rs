@@ -24,7 +24,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, Prediction, environment};
+use crate::config::{Config, JpegDecoder, Prediction, Strategy, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -69,6 +69,14 @@ pub fn prepare(
     watch: Watch,
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
+    // A rank alone may plan what takes others, who are elsewhere.
+    let asked = config.strategy;
+    let serves = world.size() == 1 && config.strategy.computing(1) == 0;
+    let planned = match config.prediction.is_some() && serves {
+        true => Config { strategy: Strategy::ALLREDUCE, ..config.clone() },
+        false => config.clone(),
+    };
+    let config = &planned;
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
@@ -122,9 +130,11 @@ pub fn prepare(
     if config.dry_run {
         world.agree(plans.write_steps(world, config))?;
         record::say(world, &world.agree(plans.describe(world, config, &*device, &averaging))?);
-        if let Some(asked) = &config.prediction {
+        if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
-            let answer = predicted(world, config, asked, (&network, &*device, &averaging, evaluate), plans);
+            let config = &Config { strategy: asked, ..config.clone() };
+            let answer =
+                predicted(world, config, prediction, (&network, &*device, &averaging, evaluate), plans);
             record::say(world, &world.agree(answer)?);
         }
         return world.agree(record::printed()).map(|()| None);

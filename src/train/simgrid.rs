@@ -57,8 +57,8 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     let written = write(directory, &scripts, &cast)?;
     let rehearsal = case.play(&scripts, &|_| 1.0)?;
     Ok(format!(
-        "{written} are in {}: {steps} steps, to be replayed by {}/replay.sh; two steps are expected to take {:.6} s in \
-         all, the second {:.6} s\n",
+        "{written} are in {}: {steps} steps, to be replayed by {}/replay.sh; they are expected to take {:.6} s in all, \
+         the last of them {:.6} s\n",
         directory.display(),
         directory.display(),
         rehearsal.both,

@@ -35,6 +35,7 @@ mod onnx;
 mod ops;
 mod overlap;
 mod plan;
+mod prediction;
 mod pytorch;
 mod record;
 mod relaxed;

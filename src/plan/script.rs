@@ -428,6 +428,9 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
     ranks.into_iter().map(script).collect()
 }
 
+/// What the ranks of a node do: of each, whether it serves, and of which buckets it has a part.
+type Does = Vec<(bool, Vec<bool>)>;
+
 /// Ranks that stand for all: nodes whose ranks do the same actions are rehearsed as few of them, with every rank that
 /// has most to update of a bucket, or of all. Where shares are even that is one node of each kind, and their times are
 /// those of all; where they differ by a cache line, the slowest rank is among them but for what that takes.
@@ -439,7 +442,7 @@ pub fn representatives(manner: &Manner, buckets: usize, share: Share) -> Vec<usi
     let mut nodes: Vec<Vec<usize>> = vec![Vec::new(); manner.nodes.iter().max().map_or(0, |last| last + 1)];
     manner.nodes.iter().enumerate().for_each(|(rank, &node)| nodes[node].push(rank));
     // Of each kind of node: for every bucket, and for all, the most bytes and where they are.
-    let mut kinds: HashMap<Vec<(bool, Vec<bool>)>, Vec<(usize, usize)>> = HashMap::new();
+    let mut kinds: HashMap<Does, Vec<(usize, usize)>> = HashMap::new();
     for (node, ranks) in nodes.iter().enumerate() {
         let bytes: Vec<Vec<usize>> = ranks.iter().map(|&rank| owned(rank)).collect();
         let does = |(&rank, bytes): (&usize, &Vec<usize>)| {

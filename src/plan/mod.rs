@@ -62,7 +62,8 @@ pub use pipeline::{Phase, Work};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
 pub use script::{
-    Action, Area, Axis, Kind, Manner, Outline, Part, Script, Transfer, TransferId, Turn, scripts,
+    Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
+    representatives, scripts,
 };
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 

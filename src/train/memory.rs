@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
-use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, Travelling, nodes};
+use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, Travelling, seats};
 use crate::strategy::Owners;
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
@@ -64,8 +64,8 @@ impl Memories {
         };
         let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
         let common = Common::new(world, device, sizes, config, copies)?;
-        let (owners, nodes) = (common.owners, nodes(world));
-        let parts = plan.owned(owners, rule, &nodes, world.rank());
+        let (owners, seats) = (common.owners, seats(world));
+        let parts = plan.owned(owners, rule, seats[world.rank()], world.rank());
         common.sharing.clear(device, &parts, &common.parameters)?;
         let own: usize = parts.iter().map(ExactSizeIterator::len).sum();
         let mut state = match common.copies {

@@ -39,6 +39,7 @@ mod overlap;
 mod pipeline;
 mod plan;
 mod predict;
+mod prediction;
 mod pytorch;
 mod record;
 mod relaxed;

@@ -115,10 +115,10 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     }
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
     let outcome = kept.and(outcome);
-    let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
+    let labels: Vec<String> = job.plan.steps.iter().map(|step| step.label.clone()).collect();
     let drawn = match &outcome {
-        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
-        _ => timeline.finish(world, labels()),
+        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, &labels),
+        _ => timeline.finish(&groups, &labels),
     };
     outcome.and(left)?;
     world.agree(closed)?;

@@ -42,6 +42,8 @@ pub mod most {
     pub const IMAGES: usize = 1 << 30;
     /// Nodes that are predicted.
     pub const NODES: usize = 1 << 16;
+    /// `--measure`.
+    pub const MEASURED: usize = 10_000;
     /// Threads of a rank.
     pub const THREADS: usize = 1024;
     /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
@@ -401,6 +403,8 @@ pub struct Config {
     /// Where the steps of the plan go, for programs to read.
     #[serde(skip)]
     pub plan_steps: Option<PathBuf>,
+    /// Steps that are measured before something is predicted by them.
+    pub measure: Option<usize>,
     /// Where a planner chooses how the work is shared: what it may.
     pub parallel: Option<Parallel>,
     /// What it predicts of other nodes.
@@ -488,6 +492,7 @@ impl Config {
             script: false,
             plan_steps: None,
             prediction: None,
+            measure: None,
             parallel: None,
             evaluate: false,
             predict: None,

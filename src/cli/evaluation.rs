@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 40] = [
+const OF_TRAINING: [&str; 41] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -22,6 +22,7 @@ const OF_TRAINING: [&str; 40] = [
     "global-batch",
     "local-steps",
     "lossy",
+    "measure",
     "memory-limit",
     "mesh",
     "micro-batches",

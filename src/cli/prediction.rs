@@ -28,6 +28,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether anything is to be predicted.
+    pub fn is_given(&self) -> bool {
+        !self.predict_nodes.is_empty()
+    }
+
     /// The file of the network.
     pub fn network(&self) -> Option<&Path> {
         self.network.as_deref()

@@ -547,6 +547,7 @@ impl Args {
             plan_steps: self.plan_steps,
             evaluate: self.evaluate || self.predict,
             predict,
+            measure: self.parallel.measured(self.prediction.is_given())?,
             parallel,
             prediction: self.prediction.validate()?,
             max_batch: self.max_batch,

@@ -1,5 +1,6 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::gpu_direct;
@@ -37,6 +38,29 @@ pub struct Averaging {
     wire: Wire,
     /// Where the job is thought to be elsewhere: there.
     machine: Option<Rc<Machine>>,
+    /// What steps took here, if that was measured.
+    measured: Option<Rc<StepTimes>>,
+}
+
+/// What steps took that were measured, by their labels.
+pub struct StepTimes {
+    /// Images in them: what they take is thought to grow with these.
+    images: usize,
+    seconds: HashMap<String, f64>,
+    per_byte: f64,
+}
+
+impl StepTimes {
+    /// Of a plan, and for each byte that an update reads or writes. Of steps with one label the mean is taken.
+    pub fn new(plan: &Plan, seconds: &[f64], per_byte: f64) -> StepTimes {
+        let mut sums: HashMap<String, (f64, f64)> = HashMap::new();
+        for (step, seconds) in plan.steps.iter().zip(seconds) {
+            let sum = sums.entry(step.label.clone()).or_default();
+            *sum = (sum.0 + seconds, sum.1 + 1.0);
+        }
+        let seconds = sums.into_iter().map(|(label, (sum, count))| (label, sum / count)).collect();
+        StepTimes { images: plan.graph.batch(), seconds, per_byte }
+    }
 }
 
 /// What of a run decides how its transfers travel.
@@ -144,6 +168,7 @@ impl Averaging {
             stages: None,
             wire,
             machine,
+            measured: None,
         }
     }
 
@@ -178,7 +203,8 @@ impl Averaging {
         let selection = Selection::new(self.selection.kind(), config.wire, &Nodes::of(world), &tuning)?;
         let machine = Machine::new(network, world.nodes(), world.local_size(), tuning.parameters);
         let (threads, on_device, machine) = (self.threads, self.on_device, Some(Rc::new(machine)));
-        Ok(Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine }))
+        let moved = Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine });
+        Ok(Averaging { measured: self.measured.clone(), ..moved })
     }
 
     /// Where the job is thought to be.
@@ -201,14 +227,28 @@ impl Averaging {
         threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
     }
 
-    /// What each step of a plan is expected to take.
+    /// What each step of a plan is expected to take: by rates, unless it was measured.
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
-        threshold::step_seconds(plan, &self.tuning.parameters, self.threads)
+        let mut expected = threshold::step_seconds(plan, &self.tuning.parameters, self.threads);
+        if let Some(measured) = &self.measured {
+            let more = plan.graph.batch() as f64 / measured.images as f64;
+            for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
+                *seconds = measured.seconds.get(&step.label).map_or(*seconds, |seconds| more * seconds);
+            }
+        }
+        expected
+    }
+
+    /// The same where steps are known to take what was measured.
+    pub fn with_steps(self, measured: StepTimes) -> Averaging {
+        Averaging { measured: Some(Rc::new(measured)), ..self }
     }
 
     /// Seconds a byte that an update reads or writes.
     pub fn per_byte(&self) -> f64 {
-        self.tuning.parameters.shared.per_byte() / 2.0
+        self.measured
+            .as_ref()
+            .map_or(self.tuning.parameters.shared.per_byte() / 2.0, |measured| measured.per_byte)
     }
 
     /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is
@@ -305,6 +345,9 @@ impl Averaging {
 
     /// Where the figures come from, in words.
     pub fn source(&self) -> String {
+        if self.measured.is_some() {
+            return "of steps that were measured here".into();
+        }
         match self.tuning.is_built_in() {
             true => "built in".into(),
             false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),

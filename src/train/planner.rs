@@ -11,8 +11,9 @@
 use std::fmt::Write;
 
 use super::device;
+use super::groups::Groups;
 use super::network::Network;
-use super::plans::step_seconds;
+use super::plans::{Plans, measured, step_seconds};
 use super::prediction::Predictor;
 use crate::comm::World;
 use crate::config::{Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
@@ -340,14 +341,22 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<C
     let threads = world.threads(config.threads)?;
     let network = Network::agree(world, &config, model.cloned(), world.size())?;
     let (device, opened) = device::open(world, &config, threads)?;
-    let averaging = Averaging::new(world, &opened, &*device, threads)?;
+    let mut averaging = Averaging::new(world, &opened, &*device, threads)?;
     let free = host::available_memory().map(|bytes| bytes / world.local_size().max(1));
     let free = device.free_bytes()?.or(free).unwrap_or(usize::MAX);
     let mut least = [parallel.memory_limit.map_or(free, |limit| limit.min(free)) as f64];
     world.min_f64(&mut least)?;
     let parallel = Parallel { memory_limit: Some(least[0] as usize), ..parallel };
     let evaluate = config.data.is_some();
-    let program = host::resident().unwrap_or(0);
+    let here = Config { parallel: None, ..opened.clone() };
+    let here = world.agree(here.among(world.size()))?;
+    let groups = Groups::whole(world);
+    let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
+    let plans = world.agree(plans)?;
+    averaging = measured(world, &here, &*device, &plans.training, averaging)?;
+    // The process with the kernels of one plan, as a run has them.
+    let program = plans.extent.program;
+    drop(plans);
     let predictor = Predictor {
         config: &opened,
         local: world.local_size(),

@@ -19,11 +19,11 @@ use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Compiled, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Stage, Stages, StepFacts,
-    Transfer,
+    self, Compiled, Extent, Manner, Measured, Options, Plan, Prices, Rehearsal, Script, Stage, Stages,
+    StepFacts, Times, Transfer,
 };
 use crate::reducer::{
-    Averaging, Expected, Setting, Sharing, codes_on_device, expected_owners, largest_share, nodes,
+    Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
     shares_gradients,
 };
 use crate::strategy::Owners;
@@ -433,6 +433,30 @@ pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<
         Some(rates) => plan.step_rooflines(rates),
         None => averaging.step_seconds(plan),
     }
+}
+
+/// What the steps of a plan took on the ranks that are there, where that is to be measured: the mean of all. Collective.
+///
+/// # Errors
+/// The same on every rank: no memory, or whatever a device reports.
+pub fn measured(
+    world: &World,
+    config: &Config,
+    device: &dyn Device,
+    plan: &Plan,
+    averaging: Averaging,
+) -> Result<Averaging> {
+    let Some(steps) = config.measure else { return Ok(averaging) };
+    let rule = &config.optimizer.rule;
+    let mut subject = world.agree(Measured::new(device, plan, rule))?;
+    world.barrier()?;
+    let Times { steps: mut seconds, updates, .. } = world.agree(subject.time(steps))?;
+    seconds.push(updates);
+    world.sum_f64(&mut seconds)?;
+    seconds.iter_mut().for_each(|seconds| *seconds /= world.size() as f64);
+    let updates = seconds.pop().unwrap_or(0.0);
+    let per_byte = updates / rule.bytes_moved(plan.sizes.parameters).max(1) as f64;
+    Ok(averaging.with_steps(StepTimes::new(plan, &seconds, per_byte)))
 }
 
 /// How a step of this run is done.

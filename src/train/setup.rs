@@ -16,7 +16,7 @@ use super::length::Length;
 use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
-use super::plans::{Plans, computing, opening};
+use super::plans::{Plans, computing, measured, opening};
 use super::prediction::Predictor;
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
@@ -136,6 +136,7 @@ pub fn prepare(
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
+            let averaging = measured(world, config, &*device, &plans.training, averaging)?;
             let Config { strategy, pipeline, .. } = asked.clone();
             let config = &Config { strategy, pipeline, ..config.clone() };
             let answer =

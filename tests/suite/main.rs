@@ -38,6 +38,7 @@ mod ops;
 mod overlap;
 mod pipeline;
 mod plan;
+mod planner;
 mod predict;
 mod prediction;
 mod pytorch;

@@ -39,6 +39,8 @@ pub struct Prices<'a> {
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
+    /// Seconds until so many bytes of gradients are added to their sums.
+    pub add: &'a dyn Fn(usize) -> f64,
     /// How many times as long as expected a rank computes.
     pub pace: &'a dyn Fn(usize) -> f64,
     /// Of a message from a rank to another: their nodes, and for how many seconds it has the link of each for itself;
@@ -230,7 +232,7 @@ impl<'a> Player<'a> {
         let gradients = 0..script.sums.saturating_sub(TAIL);
         match action {
             Action::Accumulate { pass, .. } => {
-                let own = script.passes.get(*pass).unwrap_or(&gradients);
+                let own = &script.added(*pass);
                 vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), own)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
@@ -337,6 +339,7 @@ impl Stage<'_> {
             | Action::Mix(part) => {
                 until += pace * (self.prices.update)(script.parts[*part].bytes.len());
             }
+            Action::Accumulate { pass, .. } => until += pace * (self.prices.add)(script.added(*pass).len()),
             Action::Start(id) => self.start(rank, *id)?,
             Action::Wait(id) => {
                 let Some(over) = self.awaited(rank, *id)? else { return Ok(false) };
@@ -754,7 +757,13 @@ mod tests {
             rehearse(
                 scripts,
                 &[&self.steps],
-                &Prices { transfer: &|_| 1.0, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None },
+                &Prices {
+                    transfer: &|_| 1.0,
+                    update: &|_| 0.0,
+                    add: &|_| 0.0,
+                    pace: &|_| 1.0,
+                    link: &|_, _| None,
+                },
             )
         }
     }
@@ -775,7 +784,13 @@ mod tests {
         let example = Example::new(&[48, 24, 7]);
         let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
         let update = |bytes: usize| 2e-3 * bytes as f64;
-        let prices = Prices { transfer: &transfer, update: &update, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &transfer,
+            update: &update,
+            add: &|_| 0.0,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         let share = |bucket, index, count| example.share(bucket, index, count);
         for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
             for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
@@ -810,7 +825,13 @@ mod tests {
         let scripts = example.scripts(&plain(4));
         let of = |slow: f64| {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
-            let prices = Prices { transfer: &|_| 0.5, update: &|_| 0.0, pace: &pace, link: &|_, _| None };
+            let prices = Prices {
+                transfer: &|_| 0.5,
+                update: &|_| 0.0,
+                add: &|_| 0.0,
+                pace: &pace,
+                link: &|_, _| None,
+            };
             rehearse(&scripts, &[&example.steps], &prices).unwrap()
         };
         let (even, uneven) = (of(1.0), of(2.0));
@@ -992,7 +1013,13 @@ mod tests {
     fn a_transfer_without_a_price_leaves_no_time_known() {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
-        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &|_| f64::NAN,
+            update: &|_| 0.0,
+            add: &|_| 0.0,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());

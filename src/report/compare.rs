@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::axis::{Axis, Scale};
-use super::chart::{self, Line, Mark};
+use super::chart::{self, Line, Mark, Row};
 use super::figures::{Figure, MOST};
 use super::predicted::Prediction;
 use super::run::Run;
@@ -220,6 +220,47 @@ pub fn scaling(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Figure>> {
         figures.push(Figure::new(of_lot("efficiency", &lot, "-"), title, caption, svg));
     }
     Ok(figures)
+}
+
+/// A bar for each run, where they share the work in several ways: speed, memory, bytes and waiting.
+pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
+    let ways: BTreeSet<&str> = runs.iter().map(|run| run.text("owners")).collect();
+    if ways.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let waits = |run: &Run| {
+        let parts = run.parts();
+        Some(100.0 * parts[1] / parts.iter().sum::<f64>())
+    };
+    let peak = |run: &Run| run.record.number("peak_memory").map(|bytes| bytes / 1e6);
+    let sent = |run: &Run| run.record.number("sent_a_step").map(|bytes| bytes / 1e6);
+    let speed = |run: &Run| Some(run.images_per_second());
+    let charts: [(&str, &str, &str, &str, &dyn Fn(&Run) -> Option<f64>); 4] = [
+        ("speed", "Images a second", "images/s, all ranks", "Warm-up left out.", &speed),
+        ("memory", "Memory", "memory of a rank [MB]", "Peak resident set of the rank that has most.", &peak),
+        (
+            "bytes",
+            "Bytes",
+            "sent a step [MB]",
+            "By the rank that sends most; shared memory counts as none.",
+            &sent,
+        ),
+        (
+            "waiting",
+            "Waiting",
+            "of a step [%]",
+            "Share of a step in which a rank waits for others, mean of all: in a pipeline its bubble.",
+            &waits,
+        ),
+    ];
+    let chart = |(name, title, axis, caption, of): (&str, &str, &str, &str, &dyn Fn(&Run) -> Option<f64>)| {
+        let row =
+            |run: &Run| Row { label: run.label.clone(), parts: vec![of(run).unwrap_or(0.0)], mark: None };
+        let rows: Vec<Row> = runs.iter().map(row).collect();
+        let svg = chart::bars(&Axis::new(axis, Scale::Whole), &[title.into()], &rows, "")?;
+        Ok(Figure::new(format!("strategy-{name}"), format!("{title} by strategy"), caption, svg))
+    };
+    charts.into_iter().map(chart).collect()
 }
 
 /// Images a second and memory over the batch a rank.

@@ -137,6 +137,7 @@ fn sections(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Section>> {
     let section = |title: &str, figures: Vec<Figure>| Section { title: title.into(), figures };
     Ok(vec![
         section("Scaling", compare::scaling(runs, predicted)?),
+        section("Strategies", compare::strategies(runs)?),
         section("Minibatch sweep", compare::sweeps(runs)?),
         section(&learning, learned),
         section("Speed and memory", speed.into_iter().flatten().collect()),

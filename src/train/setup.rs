@@ -25,7 +25,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, Prediction, Strategy, environment};
+use crate::config::{Config, JpegDecoder, Pipeline, Prediction, Strategy, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -243,6 +243,13 @@ pub fn prepare(
         world.agree(job.saver.finish())?;
     }
     let owners = config.strategy.describe(job.memories.owners, data.size(), data.nodes());
+    let owners = match &config.pipeline {
+        None => owners,
+        Some(Pipeline { stages, schedule, .. }) => {
+            let of_stage = if data.size() > 1 { format!("; in each {owners}") } else { String::new() };
+            format!("{stages} stages, {} micro-batches by {schedule}{of_stage}", config.accumulation)
+        }
+    };
     description.attributes.push(("owners".into(), owners));
     let stages = config.stages();
     description.attributes.push(("mesh".into(), format!("data {workers}, pipeline {stages}, tensor 1")));

@@ -217,13 +217,21 @@ impl<'a> Player<'a> {
         match action {
             Action::Accumulate { pass, .. } => {
                 let own = script.passes.get(*pass).unwrap_or(&gradients);
-                vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), own)]
+                let written = script.windows.get(*pass).unwrap_or(own);
+                vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), written)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
+            Action::Spread(id) => {
+                let transfer = &script.transfers[*id];
+                vec![of(transfer.area, transfer.cuts.part(script.place(transfer.axis)))]
+            }
+            Action::Pad(bucket) => script.windows.get(*bucket).map(|own| of(Area::Of(Region::Gradients), own)).into_iter().collect(),
+            Action::Keep(part) => vec![of(Area::Sums, &script.parts[*part].summed())],
+            Action::Unscale | Action::Norm | Action::Clip if script.keeps => Vec::new(),
             Action::Unscale | Action::Norm | Action::Clip
                 if script.owners.are_apart() && !script.actions.contains(&Action::Knock) =>
             {
-                script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
+                script.parts.iter().map(|part| of(Area::Sums, &part.summed())).collect()
             }
             Action::Unscale | Action::Norm | Action::Clip => vec![of(Area::Sums, &gradients)],
             Action::Update(part)
@@ -232,8 +240,9 @@ impl<'a> Player<'a> {
             | Action::Pull(part)
             | Action::Meet(part)
             | Action::Mix(part) => {
-                let bytes = &script.parts[*part].bytes;
-                vec![of(Area::Sums, bytes), of(Area::Of(Region::Parameters), bytes)]
+                let part = &script.parts[*part];
+                let sum = (!script.keeps).then(|| of(Area::Sums, &part.summed()));
+                sum.into_iter().chain([of(Area::Of(Region::Parameters), &part.bytes)]).collect()
             }
             _ => Vec::new(),
         }
@@ -675,6 +684,7 @@ mod tests {
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
                     exchanges: vec![(0, 0..64)],
+                    windows: None,
                     sums,
                     share: &share,
                     edges: &[],
@@ -762,6 +772,8 @@ mod tests {
             Script {
                 contexts: Contexts::ONE,
                 passes: Vec::new(),
+                windows: Vec::new(),
+                keeps: false,
                 rank,
                 node: 0,
                 mesh,
@@ -1017,6 +1029,6 @@ mod tests {
         moved(&mut scripts[1], |action| *action == Action::Arrive, None);
         let message = fault(&example, &scripts);
         assert!(message.contains("at the barrier"), "{message}");
-        assert_eq!(scripts[0].parts[0], Part { bucket: 0, bytes: 0..128 });
+        assert_eq!(scripts[0].parts[0], Part { bucket: 0, bytes: 0..128, sum: 0 });
     }
 }

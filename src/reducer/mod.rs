@@ -15,5 +15,5 @@ pub use averaging::{Averaging, Expected};
 pub use carriers::{Carrying, Places, Pushes, edges};
 pub use sharing::{
     Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes,
-    shares_gradients,
+    shares_gradients, turns, windows_apart,
 };

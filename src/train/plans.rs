@@ -3,6 +3,7 @@
 use super::checkpoint;
 use super::groups::Groups;
 use super::meeting;
+use super::memory::keeps as keeps_sums;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Pipeline, Precision, Session, SyncBatchNorm};
@@ -21,6 +22,7 @@ use crate::plan::{
 };
 use crate::reducer::{
     Averaging, Expected, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
+    turns,
 };
 use crate::strategy::Owners;
 
@@ -78,11 +80,15 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let (mut training, stages, others) = match groups.stage {
-            None => (plan::plan(graph, device, &options)?, None, Vec::new()),
-            Some(own) => in_stages(graph, own, config, device, averaging, &options)?,
+        let (training, stages, others) = match groups.stage {
+            None => (whole(graph, world, config, device, averaging, &options)?, None, Vec::new()),
+            Some(own) => {
+                let (mut training, stages, others) =
+                    in_stages(graph, own, config, device, averaging, &options)?;
+                averaging.cut(&mut training, config)?;
+                (training, stages, others)
+            }
         };
-        averaging.cut(&mut training, config)?;
         let evaluation = if evaluate {
             let stage = stages.as_ref().zip(groups.stage);
             let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
@@ -354,6 +360,28 @@ pub fn manner(groups: &Groups, config: &Config, owners: Owners, in_common: bool)
     }
 }
 
+/// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
+/// would have without.
+fn whole(
+    graph: Graph,
+    world: &World,
+    config: &Config,
+    device: &dyn Device,
+    averaging: &Averaging,
+    options: &Options,
+) -> Result<Plan> {
+    let compiled = Compiled::new(graph, device, None)?;
+    let mut plan = compiled.plan(device, options)?;
+    averaging.cut(&mut plan, config)?;
+    let Some(turns) = turns(world, device, config) else { return Ok(plan) };
+    if turns.gathers {
+        let mut gathering = compiled.plan_gathering(device, options)?;
+        gathering.cut_as(&plan)?;
+        plan = gathering;
+    }
+    Ok(plan.in_windows(turns))
+}
+
 /// This rank's plan, where the network is cut, and the plans of the others.
 fn in_stages(
     graph: Graph,
@@ -412,6 +440,8 @@ fn extent(
     evaluate: bool,
 ) -> Extent {
     let own_memory = !device.is_host();
+    // In windows these are no longer than all gradients.
+    let summed = plan.summed_bytes(config.accumulation);
     let ([mapped, mut messages], compression) = match config.compress {
         None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
         Some(scheme) => (
@@ -427,7 +457,8 @@ fn extent(
     };
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
-    messages += if staged { plan.sizes.gradients } else { 0 };
+    messages += if staged { summed } else { 0 };
+    let mapped = if mapped > 0 { (world.local_size() - 1) * summed } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
@@ -442,7 +473,7 @@ fn extent(
         _ => 2,
     };
     let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
-        true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
+        true => [world.local_size() * summed, plan.sizes.activations],
         false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
     };
     let copies = rule.states() + averages;
@@ -470,9 +501,21 @@ fn extent(
             rule.states() * states + averages * averaged
         }
     };
+    // What takes the place of gradients that are whole: sums that stay, of what the rank owns or of micro-steps.
+    let shards = plan.windows.is_some().then_some(match config.accumulation {
+        1 if keeps_sums(plan, config) => share,
+        1 => 0,
+        _ => summed,
+    });
+    let parameters = match plan.gathers() {
+        true => share + if evaluate { plan.sizes.parameters } else { 0 },
+        false => plan.sizes.parameters,
+    };
     // From the host's memory parameters of a device go to other ranks.
     messages += match config.relaxed(world.size()) {
         _ if !own_memory => 0,
+        // They are gathered where sums are, or where there is no place for these.
+        _ if plan.gathers() => if config.accumulation > 1 { plan.sizes.gradients } else { 0 },
         // What comes lies beside.
         Some(relaxed) if relaxed.sends_parameters() => 2 * plan.sizes.parameters,
         _ if owners.are_apart() => plan.sizes.parameters,
@@ -480,6 +523,8 @@ fn extent(
     };
     Extent {
         gradients,
+        shards,
+        parameters,
         sharers: sharing.ranks,
         optimizer: optimizer + anchors,
         batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
@@ -500,6 +545,7 @@ fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
     let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
     let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
     match reads_some {
+        true if plan.gathers() => plan.sizes.gradients / 2,
         true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
         false => 0,
     }

@@ -231,8 +231,8 @@ fn gpus_train_alike(hosts: &Hosts) {
     }
 }
 
-/// Whoever updates what: the same losses and weights to the bit, a checkpoint of any goes on with any other, and ZeRO-1
-/// has less memory, as planned.
+/// Whoever updates what, and whoever keeps gradients and parameters: the same losses and weights to the bit, a
+/// checkpoint of any goes on with any other, and ZeRO has less memory, as planned.
 fn owners_train_alike(hosts: &Hosts) {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
@@ -261,6 +261,32 @@ fn owners_train_alike(hosts: &Hosts) {
         let resume = format!("--resume {place}/{}/step-00000002.h5", name("c"));
         let rest = run(slots, &name("rest"), &format!("{words} {resume}"));
         assert!(rest.0 == plain.0[2..] && rest.1 == plain.1, "{slots} {allreduce}: {:?}", rest.0);
+        // The checkpoint of each goes on with the next.
+        for (stage, next) in [("2", "3"), ("3", "0")] {
+            let kept = format!("{}-{stage}", name("c"));
+            let keep = keep.replace(&name("c"), &kept);
+            let zero = run(slots, &name(stage), &format!("{words} --zero {stage} {keep}"));
+            assert!(zero == plain, "{slots} {allreduce} --zero {stage}: {:?} and {:?}", zero.0, plain.0);
+            let resume = format!("--zero {next} --resume {place}/{kept}/step-00000002.h5");
+            let rest = run(slots, &format!("{}-{next}", name("rest")), &format!("{words} {resume}"));
+            assert!(rest.0 == plain.0[2..] && rest.1 == plain.1, "{slots} --zero {stage}, then {next}");
+        }
+    }
+    // Updates in the backward pass; sums over micro-steps; an evaluation, which wants all parameters.
+    let others = [
+        ("h0:1,h1:1,h2:1,h3:1", "--optimizer lamb --ema 0.9 --allreduce ring"),
+        ("h0:2,h1:2", "--optimizer adam --allreduce hierarchical --accumulation 2"),
+        ("h0:1,h1:1", &format!("--optimizer adam --ema 0.5 --data {DIGITS} --repeat-data 1 --epochs 1")),
+        ("h0:1,h1:1", "--optimizer sgd --no-overlap --recompute --wire bf16 --allreduce ring"),
+    ];
+    for (number, (slots, words)) in others.into_iter().enumerate() {
+        let short = "--model mnist_small --batch 4 --warmup 0 --threads 1 --fusion-threshold-mb 0.01";
+        let words = format!("{short} --steps 3 {words}");
+        let plain = run(slots, &format!("other{number}"), &words);
+        for stage in ["2", "3"] {
+            let zero = run(slots, &format!("other{number}-{stage}"), &format!("{words} --zero {stage}"));
+            assert!(zero == plain, "{slots} {words} --zero {stage}: {:?} and {:?}", zero.0, plain.0);
+        }
     }
     let central =
         |slots: &str, name: &str, flags: &str| run(slots, name, &format!("{common} --steps 4 {flags}"));
@@ -282,6 +308,9 @@ fn owners_train_alike(hosts: &Hosts) {
     let (plain, zero) = (peak("peak", ""), peak("peak-zero", "--zero 1"));
     // Of three copies of 244 MB, two states and an average, half is on the other host; parameters travel in place.
     assert!(plain > zero + 300_000_000, "{plain} and {zero} bytes");
+    // And half of the parameters; gradients are there while they travel, and so are the other parameters.
+    let all = peak("peak-all", "--zero 3");
+    assert!(zero > all + 150_000_000, "{zero} and {all} bytes");
 }
 
 /// What a node has committed outlives the other one's memory: state that is shared by ZeRO-1 is on both.

@@ -225,7 +225,12 @@ impl<'a> Player<'a> {
                 let transfer = &script.transfers[*id];
                 vec![of(transfer.area, transfer.cuts.part(script.place(transfer.axis)))]
             }
-            Action::Pad(bucket) => script.windows.get(*bucket).map(|own| of(Area::Of(Region::Gradients), own)).into_iter().collect(),
+            Action::Pad(bucket) => script
+                .windows
+                .get(*bucket)
+                .map(|own| of(Area::Of(Region::Gradients), own))
+                .into_iter()
+                .collect(),
             Action::Keep(part) => vec![of(Area::Sums, &script.parts[*part].summed())],
             Action::Unscale | Action::Norm | Action::Clip if script.keeps => Vec::new(),
             Action::Unscale | Action::Norm | Action::Clip

@@ -676,7 +676,9 @@ impl Script {
             before.sort_unstable_by_key(|(step, actions)| (*step, first_transfer(actions)));
             if let Some(windows) = windows {
                 let in_time = windows.gradients.iter().enumerate().take(windows.freed_in_time(end));
-                before.extend(in_time.map(|(index, window)| (window.freed, self.sum_comes(index, manner, flow))));
+                before.extend(
+                    in_time.map(|(index, window)| (window.freed, self.sum_comes(index, manner, flow))),
+                );
             }
             before.extend(outline.windows.iter().flat_map(|windows| windows.gathering(&flow.gathers)));
             before.sort_by_key(|(step, _)| *step);

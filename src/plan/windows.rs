@@ -82,8 +82,10 @@ impl Plan {
         let bytes = |bucket: &Bucket| learned(bucket, whole).len();
         let first = self.first_writers();
         let of_gradients = gradients.iter().zip(&first).zip(&self.buckets);
-        let of_gradients = of_gradients
-            .map(|((window, &first), bucket)| Block { bytes: bytes(bucket), alive: first..=window.freed - 1 });
+        let of_gradients = of_gradients.map(|((window, &first), bucket)| Block {
+            bytes: bytes(bucket),
+            alive: first..=window.freed - 1,
+        });
         let of_gathers = gathers.iter().map(|gathered| Block {
             bytes: bytes(&self.buckets[gathered.bucket]),
             alive: gathered.start..=gathered.steps.end - 1,
@@ -113,7 +115,8 @@ impl Plan {
     /// What no gradient has of some bytes.
     fn gaps(&self, bytes: &Range<usize>) -> Vec<Range<usize>> {
         let mut end = bytes.start;
-        let within = self.gradients.iter().map(|(place, _)| place).filter(|place| bytes.contains(&place.start));
+        let within =
+            self.gradients.iter().map(|(place, _)| place).filter(|place| bytes.contains(&place.start));
         let before = within.map(|place| std::mem::replace(&mut end, place.end)..place.start);
         let mut gaps: Vec<Range<usize>> = before.collect();
         gaps.push(end..bytes.end);
@@ -132,9 +135,8 @@ impl Plan {
 
     /// The steps that read a parameter of a bucket, in order.
     fn readers(&self, bucket: &Bucket) -> impl DoubleEndedIterator<Item = usize> {
-        let reads = |place: &Location| {
-            place.region == Region::Parameters && bucket.bytes.contains(&place.offset)
-        };
+        let reads =
+            |place: &Location| place.region == Region::Parameters && bucket.bytes.contains(&place.offset);
         (0..self.steps.len()).filter(move |&step| self.steps[step].inputs.iter().any(reads))
     }
 
@@ -190,7 +192,9 @@ impl Plan {
 impl Windows {
     /// What a step touches lies in a window, if it is a gradient or gathered.
     fn move_place(&self, place: &mut Location, step: usize, buckets: &[Bucket]) {
-        let Some(bucket) = buckets.iter().position(|bucket| bucket.bytes.contains(&place.offset)) else { return };
+        let Some(bucket) = buckets.iter().position(|bucket| bucket.bytes.contains(&place.offset)) else {
+            return;
+        };
         let reads = |gathered: &&Gathered| gathered.bucket == bucket && gathered.steps.contains(&step);
         let window = match place.region {
             Region::Gradients => Some(&self.gradients[bucket].bytes),
@@ -363,7 +367,11 @@ mod tests {
             for ranks in [2, 3] {
                 for flags in 0..4 {
                     let strategy = if turns.gathers { Strategy::ZERO_3 } else { Strategy::ZERO_2 };
-                    let at = Ranks { ranks, nodes: if turns.gathers { ranks } else { 1 }, in_common: flags & 2 > 0 };
+                    let at = Ranks {
+                        ranks,
+                        nodes: if turns.gathers { ranks } else { 1 },
+                        in_common: flags & 2 > 0,
+                    };
                     let manner = Manner {
                         owners: strategy.owners(at),
                         in_common: at.in_common && strategy.shares_memory(at, true),

@@ -48,8 +48,16 @@ impl Assembly<'_> {
         let Assembly { world, config, averaging, plans, device, rule, .. } = *self;
         let plan = &plans.training;
         let evaluates = plans.evaluation.is_some();
-        let memories =
-            world.agree(Memories::new(world, device, plan, &plans.sizes, rule, config, averaging, evaluates))?;
+        let memories = world.agree(Memories::new(
+            world,
+            device,
+            plan,
+            &plans.sizes,
+            rule,
+            config,
+            averaging,
+            evaluates,
+        ))?;
         world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
         let mut every = [plan].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
@@ -320,7 +328,9 @@ impl Assembly<'_> {
         let plan = &self.plans.training;
         let passes = plan.gradients_of_passes();
         let parts = match passes.len() {
-            0 | 1 if plan.windows.is_none() => Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }]),
+            0 | 1 if plan.windows.is_none() => {
+                Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }])
+            }
             _ => passes,
         };
         let windows = plan.windows.iter().flat_map(|windows| &windows.gradients);
@@ -332,7 +342,13 @@ impl Assembly<'_> {
     }
 
     /// What adds up some bytes of the gradients.
-    fn sums(&self, memories: &Memories, part: &Range<usize>, written: usize, tree: bool) -> Result<Vec<Adding>> {
+    fn sums(
+        &self,
+        memories: &Memories,
+        part: &Range<usize>,
+        written: usize,
+        tree: bool,
+    ) -> Result<Vec<Adding>> {
         let sum = memories.gradients.averaged.slice(part.start, part.len());
         let own = memories.regions.gradients.slice(written, part.len());
         let micro_steps = self.config.accumulation;

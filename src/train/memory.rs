@@ -359,7 +359,8 @@ fn sums(
     averaged: &Memory,
 ) -> Result<[Vec<Memory>; 2]> {
     let come = |(bucket, part): (usize, &Range<usize>)| {
-        let start = plan.summed_at(bucket, config.accumulation) + part.start - plan.buckets[bucket].bytes.start;
+        let start =
+            plan.summed_at(bucket, config.accumulation) + part.start - plan.buckets[bucket].bytes.start;
         averaged.slice(start, part.len())
     };
     let come: Vec<Memory> = parts.iter().enumerate().map(come).collect();

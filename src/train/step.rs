@@ -24,9 +24,7 @@ use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::{LossScaler, Schedule};
-use crate::plan::{
-    Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite,
-};
+use crate::plan::{Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:

@@ -213,7 +213,8 @@ pub fn save(
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
         let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
-        let mut all = (apart || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+        let mut all =
+            (apart || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
         all = all.filter(|_| groups.data.rank() == 0);
         let arrays = stages::collect(groups, own, &mut all)?;
         let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };

@@ -266,7 +266,7 @@ fn what_does_not_go_together_is_refused() {
         (2, "--sync server:2", "none is left to compute"),
         (1, "--sync server", "none is left to compute"),
         (2, "--sync server:0", "`0` is no number of servers"),
-        (2, "--sync leader", "it is one of allreduce, zero1, root, server[:K]"),
+        (2, "--sync leader", "it is one of allreduce, zero1, zero2, zero3, root, server[:K]"),
         (2, "--zero 4", "0..=3"),
         (2, "--zero 2 --sync root", "both say who updates what"),
         (2, "--zero 2 --pipeline 2", "stages own their parts whole"),

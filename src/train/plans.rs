@@ -17,7 +17,7 @@ use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Compiled, Extent, Manner, Options, Plan, Prices, Rehearsal, Script, Stage, Stages, StepFacts,
+    self, Compiled, Extent, Manner, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage, Stages, StepFacts,
     Transfer,
 };
 use crate::reducer::{
@@ -375,6 +375,15 @@ fn whole(
     averaging.cut(&mut plan, config)?;
     let Some(turns) = turns(world, device, config) else { return Ok(plan) };
     if turns.gathers {
+        let owned = |parameter: &&Parameter| {
+            plan.buckets.iter().any(|bucket| bucket.bytes.contains(&parameter.offset))
+        };
+        if let Some(parameter) = plan.parameters.iter().find(|parameter| !owned(parameter)) {
+            return Err(Error::usage(format!(
+                "--zero 3: {} has no gradient, so that nobody updates it and nobody owns it; use --zero 2",
+                parameter.name
+            )));
+        }
         let mut gathering = compiled.plan_gathering(device, options)?;
         gathering.cut_as(&plan)?;
         plan = gathering;

@@ -9,6 +9,7 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
+mod parallel;
 mod pipeline;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
@@ -26,6 +27,7 @@ pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
+pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
@@ -38,6 +40,10 @@ pub mod most {
     pub const REPEATS: usize = 1_000_000;
     /// Images of an epoch, each as often as it comes: their order is four bytes each on every rank.
     pub const IMAGES: usize = 1 << 30;
+    /// Nodes that are predicted.
+    pub const NODES: usize = 1 << 16;
+    /// `--measure`.
+    pub const MEASURED: usize = 10_000;
     /// Threads of a rank.
     pub const THREADS: usize = 1024;
     /// Threads of a rank that read images. More help nobody, and keep the machine busy for minutes.
@@ -275,6 +281,19 @@ pub struct Predict {
     pub output: Option<PathBuf>,
 }
 
+/// What is asked of a job on other nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Numbers of nodes.
+    pub nodes: Vec<usize>,
+    /// The file of their network; `None`: flat, as was measured.
+    pub network: Option<PathBuf>,
+    /// The coefficient of variation of the time that a rank computes.
+    pub jitter: Option<f64>,
+    /// Where traces for SimGrid go.
+    pub trace: Option<PathBuf>,
+}
+
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -384,6 +403,13 @@ pub struct Config {
     /// Where the steps of the plan go, for programs to read.
     #[serde(skip)]
     pub plan_steps: Option<PathBuf>,
+    /// Steps that are measured before something is predicted by them.
+    pub measure: Option<usize>,
+    /// Where a planner chooses how the work is shared: what it may.
+    pub parallel: Option<Parallel>,
+    /// What it predicts of other nodes.
+    #[serde(skip)]
+    pub prediction: Option<Prediction>,
     /// Only test the weights.
     pub evaluate: bool,
     /// Only say, by the weights, what the images of `data` are.
@@ -465,6 +491,9 @@ impl Config {
             roofline: None,
             script: false,
             plan_steps: None,
+            prediction: None,
+            measure: None,
+            parallel: None,
             evaluate: false,
             predict: None,
             max_batch: None,

@@ -54,6 +54,7 @@ pub mod fusion;
 pub mod graph;
 pub mod host;
 pub mod info;
+pub mod interconnect;
 pub mod model;
 pub mod models;
 pub mod optim;

@@ -56,6 +56,8 @@ pub enum Purpose {
     Pack = 7,
     /// How images are mixed (mixup, CutMix).
     Mix = 8,
+    /// Which ranks a prediction has be slow.
+    Jitter = 9,
 }
 
 /// The key of the stream that serves one purpose of one run. `which` tells apart several streams of

@@ -40,7 +40,7 @@ pub enum EventKind {
     Input,
     /// Bucket `a` from its start to its end, with its bytes.
     Bucket,
-    /// Nothing to do but wait for bucket `a`.
+    /// Nothing to do but wait for bucket `a`, or where `b` is `FOR_RANK` for a stage's rank `a`.
     Wait,
     /// Exchange `a` of batch statistics.
     Exchange,
@@ -56,6 +56,9 @@ const KINDS: [EventKind; 13] = {
     use EventKind::*;
     [Step, Forward, Backward, Evaluation, Layer, Update, Input, Bucket, Wait, Exchange, Reduce, Send, Receive]
 };
+
+/// Of a wait: that it is for a rank.
+pub const FOR_RANK: u32 = 1;
 
 /// Something that took time; by the clock of this node, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,14 +14,12 @@ use super::steps;
 use crate::comm::World;
 use crate::config::{DeviceKind, Precision, rates};
 use crate::device::cuda::{self, Cuda};
-use crate::device::memory::bytes_of;
 use crate::device::onednn::Cpu;
-use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::device::{Device, Rule};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{DType, Graph, Init, Node, NodeId, Op};
+use crate::graph::{DType, Graph, Node, NodeId, Op};
 use crate::model;
-use crate::plan::{self, Options, Plan, Program, Regions};
-use crate::random::{Purpose, Stream, key};
+use crate::plan::{self, Measured, Options, Plan, Times};
 use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -87,7 +85,7 @@ fn on_cpu(args: &Args, world: &World) -> Result<(String, String)> {
         Precision::Bf16 => device.has_bf16().map(|()| graph.in_bf16()),
         precision => Err(Error::usage(format!("--precision {precision} is for GPUs; this measures the CPU"))),
     }))?;
-    let mut subject = world.agree(Subject::new(&device, graph))?;
+    let subject = world.agree(Subject::new(&device, graph))?;
     world.barrier()?;
     let peak = world.agree(device.sgemm_rate(5))?;
     world.barrier()?;
@@ -109,7 +107,7 @@ fn on_gpu(args: &Args, world: &World, number: Option<usize>) -> Result<(String, 
         (graph, Precision::F16) => (graph.narrowed_to(DType::F16), DType::F16),
         (graph, _) => (graph, DType::F32),
     };
-    let mut subject = world.agree(Subject::new(&device, graph))?;
+    let subject = world.agree(Subject::new(&device, graph))?;
     world.barrier()?;
     let given = args.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9));
     let (rates, whence) = match given {
@@ -141,56 +139,20 @@ fn graph(args: &Args) -> Result<Graph> {
     Ok(model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify())
 }
 
-/// A model's training step in memory of its own.
+/// What is measured.
 struct Subject<'a> {
     device: &'a dyn Device,
     plan: Plan,
-    /// The steps of the plan, and behind them the updates.
-    steps: Vec<Box<dyn Step>>,
-}
-
-/// Seconds, medians over steps.
-struct Times {
-    /// Of every step of the plan.
-    steps: Vec<f64>,
-    updates: f64,
-    /// Of all together.
-    whole: f64,
 }
 
 impl Subject<'_> {
     fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
         let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
-        let plan = plan::plan(forward.differentiate(), device, &options)?;
-        let allocate = |bytes| device.allocate(bytes);
-        let regions = Regions::new(
-            &plan.sizes,
-            allocate(plan.sizes.parameters)?,
-            allocate(plan.sizes.gradients)?,
-            allocate,
-        )?;
-        fill(device, &plan, &regions)?;
-        regions.write_constants(device, &plan)?;
-        let Program { mut steps, images, .. } = plan.bind(&regions)?;
-        device.upload(bytes_of(&numbers(images.bytes() / 4, 0, 1.0)), &images)?;
-        steps.extend(updates(device, &plan, &regions)?);
-        Ok(Subject { device, plan, steps })
+        Ok(Subject { device, plan: plan::plan(forward.differentiate(), device, &options)? })
     }
 
-    /// Runs the whole step once to warm up, then as often as asked.
-    fn time(&mut self, repeats: usize) -> Result<Times> {
-        // The learning rate is zero: the numbers stay what they are.
-        let scalars = Scalars { gradient_scale: 1.0 / self.plan.graph.batch() as f32, ..Scalars::default() };
-        let samples = self.device.time(&mut self.steps, &scalars, repeats)?;
-        let mut whole: Vec<f64> =
-            (0..repeats).map(|run| samples.iter().map(|of_step| of_step[run]).sum()).collect();
-        // As training runs it, where that is not one step after the other.
-        if let Some(graph) = self.device.capture(&mut self.steps, &scalars)? {
-            whole = self.device.time(&mut [graph], &scalars, repeats)?.remove(0);
-        }
-        let mut steps: Vec<f64> = samples.into_iter().map(median).collect();
-        let updates = steps.split_off(self.plan.steps.len()).iter().sum();
-        Ok(Times { steps, updates, whole: median(whole) })
+    fn time(&self, steps: usize) -> Result<Times> {
+        Measured::new(self.device, &self.plan, &RULE)?.time(steps)
     }
 
     fn heading(&self, args: &Args, precision: Precision, world: &World, yardstick: &str) -> String {
@@ -208,43 +170,8 @@ impl Subject<'_> {
     }
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
-}
-
-fn numbers(count: usize, which: u32, size: f32) -> Vec<f32> {
-    let mut stream = Stream::new(key(1, Purpose::Synthetic, which));
-    (0..count).map(|_| (2.0 * stream.uniform() - 1.0) * size).collect()
-}
-
-/// Numbers with which activations keep their size, so that none is denormal or infinite. They are written without
-/// regard to layouts: what a filter sees is noise anyway.
-fn fill(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<()> {
-    for (which, parameter) in plan.parameters.iter().enumerate() {
-        let to = regions.parameters.slice(parameter.offset, parameter.layout.bytes());
-        let count = to.bytes() / 4;
-        let bound = (6.0 / parameter.spec.shape.per_sample() as f32).sqrt();
-        let values = match parameter.init {
-            Init::One => vec![1.0; count],
-            Init::Constant { value } => vec![value; count],
-            Init::Zero => vec![0.0; count],
-            _ => numbers(count, 1 + which as u32, bound),
-        };
-        device.upload(bytes_of(&values), &to)?;
-    }
-    Ok(())
-}
-
+/// As a run would have it.
 const RULE: Rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-
-/// SGD with momentum, as a run would do it.
-fn updates(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<Vec<Box<dyn Step>>> {
-    let state: Vec<Memory> =
-        (0..RULE.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
-    let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, &RULE));
-    spans.map(|spans| device.update(&RULE, &spans, &regions.parameters, &regions.gradients, &state)).collect()
-}
 
 /// Time and arithmetic of some steps.
 #[derive(Clone, Copy, Default)]

@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 36] = [
+const OF_TRAINING: [&str; 41] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -21,15 +21,20 @@ const OF_TRAINING: [&str; 36] = [
     "fusion-threshold-mb",
     "global-batch",
     "local-steps",
+    "lossy",
+    "measure",
+    "memory-limit",
     "mesh",
     "micro-batches",
     "no-overlap",
     "outer-lr",
     "outer-momentum",
     "outer-nesterov",
+    "parallel",
     "pipeline",
     "pipeline-cuts",
     "plan-steps",
+    "predict-nodes",
     "recompute",
     "repeat-data",
     "reset-head",

@@ -13,7 +13,10 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
-use super::{asynchronous, data, evaluation, file, loss_scale, optimizer, pipeline, relaxed, session};
+use super::{
+    asynchronous, data, evaluation, file, loss_scale, optimizer, parallel, pipeline, prediction, relaxed,
+    session,
+};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -108,6 +111,8 @@ pub struct Args {
     /// With --dry-run: write the plan's steps there, a JSON object a line, with operations and bytes of each.
     #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
     plan_steps: Option<PathBuf>,
+    #[command(flatten)]
+    prediction: prediction::Args,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
     #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
@@ -154,6 +159,8 @@ pub struct Args {
     asynchronous: asynchronous::Args,
     #[command(flatten)]
     pipeline: pipeline::Args,
+    #[command(flatten)]
+    parallel: parallel::Args,
     /// How gradients are added up over ranks.
     #[arg(long, value_enum, default_value_t = AllreduceKind::Auto, help_heading = "Machine")]
     allreduce: AllreduceKind,
@@ -250,6 +257,8 @@ impl Args {
             ("--save-weights", self.save_weights.as_deref(), Use::Write),
             ("--timeline", self.timeline.as_deref(), Use::Write),
             ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
+            ("--network", self.prediction.network(), Use::Read),
+            ("--export-trace", self.prediction.traces(), Use::Directory),
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),
@@ -466,6 +475,7 @@ impl Args {
         if pipeline.is_some() {
             self.beside_stages(strategy)?;
         }
+        let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
@@ -547,6 +557,9 @@ impl Args {
             plan_steps: self.plan_steps,
             evaluate: self.evaluate || self.predict,
             predict,
+            measure: self.parallel.measured(self.prediction.is_given())?,
+            parallel,
+            prediction: self.prediction.validate()?,
             max_batch: self.max_batch,
         };
         Ok(if config.evaluate { config.to_test() } else { config })

@@ -14,7 +14,7 @@ use super::executor::Algorithm;
 use super::schedule::{Apply, Group, Round};
 use super::tuning::{Parameters, Tuning};
 use super::{ring, schedule_of};
-use crate::comm::World;
+use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
 
@@ -24,8 +24,8 @@ pub struct Nodes(pub Vec<Vec<usize>>);
 
 impl Nodes {
     /// Where the ranks of a job are.
-    pub fn of(world: &World) -> Nodes {
-        Nodes((0..world.nodes()).map(|node| world.ranks_of(node)).collect())
+    pub fn of(world: &Topology) -> Nodes {
+        Nodes(world.ranks_by_node())
     }
 
     /// How many ranks there are.

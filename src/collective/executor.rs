@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::link::Link;
-use super::schedule::{self, Apply, Group, Message, Round, Schedule};
+use super::schedule::{self, Apply, Group, Message, Part, Round, Schedule};
 use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
@@ -242,7 +242,11 @@ fn sends_under_way(wire: Wire) -> usize {
 
 /// Whether a message comes in where it belongs.
 fn in_place(message: &Message, wire: Wire) -> bool {
-    message.apply == Apply::Replace && wire == Wire::F32
+    is_in_place(message.apply, wire)
+}
+
+fn is_in_place(apply: Apply, wire: Wire) -> bool {
+    apply == Apply::Replace && wire == Wire::F32
 }
 
 /// Whether a request has ended; if so it is taken away.
@@ -258,17 +262,17 @@ fn ended<L: Link>(link: &L, request: &mut Option<L::Request>) -> Result<bool> {
 }
 
 /// Words of memory for messages to come in and to leave, of which the longest has so many.
-fn scratch(schedule: &Schedule, longest: usize, wire: Wire) -> [usize; 2] {
+fn scratch(rounds: &[Round], longest: usize, wire: Wire) -> [usize; 2] {
     let all = |needed: bool| if needed { WINDOW * longest } else { 0 };
-    let apart = |message: &Message| !in_place(message, wire);
-    [all(schedule.receives.iter().any(apart)), all(wire != Wire::F32)]
+    let apart = |(part, apply): &(Part, Apply)| !part.range.is_empty() && !is_in_place(*apply, wire);
+    [all(rounds.iter().filter_map(|round| round.receive.as_ref()).any(apart)), all(wire != Wire::F32)]
 }
 
 /// Bytes of memory that a slot of so many elements takes beside its range.
 pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
     let rounds = algorithm(&Group::all(0, ranks), &Cuts::even(&(0..elements), ranks));
     let longest = wire.words(schedule::longest(&rounds, CHUNK));
-    scratch(&Schedule::new(&rounds, CHUNK), longest, wire).iter().sum::<usize>() * size_of::<f32>()
+    scratch(&rounds, longest, wire).iter().sum::<usize>() * size_of::<f32>()
 }
 
 impl<L: Link> Collective for Executor<L> {
@@ -290,7 +294,7 @@ impl<L: Link> Collective for Executor<L> {
         let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
         let schedule = Schedule::new(&rounds, self.chunk);
         let sends = schedule.sends.len().min(sends_under_way(self.wire));
-        let words = scratch(&schedule, longest, self.wire);
+        let words = scratch(&rounds, longest, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
             schedule,

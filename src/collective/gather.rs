@@ -9,8 +9,48 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::schedule::{self, Apply, Part, Phase, Round, pairs};
 use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use crate::cuts::Cuts;
 use crate::error::{Error, Result};
+
+/// The rounds of a place, in a range of which each place brings as much as the first: what it gets lies behind its own.
+pub fn rounds(group: &schedule::Group, cuts: &Cuts) -> Vec<Round> {
+    let (size, own) = (group.size(), cuts.part(0).len());
+    let peer = |places: usize| group.ranks[(group.place + places) % size];
+    let round = |held: usize| {
+        let [sent, received] = step(held, size).map(|places| own * places.start..own * places.end);
+        let comes = Part { peer: peer(held), range: received };
+        Round {
+            send: Some(Part { peer: peer(size - held), range: sent }),
+            receive: Some((comes, Apply::Replace)),
+        }
+    };
+    held(size).map(round).collect()
+}
+
+/// The rounds of all.
+pub fn phases(cuts: &Cuts) -> Vec<Phase> {
+    let (size, own) = (cuts.ranks(), cuts.part(0).len());
+    let phase = |held: usize| Phase {
+        rounds: 1,
+        elements: own * step(held, size)[0].len(),
+        pairs: pairs(size, move |place| Some((place + size - held) % size)),
+        adds: false,
+    };
+    held(size).map(phase).collect()
+}
+
+/// How many places are filled before each step.
+fn held(size: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(1), |held| Some(2 * held)).take_while(move |&held| held < size)
+}
+
+/// Which of so many places are sent, and where what comes goes, when so many are filled.
+fn step(held: usize, size: usize) -> [Range<usize>; 2] {
+    let count = held.min(size - held);
+    [0..count, held..held + count]
+}
 
 /// Gathers within groups of consecutive ranks. One is under way at a time; all ranks of a group start the same ones in
 /// the same order.
@@ -52,8 +92,7 @@ impl Group {
 
     /// What is sent, and where what comes goes, when so many places are filled.
     fn step(&self, held: usize) -> [Range<usize>; 2] {
-        let count = held.min(self.size - held);
-        [0..count, held..held + count]
+        step(held, self.size)
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Collective;
 use super::executor::Executor;
-use super::schedule::{Apply, Group, Part, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::cuts::Cuts;
@@ -19,6 +19,17 @@ pub fn rounds(group: &Group, cuts: &Cuts, distance: usize, shift: usize) -> Vec<
     let send = Part { peer: peer(distance), range: range.clone() };
     let comes = Part { peer: peer(size - distance % size), range: range.start + shift..range.end + shift };
     vec![Round { send: Some(send), receive: Some((comes, Apply::Replace)) }]
+}
+
+/// That round.
+pub fn phase(cuts: &Cuts, distance: usize) -> Phase {
+    let (size, elements) = (cuts.ranks(), cuts.range().len());
+    Phase {
+        rounds: 1,
+        elements,
+        pairs: pairs(size, move |place| Some((place + distance) % size)),
+        adds: false,
+    }
 }
 
 /// The same, ready for ranges of the first half of a region to be prepared; what comes lies in the second. Collective.

@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use super::recursive_doubling::Fold;
-use super::schedule::{Apply, Group, Part, Round};
+use super::recursive_doubling::{Fold, folded};
+use super::schedule::{Apply, Group, Part, Phase, Round};
 use crate::cuts::{Cuts, segment};
 
 /// An allreduce.
@@ -44,4 +44,14 @@ fn halving_and_doubling(group: &Group, range: &Range<usize>) -> Vec<Round> {
     }
     halving.extend(doubling.into_iter().rev());
     halving
+}
+
+/// Its rounds.
+pub fn phases(cuts: &Cuts) -> Vec<Phase> {
+    let steps = cuts.ranks().ilog2();
+    // The longer half is the first one.
+    let half = |step: u32| (1 << (steps - step - 1), cuts.range().len().div_ceil(2 << step));
+    let halving = (0..steps).map(|step| (half(step).0, half(step).1, true));
+    let doubling = (0..steps).rev().map(|step| (half(step).0, half(step).1, false));
+    folded(cuts, halving.chain(doubling).collect())
 }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::schedule::{Apply, Group, Part, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// An allreduce.
@@ -26,6 +26,44 @@ pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     }));
     rounds.extend(fold.after(range));
     rounds
+}
+
+/// Its rounds.
+pub fn phases(cuts: &Cuts) -> Vec<Phase> {
+    let elements = cuts.range().len();
+    let exchange = |step: u32| (1 << step, elements, true);
+    folded(cuts, (0..cuts.ranks().ilog2()).map(exchange).collect())
+}
+
+/// Exchanges of those that go on, each over a distance, of so many elements, which are added or not; before them and
+/// behind them the others of the pairs have their rounds.
+pub fn folded(cuts: &Cuts, exchanges: Vec<(usize, usize, bool)>) -> Vec<Phase> {
+    let (size, elements) = (cuts.ranks(), cuts.range().len());
+    let extra = size - (1 << size.ilog2());
+    let phase = |elements, adds, pairs| Phase { rounds: 1, elements, pairs, adds };
+    let in_pairs = |sends: usize| {
+        pairs(size, move |place| (place < 2 * extra && place % 2 == sends).then_some(place ^ 1))
+    };
+    let over = |distance: usize| {
+        let core = move |place: usize| match place {
+            _ if place >= 2 * extra => Some(place - extra),
+            _ if place % 2 == 1 => Some(place / 2),
+            _ => None,
+        };
+        let place = move |core: usize| if core < extra { 2 * core + 1 } else { core + extra };
+        pairs(size, move |from| core(from).map(|from| place(from ^ distance)))
+    };
+    let mut phases = Vec::new();
+    if extra > 0 {
+        phases.push(phase(elements, true, in_pairs(0)));
+    }
+    phases.extend(
+        exchanges.into_iter().map(|(distance, elements, adds)| phase(elements, adds, over(distance))),
+    );
+    if extra > 0 {
+        phases.push(phase(elements, false, in_pairs(1)));
+    }
+    phases
 }
 
 /// How P ranks become a power of two, and P again.

@@ -6,7 +6,7 @@
 //! steps (the reduce-scatter) what comes is added to what is here, so that rank r ends with the whole sum of segment r;
 //! in the others (the allgather) it replaces what is here.
 
-use super::schedule::{Apply, Group, Part, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// Reduce-scatter and allgather.
@@ -36,4 +36,11 @@ fn rounds(group: &Group, cuts: &Cuts, first: usize, apply: Apply) -> Vec<Round> 
             receive: Some((part(place + size - 1, place + 2 * size - step - 2), apply)),
         })
         .collect()
+}
+
+/// The rounds of either half.
+pub fn phase(cuts: &Cuts, adds: bool) -> Phase {
+    let size = cuts.ranks();
+    let elements = (0..size).map(|place| cuts.part(place).len()).max().unwrap_or(0);
+    Phase { rounds: size - 1, elements, pairs: pairs(size, move |place| Some((place + 1) % size)), adds }
 }

@@ -32,6 +32,27 @@ pub struct Round {
     pub receive: Option<(Part, Apply)>,
 }
 
+/// Rounds of all places in which each sends to the same other one: what a collective is to a network. Places that have
+/// less to send than others, or nothing, are counted as those.
+pub struct Phase {
+    /// How many rounds.
+    pub rounds: usize,
+    /// Elements of a message, at most.
+    pub elements: usize,
+    /// Which place sends to which.
+    pub pairs: Box<dyn Fn() -> Vec<(usize, usize)>>,
+    /// Whether what comes is added.
+    pub adds: bool,
+}
+
+/// Of so many places those that send, and to which.
+pub fn pairs(
+    size: usize,
+    to: impl Fn(usize) -> Option<usize> + 'static,
+) -> Box<dyn Fn() -> Vec<(usize, usize)>> {
+    Box::new(move || (0..size).filter_map(|place| Some((place, to(place)?))).collect())
+}
+
 /// Some ranks of a job in an order of their own, and the place of this one among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {

@@ -11,7 +11,7 @@ use super::executor::{self, Executor};
 use super::operation::{Operation, Route};
 use super::tuning::Tuning;
 use super::{Collective, Hierarchical, MpiAllreduce, Shm, Slot, hierarchical, schedule_of};
-use crate::comm::{Channel, Region, World};
+use crate::comm::{Channel, Region, Topology, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
@@ -96,13 +96,13 @@ impl Selection {
 
     /// Whether the region of these buckets is expected to be shared. An estimate: whether there is room on every node
     /// is known once it is asked for.
-    pub fn expects_shared(&self, world: &World, buckets: &[usize]) -> bool {
+    pub fn expects_shared(&self, world: &Topology, buckets: &[usize]) -> bool {
         self.wants_shared(buckets) && Region::fits_shared(world, buckets.iter().sum())
     }
 
     /// Bytes that a rank has for the sums of a region prepared in such buckets: other ranks' regions that it maps, and
     /// memory for messages to come in.
-    pub fn memory(&self, world: &World, buckets: &[usize]) -> [usize; 2] {
+    pub fn memory(&self, world: &Topology, buckets: &[usize]) -> [usize; 2] {
         let shared = self.expects_shared(world, buckets);
         let mapped = if shared { (world.local_size() - 1) * buckets.iter().sum::<usize>() } else { 0 };
         let local = world.local_size();

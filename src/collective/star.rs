@@ -4,15 +4,15 @@
 //!
 //! Mu Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014.
 
-use super::schedule::{Apply, Group, Part, Round};
+use super::schedule::{Apply, Group, Part, Phase, Round};
 use crate::cuts::{Cuts, segment};
 
-/// Places that own something, and the other places that deal with them.
-fn sides(group: &Group, cuts: &Cuts) -> [Vec<usize>; 2] {
-    let owners: Vec<usize> = (0..group.size()).filter(|&place| !cuts.part(place).is_empty()).collect();
+/// Of so many places those that own something, and the others that deal with them.
+fn sides(size: usize, cuts: &Cuts) -> [Vec<usize>; 2] {
+    let owners: Vec<usize> = (0..size).filter(|&place| !cuts.part(place).is_empty()).collect();
     let others = match owners.first() {
         None => 0..0,
-        Some(0) => 1..group.size(),
+        Some(0) => 1..size,
         Some(&first) => 0..first,
     };
     [owners, others.collect()]
@@ -24,7 +24,7 @@ const PIECE: usize = 1 << 18;
 /// What one place has of all messages between the owners and the others, piece by piece; `message` says who sends to
 /// whom, and what becomes of it there.
 fn rounds(group: &Group, cuts: &Cuts, message: impl Fn(usize, usize) -> ([usize; 2], Apply)) -> Vec<Round> {
-    let [owners, others] = sides(group, cuts);
+    let [owners, others] = sides(group.size(), cuts);
     let pieces = |owner: usize| cuts.part(owner).len().div_ceil(PIECE);
     let most = owners.iter().map(|&owner| pieces(owner)).max().unwrap_or(0);
     let mut rounds = Vec::new();
@@ -57,4 +57,31 @@ pub fn to_owners(group: &Group, cuts: &Cuts) -> Vec<Round> {
 /// Every owner sends what it owns to each of the others.
 pub fn from_owners(group: &Group, cuts: &Cuts) -> Vec<Round> {
     rounds(group, cuts, |other, owner| ([owner, other], Apply::Replace))
+}
+
+/// Rounds as an owner has them: it deals with one of the others at a time, and the next owner with that one when it is
+/// through. With more owners than others, as one of these has them. The pairs of a turn stand for all of its pieces.
+pub fn phases(cuts: &Cuts, to_owners: bool) -> Vec<Phase> {
+    let [owners, others] = sides(cuts.ranks(), cuts);
+    let longest = owners.iter().map(|&owner| cuts.part(owner).len()).max().unwrap_or(0);
+    let pieces = longest.div_ceil(PIECE);
+    if pieces == 0 || others.is_empty() {
+        return Vec::new();
+    }
+    let (pairs, turns) = (owners.len().min(others.len()), owners.len().max(others.len()));
+    let phase = |(turn, rounds): (usize, usize)| {
+        let pair = |index: usize| {
+            let later = (turn + turns - index) % turns;
+            let (owner, other) = if owners.len() == turns { (later, index) } else { (index, later) };
+            let ends = (others[other], owners[owner]);
+            if to_owners { ends } else { (ends.1, ends.0) }
+        };
+        let to: Vec<(usize, usize)> = (0..pairs).map(pair).collect();
+        // What comes from place 0 to an owner that has nothing itself is the first of a sum.
+        let adds = to_owners && to.iter().any(|&(other, _)| other != 0);
+        Phase { rounds, elements: longest.div_ceil(pieces), pairs: Box::new(move || to.clone()), adds }
+    };
+    // The last pair begins when the first one has had a turn with each before it.
+    let begins = (0, pairs - 1);
+    (0..turns).map(|turn| (turn, pieces)).chain((pairs > 1).then_some(begins)).map(phase).collect()
 }

@@ -5,7 +5,7 @@
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).
 
 use super::ring;
-use super::schedule::{Group, Round};
+use super::schedule::{Group, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// An allreduce. Rows are as long as the largest divisor of P up to √P is; for a prime it is the ring.
@@ -24,6 +24,18 @@ pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     rounds.extend(ring::allreduce(&along_column, &Cuts::even(by_row.part(column), size / columns)));
     rounds.extend(ring::allgather(&along_row, &by_row));
     rounds
+}
+
+/// Its rounds: along the rows, twice along the columns, along the rows.
+pub fn phases(cuts: &Cuts) -> Vec<Phase> {
+    let (size, columns) = (cuts.ranks(), columns(cuts.ranks()));
+    let along_row = move |place: usize| Some(place / columns * columns + (place + 1) % columns);
+    let along_column = move |place: usize| Some((place + columns) % size);
+    let by_row = Cuts::even(cuts.range(), columns);
+    let by_column = Cuts::even(by_row.part(0), size / columns);
+    let row = |adds| Phase { pairs: pairs(size, along_row), ..ring::phase(&by_row, adds) };
+    let column = |adds| Phase { pairs: pairs(size, along_column), ..ring::phase(&by_column, adds) };
+    vec![row(true), column(true), column(false), row(false)]
 }
 
 /// Ranks in a row.

@@ -236,9 +236,22 @@ impl Tuning {
         self.parameters.are_sound() && self.measured.iter().all(sound)
     }
 
+    /// What says something of other ranks of this machine too: not how long algorithms took on those that measured.
+    fn of_any_ranks(text: &str, here: &Machine) -> std::result::Result<Tuning, String> {
+        let ranks = match serde_json::from_str::<Envelope>(text) {
+            Ok(Envelope { tuning, .. }) => tuning.machine.ranks,
+            // What is wrong with it is said below.
+            Err(_) => here.ranks.clone(),
+        };
+        let tuning = Tuning::from_text(text, &Machine { ranks: ranks.clone(), ..here.clone() })?;
+        let measured = if ranks == here.ranks { tuning.measured } else { Vec::new() };
+        Ok(Tuning { measured, ..tuning })
+    }
+
     /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
-    /// with one warning. The same on all ranks: what rank 0 reads. Collective.
-    pub fn load(world: &World, flag: Option<&Path>) -> Result<Tuning> {
+    /// with one warning; with `any_ranks` one of other ranks of this machine can be. The same on all ranks: what rank 0
+    /// reads. Collective.
+    pub fn load(world: &World, flag: Option<&Path>, any_ranks: bool) -> Result<Tuning> {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
         if let (0, Some(path)) = (world.rank(), &path) {
@@ -255,6 +268,7 @@ impl Tuning {
         let tuning = match found {
             Err(why) => Err(why),
             Ok(_) if text.is_empty() => Ok(Tuning::built_in()),
+            Ok(_) if any_ranks => Tuning::of_any_ranks(&text, &Machine::of(world)?),
             Ok(_) => Tuning::from_text(&text, &Machine::of(world)?),
         };
         Ok(tuning.unwrap_or_else(|why| {
@@ -352,6 +366,19 @@ mod tests {
             let why = Tuning::from_text(&wrong.to_text().unwrap(), &here()).unwrap_err();
             assert!(why.contains("cannot be"), "{why}");
         }
+    }
+
+    /// Two nodes are measured with two ranks, and other nodes predicted from one.
+    #[test]
+    fn what_other_ranks_of_a_machine_measured_can_be_used_without_their_times() {
+        let text = measured().to_text().unwrap();
+        let alone = Machine { ranks: "1".into(), ..here() };
+        let tuning = Tuning::of_any_ranks(&text, &alone).unwrap();
+        assert_eq!((tuning.parameters, tuning.measured.len()), (measured().parameters, 0));
+        assert_eq!(Tuning::of_any_ranks(&text, &here()), Ok(measured()));
+        let other = Machine { cpu: "b".into(), ..alone };
+        assert!(Tuning::of_any_ranks(&text, &other).unwrap_err().contains("processor a there"));
+        assert!(Tuning::of_any_ranks("{", &here()).unwrap_err().contains("damaged"));
     }
 
     #[test]

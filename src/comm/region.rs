@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::communicator::Reduction;
+use super::topology::Topology;
 use super::window::{PAGE, Window};
 use super::world::World;
 use crate::config::Wire;
@@ -106,7 +107,7 @@ impl Region {
     }
 
     /// Whether this rank's node has room for a window to which each of its ranks brings `bytes`.
-    pub fn fits_shared(world: &World, bytes: usize) -> bool {
+    pub fn fits_shared(world: &Topology, bytes: usize) -> bool {
         room(bytes.saturating_mul(world.local_size())).is_ok()
     }
 

@@ -28,6 +28,17 @@ impl Topology {
         Topology { rank, node_of, host_of, nodes: distinct.len(), job_ranks }
     }
 
+    /// Of a job that is not there, as rank 0 of it would see it: so many nodes with as many ranks each.
+    pub fn of_nodes(nodes: usize, ranks: usize) -> Topology {
+        Topology {
+            rank: 0,
+            node_of: (0..nodes * ranks).map(|rank| rank / ranks).collect(),
+            host_of: (0..nodes * ranks).map(|rank| format!("node {}", rank / ranks)).collect(),
+            nodes,
+            job_ranks: (0..nodes * ranks).collect(),
+        }
+    }
+
     /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.rank
@@ -78,6 +89,13 @@ impl Topology {
         (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()
     }
 
+    /// The same of every node.
+    pub fn ranks_by_node(&self) -> Vec<Vec<usize>> {
+        let mut nodes = vec![Vec::new(); self.nodes];
+        self.node_of.iter().enumerate().for_each(|(rank, &node)| nodes[node].push(rank));
+        nodes
+    }
+
     /// Whether a rank is on this node.
     pub fn same_node(&self, rank: usize) -> bool {
         self.node_of[rank] == self.node()
@@ -85,7 +103,8 @@ impl Topology {
 
     /// Whether every node has as many ranks as this one.
     pub fn is_even(&self) -> bool {
-        (0..self.nodes).all(|node| self.ranks_of(node).len() == self.local_size())
+        let local = self.local_size();
+        self.ranks_by_node().iter().all(|ranks| ranks.len() == local)
     }
 
     /// On how many nodes there are ranks of it.
@@ -124,6 +143,13 @@ mod tests {
         assert_eq!((seen(3).local_rank(), seen(3).local_size(), seen(3).nodes()), (1, 2, 3));
         assert_eq!((seen(0).ranks_of(1), seen(0).is_even()), (vec![1, 3], false));
         assert!(seen(4).is_leader() && !seen(2).is_leader());
+        assert_eq!(seen(3).ranks_by_node(), [vec![0, 2], vec![1, 3], vec![4]]);
+        let planned = Topology::of_nodes(3, 2);
+        assert_eq!(
+            (planned.size(), planned.nodes(), planned.local_size(), planned.is_even()),
+            (6, 3, 2, true)
+        );
+        assert_eq!(planned.ranks_of(2), [4, 5]);
         assert_eq!((seen(3).host(), seen(3).host_of(4)), ("b", "c"));
         assert_eq!((seen(0).job_rank(0), seen(0).place_of(4)), (2, "rank 9 on c".to_string()));
     }

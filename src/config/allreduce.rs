@@ -21,7 +21,7 @@ pub enum AllreduceKind {
 }
 
 /// Who sends what to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// Each to the next.
     Ring,

@@ -65,7 +65,11 @@ impl Running {
             self.kill();
             std::thread::sleep(Duration::from_millis(20));
         }
-        Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+        match status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)) {
+            // MPICH's launcher may call it a success when it was told to end before it heard of its ranks.
+            0 if self.deadline.is_some() => Some(128 + Signal::TERM.as_raw()),
+            code => Some(code),
+        }
     }
 
     /// Tells the job to write a checkpoint and end.

@@ -212,6 +212,11 @@ impl Edges {
         device.upload(bytes_of(&values), &arena.slice(edge.bytes.start, edge.bytes.len()))
     }
 
+    /// The rank of the job at the other end.
+    pub fn peer(&self, index: usize) -> usize {
+        self.edges[index].peer
+    }
+
     /// What one waits for, in words.
     pub fn awaited(&self, index: usize) -> Awaited {
         let edge = &self.edges[index];

@@ -423,7 +423,9 @@ impl Fusion {
             fusion.edges.as_ref().map_or_else(Awaited::default, |edges| edges.awaited(index))
         };
         self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
-        trace::record(trace::EventKind::Wait, begun, index, 0, 0);
+        if let Some(edges) = &self.edges {
+            trace::record(trace::EventKind::Wait, begun, edges.peer(index), trace::FOR_RANK as usize, 0);
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 use crate::collective::tuning::Parameters;
 use crate::config::Rule;
 use crate::error::Result;
-use crate::plan::{self, Manner, Plan, PlannedStep, Prices};
+use crate::plan::{self, Manner, Plan, PlannedStep, Prices, Transfer};
 
 /// Bytes from which a bucket is closed, to choose from. More in one bucket would only wait: between two steps of a rank
 /// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
@@ -31,7 +31,8 @@ pub fn cut(
     sum: &dyn Fn(usize) -> f64,
 ) -> Result<()> {
     let facts = plan.facts(seconds);
-    let prices = Prices { transfer: &|transfer| sum(transfer.cuts.range().len()), update: &|_| 0.0 };
+    let transfer = |transfer: &Transfer| sum(transfer.cuts.range().len());
+    let prices = Prices { transfer: &transfer, update: &|_| 0.0, pace: &|_| 1.0 };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);
         let scripts = plan.scripts(manner, rule, 0..1);

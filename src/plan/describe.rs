@@ -192,6 +192,15 @@ impl Plan {
         seconds
     }
 
+    /// The seconds of each step at these rates.
+    pub fn step_rooflines(&self, (flops, bytes): (f64, f64)) -> Vec<f64> {
+        let of = |step| {
+            let (products, moved) = self.work(step);
+            (products as f64 / flops).max(moved as f64 / bytes)
+        };
+        self.steps.iter().map(of).collect()
+    }
+
     /// FLOP of a step's products, and bytes of its operands.
     pub fn work(&self, step: &PlannedStep) -> (u64, usize) {
         let moved = step.bytes_read().chain(step.outputs.iter().map(|place| place.bytes)).sum();

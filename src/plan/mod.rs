@@ -39,6 +39,7 @@ mod arena;
 mod bucket;
 mod compile;
 mod describe;
+mod measure;
 mod pipeline;
 mod program;
 mod rehearse;
@@ -59,11 +60,13 @@ use crate::graph::{Graph, Init, NodeId, Op, Spec};
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
+pub use measure::{Measured, Times};
 pub use pipeline::{Phase, Work};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
 pub use script::{
-    Action, Area, Axis, Kind, Manner, Outline, Part, Script, Transfer, TransferId, Turn, scripts,
+    Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
+    representatives, scripts,
 };
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 pub use windows::{Gathered, Turns, Window, Windows};

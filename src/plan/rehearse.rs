@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::script::{Action, Area, Axis, Kind, Script, Transfer};
+use super::script::{Action, Area, Axis, Kind, Line, Script, Transfer};
 use super::{Location, Plan, Region, TAIL};
 use crate::error::{Error, Result};
 
@@ -39,6 +39,8 @@ pub struct Prices<'a> {
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
+    /// How many times as long as expected a rank computes.
+    pub pace: &'a dyn Fn(usize) -> f64,
 }
 
 /// What came of it. Times are NaN where a transfer has no price.
@@ -46,6 +48,8 @@ pub struct Prices<'a> {
 pub struct Rehearsal {
     /// Seconds of a step.
     pub seconds: f64,
+    /// Seconds from the start of the first of both steps until nothing more is under way.
+    pub both: f64,
     /// For each rank the seconds that it waits.
     pub exposed: Vec<f64>,
     /// When each action of rank 0 begins and ends, from the start of the step; what it starts ends when it is over,
@@ -75,7 +79,7 @@ impl Plan {
 }
 
 /// Runs all scripts, by rank, twice. All ranks of a stage that have a graph have the same steps; `steps` are those of
-/// each stage.
+/// each stage. Where some ranks stand for all (`representatives`) these alone meet.
 ///
 /// # Errors
 /// `Internal`, naming both actions, where the scripts do not fit together.
@@ -100,21 +104,10 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
     let schedule = stage.schedule(begun.first().copied().unwrap_or(0.0));
     Ok(Rehearsal {
         seconds: known(took.fold(0.0, f64::max)),
+        both: known(stage.end()),
         exposed: stage.ranks.iter().map(|rank| known(rank.exposed)).collect(),
         schedule: schedule.into_iter().map(|times| times.map(known)).collect(),
     })
-}
-
-/// Ranks that do transfers together, one after the other.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Line {
-    /// Members of an axis, by their lowest rank. What few of them own travels to these, or from them: one does not
-    /// keep the other from its way.
-    Group(Axis, usize, Range<usize>, Option<Kind>),
-    /// From one rank to another: messages of one tag.
-    Pair(Axis, [usize; 2], usize),
-    /// From one rank to the servers, and back: when they come to it.
-    Served(usize),
 }
 
 /// One transfer of a line.
@@ -184,18 +177,7 @@ impl<'a> Player<'a> {
     }
 
     fn line(&self, transfer: &Transfer) -> Line {
-        let (script, axis) = (self.script, transfer.axis);
-        match transfer.kind {
-            Kind::Push | Kind::Pull => Line::Served(script.rank),
-            Kind::Send { to, tag } => Line::Pair(axis, [script.rank, script.peer(axis, to)], tag),
-            Kind::Receive { from, tag } => Line::Pair(axis, [script.peer(axis, from), script.rank], tag),
-            kind => {
-                let Transfer { members, cuts, .. } = transfer;
-                let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
-                    && members.clone().any(|place| cuts.part(place).is_empty());
-                Line::Group(axis, script.peer(axis, members.start), members.clone(), towards.then_some(kind))
-            }
-        }
+        self.script.line(transfer)
     }
 
     /// "rank 3, action 12 (wait for …)".
@@ -315,6 +297,7 @@ impl Stage<'_> {
     fn advance(&mut self, rank: usize) -> Result<bool> {
         let player = &self.ranks[rank];
         let (script, now) = (player.script, player.clock);
+        let pace = (self.prices.pace)(script.rank);
         let action = &script.actions[player.at];
         player.touches(action).iter().try_for_each(|touch| player.check(touch))?;
         let mut until = now;
@@ -326,7 +309,7 @@ impl Stage<'_> {
                         .touches
                         .iter()
                         .try_for_each(|touch| player.check(&player.in_context(touch, context)))?;
-                    until += facts.seconds;
+                    until += pace * facts.seconds;
                 }
             }
             Action::Update(part)
@@ -334,7 +317,7 @@ impl Stage<'_> {
             | Action::Pull(part)
             | Action::Meet(part)
             | Action::Mix(part) => {
-                until += (self.prices.update)(script.parts[*part].bytes.len());
+                until += pace * (self.prices.update)(script.parts[*part].bytes.len());
             }
             Action::Start(id) => self.start(rank, *id)?,
             Action::Wait(id) => {
@@ -377,6 +360,31 @@ impl Stage<'_> {
             }
         }
         schedule.iter().map(|times| times.map(|time| time - begun)).collect()
+    }
+
+    /// When all is over.
+    fn end(&self) -> f64 {
+        let transfers = self.meetings.values().flatten().filter_map(|meeting| meeting.over);
+        self.ranks.iter().map(|rank| rank.clock).chain(transfers).fold(0.0, f64::max)
+    }
+
+    /// The place among the scripts of a rank, if it is there.
+    fn at(&self, rank: usize) -> Option<usize> {
+        self.ranks.binary_search_by_key(&rank, |player| player.script.rank).ok()
+    }
+
+    /// How many ranks of a line's members are there.
+    fn present(&self, script: &Script, axis: Axis, members: &Range<usize>) -> usize {
+        match self.ranks.len() == script.mesh.ranks() {
+            true => members.len(),
+            false => {
+                let is_member = |player: &&Player| {
+                    let place = player.script.place(axis);
+                    members.contains(&place) && script.peer(axis, place) == player.script.rank
+                };
+                self.ranks.iter().filter(is_member).count()
+            }
+        }
     }
 
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
@@ -432,10 +440,11 @@ impl Stage<'_> {
         }
     }
 
-    /// A rank of the node that has not come as often to the barrier.
+    /// The place of a rank of the node that has not come as often to the barrier.
     fn missing(&self, rank: usize) -> Option<usize> {
         let count = self.ranks[rank].arrivals.len();
-        self.beside(rank).find(|other| other.arrivals.len() < count).map(|other| other.script.rank)
+        let late = self.beside(rank).find(|other| other.arrivals.len() < count);
+        late.and_then(|other| self.at(other.script.rank))
     }
 
     fn start(&mut self, rank: usize, id: usize) -> Result<()> {
@@ -493,11 +502,13 @@ impl Stage<'_> {
 
     /// Transfers of a line take place one after the other, each when all have started it.
     fn hold(&mut self, line: &Line, index: usize) {
+        let meetings = &self.meetings[line];
         let wanted = match line {
-            Line::Group(_, _, members, _) => members.len(),
+            Line::Group(axis, _, members, _) => {
+                self.present(self.ranks[meetings[index].started[0].0].script, *axis, members)
+            }
             Line::Pair(..) | Line::Served(_) => 2,
         };
-        let meetings = &self.meetings[line];
         if meetings[index].started.len() < wanted {
             return;
         }
@@ -545,15 +556,17 @@ impl Stage<'_> {
                     Some(_) => format!("stands at action {}", other.script.describe(other.at)),
                 };
                 return wrong(format!(
-                    "{} waits for rank {next}, which never starts its part and {where_it_is}",
-                    player.says(player.at)
+                    "{} waits for rank {}, which never starts its part and {where_it_is}",
+                    player.says(player.at),
+                    other.script.rank
                 ));
             }
             seen.push(rank);
             if let Some(first) = seen.iter().position(|&before| before == next) {
                 return wrong(format!(
-                    "{} waits for rank {next}, and {} waits in turn: a cycle of {} ranks",
+                    "{} waits for rank {}, and {} waits in turn: a cycle of {} ranks",
                     player.says(player.at),
+                    other.script.rank,
                     other.says(other.at),
                     seen.len() - first
                 ));
@@ -562,12 +575,12 @@ impl Stage<'_> {
         }
     }
 
-    /// A rank that a waiting one lacks.
+    /// The place of a rank that a waiting one lacks.
     fn lacks(&self, rank: usize) -> Option<usize> {
         let player = &self.ranks[rank];
         match &player.script.actions[player.at] {
             Action::Await { .. } => self.missing(rank),
-            Action::Serve => self.unheard(player.served.len()),
+            Action::Serve => self.unheard(player.served.len()).and_then(|rank| self.at(rank)),
             Action::Wait(id) => {
                 let flight = player.flights.iter().find(|flight| flight.id == *id)?;
                 let here = |wanted: usize| {
@@ -578,13 +591,16 @@ impl Stage<'_> {
                 };
                 match &flight.line {
                     Line::Served(_) => {
-                        self.servers().find(|to| to.served.len() <= flight.number).map(|to| to.script.rank)
+                        let server = self.servers().find(|to| to.served.len() <= flight.number)?;
+                        self.at(server.script.rank)
                     }
                     Line::Group(axis, _, members, _) => members
                         .clone()
-                        .map(|place| player.script.peer(*axis, place))
+                        .filter_map(|place| self.at(player.script.peer(*axis, place)))
                         .find(|&rank| !here(rank)),
-                    Line::Pair(_, ends, _) => ends.iter().copied().find(|&rank| !here(rank)),
+                    Line::Pair(_, ends, _) => {
+                        ends.iter().filter_map(|&rank| self.at(rank)).find(|&rank| !here(rank))
+                    }
                 }
             }
             _ => None,
@@ -640,7 +656,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::script::{Manner, Outline, Part, TransferId, scripts};
+    use super::super::script::{Manner, Outline, Part, TransferId, representatives, scripts};
     use super::super::{Bucket, Contexts};
     use super::*;
     use crate::config::MeshShape;
@@ -674,13 +690,21 @@ mod tests {
             Example { steps: forward.chain(backward).collect(), buckets }
         }
 
+        fn sums(&self) -> usize {
+            self.buckets.last().map_or(0, |bucket| bucket.bytes.end)
+        }
+
+        fn share(&self, bucket: usize, index: usize, count: usize) -> Range<usize> {
+            let bytes = &self.buckets[bucket].bytes;
+            let lines = segment(&(bytes.start / 64..bytes.end.min(self.sums() - TAIL) / 64), count, index);
+            64 * lines.start..64 * lines.end
+        }
+
         fn scripts(&self, manner: &Manner) -> Vec<Script> {
-            let sums = self.buckets.last().map_or(0, |bucket| bucket.bytes.end);
-            let share = |bucket: usize, index: usize, count: usize| {
-                let bytes = &self.buckets[bucket].bytes;
-                let lines = segment(&(bytes.start / 64..bytes.end.min(sums - TAIL) / 64), count, index);
-                64 * lines.start..64 * lines.end
-            };
+            self.scripts_of(manner, (0..manner.mesh.data).collect())
+        }
+
+        fn scripts_of(&self, manner: &Manner, ranks: Vec<usize>) -> Vec<Script> {
             scripts(
                 manner,
                 &Outline {
@@ -690,20 +714,24 @@ mod tests {
                     readers: (0..self.buckets.len()).rev().collect(),
                     exchanges: vec![(0, 0..64)],
                     windows: None,
-                    sums,
-                    share: &share,
+                    sums: self.sums(),
+                    share: &|bucket, index, count| self.share(bucket, index, count),
                     edges: &[],
                     passes: &[],
                     gradients: Vec::new(),
                     contexts: Contexts::ONE,
                     ends: [true; 2],
                 },
-                0..manner.mesh.data,
+                ranks,
             )
         }
 
         fn rehearse(&self, scripts: &[Script]) -> Result<Rehearsal> {
-            rehearse(scripts, &[&self.steps], &Prices { transfer: &|_| 1.0, update: &|_| 0.0 })
+            rehearse(
+                scripts,
+                &[&self.steps],
+                &Prices { transfer: &|_| 1.0, update: &|_| 0.0, pace: &|_| 1.0 },
+            )
         }
     }
 
@@ -714,6 +742,56 @@ mod tests {
         let in_common = in_common && ranks > 1 && strategy.shares_memory(at, even);
         let asynchronous = strategy.is_asynchronous() && ranks > 1;
         Manner { owners, in_common, asynchronous, ..Manner::plain((0..ranks).map(|rank| rank / 2).collect()) }
+    }
+
+    /// One node of each kind stands for all. A transfer takes as long as it has bytes and an update twice that: where
+    /// shares differ by a cache line, those of the ranks that stand for others do so by one a bucket at most.
+    #[test]
+    fn few_ranks_stand_for_all() {
+        let example = Example::new(&[48, 24, 7]);
+        let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
+        let update = |bytes: usize| 2e-3 * bytes as f64;
+        let prices = Prices { transfer: &transfer, update: &update, pace: &|_| 1.0 };
+        let share = |bucket, index, count| example.share(bucket, index, count);
+        for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
+            for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
+            {
+                let relaxed = strategy.relaxed(&OuterFlags::default(), ranks);
+                for manner in manner(ranks, strategy, in_common).of_round(relaxed) {
+                    let all = rehearse(&example.scripts(&manner), &[&example.steps], &prices).unwrap();
+                    let chosen = representatives(&manner, example.buckets.len(), &share);
+                    assert!(chosen.len() < 24 || ranks < 24, "{strategy} with {ranks} ranks: {chosen:?}");
+                    let few = example.scripts_of(&manner, chosen);
+                    let few = rehearse(&few, &[&example.steps], &prices).unwrap();
+                    let most = |rehearsal: &Rehearsal| rehearsal.exposed.iter().copied().fold(0.0, f64::max);
+                    let line = if ranks <= 2 || manner.owners == Owners::Everyone {
+                        1e-9
+                    } else {
+                        3.0 * 64.0 * 2e-3
+                    };
+                    assert!(
+                        (few.seconds - all.seconds).abs() <= line,
+                        "{strategy} with {ranks}: {few:?}, not {all:?}"
+                    );
+                    assert!((few.both - all.both).abs() <= 2.0 * line && most(&few) <= most(&all) + line);
+                }
+            }
+        }
+    }
+
+    /// A rank that computes half as fast holds up the others.
+    #[test]
+    fn a_slow_rank_is_waited_for() {
+        let example = Example::new(&[4, 4]);
+        let scripts = example.scripts(&plain(4));
+        let of = |slow: f64| {
+            let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
+            let prices = Prices { transfer: &|_| 0.5, update: &|_| 0.0, pace: &pace };
+            rehearse(&scripts, &[&example.steps], &prices).unwrap()
+        };
+        let (even, uneven) = (of(1.0), of(2.0));
+        assert_eq!(uneven.seconds, even.seconds + 4.0);
+        assert_eq!([uneven.exposed[0], uneven.exposed[2]], [even.exposed[0] + 4.0, even.exposed[2]]);
     }
 
     fn plain(ranks: usize) -> Manner {
@@ -892,7 +970,7 @@ mod tests {
     fn a_transfer_without_a_price_leaves_no_time_known() {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
-        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0 };
+        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0, pace: &|_| 1.0 };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());

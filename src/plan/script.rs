@@ -7,6 +7,7 @@
 //! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines;
 //! here it is the whole step.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Re
 use crate::config::{MeshShape, PipelineSchedule};
 use crate::cuts::Cuts;
 use crate::device::Rule;
-use crate::strategy::{Meeting, Owners, Relaxed, Share};
+use crate::strategy::{Meeting, Owners, Relaxed, Seat, Share};
 
 /// The ranks among which something travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,6 +102,18 @@ pub struct Transfer {
     pub area: Area,
     /// Which of them each member owns.
     pub cuts: Cuts,
+}
+
+/// Ranks that do transfers together, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Line {
+    /// Members of an axis, by their lowest rank. What few of them own travels to these, or from them: one does not
+    /// keep the other from its way.
+    Group(Axis, usize, Range<usize>, Option<Kind>),
+    /// From one rank to another: messages of one tag.
+    Pair(Axis, [usize; 2], usize),
+    /// From one rank to the servers, and back: when they come to it.
+    Served(usize),
 }
 
 /// Which of a script's transfers.
@@ -378,10 +391,10 @@ impl Manner {
 
 impl Plan {
     /// Bytes of each bucket's parameters that a rank updates.
-    pub fn owned(&self, owners: Owners, rule: &Rule, nodes: &[usize], rank: usize) -> Vec<Range<usize>> {
+    pub fn owned(&self, owners: Owners, rule: &Rule, seat: Seat, rank: usize) -> Vec<Range<usize>> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
-        (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, nodes, &share)).collect()
+        (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, seat, &share)).collect()
     }
 
     /// Bytes of the gradients that each backward pass writes, or in windows of each bucket.
@@ -399,8 +412,20 @@ impl Plan {
         self.passes.iter().filter(|pass| pass.phase != Phase::Forward).map(of).collect()
     }
 
-    /// The scripts of some ranks of the data axis, by rank.
-    pub fn scripts(&self, manner: &Manner, rule: &Rule, ranks: Range<usize>) -> Vec<Script> {
+    /// Ranks of the data axis that stand for all where scripts are rehearsed.
+    pub fn representatives(&self, manner: &Manner, rule: &Rule) -> Vec<usize> {
+        let share =
+            |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
+        representatives(manner, self.buckets.len(), &share)
+    }
+
+    /// The scripts of some ranks of the data axis, in ascending order.
+    pub fn scripts(
+        &self,
+        manner: &Manner,
+        rule: &Rule,
+        ranks: impl IntoIterator<Item = usize>,
+    ) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
         let reads = |bytes: &Range<usize>| {
@@ -462,12 +487,13 @@ fn first_transfer(actions: &[Action]) -> Option<TransferId> {
 }
 
 /// The scripts of some ranks, of data parallelism in any manner.
-pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<Script> {
+pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item = usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
     let transfers = Rc::new(transfers);
     let stage = manner.pipeline.map_or(0, |(stage, _)| stage);
+    let seats = Seat::all(&manner.nodes);
     let script = |rank: usize| {
-        let bytes = |index| manner.owners.owned(index, rank, &manner.nodes, outline.share);
+        let bytes = |index| manner.owners.owned(index, rank, seats[rank], outline.share);
         let part = |bucket: usize| {
             let bytes = bytes(bucket);
             let sum = match outline.summed_in(manner) {
@@ -511,7 +537,45 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: Range<usize>) -> Vec<S
         }
         script
     };
-    ranks.map(script).collect()
+    ranks.into_iter().map(script).collect()
+}
+
+/// What the ranks of a node do: of each, whether it serves, and of which buckets it has a part.
+type Does = Vec<(bool, Vec<bool>)>;
+
+/// Ranks that stand for all: nodes whose ranks do the same actions are rehearsed as few of them, with every rank that
+/// has most to update of a bucket, or of all. Where shares are even that is one node of each kind, and their times are
+/// those of all; where they differ by a cache line, the slowest rank is among them but for what that takes.
+pub fn representatives(manner: &Manner, buckets: usize, share: Share) -> Vec<usize> {
+    let (owners, seats) = (manner.owners, Seat::all(&manner.nodes));
+    let owned = |rank: usize| -> Vec<usize> {
+        (0..buckets).map(|bucket| owners.owned(bucket, rank, seats[rank], share).len()).collect()
+    };
+    let mut nodes: Vec<Vec<usize>> = vec![Vec::new(); manner.nodes.iter().max().map_or(0, |last| last + 1)];
+    manner.nodes.iter().enumerate().for_each(|(rank, &node)| nodes[node].push(rank));
+    // Of each kind of node: for every bucket, and for all, the most bytes and where they are.
+    let mut kinds: HashMap<Does, Vec<(usize, usize)>> = HashMap::new();
+    for (node, ranks) in nodes.iter().enumerate() {
+        let bytes: Vec<Vec<usize>> = ranks.iter().map(|&rank| owned(rank)).collect();
+        let does = |(&rank, bytes): (&usize, &Vec<usize>)| {
+            (owners.serves(rank), bytes.iter().map(|&bytes| bytes > 0).collect())
+        };
+        let largest = kinds
+            .entry(ranks.iter().zip(&bytes).map(does).collect())
+            .or_insert_with(|| vec![(0, node); buckets + 1]);
+        for bytes in bytes {
+            let all = bytes.iter().sum();
+            for (most, bytes) in largest.iter_mut().zip(bytes.into_iter().chain([all])) {
+                *most = if bytes > most.0 { (bytes, node) } else { *most };
+            }
+        }
+    }
+    let mut wanted: Vec<usize> = kinds.into_values().flatten().map(|(_, node)| node).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut ranks: Vec<usize> = wanted.into_iter().flat_map(|node| nodes[node].iter().copied()).collect();
+    ranks.sort_unstable();
+    ranks
 }
 
 /// The transfers of a data-parallel step.
@@ -537,7 +601,7 @@ impl Flow {
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
         let whole = outline.buckets.last().map_or(0, |bucket| bucket.bytes.end).saturating_sub(TAIL);
         let cut = manner.pipeline.is_some();
-        let tail_alone = apart || cut || manner.relaxed.is_some();
+        let tail_alone = apart || cut || manner.relaxed.is_some() || outline.windows.is_some();
         let [to_owners, from_owners] = match manner.asynchronous {
             true => [Kind::Push, Kind::Pull],
             false => [Kind::SumToOwners, Kind::FromOwners],
@@ -567,17 +631,19 @@ impl Flow {
             if distance > 0 {
                 let id = add(Kind::Mix { distance }, Area::Of(Region::Parameters), cuts);
                 sums.extend((manner.relaxed == Some(Turn::Mix { distance })).then_some(id));
-            } else if apart {
-                let summed = match outline.summed_in(manner) {
-                    Some(windows) => cuts.moved(windows.gradients[index].bytes.start),
-                    None => cuts.clone(),
-                };
+                continue;
+            }
+            let summed = match outline.summed_in(manner) {
+                Some(windows) => cuts.moved(windows.gradients[index].bytes.start),
+                None => cuts.clone(),
+            };
+            if apart {
                 sums.push(add(to_owners, Area::Sums, summed));
                 if outline.windows.is_none_or(|windows| windows.gathers.is_empty()) {
                     parameters.push(add(from_owners, Area::Of(Region::Parameters), cuts));
                 }
             } else {
-                sums.push(add(Kind::Sum, Area::Sums, cuts));
+                sums.push(add(Kind::Sum, Area::Sums, summed));
             }
         }
         let gather = |gathered: &Gathered| {
@@ -928,6 +994,22 @@ impl Script {
         match axis {
             Axis::Job => self.rank,
             axis => self.mesh.coordinates(self.rank)[axis as usize],
+        }
+    }
+
+    /// With whom this rank does a transfer.
+    pub fn line(&self, transfer: &Transfer) -> Line {
+        let axis = transfer.axis;
+        match transfer.kind {
+            Kind::Push | Kind::Pull => Line::Served(self.rank),
+            Kind::Send { to, tag } => Line::Pair(axis, [self.rank, self.peer(axis, to)], tag),
+            Kind::Receive { from, tag } => Line::Pair(axis, [self.peer(axis, from), self.rank], tag),
+            kind => {
+                let Transfer { members, cuts, .. } = transfer;
+                let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
+                    && members.clone().any(|place| cuts.part(place).is_empty());
+                Line::Group(axis, self.peer(axis, members.start), members.clone(), towards.then_some(kind))
+            }
         }
     }
 

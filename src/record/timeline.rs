@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::RankInfo;
 use crate::comm::Offset;
 use crate::error::{Error, Result};
-use crate::trace::{Event, EventKind};
+use crate::trace::{Event, EventKind, FOR_RANK};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.
 pub struct TimelineFile {
@@ -27,6 +27,8 @@ pub struct RankEvents<'a> {
     pub rank: usize,
     /// Its host.
     pub host: &'a str,
+    /// The names of its plan's steps.
+    pub labels: &'a [String],
     /// How far its clock was from rank 0's, at the start and at the end.
     pub clock: [Offset; 2],
     /// What it did, in the order of its clock.
@@ -36,7 +38,6 @@ pub struct RankEvents<'a> {
 struct Writer {
     path: PathBuf,
     out: BufWriter<File>,
-    labels: Vec<String>,
     clocks: Vec<Value>,
     /// The first failure: nothing is written after it.
     failed: Option<std::io::Error>,
@@ -62,7 +63,6 @@ impl TimelineFile {
         let writer = Writer {
             path: path.to_path_buf(),
             out: BufWriter::new(file),
-            labels: Vec::new(),
             clocks: Vec::new(),
             failed: None,
             whole: false,
@@ -70,10 +70,9 @@ impl TimelineFile {
         Ok(TimelineFile { writer: Some(writer) })
     }
 
-    /// Begins to write; `labels` are the names of the plan's steps.
-    pub fn begin(&mut self, labels: Vec<String>) {
+    /// Begins to write.
+    pub fn begin(&mut self) {
         if let Some(writer) = &mut self.writer {
-            writer.labels = labels;
             writer.write("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
         }
     }
@@ -165,28 +164,29 @@ impl Writer {
                 }));
             }
             self.event(&json!({
-                "ph": "X", "name": self.title(event), "cat": category(event.kind).0, "pid": pid, "tid": tid, "ts": ts,
+                "ph": "X", "name": title(event, rank.labels), "cat": category(event.kind).0, "pid": pid, "tid": tid, "ts": ts,
                 "dur": until - ts, "args": args,
             }));
         }
     }
+}
 
-    fn title(&self, event: &Event) -> String {
-        match event.kind {
-            EventKind::Step => format!("step {}", event.step),
-            EventKind::Forward => "forward".into(),
-            EventKind::Backward => "backward".into(),
-            EventKind::Evaluation => format!("evaluation after epoch {}", event.a),
-            EventKind::Layer => self.labels.get(event.a as usize).cloned().unwrap_or_default(),
-            EventKind::Update => format!("update {}", event.a),
-            EventKind::Input => "input".into(),
-            EventKind::Bucket => format!("bucket {}", event.a),
-            EventKind::Wait => format!("wait for bucket {}", event.a),
-            EventKind::Exchange => format!("exchange {}", event.a),
-            EventKind::Reduce => "add".into(),
-            EventKind::Send => format!("to rank {}", event.a),
-            EventKind::Receive => format!("from rank {}", event.a),
-        }
+fn title(event: &Event, labels: &[String]) -> String {
+    match event.kind {
+        EventKind::Step => format!("step {}", event.step),
+        EventKind::Forward => "forward".into(),
+        EventKind::Backward => "backward".into(),
+        EventKind::Evaluation => format!("evaluation after epoch {}", event.a),
+        EventKind::Layer => labels.get(event.a as usize).cloned().unwrap_or_default(),
+        EventKind::Update => format!("update {}", event.a),
+        EventKind::Input => "input".into(),
+        EventKind::Bucket => format!("bucket {}", event.a),
+        EventKind::Wait if event.b == FOR_RANK => format!("wait for rank {}", event.a),
+        EventKind::Wait => format!("wait for bucket {}", event.a),
+        EventKind::Exchange => format!("exchange {}", event.a),
+        EventKind::Reduce => "add".into(),
+        EventKind::Send => format!("to rank {}", event.a),
+        EventKind::Receive => format!("from rank {}", event.a),
     }
 }
 

@@ -1,15 +1,21 @@
 //! How gradients are averaged in a run: what is decided of it before anything is planned.
 
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use super::gpu_direct;
 use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
+use crate::collective::course::{Course, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
-use crate::comm::World;
-use crate::config::{AllreduceKind, Compression, Config, Strategy};
+use crate::comm::{Topology, World};
+use crate::config::{AllreduceKind, Compression, Config, Strategy, Wire};
+use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
+use crate::interconnect::Interconnect;
 use crate::plan::{Axis, Kind, Manner, Plan, Transfer};
 use crate::strategy::Owners;
 
@@ -29,6 +35,45 @@ pub struct Averaging {
     gossip: Option<Level>,
     /// Of a network in stages: the link from one to another.
     stages: Option<Level>,
+    wire: Wire,
+    /// Where the job is thought to be elsewhere: there.
+    machine: Option<Rc<Machine>>,
+    /// What steps took here, if that was measured.
+    measured: Option<Rc<StepTimes>>,
+}
+
+/// What steps took that were measured, by their labels.
+pub struct StepTimes {
+    /// Images in them: what they take is thought to grow with these.
+    images: usize,
+    seconds: HashMap<String, f64>,
+    per_byte: f64,
+}
+
+impl StepTimes {
+    /// Of a plan, and for each byte that an update reads or writes. Of steps with one label the mean is taken.
+    pub fn new(plan: &Plan, seconds: &[f64], per_byte: f64) -> StepTimes {
+        let mut sums: HashMap<String, (f64, f64)> = HashMap::new();
+        for (step, seconds) in plan.steps.iter().zip(seconds) {
+            let sum = sums.entry(step.label.clone()).or_default();
+            *sum = (sum.0 + seconds, sum.1 + 1.0);
+        }
+        let seconds = sums.into_iter().map(|(label, (sum, count))| (label, sum / count)).collect();
+        StepTimes { images: plan.graph.batch(), seconds, per_byte }
+    }
+}
+
+/// What of a run decides how its transfers travel.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Whether the ranks of a node see each other's gradients.
+    pub shared: bool,
+    /// Whether they have parameters in common.
+    pub in_common: bool,
+    /// Whether sums go to their owners alone.
+    pub apart: bool,
+    /// Bytes of the last bucket.
+    pub last: usize,
 }
 
 /// What goes between few owners and the others, over the link of each owner.
@@ -40,7 +85,7 @@ struct Star {
 }
 
 impl Star {
-    fn new(world: &World, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
+    fn new(world: &Topology, strategy: Strategy, parameters: &Parameters) -> Option<Star> {
         let link = if world.nodes() > 1 { parameters.between } else { parameters.within };
         match expected_owners(world, strategy, false) {
             Owners::Apart { first, count, computing } if strategy.is_central() => {
@@ -51,6 +96,21 @@ impl Star {
             _ => None,
         }
     }
+}
+
+/// What is decided before strategies are looked at.
+struct Averages {
+    selection: Selection,
+    tuning: Tuning,
+    threads: usize,
+    on_device: bool,
+    machine: Option<Rc<Machine>>,
+}
+
+/// A table of bytes in f32.
+fn in_elements(cuts: &Cuts) -> Cuts {
+    let of = |bytes: &std::ops::Range<usize>| bytes.start / 4..bytes.end / 4;
+    Cuts::new(of(cuts.range()), (0..cuts.ranks()).map(|rank| of(cuts.part(rank))).collect())
 }
 
 /// What is known beforehand of a bucket's sum.
@@ -67,7 +127,7 @@ impl Averaging {
     /// # Errors
     /// `Usage` or `Environment`, the same on every rank, where what is asked for cannot run.
     pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
-        let tuning = Tuning::load(world, config.tuning.as_deref())?;
+        let tuning = Tuning::load(world, config.tuning.as_deref(), config.prediction.is_some())?;
         let nodes = Nodes::of(world);
         let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
@@ -84,19 +144,36 @@ impl Averaging {
             AllreduceKind::IPC => world.nodes() == 1,
             _ => given_to_mpi,
         };
+        let mut least = [threads as f64];
+        world.min_f64(&mut least)?;
+        let threads = least[0] as usize;
+        Ok(Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine: None }))
+    }
+
+    fn of(world: &Topology, config: &Config, averages: Averages) -> Averaging {
+        let Averages { selection, tuning, threads, on_device, machine } = averages;
         let star = Star::new(world, config.strategy, &tuning.parameters);
         let link = if world.nodes() > 1 { tuning.parameters.between } else { tuning.parameters.within };
         let relaxed = config.relaxed(world.size());
         let gossip = relaxed.is_some_and(|relaxed| relaxed.sends_parameters()).then_some(link);
-        let mut least = [threads as f64];
-        world.min_f64(&mut least)?;
-        let threads = least[0] as usize;
-        let compress = config.compress;
-        Ok(Averaging { selection, tuning, threads, on_device, compress, star, gossip, stages: None })
+        let (compress, wire) = (config.compress, config.wire);
+        Averaging {
+            selection,
+            tuning,
+            threads,
+            on_device,
+            compress,
+            star,
+            gossip,
+            stages: None,
+            wire,
+            machine,
+            measured: None,
+        }
     }
 
     /// The same of a network in stages, whose ranks are those of this job.
-    pub fn over_stages(self, job: &World) -> Averaging {
+    pub fn over_stages(self, job: &Topology) -> Averaging {
         let Parameters { within, between, .. } = self.tuning.parameters;
         Averaging { stages: Some(if job.nodes() > 1 { between } else { within }), ..self }
     }
@@ -104,6 +181,35 @@ impl Averaging {
     /// The link between stages: seconds until the first byte is there, and seconds a byte.
     pub fn between_stages(&self) -> [f64; 2] {
         self.stages.map_or([0.0; 2], |link| [link.latency(), link.per_byte()])
+    }
+
+    /// The same where the ranks are on other nodes, as many on each, joined by a network; by that of what was measured
+    /// where none is given. What algorithms took on these ranks says nothing of others.
+    ///
+    /// # Errors
+    /// `Usage` where what is asked for cannot run there.
+    pub fn elsewhere(
+        &self,
+        world: &Topology,
+        config: &Config,
+        network: Option<&Interconnect>,
+    ) -> Result<Averaging> {
+        let mut tuning = Tuning { measured: Vec::new(), ..self.tuning.clone() };
+        let between = tuning.parameters.between;
+        let measured = || Interconnect::flat(between.latency(), 1.0 / between.per_byte());
+        let network = network.cloned().unwrap_or_else(measured);
+        tuning.parameters.between =
+            Level { latency_us: 1e6 * network.latency, gb_per_s: 1e-9 * network.of_node() };
+        let selection = Selection::new(self.selection.kind(), config.wire, &Nodes::of(world), &tuning)?;
+        let machine = Machine::new(network, world.nodes(), world.local_size(), tuning.parameters);
+        let (threads, on_device, machine) = (self.threads, self.on_device, Some(Rc::new(machine)));
+        let moved = Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine });
+        Ok(Averaging { measured: self.measured.clone(), ..moved })
+    }
+
+    /// Where the job is thought to be.
+    pub fn machine(&self) -> Option<&Machine> {
+        self.machine.as_deref()
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
@@ -121,14 +227,28 @@ impl Averaging {
         threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
     }
 
-    /// What each step of a plan is expected to take.
+    /// What each step of a plan is expected to take: by rates, unless it was measured.
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
-        threshold::step_seconds(plan, &self.tuning.parameters, self.threads)
+        let mut expected = threshold::step_seconds(plan, &self.tuning.parameters, self.threads);
+        if let Some(measured) = &self.measured {
+            let more = plan.graph.batch() as f64 / measured.images as f64;
+            for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
+                *seconds = measured.seconds.get(&step.label).map_or(*seconds, |seconds| more * seconds);
+            }
+        }
+        expected
+    }
+
+    /// The same where steps are known to take what was measured.
+    pub fn with_steps(self, measured: StepTimes) -> Averaging {
+        Averaging { measured: Some(Rc::new(measured)), ..self }
     }
 
     /// Seconds a byte that an update reads or writes.
     pub fn per_byte(&self) -> f64 {
-        self.tuning.parameters.shared.per_byte() / 2.0
+        self.measured
+            .as_ref()
+            .map_or(self.tuning.parameters.shared.per_byte() / 2.0, |measured| measured.per_byte)
     }
 
     /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is
@@ -141,21 +261,51 @@ impl Averaging {
     }
 
     /// What a transfer of the script is expected to take. Half of an allreduce is the reduce-scatter, half the
-    /// allgather.
-    pub fn transfer(&self, transfer: &Transfer, shared: bool) -> f64 {
-        let seconds = self.seconds(transfer.cuts.range().len(), shared);
+    /// allgather, unless its rounds elsewhere say it.
+    pub fn transfer(&self, transfer: &Transfer, setting: Setting) -> f64 {
+        let bytes = transfer.cuts.range().len();
+        if let Some(machine) = self.machine()
+            && let Some(course) = self.course(transfer, setting, machine)
+        {
+            return course.seconds(machine);
+        }
+        let seconds = self.seconds(bytes, setting.shared);
         match transfer.kind {
             Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
-                self.star_seconds(transfer.cuts.range().len()).unwrap_or(seconds / 2.0)
+                self.star_seconds(bytes).unwrap_or(seconds / 2.0)
             }
-            Kind::Send { .. } | Kind::Receive { .. } => self.message_seconds(transfer.cuts.range().len()),
+            Kind::Send { .. } | Kind::Receive { .. } => self.message_seconds(bytes),
             // Few bytes, to all and back.
             _ if transfer.axis == Axis::Job => {
                 let rounds = transfer.cuts.ranks().max(2).ilog2() + 1;
-                f64::from(rounds) * self.message_seconds(transfer.cuts.range().len())
+                f64::from(rounds) * self.message_seconds(bytes)
             }
-            Kind::Mix { .. } => self.gossip_seconds(transfer.cuts.range().len()).unwrap_or(seconds),
+            Kind::Mix { .. } => self.gossip_seconds(bytes).unwrap_or(seconds),
             _ => seconds,
+        }
+    }
+
+    /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a
+    /// GPU does it, where gradients are compressed, and for what a server takes as it comes.
+    pub fn course(&self, transfer: &Transfer, setting: Setting, machine: &Machine) -> Option<Course> {
+        let cuts = in_elements(&transfer.cuts);
+        let chosen = |bytes| self.selection.choose(bytes, setting.shared).kind;
+        let sum = |kind, share| Course::sum(kind, share, &cuts, self.wire, machine);
+        match transfer.kind {
+            _ if transfer.axis == Axis::Job => None,
+            Kind::Gather => Some(Course::of(Steps::Gather, &cuts, Wire::F32)),
+            Kind::Mix { distance } => Some(Course::of(Steps::Shift(distance), &cuts, Wire::F32)),
+            _ if self.compress.is_some() => None,
+            Kind::Sum if self.star.is_some() => sum(AllreduceKind::RING, Share::All),
+            // Of losses and hits alone: with the last bucket.
+            Kind::Sum if setting.apart => sum(chosen(setting.last), Share::All),
+            Kind::Sum => sum(chosen(transfer.cuts.range().len()), Share::All),
+            Kind::SumToOwners if self.star.is_some() => Some(Course::of(Steps::ToOwners, &cuts, self.wire)),
+            Kind::SumToOwners => sum(chosen(transfer.cuts.range().len()), Share::Own),
+            Kind::FromOwners if self.star.is_some() => Some(Course::of(Steps::FromOwners, &cuts, Wire::F32)),
+            Kind::FromOwners if setting.in_common => Some(Course::between_nodes(&cuts)),
+            Kind::FromOwners => Some(Course::of(Steps::Collect, &cuts, Wire::F32)),
+            Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } => None,
         }
     }
 
@@ -195,6 +345,9 @@ impl Averaging {
 
     /// Where the figures come from, in words.
     pub fn source(&self) -> String {
+        if self.measured.is_some() {
+            return "of steps that were measured here".into();
+        }
         match self.tuning.is_built_in() {
             true => "built in".into(),
             false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),

@@ -11,9 +11,9 @@ mod carriers;
 mod gpu_direct;
 mod sharing;
 
-pub use averaging::{Averaging, Expected};
+pub use averaging::{Averaging, Expected, Setting, StepTimes};
 pub use carriers::{Carrying, Places, Pushes, edges};
 pub use sharing::{
-    Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes,
+    Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes, seats,
     shares_gradients, turns, windows_apart,
 };

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::Averaging;
-use crate::comm::{NodeShared, Region, World};
+use crate::comm::{NodeShared, Region, Topology, World};
 use crate::config::{Config, Strategy};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress;
 use crate::plan::{Plan, Sizes, Turns};
-use crate::strategy::{Owners, Ranks};
+use crate::strategy::{Owners, Ranks, Seat};
 
 /// Parameters, optimizer state and moving average are there once for all ranks of a node where its shared memory has
 /// room: every rank reads all of them, and updates its share. Outside the update, between two steps, nobody writes to
@@ -26,7 +26,7 @@ pub struct Sharing {
 impl Sharing {
     const ALONE: Sharing = Sharing { rank: 0, ranks: 1 };
 
-    fn of_node(world: &World) -> Sharing {
+    fn of_node(world: &Topology) -> Sharing {
         Sharing { rank: world.local_rank(), ranks: world.local_size() }
     }
 
@@ -36,7 +36,7 @@ impl Sharing {
     }
 
     /// What is to be expected of `Common::new`, if a run takes `bytes` of shared memory in all.
-    pub fn expected(world: &World, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
+    pub fn expected(world: &Topology, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
         let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
         let fits = wanted && NodeShared::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
@@ -62,29 +62,34 @@ impl Sharing {
 }
 
 /// Whether any node has several ranks.
-fn some_share(world: &World) -> bool {
+fn some_share(world: &Topology) -> bool {
     world.size() > world.nodes()
 }
 
 /// On which node each rank is.
-pub fn nodes(world: &World) -> Vec<usize> {
+pub fn nodes(world: &Topology) -> Vec<usize> {
     (0..world.size()).map(|rank| world.node_of(rank)).collect()
 }
 
+/// Each rank's place among those of its node.
+pub fn seats(world: &Topology) -> Vec<Seat> {
+    Seat::all(&nodes(world))
+}
+
 /// Who is to update what if the ranks of a node can have memory in common.
-pub fn expected_owners(world: &World, strategy: Strategy, in_common: bool) -> Owners {
+pub fn expected_owners(world: &Topology, strategy: Strategy, in_common: bool) -> Owners {
     strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
 }
 
 /// Whether a strategy has the ranks of a node share parameters at all.
-fn may_share(world: &World, strategy: Strategy) -> bool {
+fn may_share(world: &Topology, strategy: Strategy) -> bool {
     let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
     strategy.shares_memory(at, world.is_even())
 }
 
 /// How gradients take turns in windows, if they do. Ranks of one node have their parameters in common where they can,
 /// and then gather nothing.
-pub fn turns(world: &World, device: &dyn Device, config: &Config) -> Option<Turns> {
+pub fn turns(world: &Topology, device: &dyn Device, config: &Config) -> Option<Turns> {
     let sharded = config.strategy.sharded(world.size());
     sharded.gradients.then_some(Turns {
         gathers: sharded.parameters && !(device.is_host() && world.nodes() == 1),
@@ -227,7 +232,7 @@ impl Gradients {
 
 /// Whether gradients are encoded where they lie, on a device with memory of its own. How far parameters are from an
 /// anchor is encoded on the host, where the step's own numbers are summed in every step.
-pub fn codes_on_device(config: &Config, world: &World, device: &dyn Device) -> bool {
+pub fn codes_on_device(config: &Config, world: &Topology, device: &dyn Device) -> bool {
     let codes = |scheme| compress::code(scheme, world.size(), device).is_some();
     config.compress.is_some_and(codes) && !config.strategy.is_relaxed()
 }
@@ -258,9 +263,9 @@ pub fn windows_apart(world: &World, device: &dyn Device, bytes: usize) -> Result
 }
 
 /// The most bytes of parameters that a rank updates.
-pub fn largest_share(world: &World, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
-    let nodes = nodes(world);
-    let of = |rank| plan.owned(owners, rule, &nodes, rank).iter().map(ExactSizeIterator::len).sum();
+pub fn largest_share(world: &Topology, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
+    let seats = seats(world);
+    let of = |rank| plan.owned(owners, rule, seats[rank], rank).iter().map(ExactSizeIterator::len).sum();
     (0..world.size()).map(of).max().unwrap_or(0)
 }
 

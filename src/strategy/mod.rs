@@ -22,7 +22,7 @@ mod server;
 mod server_async;
 mod zero;
 
-pub use owners::{Owners, Share};
+pub use owners::{Owners, Seat, Share};
 pub use relaxed::{Meeting, Outer, OuterFlags, Relaxed};
 pub use server_async::AsyncOrder;
 
@@ -400,9 +400,11 @@ mod tests {
                     let at = Ranks { ranks, nodes, in_common };
                     let owners = strategy.owners(at);
                     let of: Vec<usize> = (0..ranks).map(|rank| rank * nodes / ranks).collect();
+                    let seats = Seat::all(&of);
                     assert_eq!(computing, (0..ranks).filter(|&rank| !owners.serves(rank)).count());
                     let cuts = owners.cuts(0, &bucket, ranks, &share);
-                    let owned: Vec<_> = (0..ranks).map(|rank| owners.owned(0, rank, &of, &share)).collect();
+                    let owned: Vec<_> =
+                        (0..ranks).map(|rank| owners.owned(0, rank, seats[rank], &share)).collect();
                     if owners.are_apart() {
                         let parts: Vec<_> = (0..ranks).map(|rank| cuts.part(rank).len()).collect();
                         assert_eq!(parts, owned.iter().map(|part| part.len()).collect::<Vec<_>>());

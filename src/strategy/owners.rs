@@ -23,6 +23,28 @@ pub enum Owners {
     },
 }
 
+/// A rank's place among the ranks of its node, and how many these are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Seat {
+    /// From 0.
+    pub index: usize,
+    /// Of so many.
+    pub of: usize,
+}
+
+impl Seat {
+    /// Of every rank, if they are on these nodes.
+    pub fn all(nodes: &[usize]) -> Vec<Seat> {
+        let mut counts = vec![0; nodes.iter().max().map_or(0, |last| last + 1)];
+        let next = |&node: &usize| {
+            counts[node] += 1;
+            counts[node] - 1
+        };
+        let indices: Vec<usize> = nodes.iter().map(next).collect();
+        nodes.iter().zip(indices).map(|(&node, index)| Seat { index, of: counts[node] }).collect()
+    }
+}
+
 /// Part `index` of so many into which the bytes of a bucket are divided among its owners (`Plan::share`).
 pub type Share<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
@@ -73,14 +95,11 @@ impl Owners {
         Cuts::new(bytes.clone(), parts)
     }
 
-    /// The bytes of a bucket that a rank updates; `nodes` says on which node each rank is.
-    pub fn owned(self, bucket: usize, rank: usize, nodes: &[usize], share: Share) -> Range<usize> {
+    /// The bytes of a bucket that a rank updates.
+    pub fn owned(self, bucket: usize, rank: usize, seat: Seat, share: Share) -> Range<usize> {
         match self {
             Owners::Everyone => share(bucket, 0, 1),
-            Owners::Node => {
-                let here = |other: &usize| nodes[*other] == nodes[rank];
-                share(bucket, (0..rank).filter(here).count(), (0..nodes.len()).filter(here).count())
-            }
+            Owners::Node => share(bucket, seat.index, seat.of),
             Owners::Apart { first, count, .. } => match rank.checked_sub(first) {
                 Some(index) if index < count => share(bucket, index, count),
                 _ => 0..0,

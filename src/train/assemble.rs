@@ -124,7 +124,7 @@ impl Assembly<'_> {
     /// What this rank does in the steps of a round.
     fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { groups, world, config, plans, rule, .. } = *self;
-        let manner = manner(groups, config, memories.owners, memories.sharing.ranks > 1);
+        let manner = manner(groups.layout(), config, memories.owners, memories.sharing.ranks > 1);
         let manners = manner.of_round(config.relaxed(world.size()));
         let own = world.rank()..world.rank() + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));

@@ -120,7 +120,7 @@ fn planned(
     batch: usize,
 ) -> Result<Plans> {
     let config = Config { batch, ..config.clone() };
-    Plans::new(groups, &config, network, device, averaging, config.data.is_some())
+    Plans::new(groups.layout(), &config, network, device, averaging, config.data.is_some())
 }
 
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a

@@ -14,7 +14,7 @@ use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
 use crate::reducer::{
-    Averaging, Common, Gradients, Places, Sharing, Travelling, expected_owners, nodes, windows_apart,
+    Averaging, Common, Gradients, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
 };
 use crate::strategy::Owners;
 
@@ -85,8 +85,8 @@ impl Memories {
             None => device.allocate(sizes.gradients)?,
         };
         let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
-        let nodes = nodes(world);
-        let owned = |owners| plan.owned(owners, rule, &nodes, world.rank());
+        let seat = seats(world)[world.rank()];
+        let owned = |owners| plan.owned(owners, rule, seat, world.rank());
         let held = gathers.then(|| owned(expected_owners(world, config.strategy, false)));
         let held = held.map(|parts| parts.iter().map(ExactSizeIterator::len).sum());
         let common = Common::new(world, device, sizes, config, copies, held)?;

@@ -5,7 +5,9 @@
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
 //! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not wait
 //! for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and resumes
-//! what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a batch fits. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
+//! what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a batch fits,
+//! `prediction` how fast the run would be elsewhere, `simgrid` for another simulator, `planner` which way to share the
+//! work is the fastest. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
 //! every room below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
@@ -23,11 +25,14 @@ mod memory;
 mod metrics;
 mod network;
 mod owned;
+mod planner;
 mod plans;
 mod predicting;
+mod prediction;
 mod server;
 mod setup;
 mod shards;
+mod simgrid;
 mod source;
 mod stages;
 mod state;
@@ -83,6 +88,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
+    let config = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(&config.session, started))?;
@@ -109,10 +115,10 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     }
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
     let outcome = kept.and(outcome);
-    let labels = || job.plan.steps.iter().map(|step| step.label.clone()).collect();
+    let labels: Vec<String> = job.plan.steps.iter().map(|step| step.label.clone()).collect();
     let drawn = match &outcome {
-        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, labels()),
-        _ => timeline.finish(world, labels()),
+        Err(error) if !world.is_agreed(error) => timeline.finish_alone(world, &labels),
+        _ => timeline.finish(&groups, &labels),
     };
     outcome.and(left)?;
     world.agree(closed)?;

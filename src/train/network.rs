@@ -69,6 +69,14 @@ impl Network {
         Network { pixels, ..self }
     }
 
+    /// The same for another number of ranks.
+    ///
+    /// # Errors
+    /// `Usage` where they do not divide into the groups asked for.
+    pub fn among(&self, config: &Config, ranks: usize) -> Result<Network> {
+        Ok(Network { statistics_of: group(config.sync_bn, ranks)?, ..self.clone() })
+    }
+
     /// The graph of a training step for a batch.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
 use crate::error::Result;
 use crate::plan::{Parameter, Plan};
-use crate::reducer::nodes;
+use crate::reducer::seats;
 
 /// Elements that go between two ranks at a time.
 const PIECE: usize = 2 << 20;
@@ -23,12 +23,12 @@ struct Piece {
 
 /// Who owns which bytes of a parameter, in an order that is the same on every rank.
 fn pieces(world: &World, plan: &Plan, memories: &Memories, parameter: &Parameter) -> Vec<Piece> {
-    let (nodes, rule) = (nodes(world), &memories.rule);
+    let (seats, rule) = (seats(world), &memories.rule);
     let whole = parameter.offset..parameter.offset + parameter.layout.bytes();
     let mut pieces = Vec::new();
-    for owner in 0..world.size() {
+    for (owner, &seat) in seats.iter().enumerate() {
         let mut place = 0;
-        for part in plan.owned(memories.owners, rule, &nodes, owner) {
+        for part in plan.owned(memories.owners, rule, seat, owner) {
             let (start, end) = (part.start.max(whole.start), part.end.min(whole.end));
             for start in (start..end.max(start)).step_by(4 * PIECE) {
                 let bytes = start - whole.start..end.min(start + 4 * PIECE) - whole.start;

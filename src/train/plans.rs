@@ -1,11 +1,14 @@
 //! The plans of a run, and what a rank needs in memory for them.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::checkpoint;
-use super::groups::Groups;
+use super::groups::{Groups, Layout};
 use super::meeting;
 use super::memory::keeps as keeps_sums;
 use super::network::Network;
-use crate::comm::World;
+use crate::comm::{Topology, World};
 use crate::config::{Config, Pipeline, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
@@ -17,12 +20,12 @@ use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Compiled, Extent, Manner, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage, Stages, StepFacts,
-    Transfer,
+    self, Compiled, Extent, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage,
+    Stages, StepFacts, Times, Transfer,
 };
 use crate::reducer::{
-    Averaging, Expected, Sharing, codes_on_device, expected_owners, largest_share, nodes, shares_gradients,
-    turns,
+    Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
+    shares_gradients, turns,
 };
 use crate::strategy::Owners;
 
@@ -42,14 +45,14 @@ pub struct Plans {
 
 impl Plans {
     pub fn new(
-        groups: &Groups,
+        layout: Layout,
         config: &Config,
         network: &Network,
         device: &dyn Device,
         averaging: &Averaging,
         evaluate: bool,
     ) -> Result<Plans> {
-        let world = &groups.data;
+        let world = layout.data;
         let options = Options {
             fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX),
             training: None,
@@ -80,17 +83,19 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let (training, stages, others) = match groups.stage {
+        let (training, stages, others) = match layout.stage {
             None => (whole(graph, world, config, device, averaging, &options)?, None, Vec::new()),
             Some(own) => {
-                let (mut training, stages, others) =
+                let (mut training, stages, mut others) =
                     in_stages(graph, own, config, device, averaging, &options)?;
-                averaging.cut(&mut training, config)?;
+                for plan in others.iter_mut().chain([&mut training]) {
+                    averaging.cut(plan, config)?;
+                }
                 (training, stages, others)
             }
         };
         let evaluation = if evaluate {
-            let stage = stages.as_ref().zip(groups.stage);
+            let stage = stages.as_ref().zip(layout.stage);
             let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
             let options = Options { training: Some(&training), stage, ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
@@ -113,7 +118,7 @@ impl Plans {
         }
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
-        let manners = manner(groups, config, owners, false).of_round(config.relaxed(world.size()));
+        let manners = manner(groups.layout(), config, owners, false).of_round(config.relaxed(world.size()));
         let of = |manner: &Manner| self.training.scripts(manner, &config.optimizer.rule, 0..1);
         let scripts: Vec<_> = manners.iter().flat_map(of).collect();
         let script = fnv1a(format!("{scripts:?}").bytes());
@@ -130,45 +135,133 @@ impl Plans {
     /// `Internal` where scripts do not fit together.
     pub fn rehearse(
         &self,
-        groups: &Groups,
+        layout: Layout,
         config: &Config,
         averaging: &Averaging,
     ) -> Result<(Vec<Script>, Rehearsal)> {
-        let world = &groups.data;
-        let in_common = self.extent.sharers > 1;
-        let manner = manner(groups, config, expected_owners(world, config.strategy, in_common), in_common);
-        let scripts = |manner: &Manner| {
-            let of = |(stage, plan): (usize, &&Plan)| {
-                let pipeline = manner.pipeline.map(|(_, schedule)| (stage, schedule));
-                let manner = Manner { pipeline, ..manner.clone() };
-                plan.scripts(&manner, &config.optimizer.rule, 0..world.size())
-            };
-            self.of_stages(groups).iter().enumerate().flat_map(of).collect::<Vec<_>>()
-        };
-        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
-        let seconds = |transfer: &Transfer| averaging.transfer(transfer, shared);
-        let rule = &config.optimizer.rule;
-        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * averaging.per_byte();
-        let facts = |plan: &&Plan| plan.facts(&averaging.step_seconds(plan));
-        let facts: Vec<_> = self.of_stages(groups).iter().map(facts).collect();
-        let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
-        let prices = Prices { transfer: &seconds, update: &update };
         let mut rehearsed = None;
-        for manner in manner.of_round(config.relaxed(world.size())) {
-            let scripts = scripts(&manner);
-            let rehearsal = plan::rehearse(&scripts, &facts, &prices)?;
+        for manner in self.manners(layout, config) {
+            let scripts = self.scripts(&manner, config, &|_, manner| (0..manner.mesh.data).collect());
+            let rehearsal = self.play(&scripts, layout, config, averaging, &|_| 1.0)?;
             rehearsed = Some((scripts, rehearsal));
         }
         rehearsed.ok_or_else(|| Error::internal("a round without steps"))
     }
 
+    /// The scripts of some ranks of each stage, which do a step in one manner.
+    pub fn scripts(
+        &self,
+        manner: &Manner,
+        config: &Config,
+        ranks: &dyn Fn(&Plan, &Manner) -> Vec<usize>,
+    ) -> Vec<Script> {
+        let of = |(stage, plan): (usize, &&Plan)| {
+            let pipeline = manner.pipeline.map(|(_, schedule)| (stage, schedule));
+            let manner = Manner { pipeline, ..manner.clone() };
+            plan.scripts(&manner, &config.optimizer.rule, ranks(plan, &manner))
+        };
+        self.of_stages(manner.pipeline.map(|(own, _)| own)).iter().enumerate().flat_map(of).collect()
+    }
+
+    /// How the steps of a round are done, the one in which ranks meet last.
+    pub fn manners(&self, layout: Layout, config: &Config) -> Vec<Manner> {
+        let in_common = self.extent.sharers > 1;
+        let owners = expected_owners(layout.data, config.strategy, in_common);
+        manner(layout, config, owners, in_common).of_round(config.relaxed(layout.data.size()))
+    }
+
+    /// What decides how transfers travel.
+    pub fn setting(
+        &self,
+        Layout { data: world, .. }: Layout,
+        config: &Config,
+        averaging: &Averaging,
+    ) -> Setting {
+        let (in_common, buckets) = (self.extent.sharers > 1, self.training.bucket_bytes());
+        Setting {
+            shared: averaging.selection.expects_shared(world, &buckets),
+            in_common,
+            apart: expected_owners(world, config.strategy, in_common).are_apart(),
+            last: buckets.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// Rehearses scripts, of ranks that compute at some pace.
+    ///
+    /// # Errors
+    /// `Internal` where scripts do not fit together.
+    pub fn play(
+        &self,
+        scripts: &[Script],
+        layout: Layout,
+        config: &Config,
+        averaging: &Averaging,
+        pace: &dyn Fn(usize) -> f64,
+    ) -> Result<Rehearsal> {
+        let setting = self.setting(layout, config, averaging);
+        // All ranks of a stage have one list of transfers.
+        let known: RefCell<HashMap<*const Transfer, f64>> = RefCell::default();
+        let seconds = |transfer: &Transfer| {
+            let mut known = known.borrow_mut();
+            *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
+        };
+        let rule = &config.optimizer.rule;
+        let per_byte = self.per_byte(config, averaging);
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
+        let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
+        let facts: Vec<_> = self.of_stages(layout.stage).iter().map(facts).collect();
+        let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
+        plan::rehearse(scripts, &facts, &Prices { transfer: &seconds, update: &update, pace })
+    }
+
+    /// Seconds a byte that an update reads or writes.
+    pub fn per_byte(&self, config: &Config, averaging: &Averaging) -> f64 {
+        let given = config.roofline.filter(|_| averaging.machine().is_some());
+        given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
+    }
+
+    /// The same steps where ranks are elsewhere: other buckets and other memory.
+    ///
+    /// # Errors
+    /// `Internal` where a script cannot be rehearsed.
+    pub fn move_to(
+        &mut self,
+        layout: Layout,
+        config: &Config,
+        device: &dyn Device,
+        averaging: &Averaging,
+    ) -> Result<()> {
+        let plans = self.others.iter_mut().chain([&mut self.training]);
+        plans.into_iter().try_for_each(|plan| averaging.cut(plan, config))?;
+        let program = self.extent.program;
+        let evaluates = self.evaluation.is_some();
+        self.extent =
+            Extent { program, ..extent(layout.data, config, averaging, &self.training, device, evaluates) };
+        Ok(())
+    }
+
+    /// Bytes that the rank has at its peak which has most: of another stage but for what its evaluation may take more.
+    pub fn largest(
+        &self,
+        layout: Layout,
+        config: &Config,
+        averaging: &Averaging,
+        device: &dyn Device,
+    ) -> usize {
+        let evaluates = self.evaluation.is_some();
+        let of = |plan: &Plan| {
+            let extent = extent(layout.data, config, averaging, plan, device, evaluates);
+            plan.sizes.total(Extent { program: self.extent.program, ..extent })
+        };
+        self.others.iter().map(of).fold(self.total(), usize::max)
+    }
+
     /// The same in a line, or with rank 0's whole script.
-    fn rehearsed(&self, groups: &Groups, config: &Config, averaging: &Averaging) -> Result<String> {
-        let world = &groups.data;
+    fn rehearsed(&self, layout: Layout, config: &Config, averaging: &Averaging) -> Result<String> {
         if config.evaluate {
             return Ok(String::new());
         }
-        let (scripts, rehearsal) = self.rehearse(groups, config, averaging)?;
+        let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
         let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
         if config.script {
             text += &scripts[0].lines();
@@ -180,7 +273,7 @@ impl Plans {
         if rehearsal.seconds.is_finite() {
             let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
             let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
-            let of = match config.relaxed(world.size()) {
+            let of = match config.relaxed(layout.data.size()) {
                 Some(relaxed) if !relaxed.sends_parameters() => {
                     format!("a step in which ranks meet, one in {}", relaxed.every)
                 }
@@ -234,13 +327,12 @@ impl Plans {
     /// `Internal` where the ranks' scripts do not fit together.
     pub fn describe(
         &self,
-        groups: &Groups,
+        layout: Layout,
         config: &Config,
         device: &dyn Device,
         averaging: &Averaging,
     ) -> Result<String> {
-        let world = &groups.data;
-        let ranks = world.size();
+        let (world, ranks) = (layout.data, layout.data.size());
         let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
         let note = |choice: &Expected| (choice.name, choice.seconds);
         let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
@@ -253,19 +345,19 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)),
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
-        let shards = self.shards(config, ranks) + &self.stage_table(groups, config, averaging);
-        Ok(described + &shards + &self.rehearsed(groups, config, averaging)? + &self.roofline(config))
+        let shards = self.shards(config, ranks) + &self.stage_table(layout, config, averaging);
+        Ok(described + &shards + &self.rehearsed(layout, config, averaging)? + &self.roofline(config))
     }
 
     /// The training plans of all stages, in their order; the one that there is where the network is not cut.
-    fn of_stages(&self, groups: &Groups) -> Vec<&Plan> {
-        let own = groups.stage.unwrap_or(0);
+    pub fn of_stages(&self, own: Option<usize>) -> Vec<&Plan> {
+        let own = own.unwrap_or(0);
         let before = self.others[..own].iter();
         before.chain([&self.training]).chain(&self.others[own..]).collect()
     }
 
     /// A line for each stage.
-    fn stage_table(&self, groups: &Groups, config: &Config, averaging: &Averaging) -> String {
+    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging) -> String {
         let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
         let mut text = format!(
             "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
@@ -277,7 +369,7 @@ impl Plans {
             100.0 * pipeline.schedule.bubble(pipeline.stages, config.accumulation),
             ""
         );
-        for (stage, plan) in self.of_stages(groups).into_iter().enumerate() {
+        for (stage, plan) in self.of_stages(layout.stage).into_iter().enumerate() {
             let layers = stages.layers_of(&plan.graph, stage).join("; ");
             let seconds: f64 = averaging.step_seconds(plan).iter().sum::<f64>() * config.accumulation as f64;
             let sent =
@@ -342,11 +434,43 @@ impl Plans {
     }
 }
 
+/// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was given.
+pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<f64> {
+    match config.roofline.filter(|_| averaging.machine().is_some()) {
+        Some(rates) => plan.step_rooflines(rates),
+        None => averaging.step_seconds(plan),
+    }
+}
+
+/// What the steps of a plan took on the ranks that are there, where that is to be measured: the mean of all. Collective.
+///
+/// # Errors
+/// The same on every rank: no memory, or whatever a device reports.
+pub fn measured(
+    world: &World,
+    config: &Config,
+    device: &dyn Device,
+    plan: &Plan,
+    averaging: Averaging,
+) -> Result<Averaging> {
+    let Some(steps) = config.measure else { return Ok(averaging) };
+    let rule = &config.optimizer.rule;
+    let mut subject = world.agree(Measured::new(device, plan, rule))?;
+    world.barrier()?;
+    let Times { steps: mut seconds, updates, .. } = world.agree(subject.time(steps))?;
+    seconds.push(updates);
+    world.sum_f64(&mut seconds)?;
+    seconds.iter_mut().for_each(|seconds| *seconds /= world.size() as f64);
+    let updates = seconds.pop().unwrap_or(0.0);
+    let per_byte = updates / rule.bytes_moved(plan.sizes.parameters).max(1) as f64;
+    Ok(averaging.with_steps(StepTimes::new(plan, &seconds, per_byte)))
+}
+
 /// How a step of this run is done.
-pub fn manner(groups: &Groups, config: &Config, owners: Owners, in_common: bool) -> Manner {
+pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) -> Manner {
     Manner {
-        mesh: groups.mesh,
-        pipeline: groups.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
+        mesh: layout.mesh,
+        pipeline: layout.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
         owners,
         in_common,
         micro_steps: config.accumulation,
@@ -356,7 +480,7 @@ pub fn manner(groups: &Groups, config: &Config, owners: Owners, in_common: bool)
         average: config.optimizer.ema.is_some(),
         overlap: config.overlap,
         asynchronous: config.strategy.is_asynchronous(),
-        ..Manner::plain(nodes(&groups.data))
+        ..Manner::plain(nodes(layout.data))
     }
 }
 
@@ -364,7 +488,7 @@ pub fn manner(groups: &Groups, config: &Config, owners: Owners, in_common: bool)
 /// would have without.
 fn whole(
     graph: Graph,
-    world: &World,
+    world: &Topology,
     config: &Config,
     device: &dyn Device,
     averaging: &Averaging,
@@ -441,7 +565,7 @@ fn in_stages(
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
 /// compiled its kernels, and none of the memory that the plan speaks of.
 fn extent(
-    world: &World,
+    world: &Topology,
     config: &Config,
     averaging: &Averaging,
     plan: &Plan,
@@ -556,7 +680,7 @@ fn extent(
 }
 
 /// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
-fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
+fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
     let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
     let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
     match reads_some {
@@ -568,7 +692,7 @@ fn halves(config: &Config, world: &World, plan: &Plan) -> usize {
 
 /// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
 /// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
-fn checkpoint_bytes(world: &World, config: &Config, plan: &Plan, untouched: usize) -> usize {
+fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     // What is not the same on all ranks comes to rank 0 from a copy of a parameter.
     let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);

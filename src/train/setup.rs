@@ -16,7 +16,8 @@ use super::length::Length;
 use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
-use super::plans::{Plans, computing, opening};
+use super::plans::{Plans, computing, measured, opening};
+use super::prediction::Predictor;
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
@@ -24,7 +25,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, environment};
+use crate::config::{Config, JpegDecoder, Prediction, Strategy, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
 use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
-use crate::reducer::{Averaging, nodes};
+use crate::reducer::{Averaging, seats};
 
 /// A run that is ready to go.
 pub struct Job {
@@ -75,6 +76,8 @@ pub fn prepare(
     started: Instant,
 ) -> Result<Option<(Job, Recorder)>> {
     let world = &groups.job;
+    let asked = config;
+    let config = &planned_here(world, config);
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
@@ -117,7 +120,7 @@ pub fn prepare(
     let rule = config.optimizer.rule;
     let averaging = averaging(groups, config, &*device, threads)?;
     let mut plans =
-        world.agree(Plans::new(groups, config, &network, &*device, &averaging, test.is_some()))?;
+        world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, test.is_some()))?;
     plans.compare(groups, config, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
@@ -130,13 +133,22 @@ pub fn prepare(
     plans.extent.program = greatest(world, program)?;
     if config.dry_run {
         world.agree(plans.write_steps(world, config))?;
-        record::say(world, &world.agree(plans.describe(groups, config, &*device, &averaging))?);
+        record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
+        if let Some(prediction) = &config.prediction {
+            let evaluate = test.is_some();
+            let averaging = measured(world, config, &*device, &plans.training, averaging)?;
+            let Config { strategy, pipeline, .. } = asked.clone();
+            let config = &Config { strategy, pipeline, ..config.clone() };
+            let answer =
+                predicted(world, config, prediction, (&network, &*device, &averaging, evaluate), plans);
+            record::say(world, &world.agree(answer)?);
+        }
         return world.agree(record::printed()).map(|()| None);
     }
     // All ranks have the same plan, and one goes through the step for all of them.
     let rehearsed = match world.rank() {
         0 => plans
-            .rehearse(groups, config, &averaging)
+            .rehearse(groups.layout(), config, &averaging)
             .map(|(scripts, rehearsal)| scheduled(&scripts[0], &rehearsal)),
         _ => Ok(Vec::new()),
     };
@@ -245,6 +257,38 @@ pub fn prepare(
     Ok(Some((job, world.agree(recorder)?)))
 }
 
+/// Where something is predicted of other ranks, who may be elsewhere: what these do.
+fn planned_here(world: &World, config: &Config) -> Config {
+    let mut planned = config.clone();
+    if config.prediction.is_some() {
+        planned.pipeline = None;
+        if world.size() == 1 && config.strategy.computing(1) == 0 {
+            planned.strategy = Strategy::ALLREDUCE;
+        }
+    }
+    planned
+}
+
+/// What `--predict-nodes` asks for, by rank 0 for all.
+fn predicted(
+    world: &World,
+    config: &Config,
+    asked: &Prediction,
+    (network, device, averaging, evaluate): (&Network, &dyn Device, &Averaging, bool),
+    plans: Plans,
+) -> Result<String> {
+    if !world.is_even() {
+        return Err(Error::usage(
+            "--predict-nodes: this job has not as many ranks on every node; start it so",
+        ));
+    }
+    if world.rank() > 0 {
+        return Ok(String::new());
+    }
+    let (local, program) = (world.local_size(), plans.extent.program);
+    Predictor { config, local, network, device, averaging, evaluate, program }.answer(asked, plans)
+}
+
 /// How many ranks compute gradients.
 fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
     match config.data_ranks(world.size()) {
@@ -319,7 +363,7 @@ fn scheduled(script: &Script, rehearsal: &Rehearsal) -> Vec<Scheduled> {
 /// Bytes of parameters that each rank updates. Collective.
 fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<u64>> {
     let data = &groups.data;
-    let own = plan.owned(memories.owners, &memories.rule, &nodes(data), data.rank());
+    let own = plan.owned(memories.owners, &memories.rule, seats(data)[data.rank()], data.rank());
     let mut all = vec![0.0; groups.job.size()];
     all[groups.job.rank()] = own.iter().map(ExactSizeIterator::len).sum::<usize>() as f64;
     groups.job.sum_f64(&mut all)?;

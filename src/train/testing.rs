@@ -44,11 +44,12 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
-    let mut plans = world.agree(Plans::new(groups, config, &network, &*device, &averaging, false))?;
+    let mut plans =
+        world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, false))?;
     plans.compare(groups, config, &*device)?;
     plans.extent.program = greatest(world, plans.extent.program)?;
     if config.dry_run {
-        record::say(world, &world.agree(plans.describe(groups, config, &*device, &averaging))?);
+        record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         return world.agree(record::printed());
     }
     world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;

@@ -1,5 +1,6 @@
 //! The timeline of a run: started before it, gathered on one clock after it.
 
+use super::groups::Groups;
 use crate::comm::{Offset, World};
 use crate::config::Config;
 use crate::error::Result;
@@ -43,19 +44,20 @@ impl Timeline {
     }
 
     /// Where this rank fails and cannot ask the others: rank 0 writes its own part.
-    pub fn finish_alone(self, world: &World, labels: Vec<String>) -> Result<()> {
+    pub fn finish_alone(self, world: &World, labels: &[String]) -> Result<()> {
         let Some(Recording { mut file, .. }) = self.0 else { return Ok(()) };
         let (rank, host, clock) = (world.rank(), world.host(), [Offset::default(); 2]);
-        file.begin(labels);
-        file.rank(&RankEvents { rank, host, clock, events: trace::stop() });
+        file.begin();
+        file.rank(&RankEvents { rank, host, labels, clock, events: trace::stop() });
         file.end()
     }
 
-    /// Writes what all ranks have of the same steps; `labels` are the names of the plan's. Collective.
+    /// Writes what all ranks have of the same steps; `labels` are the names of this rank's. Collective.
     ///
     /// # Errors
     /// `Output`, the same on every rank.
-    pub fn finish(self, world: &World, labels: Vec<String>) -> Result<()> {
+    pub fn finish(self, groups: &Groups, labels: &[String]) -> Result<()> {
+        let world = &groups.job;
         let Some(Recording { mut file, offsets, steps }) = self.0 else { return Ok(()) };
         let mut events = trace::stop();
         // Where one rank has written over a step, it is left out for all.
@@ -67,16 +69,30 @@ impl Timeline {
         events.retain(|event| u64::from(event.step) >= first);
         let offsets_at_end = world.clock_offsets()?;
         let words: Vec<u64> = events.iter().flat_map(Event::words).collect();
-        file.begin(labels);
+        let of_stages = labels_of_stages(groups, labels)?;
+        let stage_of = |rank| groups.mesh.coordinates(rank)[1];
+        file.begin();
         world.to_first(&words, |rank, words| {
             let events = words.chunks_exact(Event::WORDS).filter_map(Event::from_words).collect();
             file.rank(&RankEvents {
                 rank,
                 host: world.host_of(rank),
+                labels: &of_stages[stage_of(rank)],
                 clock: [offsets[rank], offsets_at_end[rank]],
                 events,
             });
         })?;
         world.agree(file.end())
     }
+}
+
+/// The names of the steps of each stage's plan.
+fn labels_of_stages(groups: &Groups, labels: &[String]) -> Result<Vec<Vec<String>>> {
+    if groups.stage.is_none() {
+        return Ok(vec![labels.to_vec()]);
+    }
+    let own = if groups.data.rank() == 0 { labels.join("\n") } else { String::new() };
+    let all = groups.job.gather_text(&own)?;
+    let of = |stage: usize| all[groups.mesh.rank([0, stage, 0])].lines().map(String::from).collect();
+    Ok((0..groups.mesh.pipeline).map(of).collect())
 }

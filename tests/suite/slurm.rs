@@ -303,7 +303,7 @@ mod full {
         let directory = tempfile::tempdir().unwrap();
         let said =
             slurm.run(directory.path(), &format!("srun -N 128 {DLTRAIN} --model inception_v3 --dry-run"));
-        assert_eq!(said.matches("128 ranks").count(), 1, "{said}");
+        assert_eq!(said.matches("inception_v3, 128 ranks × ").count(), 1, "{said}");
         let flags =
             format!("--model mnist_small --data {DIGITS} --batch 4 --steps 20 --threads 1 --results run.h5");
         slurm.run(directory.path(), &format!("srun -N 32 {DLTRAIN} {flags}"));

@@ -2,6 +2,7 @@
 //!
 //! - every rank is there with its host, steps, named layers and buckets; a bucket lies within its step
 //! - a message is at both its ends, and is not received before it was sent, by the clock that all ranks are shown on
+//! - in a pipeline a rank shows the layers of its stage
 //! - a long run keeps its last steps, `--timeline-steps` chooses, in one file
 //! - a run whose loss diverges leaves its timeline; a file that cannot be made stops the run before it begins
 
@@ -125,6 +126,29 @@ fn messages(timeline: &Timeline) {
         assert!(send["name"] == format!("to rank {to}") && receive["name"] == format!("from rank {from}"));
         assert!(end(receive) >= begin(send) - ROUNDING, "{message}: {receive} before {send}");
         assert_eq!(send["args"]["bytes"], receive["args"]["bytes"]);
+    }
+}
+
+#[test]
+fn a_stage_shows_its_own_layers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, results) = (directory.path().join("run.json"), directory.path().join("run.h5"));
+    let flags = flags(path.to_str().unwrap(), results.to_str().unwrap());
+    let cut = ["--epochs", "1", "--pipeline", "2", "--micro-batches", "4", "--pipeline-cuts", "fc1"];
+    job::run(2, &[&flags[..], &cut].concat());
+    let timeline = Timeline::read(&path);
+    let layers = |rank: u64| -> BTreeSet<String> {
+        let own = timeline.spans("layers").into_iter().filter(|span| span.0 == rank);
+        let name = |event: &Value| event["name"].as_str().unwrap().split(' ').next().unwrap().to_string();
+        own.map(|(.., event)| name(event)).collect()
+    };
+    let [first, second] = [layers(0), layers(1)];
+    assert!(first.contains("conv1") && !first.contains("fc1"), "{first:?}");
+    assert!(second.contains("fc1") && !second.contains("conv1"), "{second:?}");
+    assert!(!first.contains("") && !second.contains(""));
+    for (rank, _, wait) in timeline.spans("waiting") {
+        let name = wait["name"].as_str().unwrap();
+        assert!(!name.contains("rank") || name == format!("wait for rank {}", 1 - rank), "{name}");
     }
 }
 

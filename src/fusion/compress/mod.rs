@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use crate::collective::{Collective, Operation, Route, Selection, Slot};
-use crate::comm::{Region, World};
+use crate::comm::{Region, Topology, World};
 use crate::config::{Compression, Wire};
 use crate::device::{CodecKind, Device, Memory};
 use crate::error::{Error, Result};
@@ -117,7 +117,7 @@ pub fn memory(
     selection: &Selection,
     plan: &Plan,
     device: &dyn Device,
-    world: &World,
+    world: &Topology,
 ) -> Bytes {
     let split = Split::new(scheme, with_tail, plan, device, world.size());
     let sum = |of| selection.memory(world, &split.bytes_of(of));

@@ -1,0 +1,62 @@
+//! The flags of the planner that chooses how the work is shared.
+
+use dltrain::config::{Parallel, most};
+use dltrain::error::Error;
+
+use super::values::{size, within};
+
+/// Who chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Choice {
+    /// The planner, by what it predicts.
+    Auto,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Machine")]
+pub struct Args {
+    /// Let a planner choose: data parallelism, ZeRO, recomputation and pipelines are rehearsed for this job, or with
+    /// --dry-run for --predict-nodes, and the fastest that fits is taken.
+    #[arg(long, value_name = "auto", conflicts_with_all = [
+        "pipeline", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync", "local_steps", "max_batch",
+    ])]
+    parallel: Option<Choice>,
+    /// With --parallel auto: what a rank may have at its peak, such as 2GiB [default: what is free].
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "parallel")]
+    memory_limit: Option<usize>,
+    /// With --predict-nodes or --parallel auto: run so many steps here first, and predict by what they took instead of
+    /// by rates.
+    #[arg(long, value_name = "STEPS")]
+    measure: Option<usize>,
+    /// With --parallel auto: gradients may travel in 16 bits too, which changes results.
+    #[arg(long, requires = "parallel")]
+    lossy: bool,
+}
+
+impl Args {
+    /// Steps that are to be measured; `predicts` if something is predicted of other nodes.
+    ///
+    /// # Errors
+    /// `Usage` where they would be measured for nothing.
+    pub fn measured(&self, predicts: bool) -> Result<Option<usize>, Error> {
+        let Some(steps) = self.measure else { return Ok(None) };
+        within("measure", steps, most::MEASURED)?;
+        match predicts || self.parallel.is_some() {
+            true => Ok(Some(steps)),
+            false => {
+                Err(Error::usage("--measure: it is for --predict-nodes and --parallel auto; add one of them"))
+            }
+        }
+    }
+
+    /// What is asked for, if anything; `stages` is what other flags say of a network in stages.
+    pub fn validate(&self, stages: impl FnOnce() -> Result<(), Error>) -> Option<Parallel> {
+        let of = |Choice::Auto| Parallel {
+            memory_limit: self.memory_limit,
+            lossy: self.lossy,
+            without_stages: stages().err().map(|error| error.to_string()),
+        };
+        self.parallel.map(of)
+    }
+}

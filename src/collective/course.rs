@@ -1,0 +1,500 @@
+//! What a collective does, without doing it: the rounds that ranks would go through on other nodes, for how long
+//! (`Course::seconds`) and message by message (`Course::of_rank`).
+//!
+//! The rounds are those of the schedules. A round of a rank is over when its message has left and the other has come;
+//! then it adds. That chunks of one round overlap with those of the next is left out, as in `cost`. What ranks do in
+//! memory that their node shares takes what `cost` says of it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::schedule::{Apply, Group, Phase, Round};
+use super::tuning::Parameters;
+use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
+use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
+use crate::cuts::{Cuts, segment};
+use crate::interconnect::{Contention, Interconnect, Loads};
+
+/// Nodes with as many ranks each, and what is known of them. Ranks are numbered node by node.
+pub struct Machine {
+    /// Between the nodes.
+    pub network: Interconnect,
+    /// How many nodes.
+    pub nodes: usize,
+    /// Ranks on each.
+    pub local: usize,
+    /// Within a node, and what a rank adds.
+    pub parameters: Parameters,
+    /// What was found out of the rounds of an algorithm, and what finds it.
+    known: RefCell<HashMap<(Steps, bool, usize), Rc<Loads>>>,
+    contention: RefCell<Contention>,
+}
+
+impl Machine {
+    /// With these.
+    pub fn new(network: Interconnect, nodes: usize, local: usize, parameters: Parameters) -> Machine {
+        let contention = RefCell::new(Contention::new(&network, nodes));
+        Machine { network, nodes, local, parameters, known: RefCell::default(), contention }
+    }
+
+    /// How many ranks it has.
+    pub fn ranks(&self) -> usize {
+        self.nodes * self.local
+    }
+
+    /// What the messages of a phase take, which is one of several: of all ranks, or of each and its like on other
+    /// nodes.
+    fn loads(&self, (steps, alike, index): (Steps, bool, usize), phase: &Phase) -> Rc<Loads> {
+        let mut known = self.known.borrow_mut();
+        let found = known.entry((steps, alike, index)).or_insert_with(|| {
+            let node = |rank: usize| rank / self.local;
+            let pairs = (phase.pairs)();
+            let messages: Vec<(usize, usize)> = match alike {
+                true => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
+                false => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
+            };
+            let within = self.parameters.within;
+            let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
+            Rc::new(if phase.rounds > 1 || alike { loads.slowest() } else { loads })
+        });
+        found.clone()
+    }
+}
+
+/// Who sends what to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Steps {
+    /// A sum for all.
+    Sum(Pattern),
+    /// The half of the ring's that leaves a rank the sum of what it owns.
+    Scatter,
+    /// The other half.
+    Collect,
+    /// Sums for few owners.
+    ToOwners,
+    /// What few own for all.
+    FromOwners,
+    /// Everything to the rank so many places on.
+    Shift(usize),
+    /// A few numbers of every rank for all.
+    Gather,
+}
+
+impl Steps {
+    /// The rounds of a rank.
+    fn rounds(self, group: &Group, cuts: &Cuts) -> Vec<Round> {
+        match self {
+            Steps::Sum(pattern) => super::schedule_of(pattern)(group, cuts),
+            Steps::Scatter => ring::reduce_scatter(group, cuts),
+            Steps::Collect => ring::allgather(group, cuts),
+            Steps::ToOwners => star::to_owners(group, cuts),
+            Steps::FromOwners => star::from_owners(group, cuts),
+            Steps::Shift(distance) => gossip::rounds(group, cuts, distance, 0),
+            Steps::Gather => gather::rounds(group, cuts),
+        }
+    }
+
+    /// The rounds of all.
+    fn phases(self, cuts: &Cuts) -> Vec<Phase> {
+        match self {
+            Steps::Sum(Pattern::Ring) => vec![ring::phase(cuts, true), ring::phase(cuts, false)],
+            Steps::Sum(Pattern::HalvingDoubling) => halving_doubling::phases(cuts),
+            Steps::Sum(Pattern::RecursiveDoubling) => recursive_doubling::phases(cuts),
+            Steps::Sum(Pattern::Torus) => torus::phases(cuts),
+            Steps::Scatter => vec![ring::phase(cuts, true)],
+            Steps::Collect => vec![ring::phase(cuts, false)],
+            Steps::ToOwners => star::phases(cuts, true),
+            Steps::FromOwners => star::phases(cuts, false),
+            Steps::Shift(distance) => vec![gossip::phase(cuts, distance)],
+            Steps::Gather => gather::phases(cuts),
+        }
+    }
+}
+
+/// A part of a course.
+enum Leg {
+    /// The ranks of a node wait for each other.
+    Meet,
+    /// Every rank is busy for so many seconds.
+    Work(f64),
+    /// Messages among all ranks, or among each and its like on the other nodes.
+    Messages { steps: Steps, cuts: Cuts, alike: bool },
+}
+
+/// What all ranks go through.
+pub struct Course {
+    legs: Vec<Leg>,
+    wire: Wire,
+}
+
+/// What one rank does, and then it does the next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Deed {
+    /// Waits for the others of its node.
+    Meet,
+    /// Is busy for so many seconds.
+    Work(f64),
+    /// Sends so many bytes to a rank and gets so many of one, both at a time.
+    Exchange {
+        /// To whom, and how many.
+        send: Option<(usize, usize)>,
+        /// Of whom, and how many.
+        receive: Option<(usize, usize)>,
+    },
+}
+
+/// What a rank gets of a sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// All of it.
+    All,
+    /// What it owns.
+    Own,
+}
+
+impl Course {
+    /// A sum of elements by an algorithm; `None` where a library or a GPU does it, of which nothing is known.
+    pub fn sum(
+        kind: AllreduceKind,
+        share: Share,
+        cuts: &Cuts,
+        wire: Wire,
+        machine: &Machine,
+    ) -> Option<Course> {
+        let messages = |steps, alike| Leg::Messages { steps, cuts: cuts.clone(), alike };
+        // A sum whose halves there are not is made whole.
+        let ring = if share == Share::Own { Steps::Scatter } else { Steps::Sum(Pattern::Ring) };
+        let legs = match kind {
+            AllreduceKind::Messages(Pattern::Ring) => vec![messages(ring, false)],
+            AllreduceKind::Messages(pattern) => vec![messages(Steps::Sum(pattern), false)],
+            AllreduceKind::Shm => {
+                vec![Leg::Meet, Leg::Work(in_memory(2.0, 1.0, cuts, machine)), Leg::Meet]
+            }
+            AllreduceKind::Hierarchical(NodeMemory::Host) if machine.local == 1 => vec![messages(ring, true)],
+            AllreduceKind::Hierarchical(NodeMemory::Host) => {
+                // Each element is read on its way to its sum, and the rank's own share of the sums once more.
+                let read = in_memory(1.0, 0.5 + 0.5 / machine.local as f64, cuts, machine);
+                let written = if share == Share::Own { 0.0 } else { in_memory(1.0, 0.5, cuts, machine) };
+                vec![Leg::Meet, Leg::Work(read), messages(ring, true), Leg::Work(written), Leg::Meet]
+            }
+            AllreduceKind::Auto | AllreduceKind::Hierarchical(NodeMemory::Gpus) => return None,
+            AllreduceKind::Vendor(Vendor::Mpi | Vendor::Nccl) => return None,
+        };
+        Some(Course { legs, wire })
+    }
+
+    /// What goes by messages alone, as f32.
+    pub fn of(steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
+        Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), alike: false }], wire }
+    }
+
+    /// What every rank owns, for all nodes, in memory that the ranks of a node have in common.
+    pub fn between_nodes(cuts: &Cuts) -> Course {
+        let messages = Leg::Messages { steps: Steps::Collect, cuts: cuts.clone(), alike: true };
+        Course { legs: vec![Leg::Meet, messages, Leg::Meet], wire: Wire::F32 }
+    }
+
+    /// Seconds from when all ranks have started until the last is through. A rank that is through with a round goes on
+    /// with the next, whatever the others do; where many rounds are alike each counts as long as the slowest rank of it
+    /// takes, which all are soon held up by.
+    pub fn seconds(&self, machine: &Machine) -> f64 {
+        let of = |leg: &Leg| match leg {
+            Leg::Meet => 0.0,
+            Leg::Work(seconds) => *seconds,
+            Leg::Messages { steps, cuts, alike: false } => self.phases(*steps, cuts, false, machine),
+            Leg::Messages { steps, cuts, alike: true } => {
+                // Of all local ranks the one that has most to send.
+                let most = |local: usize| {
+                    let of = among(cuts, local, machine);
+                    (0..machine.nodes).map(|node| of.part(node).len()).max()
+                };
+                let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
+                self.phases(*steps, &among(cuts, local, machine), true, machine)
+            }
+        };
+        self.legs.iter().map(of).sum()
+    }
+
+    fn phases(&self, steps: Steps, cuts: &Cuts, alike: bool, machine: &Machine) -> f64 {
+        let (mut clocks, mut floor, mut latest) = (vec![0.0f64; cuts.ranks()], 0.0f64, 0.0f64);
+        let is_sent = |(_, phase): &(usize, Phase)| phase.elements > 0 && phase.rounds > 0;
+        for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(is_sent) {
+            let bytes = (4 * self.wire.words(phase.elements)) as f64;
+            let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
+            let loads = machine.loads((steps, alike, index), &phase);
+            if phase.rounds > 1 || alike {
+                latest += phase.rounds as f64 * (loads.seconds(bytes) + handled);
+                floor = latest;
+                continue;
+            }
+            // Both ends wait for the message; who gets one then adds.
+            let begun = |place: usize| clocks[place].max(floor);
+            let over = |((from, to), seconds): ((usize, usize), f64)| {
+                (from, to, begun(from).max(begun(to)) + seconds)
+            };
+            let messages: Vec<_> = (phase.pairs)().into_iter().zip(loads.each(bytes)).map(over).collect();
+            for &(from, to, over) in &messages {
+                clocks[from] = clocks[from].max(over);
+                clocks[to] = clocks[to].max(over);
+            }
+            for &(from, to, _) in &messages {
+                clocks[to] += handled;
+                latest = latest.max(clocks[to]).max(clocks[from]);
+            }
+        }
+        latest
+    }
+
+    /// Seconds to round numbers that leave or come, and to add those that came.
+    fn handled(&self, rounded: usize, came: usize, adds: bool, machine: &Machine) -> f64 {
+        let rounding = match self.wire {
+            Wire::F32 => 0.0,
+            Wire::Bf16 | Wire::F16 => 4.0 * rounded as f64 / machine.parameters.round_per_second(),
+        };
+        let adding = if adds { 4.0 * came as f64 / machine.parameters.add_per_second() } else { 0.0 };
+        rounding + adding
+    }
+
+    /// What one rank does. Messages without elements are not sent.
+    pub fn of_rank(&self, rank: usize, machine: &Machine) -> Vec<Deed> {
+        let (node, local) = (rank / machine.local, rank % machine.local);
+        let mut deeds = Vec::new();
+        for leg in &self.legs {
+            match leg {
+                Leg::Meet => deeds.push(Deed::Meet),
+                Leg::Work(seconds) => deeds.push(Deed::Work(*seconds)),
+                Leg::Messages { steps, cuts, alike: false } => {
+                    let rounds = steps.rounds(&Group::all(rank, cuts.ranks()), cuts);
+                    rounds.iter().for_each(|round| self.exchange(round, machine, &mut deeds));
+                }
+                Leg::Messages { steps, cuts, alike: true } => {
+                    let alike = (0..machine.nodes).map(|node| node * machine.local + local).collect();
+                    let cuts = among(cuts, local, machine);
+                    let rounds = steps.rounds(&Group { ranks: alike, place: node }, &cuts);
+                    rounds.iter().for_each(|round| self.exchange(round, machine, &mut deeds));
+                }
+            }
+        }
+        deeds
+    }
+
+    fn exchange(&self, round: &Round, machine: &Machine, deeds: &mut Vec<Deed>) {
+        let some = |part: &super::schedule::Part| {
+            let elements = part.range.len();
+            (elements > 0).then_some((part.peer, 4 * self.wire.words(elements)))
+        };
+        let send = round.send.as_ref().and_then(some);
+        let receive = round.receive.as_ref().and_then(|(part, _)| some(part));
+        if send.is_none() && receive.is_none() {
+            return;
+        }
+        deeds.push(Deed::Exchange { send, receive });
+        let length = |part: Option<&super::schedule::Part>| part.map_or(0, |part| part.range.len());
+        let came = length(round.receive.as_ref().map(|(part, _)| part));
+        let adds = matches!(round.receive, Some((_, Apply::Add)));
+        let seconds = self.handled(length(round.send.as_ref()) + came, came, adds, machine);
+        deeds.extend((seconds > 0.0).then_some(Deed::Work(seconds)));
+    }
+}
+
+/// Seconds in memory that a node shares: so many waits for all of its ranks, and so many times the range copied by
+/// each.
+fn in_memory(waits: f64, copies: f64, cuts: &Cuts, machine: &Machine) -> f64 {
+    let shared = machine.parameters.shared;
+    match machine.local {
+        1 => 0.0,
+        _ => waits * shared.latency() + copies * 4.0 * cuts.range().len() as f64 * shared.per_byte(),
+    }
+}
+
+/// What the ranks with one local rank work on, by node: where each rank owns a part, those; else a segment of the whole
+/// for each local rank, of which each node has a part.
+fn among(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
+    let alike: Vec<usize> = (0..machine.nodes).map(|node| node * machine.local + local).collect();
+    match cuts.ranks() == machine.ranks() {
+        true => cuts.among(&alike, [0, 1]),
+        false => Cuts::even(&segment(cuts.range(), machine.local, local), machine.nodes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cost::tests::nodes;
+    use super::super::cost::{CANDIDATES, Cost};
+    use super::super::tuning::Tuning;
+    use super::*;
+    use crate::interconnect::Topology;
+
+    fn machine(nodes: usize, local: usize) -> Machine {
+        let parameters = Tuning::built_in().parameters;
+        let between = parameters.between;
+        let network = Interconnect::flat(between.latency(), 1.0 / between.per_byte());
+        Machine::new(network, nodes, local, parameters)
+    }
+
+    /// What every rank's rounds have in common is what `phases` say, for all that go in step.
+    #[test]
+    fn phases_are_the_rounds_of_all_ranks() {
+        for size in 2..=20usize {
+            for cuts in [Cuts::even(&(3..1000), size), Cuts::even(&(0..7), size)] {
+                let sums =
+                    [Pattern::Ring, Pattern::HalvingDoubling, Pattern::RecursiveDoubling, Pattern::Torus];
+                let others = [Steps::Scatter, Steps::Collect, Steps::Shift(1), Steps::Gather];
+                for steps in sums.map(Steps::Sum).into_iter().chain(others) {
+                    let rounds: Vec<_> =
+                        (0..size).map(|rank| steps.rounds(&Group::all(rank, size), &cuts)).collect();
+                    let phases = steps.phases(&cuts);
+                    let of_phases: usize = phases.iter().map(|phase| phase.rounds).sum();
+                    assert!(rounds.iter().all(|rounds| rounds.len() == of_phases), "{steps:?} of {size}");
+                    let each = phases.iter().flat_map(|phase| vec![phase; phase.rounds]);
+                    for (index, phase) in each.enumerate() {
+                        let now = || rounds.iter().map(|rounds| &rounds[index]);
+                        let longest = now().filter_map(|round| Some(round.send.as_ref()?.range.len())).max();
+                        assert_eq!(longest, Some(phase.elements), "{steps:?} of {size}, round {index}");
+                        let sent = now()
+                            .enumerate()
+                            .filter_map(|(rank, round)| Some((rank, round.send.as_ref()?.peer)));
+                        assert_eq!(sent.collect::<Vec<_>>(), (phase.pairs)(), "{steps:?} of {size}: {index}");
+                        for round in now() {
+                            let adds = round.receive.as_ref().map(|(_, apply)| *apply == Apply::Add);
+                            assert!(adds.is_none_or(|adds| adds == phase.adds), "{steps:?} of {size}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// An owner has as many rounds as there are messages for it, and so has one that deals with many owners.
+    #[test]
+    fn a_star_takes_what_its_busiest_place_has_to_do() {
+        let with = |others: usize, owners: usize, elements: usize| {
+            let owned = |place: usize| match place.checked_sub(others) {
+                Some(owner) => segment(&(0..elements), owners, owner),
+                None => 0..0,
+            };
+            Cuts::new(0..elements, (0..others + owners).map(owned).collect())
+        };
+        for (others, owners, elements) in
+            [(1, 1, 10), (3, 1, 1 << 20), (5, 2, 1 << 19), (1, 3, 99), (4, 4, 8)]
+        {
+            let (cuts, size) = (with(others, owners, elements), others + owners);
+            for steps in [Steps::ToOwners, Steps::FromOwners] {
+                let rounds = |rank: usize| steps.rounds(&Group::all(rank, size), &cuts);
+                let most = (0..size).map(|rank| rounds(rank).len()).max().unwrap();
+                let phases = steps.phases(&cuts);
+                let in_all: usize = phases.iter().map(|phase| phase.rounds).sum();
+                // Until the last pair begins the first ones have had a turn more each.
+                assert_eq!(in_all, most + others.min(owners) - 1, "{steps:?}: {others} and {owners}");
+                // Every pair has its turn once.
+                let turns = &phases[..others.max(owners)];
+                let mut met: Vec<_> = turns.iter().flat_map(|phase| (phase.pairs)()).collect();
+                met.sort_unstable();
+                met.dedup();
+                assert_eq!(met.len(), others * owners);
+                let to_owners = steps == Steps::ToOwners;
+                assert!(
+                    met.iter().all(|&(from, to)| (from < others) == to_owners && (to < others) != to_owners)
+                );
+            }
+        }
+        // Rank 0 alone owns everything, and computes too.
+        let root = Cuts::whole(&(0..100), 4, 0);
+        let sent: Vec<_> = Steps::ToOwners.phases(&root).iter().flat_map(|phase| (phase.pairs)()).collect();
+        assert_eq!(sent, [(1, 0), (2, 0), (3, 0)]);
+    }
+
+    /// Where only nodes have links, the course takes what the cost model says, which walks the rounds in another way.
+    #[test]
+    fn on_a_flat_network_a_course_takes_what_the_cost_model_says() {
+        for (count, local) in [(2, 1), (5, 1), (8, 1), (4, 2), (3, 4)] {
+            let machine = machine(count, local);
+            let cost = Cost::new(&nodes(count, local), Wire::F32, &Tuning::built_in());
+            let range = 0..1 << 20;
+            let cuts = Cuts::even(&range, count * local);
+            for kind in CANDIDATES {
+                let Some(course) = Course::sum(kind, Share::All, &cuts, Wire::F32, &machine) else {
+                    continue;
+                };
+                let Some(expected) = cost.seconds(kind, 4 << 20) else { continue };
+                let seconds = course.seconds(&machine);
+                // Segments differ by an element, and the cost model takes the slower of a round's messages within a
+                // node and between nodes by latency and by bytes apart: that is more for rings over both.
+                let both = local > 1 && matches!(kind, AllreduceKind::Messages(_));
+                let close = (seconds / expected - 1.0).abs() < 1e-4 || (both && seconds <= expected * 1.0001);
+                assert!(close, "{kind:?} on {count} × {local}: {seconds}, not {expected}");
+            }
+        }
+    }
+
+    /// Formulas by hand: four nodes, a second a message and a second a byte, nothing to add.
+    #[test]
+    fn the_formulas_hold_on_a_flat_network() {
+        let parameters = Parameters { add_gb_per_s: f64::INFINITY, ..Tuning::built_in().parameters };
+        let machine = Machine::new(Interconnect::flat(1.0, 1.0), 4, 1, parameters);
+        let cuts = Cuts::even(&(0..100), 4);
+        let of = |kind| Course::sum(kind, Share::All, &cuts, Wire::F32, &machine).unwrap().seconds(&machine);
+        assert_eq!(of(AllreduceKind::RING), 6.0 * (1.0 + 100.0));
+        assert_eq!(of(AllreduceKind::HIERARCHICAL), 6.0 * (1.0 + 100.0));
+        assert_eq!(of(AllreduceKind::RECURSIVE_DOUBLING), 2.0 * (1.0 + 400.0));
+        assert_eq!(of(AllreduceKind::HALVING_DOUBLING), 2.0 * (1.0 + 200.0 + 1.0 + 100.0));
+        let half = Course::sum(AllreduceKind::RING, Share::Own, &cuts, Wire::F32, &machine).unwrap();
+        assert_eq!(half.seconds(&machine), 3.0 * (1.0 + 100.0));
+        let server = Cuts::whole(&(0..100), 4, 3);
+        assert_eq!(Course::of(Steps::ToOwners, &server, Wire::F32).seconds(&machine), 3.0 * (1.0 + 400.0));
+        assert_eq!(Course::of(Steps::Shift(1), &cuts, Wire::F32).seconds(&machine), 401.0);
+        let halves = Course::of(Steps::Shift(1), &cuts, Wire::Bf16).seconds(&machine);
+        // 200 elements are rounded, at 1.5 GB/s.
+        assert!((halves - (201.0 + 800.0 / 1.5e9)).abs() < 1e-9, "{halves}");
+    }
+
+    /// A rank sends what docs/algorithms.md says, and two ranks agree on every message between them.
+    #[test]
+    fn every_message_has_both_ends_and_the_bytes_are_those_of_the_table() {
+        let machine = machine(4, 2);
+        let elements = 64 * 8;
+        let cuts = Cuts::even(&(0..elements), 8);
+        for (kind, bytes) in [
+            (AllreduceKind::RING, 2 * 7 * elements / 8 * 4),
+            (AllreduceKind::TORUS, 2 * 7 * elements / 8 * 4),
+            (AllreduceKind::HALVING_DOUBLING, 2 * 7 * elements / 8 * 4),
+            (AllreduceKind::RECURSIVE_DOUBLING, 3 * elements * 4),
+            (AllreduceKind::HIERARCHICAL, 2 * 3 * elements / 4 / 2 * 4),
+        ] {
+            let course = Course::sum(kind, Share::All, &cuts, Wire::F32, &machine).unwrap();
+            let mut between: HashMap<(usize, usize), [Vec<usize>; 2]> = HashMap::new();
+            for rank in 0..8 {
+                let mut sent = 0;
+                for deed in course.of_rank(rank, &machine) {
+                    let Deed::Exchange { send, receive } = deed else { continue };
+                    if let Some((to, bytes)) = send {
+                        sent += bytes;
+                        between.entry((rank, to)).or_default()[0].push(bytes);
+                    }
+                    if let Some((from, bytes)) = receive {
+                        between.entry((from, rank)).or_default()[1].push(bytes);
+                    }
+                }
+                assert_eq!(sent, bytes, "{kind:?}");
+            }
+            assert!(between.values().all(|[sent, received]| sent == received), "{kind:?}");
+        }
+    }
+
+    /// 65,536 nodes are looked at in a moment, whatever joins them.
+    #[test]
+    fn many_ranks_are_no_hindrance() {
+        let topology = Topology::FatTree { down: vec![32, 32, 64], up: vec![1, 16, 16] };
+        let network = Interconnect { hop: 1e-7, topology, ..Interconnect::flat(1e-5, 1.2e9) };
+        let machine = Machine::new(network, 1 << 16, 1, Tuning::built_in().parameters);
+        let cuts = Cuts::even(&(0..1 << 24), 1 << 16);
+        let of = |pattern| {
+            let kind = AllreduceKind::Messages(pattern);
+            Course::sum(kind, Share::All, &cuts, Wire::F32, &machine).unwrap().seconds(&machine)
+        };
+        // 131,070 rounds of five links' latency at the least.
+        assert!(of(Pattern::Ring) > 131_070.0 * (1e-5 + 4e-7));
+        assert!(of(Pattern::HalvingDoubling) < of(Pattern::Ring));
+    }
+}

@@ -1,0 +1,136 @@
+//! What messages take that are all under way at a time.
+
+use super::Interconnect;
+use super::routes::Link;
+
+/// What each of some messages of one size takes: seconds, and seconds a byte.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loads(Vec<[f64; 2]>);
+
+impl Loads {
+    /// Of the slowest. Where nothing is sent, nothing is waited for.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.each(bytes).fold(0.0, f64::max)
+    }
+
+    /// Of each, in the order in which they were counted.
+    pub fn each(&self, bytes: f64) -> impl Iterator<Item = f64> {
+        self.0.iter().map(move |[fixed, per_byte]| fixed + per_byte * bytes)
+    }
+
+    /// Lines that none of the others lies above: enough to know the slowest.
+    pub fn slowest(self) -> Loads {
+        let mut lines: Vec<[f64; 2]> = Vec::new();
+        let is_below = |one: &[f64; 2], other: &[f64; 2]| one[0] <= other[0] && one[1] <= other[1];
+        for line in self.0 {
+            if !lines.iter().any(|other| is_below(&line, other)) {
+                lines.retain(|other| !is_below(other, &line));
+                lines.push(line);
+            }
+        }
+        Loads(lines)
+    }
+}
+
+/// Counts what each link carries. It keeps its memory from one count to the next.
+#[derive(Debug)]
+pub struct Contention {
+    network: Interconnect,
+    carried: Vec<u32>,
+    touched: Vec<Link>,
+    links: Vec<Link>,
+}
+
+impl Contention {
+    /// Of a network with so many nodes.
+    pub fn new(network: &Interconnect, nodes: usize) -> Contention {
+        let (carried, touched, links) = (vec![0; network.links(nodes)], Vec::new(), Vec::new());
+        Contention { network: network.clone(), carried, touched, links }
+    }
+
+    /// Messages from node to node, all of one size, that start at one time. Those within a node pass no link: `within`
+    /// has their seconds and seconds a byte.
+    ///
+    /// The last of them ends when the link that is shared most has carried all of its own. That is exact where
+    /// messages have fair parts of a link: on it all get the same part from the start, and every other gets more.
+    pub fn of(&mut self, messages: &[(usize, usize)], within: [f64; 2]) -> Loads {
+        for &link in &self.touched {
+            self.carried[link] = 0;
+        }
+        self.touched.clear();
+        for &(from, to) in messages {
+            self.network.route(from, to, &mut self.links);
+            for &link in &self.links {
+                self.carried[link] += 1;
+            }
+            self.touched.extend(&self.links);
+        }
+        let mut line = |&(from, to): &(usize, usize)| {
+            self.network.route(from, to, &mut self.links);
+            if self.links.is_empty() {
+                return within;
+            }
+            let fixed = self.network.latency + self.network.hop * (self.links.len() - 2) as f64;
+            let per_byte = |&link: &Link| f64::from(self.carried[link]) / self.network.capacity(link);
+            [fixed, self.links.iter().map(per_byte).fold(0.0, f64::max)]
+        };
+        Loads(messages.iter().map(&mut line).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Topology;
+    use super::*;
+
+    /// A second for the first two links and a tenth for each further one; a byte a second.
+    fn with(topology: Topology) -> Interconnect {
+        Interconnect { hop: 0.1, topology, ..Interconnect::flat(1.0, 1.0) }
+    }
+
+    #[test]
+    fn messages_that_share_a_link_have_equal_parts_of_it() {
+        let flat = with(Topology::Flat);
+        let mut contention = Contention::new(&flat, 4);
+        let ring: Vec<_> = (0..4).map(|node| (node, (node + 1) % 4)).collect();
+        assert_eq!(contention.of(&ring, [0.5, 0.0]).seconds(10.0), 11.0);
+        // Three to one node: its link carries thirty bytes.
+        assert_eq!(contention.of(&[(1, 0), (2, 0), (3, 0)], [0.5, 0.0]).seconds(10.0), 31.0);
+        // Both ways at a time, and one that stays at home.
+        assert_eq!(contention.of(&[(1, 0), (0, 1), (2, 2)], [0.5, 0.0]).seconds(10.0), 11.0);
+        assert_eq!(contention.of(&[(2, 2)], [0.5, 0.0]).seconds(10.0), 0.5);
+        assert_eq!(contention.of(&[], [0.5, 0.0]).seconds(10.0), 0.0);
+        let twofold = Interconnect { links_a_node: 2, ..flat };
+        assert_eq!(Contention::new(&twofold, 4).of(&ring, [0.0; 2]).seconds(10.0), 6.0);
+    }
+
+    /// Two leaves of four nodes with two links up: four messages across share two each way.
+    #[test]
+    fn a_thin_tree_is_shared_above_and_farther_is_later() {
+        let tree = with(Topology::FatTree { down: vec![4, 2], up: vec![1, 2] });
+        let mut contention = Contention::new(&tree, 8);
+        let across: Vec<_> = (0..4).map(|node| (node, node + 4)).collect();
+        assert!((contention.of(&across, [0.0; 2]).seconds(10.0) - 21.2).abs() < 1e-12);
+        // The short messages are slower per byte, the far one later: whichever ends last counts.
+        let mixed = contention.of(&[(1, 0), (2, 0), (0, 7)], [0.0; 2]);
+        assert!((mixed.seconds(0.0) - 1.2).abs() < 1e-12 && (mixed.seconds(10.0) - 21.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn between_two_groups_there_are_as_many_links_as_the_file_says() {
+        let of = |between_groups| {
+            with(Topology::Dragonfly {
+                groups: 2,
+                switches: 2,
+                nodes: 2,
+                between_groups,
+                between_switches: 4,
+            })
+        };
+        let across: Vec<_> = (0..4).map(|node| (node, node + 4)).collect();
+        let seconds = |links| Contention::new(&of(links), 8).of(&across, [0.0; 2]).seconds(10.0);
+        // One of both groups' links is on the way besides: 1 + 2 × 0.1, and four share the way out.
+        assert!((seconds(1) - 41.2).abs() < 1e-9, "{}", seconds(1));
+        assert!((seconds(4) - 11.2).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,393 @@
+//! Which way to share the work is the fastest that fits: `--parallel auto`.
+//!
+//! Every candidate is sketched: seconds and bytes by formulas over what two plans of the whole network say, with and
+//! without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed as
+//! `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows from flags,
+//! the number of ranks and what was measured of the machine, so that the same question has the same answer.
+//!
+//! Albert Njoroge Kahira et al.: "An oracle for guiding large-scale model/hybrid parallel training of convolutional
+//! neural networks", HPDC 2021, chooses among fewer by formulas alone.
+
+use std::fmt::Write;
+
+use super::device;
+use super::groups::Groups;
+use super::network::Network;
+use super::plans::{Plans, measured, step_seconds};
+use super::prediction::Predictor;
+use crate::comm::World;
+use crate::config::{Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
+use crate::error::{Error, Result};
+use crate::host;
+use crate::interconnect::Interconnect;
+use crate::model::Model;
+use crate::plan::describe_bytes as bytes;
+use crate::record;
+use crate::reducer::Averaging;
+
+/// Candidates that are planned and rehearsed.
+const REHEARSED: usize = 12;
+
+/// The most stages that are looked at: each costs a plan.
+const MOST_STAGES: usize = 16;
+
+/// A sketch that needs so many times the limit is not looked at again: sketches are off by some tenths.
+const SURELY_TOO_LARGE: f64 = 1.3;
+
+/// A candidate must be faster by so much to be taken before a simpler one: rehearsals are no better than that.
+const CLEARLY_FASTER: f64 = 0.99;
+
+/// One way to share the work.
+#[derive(Debug, Clone, PartialEq)]
+struct Candidate {
+    /// Stages, micro-batches and their order.
+    pipeline: Option<(usize, usize, PipelineSchedule)>,
+    zero: bool,
+    recompute: bool,
+    wire: Wire,
+}
+
+impl Candidate {
+    /// The flags that say the same.
+    fn flags(&self, config: &Config) -> String {
+        let mut flags = Vec::new();
+        if let Some((stages, micro_batches, schedule)) = self.pipeline {
+            let batch = config.batch * config.accumulation * stages;
+            flags.push(format!("--pipeline {stages} --batch {batch} --micro-batches {micro_batches}"));
+            flags.extend(
+                (schedule != PipelineSchedule::OneForwardOneBackward)
+                    .then(|| format!("--schedule {schedule}")),
+            );
+        }
+        flags.extend(self.zero.then(|| "--zero 1".into()));
+        flags.extend((self.recompute && !config.recompute).then(|| "--recompute".into()));
+        flags.extend((self.wire != config.wire).then(|| format!("--wire {}", self.wire)));
+        if flags.is_empty() { "data parallelism".into() } else { flags.join(" ") }
+    }
+
+    /// The run in which the work is shared so. The images of a step stay the same.
+    fn of(&self, config: &Config) -> Config {
+        let strategy = if self.zero { Strategy::ZERO_1 } else { Strategy::ALLREDUCE };
+        let (recompute, wire) = (self.recompute, self.wire);
+        let config = Config { strategy, recompute, wire, parallel: None, ..config.clone() };
+        let Some((stages, micro_batches, schedule)) = self.pipeline else { return config };
+        let batch = config.batch * config.accumulation * stages / micro_batches;
+        let pipeline = Some(Pipeline { stages, schedule, cuts: Vec::new(), data: None });
+        Config { pipeline, batch, accumulation: micro_batches, ..config }
+    }
+}
+
+/// All that there are for so many ranks, the simpler ones first. With batch normalisation a micro-batch has as many
+/// images as the batch of a rank: else statistics would be of others.
+fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bool) -> Vec<Candidate> {
+    let wires = match parallel.lossy && config.wire == Wire::F32 && config.compress.is_none() {
+        true => vec![Wire::F32, Wire::Bf16],
+        false => vec![config.wire],
+    };
+    let recompute: &[bool] = if config.recompute { &[true] } else { &[false, true] };
+    let mut all = Vec::new();
+    for &wire in &wires {
+        for &recompute in recompute {
+            // Among ranks that sum nothing a wire is none.
+            let zeros: &[bool] = if ranks > 1 { &[false, true] } else { &[false] };
+            let zeros =
+                zeros.iter().filter(|&&zero| !zero || config.shards.is_none() && config.compress.is_none());
+            all.extend(zeros.map(|&zero| Candidate { pipeline: None, zero, recompute, wire }));
+        }
+    }
+    if parallel.without_stages.is_some() {
+        return all;
+    }
+    let images = config.batch * config.accumulation;
+    for stages in (2..=ranks.min(MOST_STAGES)).filter(|&stages| ranks.is_multiple_of(stages)) {
+        let counts = match normalises {
+            true => vec![config.accumulation * stages],
+            false => [stages, 2 * stages, 4 * stages].to_vec(),
+        };
+        for micro_batches in counts.into_iter().filter(|&count| (images * stages).is_multiple_of(count)) {
+            let mut schedules = vec![PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
+            if micro_batches.is_multiple_of(stages) {
+                schedules.push(PipelineSchedule::Interleaved(2));
+            }
+            for schedule in schedules {
+                let pipeline = Some((stages, micro_batches, schedule));
+                // Between a single network's stages there is nothing to sum.
+                let wires = if ranks > stages { &wires[..] } else { &wires[..1] };
+                let of = |&wire| Candidate { pipeline, zero: false, recompute: false, wire };
+                all.extend(wires.iter().map(of));
+            }
+        }
+    }
+    all
+}
+
+/// What two plans of the whole network say, without and with recomputation, of a rank that computes it.
+struct Sketch {
+    /// Seconds of a micro-step.
+    seconds: [f64; 2],
+    /// Bytes of a rank in all, and of these the activations.
+    total: [usize; 2],
+    activations: [usize; 2],
+    parameters: usize,
+    /// Bytes beside each byte of parameters: gradients and states.
+    beside: usize,
+    /// Of these what owners alone would have.
+    states: usize,
+    /// Seconds of the sum of all gradients.
+    sum: f64,
+    micro_steps: usize,
+    batch: usize,
+    ranks: usize,
+}
+
+impl Sketch {
+    /// Seconds and bytes.
+    fn of(&self, candidate: &Candidate) -> (f64, usize) {
+        let again = usize::from(candidate.recompute);
+        let computes = self.seconds[again] * self.micro_steps as f64;
+        let wire = if candidate.wire == Wire::F32 { 1.0 } else { 0.5 };
+        match candidate.pipeline {
+            None => {
+                let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
+                let spared = if candidate.zero { self.states - self.states / self.ranks } else { 0 };
+                let seconds = computes + (wire * self.sum - hidden).max(0.0);
+                (seconds, self.total[again].saturating_sub(spared))
+            }
+            Some((stages, micro_batches, schedule)) => {
+                let sum = if self.ranks > stages { wire * self.sum / stages as f64 } else { 0.0 };
+                let part = |whole: usize| whole - whole / stages;
+                let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
+                let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
+                let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
+                let rest = self.total[0]
+                    .saturating_sub(self.activations[0] + part(self.parameters * (1 + self.beside)));
+                (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
+            }
+        }
+    }
+}
+
+/// What became of a candidate.
+enum Outcome {
+    /// Its step: seconds, images a second, seconds that a rank waits, bytes sent, bytes at the peak.
+    Rehearsed { seconds: f64, images: f64, exposed: f64, sent: usize, memory: usize },
+    /// Why it was not looked at.
+    Left(String),
+}
+
+/// A plan of the whole network, with or without recomputation, for what is sketched.
+fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -> Result<(Sketch, bool)> {
+    let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
+    let mut whole = None;
+    for again in [false, true] {
+        let recompute = again || predictor.config.recompute;
+        let config = Config { recompute, parallel: None, ..predictor.config.clone() };
+        let planned = predictor.plan(nodes, &config, network, None)?;
+        let index = usize::from(again);
+        seconds[index] =
+            step_seconds(&planned.plans.training, &planned.config, &planned.averaging).iter().sum();
+        total[index] = planned.plans.total();
+        activations[index] = planned.plans.sizes.activations;
+        whole = Some(planned);
+    }
+    let planned = whole.ok_or_else(|| Error::internal("no plan"))?;
+    let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
+    let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
+    let sum = planned.averaging.seconds(plan.sizes.gradients, true);
+    let sketch = Sketch {
+        seconds,
+        total,
+        activations,
+        parameters: plan.sizes.parameters,
+        beside: 1 + states,
+        states: states * plan.sizes.parameters,
+        sum: if sum.is_finite() { sum } else { 0.0 },
+        micro_steps: planned.config.accumulation,
+        batch: planned.config.batch,
+        ranks: predictor.local * nodes,
+    };
+    Ok((sketch, plan.graph.has_batch_norm()))
+}
+
+/// The fastest way that fits on so many nodes, and a table of all.
+///
+/// # Errors
+/// `Usage` where none fits.
+pub fn choose(
+    predictor: &Predictor,
+    parallel: &Parallel,
+    nodes: usize,
+    network: Option<&Interconnect>,
+) -> Result<Choice> {
+    let config = predictor.config;
+    let ranks = predictor.local * nodes;
+    let (sketch, normalises) = sketch(predictor, nodes, network)?;
+    let all = candidates(config, parallel, ranks, normalises);
+    let limit = parallel.memory_limit.unwrap_or(usize::MAX);
+    let mut outcomes: Vec<(Candidate, Outcome)> = Vec::new();
+    let mut promising: Vec<(usize, f64)> = Vec::new();
+    for (index, candidate) in all.iter().enumerate() {
+        let (seconds, needed) = sketch.of(candidate);
+        let fits = needed as f64 <= SURELY_TOO_LARGE * limit as f64;
+        let why = match fits {
+            true => format!("by a sketch {:.3} ms", 1e3 * seconds),
+            false => format!("by a sketch needs {}", bytes(needed)),
+        };
+        promising.extend(fits.then_some((index, seconds)));
+        outcomes.push((candidate.clone(), Outcome::Left(why)));
+    }
+    promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
+    promising.truncate(REHEARSED);
+    promising.sort_unstable_by_key(|(index, _)| *index);
+    let mut before = None;
+    for (index, _) in promising {
+        let planned = match predictor.plan(nodes, &all[index].of(config), network, before.take()) {
+            Ok(planned) => planned,
+            Err(error) => {
+                outcomes[index].1 = Outcome::Left(error.to_string());
+                continue;
+            }
+        };
+        let found = planned.case().predicted(None, predictor.device)?;
+        let (seconds, images, exposed) = (found.seconds, found.images, found.exposed);
+        let (sent, memory) = (found.sent, found.memory);
+        outcomes[index].1 = Outcome::Rehearsed { seconds, images, exposed, sent, memory };
+        before = Some((planned.plans, planned.shape));
+    }
+    let best = best(&outcomes, limit);
+    let table = table(config, &outcomes, best, [ranks, nodes, limit]) + &refused(parallel);
+    match best {
+        Some(index) => Ok(Choice { config: all[index].of(config), table, index, normalises }),
+        None => Err(Error::usage(format!(
+            "--parallel auto: nothing fits in {} a rank; start more ranks, or give a smaller --batch\n{table}",
+            bytes(limit)
+        ))),
+    }
+}
+
+/// The first of those that fit which none that is simpler comes near.
+fn best(outcomes: &[(Candidate, Outcome)], limit: usize) -> Option<usize> {
+    let mut best: Option<(usize, f64)> = None;
+    for (index, (_, outcome)) in outcomes.iter().enumerate() {
+        let Outcome::Rehearsed { seconds, memory, .. } = outcome else { continue };
+        if *memory <= limit && best.is_none_or(|(_, least)| *seconds < CLEARLY_FASTER * least) {
+            best = Some((index, *seconds));
+        }
+    }
+    best.map(|(index, _)| index)
+}
+
+fn refused(Parallel { without_stages, .. }: &Parallel) -> String {
+    without_stages.as_ref().map_or(String::new(), |why| format!("not looked at: pipelines ({why})\n"))
+}
+
+fn table(
+    config: &Config,
+    outcomes: &[(Candidate, Outcome)],
+    best: Option<usize>,
+    [ranks, nodes, limit]: [usize; 3],
+) -> String {
+    let within =
+        if limit == usize::MAX { String::new() } else { format!(", at most {} a rank", bytes(limit)) };
+    let mut text = format!(
+        "\nways to share a step of {} images among {ranks} rank{} on {nodes} node{}{within}; * is taken\n{:>14}{:>12}\
+         {:>14}{:>9}{:>14}{:>15}  way\n",
+        config.images_a_step(ranks),
+        if ranks == 1 { "" } else { "s" },
+        if nodes == 1 { "" } else { "s" },
+        "step",
+        "images/s",
+        "waits",
+        "idle",
+        "sends a step",
+        "memory a rank",
+    );
+    for (index, (candidate, outcome)) in outcomes.iter().enumerate() {
+        let mark = if best == Some(index) { "*" } else { " " };
+        let flags = candidate.flags(config);
+        let _ = match outcome {
+            Outcome::Rehearsed { seconds, images, exposed, sent, memory } => {
+                let idle = candidate.pipeline.map_or("-".into(), |(stages, micro_batches, schedule)| {
+                    format!("{:.1}%", 100.0 * schedule.bubble(stages, micro_batches))
+                });
+                let why = if *memory > limit { ": does not fit" } else { "" };
+                let [step, waits] = [seconds, exposed].map(|seconds| format!("{:.3} ms", 1e3 * seconds));
+                writeln!(
+                    text,
+                    "{mark}{step:>13}{images:>12.1}{waits:>14}{idle:>9}{:>14}{:>15}  {flags}{why}",
+                    bytes(*sent),
+                    bytes(*memory)
+                )
+            }
+            Outcome::Left(why) => writeln!(text, "{mark}{:>77}  {flags}: {why}", "-"),
+        };
+    }
+    text
+}
+
+/// The same run, shared as a planner says that is asked for one. Rank 0 plans for all; collective.
+///
+/// # Errors
+/// `Usage` where nothing fits, or nodes have unlike numbers of ranks.
+pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<Config> {
+    let Some(parallel) = config.parallel.clone().filter(|_| config.prediction.is_none()) else {
+        return Ok(config);
+    };
+    if !world.is_even() {
+        return world.agree(Err(Error::usage(
+            "--parallel auto: this job has not as many ranks on every node; start it so",
+        )));
+    }
+    let threads = world.threads(config.threads)?;
+    let network = Network::agree(world, &config, model.cloned(), world.size())?;
+    let (device, opened) = device::open(world, &config, threads)?;
+    let mut averaging = Averaging::new(world, &opened, &*device, threads)?;
+    let free = host::available_memory().map(|bytes| bytes / world.local_size().max(1));
+    let free = device.free_bytes()?.or(free).unwrap_or(usize::MAX);
+    let mut least = [parallel.memory_limit.map_or(free, |limit| limit.min(free)) as f64];
+    world.min_f64(&mut least)?;
+    let parallel = Parallel { memory_limit: Some(least[0] as usize), ..parallel };
+    let evaluate = config.data.is_some();
+    let here = Config { parallel: None, ..opened.clone() };
+    let here = world.agree(here.among(world.size()))?;
+    let groups = Groups::whole(world);
+    let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
+    let plans = world.agree(plans)?;
+    averaging = measured(world, &here, &*device, &plans.training, averaging)?;
+    // The process with the kernels of one plan, as a run has them.
+    let program = plans.extent.program;
+    drop(plans);
+    let predictor = Predictor {
+        config: &opened,
+        local: world.local_size(),
+        network: &network,
+        device: &*device,
+        averaging: &averaging,
+        evaluate,
+        program,
+    };
+    let chosen = match world.rank() {
+        0 => choose(&predictor, &parallel, world.nodes(), None).map(Some),
+        _ => Ok(None),
+    };
+    // All have the same list, if they know whether batches are normalised.
+    let (mut number, mut text) = ([f64::INFINITY; 2], String::new());
+    if let Some(Choice { index, normalises, table, .. }) = world.agree(chosen)? {
+        (number, text) = ([index as f64, f64::from(u8::from(normalises))], table);
+    }
+    world.min_f64(&mut number)?;
+    record::say(world, &text);
+    let all = candidates(&config, &parallel, world.size(), number[1] > 0.0);
+    let chosen = all.get(number[0] as usize).ok_or_else(|| Error::internal("a choice that is none"))?;
+    Ok(chosen.of(&config))
+}
+
+/// What was chosen.
+pub struct Choice {
+    /// The run in which the work is shared so.
+    pub config: Config,
+    /// All candidates.
+    pub table: String,
+    index: usize,
+    normalises: bool,
+}

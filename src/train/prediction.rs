@@ -1,0 +1,421 @@
+//! What a job would do on other nodes: `--predict-nodes`.
+//!
+//! The step is planned for as many ranks as there would be, and their scripts are rehearsed with the prices of the
+//! network that was given. Ranks that do the same are rehearsed once (`plan::representatives`).
+
+use super::groups::{Layout, divided};
+use super::network::Network;
+use super::planner;
+use super::plans::{Plans, step_seconds};
+use super::simgrid;
+use crate::comm::Topology;
+use crate::config::{Config, MeshShape, Pipeline, Prediction};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::interconnect::Interconnect;
+use crate::plan::{self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes};
+use crate::random::{Purpose, key, normals, philox};
+use crate::reducer::Averaging;
+
+/// Steps over which the cost of slow ranks is averaged.
+const DRAWS: u32 = 64;
+
+/// Ranks that are rehearsed one by one, where they do not do the same.
+const MOST_ALONE: usize = 4096;
+
+/// What was found for one number of nodes.
+pub struct Predicted {
+    ranks: usize,
+    nodes: usize,
+    /// Seconds of a step, and those that the rank waits which waits most.
+    pub seconds: f64,
+    pub exposed: f64,
+    /// A second.
+    pub images: f64,
+    /// Of what as many ranks would do alone.
+    efficiency: f64,
+    /// Seconds of a step with slow ranks.
+    jittered: Option<f64>,
+    /// Of a rank at its peak.
+    pub memory: usize,
+    /// Bytes that a rank sends in a step, that which sends most.
+    pub sent: usize,
+    /// What adds up gradients.
+    sums: String,
+}
+
+/// What plans of two numbers of ranks must have in common to be one.
+#[derive(Clone, PartialEq)]
+pub struct Shape {
+    batch: usize,
+    accumulation: usize,
+    statistics_of: usize,
+    recompute: bool,
+    pipeline: Option<Pipeline>,
+}
+
+impl Shape {
+    /// Of a run of this network.
+    pub fn of(config: &Config, network: &Network) -> Shape {
+        let (statistics_of, pipeline) = (network.statistics_of, config.pipeline.clone());
+        let Config { batch, accumulation, recompute, .. } = *config;
+        Shape { batch, accumulation, statistics_of, recompute, pipeline }
+    }
+}
+
+/// The step on a number of nodes.
+pub struct Planned {
+    places: Places,
+    /// As the ranks would be told.
+    pub config: Config,
+    /// How gradients would be averaged there.
+    pub averaging: Averaging,
+    /// What each would run.
+    pub plans: Plans,
+    /// What these serve for.
+    pub shape: Shape,
+}
+
+impl Planned {
+    /// To be rehearsed.
+    pub fn case(&self) -> Case<'_> {
+        Case { places: &self.places, config: &self.config, averaging: &self.averaging, plans: &self.plans }
+    }
+}
+
+/// Where ranks would be.
+pub struct Places {
+    /// All of them.
+    pub all: Topology,
+    /// Those that compute the same with other images.
+    pub data: Topology,
+    mesh: MeshShape,
+    stage: Option<usize>,
+}
+
+impl Places {
+    /// What plans are made for.
+    pub fn layout(&self) -> Layout<'_> {
+        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
+    }
+}
+
+/// What all numbers of nodes have in common.
+pub struct Predictor<'a> {
+    /// Of the run, for the ranks that were started.
+    pub config: &'a Config,
+    /// Ranks on each node.
+    pub local: usize,
+    /// What is trained.
+    pub network: &'a Network,
+    /// On what.
+    pub device: &'a dyn Device,
+    /// How gradients are averaged here.
+    pub averaging: &'a Averaging,
+    /// Whether there is a test set.
+    pub evaluate: bool,
+    /// Bytes of the process without what plans speak of.
+    pub program: usize,
+}
+
+impl Predictor<'_> {
+    /// The table of `--predict-nodes`, and the traces if they are asked for. `plans` are those of the ranks that were
+    /// started.
+    ///
+    /// # Errors
+    /// `Usage` where so many nodes cannot share the work, or the network has not so many; `Output` for traces.
+    pub fn answer(&self, asked: &Prediction, plans: Plans) -> Result<String> {
+        let network = asked.network.as_deref().map(Interconnect::read).transpose()?;
+        let planned_here = Config { pipeline: None, ..self.config.clone() };
+        let mut before = Some((plans, Shape::of(&planned_here, self.network)));
+        let mut rows = Vec::new();
+        let mut text = String::new();
+        for &nodes in &asked.nodes {
+            has_room(network.as_ref(), nodes)?;
+            let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
+            let chosen = match &self.config.parallel {
+                None => self.config.clone(),
+                Some(parallel) => {
+                    let chosen = planner::choose(self, parallel, nodes, network.as_ref()).map_err(named)?;
+                    text += &chosen.table;
+                    chosen.config
+                }
+            };
+            let planned = self.plan(nodes, &chosen, network.as_ref(), before.take()).map_err(named)?;
+            let case = planned.case();
+            rows.push(case.predicted(asked.jitter, self.device)?);
+            if nodes == *asked.nodes.last().unwrap_or(&nodes) {
+                text += &table(&rows);
+                text += &described(&planned.config, &planned.averaging);
+            }
+            if let Some(directory) = &asked.trace {
+                text += &simgrid::export(directory, &case)?;
+            }
+            before = Some((planned.plans, planned.shape));
+        }
+        Ok(text.trim_end().to_string())
+    }
+
+    /// The step on so many nodes. Plans of before serve where they are the same.
+    ///
+    /// # Errors
+    /// `Usage` where so many nodes cannot share the work as the configuration says.
+    pub fn plan(
+        &self,
+        nodes: usize,
+        config: &Config,
+        network: Option<&Interconnect>,
+        before: Option<(Plans, Shape)>,
+    ) -> Result<Planned> {
+        let places = self.places(nodes, config)?;
+        let computing = config.data_ranks(places.all.size());
+        if computing == 0 {
+            return Err(Error::usage(format!("{}: no rank is left to compute", config.strategy)));
+        }
+        let config = config.among(computing)?;
+        let trained = self.network.among(&config, computing)?;
+        let averaging = self.averaging.elsewhere(&places.data, &config, network)?.over_stages(&places.all);
+        let shape = Shape::of(&config, &trained);
+        // Where gradients take turns in windows these are those of its buckets.
+        let moves = !config.strategy.sharded(2).gradients;
+        let mut plans = match before.filter(|(_, known)| *known == shape && moves) {
+            Some((mut plans, _)) => {
+                plans.move_to(places.layout(), &config, self.device, &averaging)?;
+                plans
+            }
+            None => Plans::new(places.layout(), &config, &trained, self.device, &averaging, self.evaluate)?,
+        };
+        plans.extent.program = self.program;
+        Ok(Planned { places, config, averaging, plans, shape })
+    }
+
+    /// Where the ranks of so many nodes would be.
+    fn places(&self, nodes: usize, config: &Config) -> Result<Places> {
+        let all = Topology::of_nodes(nodes, self.local);
+        let Some(pipeline) = &config.pipeline else {
+            let mesh = MeshShape::of_data(all.size());
+            return Ok(Places { data: all.clone(), all, mesh, stage: None });
+        };
+        let mesh = divided(pipeline, all.size())?;
+        // The first stage; the others are as it is.
+        let data = match (mesh.data % self.local, self.local % mesh.data) {
+            (0, _) => Topology::of_nodes(mesh.data / self.local, self.local),
+            (_, 0) => Topology::of_nodes(1, mesh.data),
+            _ => {
+                return Err(Error::usage(format!(
+                    "--pipeline: the {} ranks of a stage would lie unlike on nodes of {}; use another number of nodes",
+                    mesh.data, self.local
+                )));
+            }
+        };
+        Ok(Places { all, data, mesh, stage: Some(0) })
+    }
+}
+
+fn has_room(network: Option<&Interconnect>, nodes: usize) -> Result<()> {
+    match network.and_then(|network| Some((network, network.room()?))) {
+        Some((network, room)) if nodes > room => Err(Error::usage(format!(
+            "--predict-nodes {nodes}: {} has {room} nodes; give fewer, or a larger --network",
+            network.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// One number of nodes.
+pub struct Case<'a> {
+    /// Where the ranks would be.
+    pub places: &'a Places,
+    /// As they would be told.
+    pub config: &'a Config,
+    /// How gradients would be averaged there.
+    pub averaging: &'a Averaging,
+    /// What each would run.
+    pub plans: &'a Plans,
+}
+
+impl Case<'_> {
+    /// What is found for it; slow ranks besides, where a variation is given.
+    ///
+    /// # Errors
+    /// `Usage` where something takes a time of which nothing is known.
+    pub fn predicted(&self, jitter: Option<f64>, device: &dyn Device) -> Result<Predicted> {
+        let Case { places, config, averaging, plans } = *self;
+        let (ranks, computing) = (places.all.size(), config.data_ranks(places.all.size()));
+        let scripts = self.rounds()?;
+        let [seconds, exposed] = self.mean(&scripts, &|_| 1.0)?;
+        if !seconds.is_finite() {
+            return Err(Error::usage(
+                "--predict-nodes: of this --allreduce, or of --compress, nothing is known to predict by; use another",
+            ));
+        }
+        let images = config.images_a_step(computing) as f64 / seconds;
+        let alone = (config.batch * config.accumulation) as f64 / self.alone()?;
+        let shared = plans.setting(places.layout(), config, averaging).shared;
+        let sent = scripts
+            .last()
+            .map_or(0, |(_, scripts)| scripts.iter().map(Script::bytes_sent).max().unwrap_or(0));
+        let mut names: Vec<_> =
+            averaging.choices(&plans.training, shared).iter().map(|choice| choice.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(Predicted {
+            ranks,
+            nodes: places.all.nodes(),
+            seconds,
+            exposed,
+            images,
+            efficiency: images / (ranks as f64 * alone),
+            jittered: jitter.map(|cv| self.jittered(&scripts, cv)).transpose()?,
+            sent,
+            memory: plans.largest(places.layout(), config, averaging, device),
+            sums: names.join(" and "),
+        })
+    }
+
+    /// The scripts of each kind of step of a round, and how many steps are so.
+    pub fn rounds(&self) -> Result<Vec<(usize, Vec<Script>)>> {
+        let Case { places, config, plans, .. } = *self;
+        let (size, rule) = (places.data.size(), &config.optimizer.rule);
+        let manners = plans.manners(places.layout(), config);
+        let every = config.relaxed(size).map_or(1, |relaxed| relaxed.every);
+        let alike = every + 1 - manners.len();
+        let mut rounds = Vec::new();
+        for (index, manner) in manners.iter().enumerate() {
+            if manner.asynchronous && size > MOST_ALONE {
+                return Err(Error::usage(format!(
+                    "--predict-nodes: with {} ranks do not do the same, and up to {MOST_ALONE} are rehearsed one by one",
+                    config.strategy
+                )));
+            }
+            let ranks = |plan: &Plan, manner: &Manner| match manner.asynchronous {
+                true => (0..size).collect(),
+                false => plan.representatives(manner, rule),
+            };
+            let count = if index == 0 { alike } else { 1 };
+            rounds.push((count, plans.scripts(manner, config, &ranks)));
+        }
+        Ok(rounds)
+    }
+
+    /// Rehearses scripts here.
+    pub fn play(&self, scripts: &[Script], pace: &dyn Fn(usize) -> f64) -> Result<Rehearsal> {
+        self.plans.play(scripts, self.places.layout(), self.config, self.averaging, pace)
+    }
+
+    /// Seconds of a step, and those that a rank waits, over a round.
+    fn mean(&self, rounds: &[(usize, Vec<Script>)], pace: &dyn Fn(usize) -> f64) -> Result<[f64; 2]> {
+        let (mut sums, mut steps) = ([0.0; 2], 0.0);
+        for (count, scripts) in rounds {
+            let rehearsal = self.play(scripts, pace)?;
+            let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
+            let count = *count as f64;
+            sums = [sums[0] + count * rehearsal.seconds, sums[1] + count * exposed];
+            steps += count;
+        }
+        Ok(sums.map(|sum| sum / steps))
+    }
+
+    /// Seconds of a step of one rank that has nobody to wait for.
+    fn alone(&self) -> Result<f64> {
+        let Case { config, plans, averaging, places } = *self;
+        let rule = config.optimizer.rule;
+        let micro_steps = config.accumulation;
+        let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * plans.per_byte(config, averaging);
+        let prices = Prices { transfer: &|_| 0.0, update: &update, pace: &|_| 1.0 };
+        if places.stage.is_some() {
+            // It does what all stages do.
+            let of = |plan: &&Plan| {
+                let computes: f64 = step_seconds(plan, config, averaging).iter().sum();
+                micro_steps as f64 * computes + update(plan.sizes.parameters)
+            };
+            return Ok(plans.of_stages(places.stage).iter().map(of).sum());
+        }
+        let facts = plans.training.facts(&step_seconds(&plans.training, config, averaging));
+        Ok(plan::rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
+    }
+
+    /// Seconds of a step in which each rank computes for another time: log-normal with this coefficient of variation,
+    /// anew in each of some steps. Where all wait for all, the slowest rank's time is everybody's, so that its pace is
+    /// all that needs to be rehearsed; in a pipeline all of a stage do.
+    fn jittered(&self, rounds: &[(usize, Vec<Script>)], cv: f64) -> Result<f64> {
+        let (size, stage) = (self.places.all.size(), self.places.data.size());
+        let computing = if self.places.stage.is_some() { size } else { self.config.data_ranks(size) };
+        let alone = self.config.strategy.is_asynchronous();
+        let mut sum = 0.0;
+        for step in 0..DRAWS {
+            let paces = paces(self.config.seed, step, computing, cv);
+            let slowest = |paces: &[f64]| paces.iter().copied().fold(0.0, f64::max);
+            let slowest: Vec<f64> = paces.chunks(stage).map(slowest).collect();
+            let own = |rank: usize| paces.get(rank).copied().unwrap_or(1.0);
+            let of_stage = |rank: usize| slowest[(rank / stage).min(slowest.len() - 1)];
+            let pace: &dyn Fn(usize) -> f64 = if alone { &own } else { &of_stage };
+            sum += self.mean(rounds, pace)?[0];
+        }
+        Ok(sum / f64::from(DRAWS))
+    }
+}
+
+/// How many times its mean each rank takes in a step.
+fn paces(seed: u64, step: u32, ranks: usize, cv: f64) -> Vec<f64> {
+    let variance = (1.0 + cv * cv).ln();
+    let key = key(seed, Purpose::Jitter, step);
+    let four = |block: usize| normals(philox(key, [block as u32, 0, 0, 0]));
+    let pace = |normal: f32| (variance.sqrt() * f64::from(normal) - variance / 2.0).exp();
+    (0..ranks.div_ceil(4)).flat_map(four).take(ranks).map(pace).collect()
+}
+
+fn table(rows: &[Predicted]) -> String {
+    let jitters = rows.iter().any(|row| row.jittered.is_some());
+    let jitter = if jitters { "  with jitter" } else { "" };
+    let mut text = format!(
+        "\n   nodes   ranks          step{jitter}    images/s  efficiency       exposed  memory a rank  allreduce\n"
+    );
+    for row in rows {
+        let milliseconds = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+        let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", milliseconds(seconds)));
+        text += &format!(
+            "{:>8}{:>8}{:>14}{jittered}{:>12.1}{:>11.1}%{:>14}{:>15}  {}\n",
+            row.nodes,
+            row.ranks,
+            milliseconds(row.seconds),
+            row.images,
+            1e2 * row.efficiency,
+            milliseconds(row.exposed),
+            bytes(row.memory),
+            row.sums
+        );
+    }
+    text
+}
+
+/// What the numbers rest on, and what they cannot know.
+fn described(config: &Config, averaging: &Averaging) -> String {
+    let network = averaging.machine().map_or(String::new(), |machine| machine.network.describe());
+    let computes = match config.roofline {
+        Some((flops, bytes)) => format!("{:.1} TFLOP/s and {:.0} GB/s as given", flops / 1e12, bytes / 1e9),
+        None => format!("rates {}", averaging.source()),
+    };
+    format!(
+        "predicted: {}; ranks compute at {computes}; network {network}\n\
+         It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
+        config.strategy
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paces_have_the_mean_and_the_variation_that_was_asked_for() {
+        let paces = paces(1, 0, 100_000, 0.3);
+        let mean = paces.iter().sum::<f64>() / paces.len() as f64;
+        let variance = paces.iter().map(|pace| (pace - mean).powi(2)).sum::<f64>() / paces.len() as f64;
+        // Standard errors: 0.3/√n = 0.001 for the mean; of the deviation less than 0.3·√(kurtosis/4n) = 0.002.
+        assert!((mean - 1.0).abs() < 0.005 && (variance.sqrt() - 0.3).abs() < 0.01, "{mean} {variance}");
+        assert!(super::paces(1, 0, 7, 0.0).iter().all(|&pace| pace == 1.0));
+        assert_ne!(super::paces(1, 0, 3, 0.3), super::paces(1, 1, 3, 0.3));
+    }
+}

@@ -1,0 +1,195 @@
+//! `--parallel auto`: the table, the choice, and the run that follows.
+
+use crate::support::job::{refused, run, series};
+
+const FLAT: &str = "name = \"slow\"\nlatency_us = 20.0\nhop_us = 0.0\ngb_per_s = 0.1\nlinks_a_node = 1\ntopology = \"flat\"\n";
+
+/// A row of the table that was rehearsed.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    taken: bool,
+    step: f64,
+    memory: f64,
+    flags: String,
+}
+
+/// The rehearsed rows of the only table, in their order.
+fn rows(printed: &str) -> Vec<Row> {
+    let table = printed.split_once("memory a rank  way\n").expect("a table").1;
+    let row = |line: &str| {
+        let taken = line.starts_with('*');
+        let words: Vec<&str> = line[1..].split_whitespace().collect();
+        let step = words.first()?.parse().ok()?;
+        let scale = match *words.get(9)? {
+            "GB" => 1e9,
+            "MB" => 1e6,
+            "kB" => 1e3,
+            other => panic!("{other}"),
+        };
+        Some(Row {
+            taken,
+            step,
+            memory: words[8].parse::<f64>().unwrap() * scale,
+            flags: words[10..].join(" "),
+        })
+    };
+    table
+        .lines()
+        .take_while(|line| !line.is_empty() && !line.starts_with("not looked"))
+        .filter_map(row)
+        .collect()
+}
+
+/// Idle is "-" of what is no pipeline, so that rows have as many words.
+fn planned(flags: &[&str]) -> (String, Vec<Row>) {
+    let printed = run(1, &[&["--dry-run", "--parallel", "auto", "--roofline", "1,100"], flags].concat());
+    let rows = rows(&printed);
+    assert_eq!(rows.iter().filter(|row| row.taken).count(), 1, "{printed}");
+    (printed, rows)
+}
+
+#[test]
+fn the_fastest_that_fits_is_taken_and_always_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.toml");
+    std::fs::write(&path, FLAT).unwrap();
+    let network = path.to_str().unwrap();
+    // 400 MB of parameters on a slow network: the less is summed the better.
+    let flags = ["--model", "vgg11", "--image-size", "64", "--batch", "8", "--network", network];
+    let (printed, all) = planned(&[&flags[..], &["--predict-nodes", "4"]].concat());
+    let best = |rows: &[Row]| rows.iter().map(|row| row.step).fold(f64::INFINITY, f64::min);
+    let taken = all.iter().find(|row| row.taken).unwrap();
+    assert!(taken.step <= best(&all) / 0.99 && taken.flags.contains("--pipeline"), "{printed}");
+    assert_eq!(planned(&[&flags[..], &["--predict-nodes", "4"]].concat()).1, all);
+    // With less memory something else, which fits.
+    let least = all.iter().map(|row| row.memory).fold(f64::INFINITY, f64::min);
+    let limit = (least * 1.001 / 1e6).ceil();
+    let given = format!("{limit}MB");
+    let (printed, few) = planned(&[&flags[..], &["--predict-nodes", "4", "--memory-limit", &given]].concat());
+    let taken = few.iter().find(|row| row.taken).unwrap();
+    assert!(taken.memory <= 1e6 * limit * 1.001, "{printed}");
+    assert!(
+        few.iter().filter(|row| row.memory > 1.01e6 * limit).all(|row| row.flags.ends_with(": does not fit"))
+    );
+    let none = refused(&[(
+        1,
+        &[
+            &["--dry-run", "--parallel", "auto"],
+            &flags[..],
+            &["--predict-nodes", "4", "--memory-limit", "1MB"],
+        ]
+        .concat(),
+    )]);
+    assert!(none.contains("--parallel auto: nothing fits in 1.0 MB a rank"), "{none}");
+}
+
+/// A pipeline is predicted with the bubble of its formula at least, and what its stages compute at most.
+#[test]
+fn pipelines_are_predicted_with_their_bubble() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fast.toml");
+    std::fs::write(&path, FLAT.replace("0.1", "10000.0").replace("20.0", "0.001")).unwrap();
+    let network = path.to_str().unwrap();
+    for (stages, micro_batches) in [(2.0, 4.0), (2.0, 8.0), (4.0, 8.0)] {
+        let [stages, batches] = [stages, micro_batches].map(|count: f64| format!("{count}"));
+        let flags = [
+            "--model",
+            "resnet18",
+            "--image-size",
+            "32",
+            "--batch",
+            "32",
+            "--dry-run",
+            "--roofline",
+            "1,100",
+        ];
+        let cut = [
+            "--pipeline",
+            &stages,
+            "--micro-batches",
+            &batches,
+            "--predict-nodes",
+            "4",
+            "--network",
+            network,
+        ];
+        let printed = run(1, &[&flags[..], &cut].concat());
+        let table = printed.split_once("   nodes   ranks").expect("a table").1;
+        let words: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+        let efficiency: f64 = words[5].trim_end_matches('%').parse().unwrap();
+        let [stages, batches] = [stages, batches].map(|text| text.parse::<f64>().unwrap());
+        let most = 100.0 * batches / (batches + stages - 1.0);
+        // Stages are cut at layers, and so not quite alike.
+        assert!(efficiency <= most + 0.1 && efficiency > 0.6 * most, "{stages} {batches}: {printed}");
+    }
+    let base = ["--model", "mnist_small", "--batch", "8", "--dry-run"];
+    for (flags, named) in [
+        (
+            vec!["--pipeline", "3", "--micro-batches", "2", "--predict-nodes", "4"],
+            "--predict-nodes 4: --pipeline 3",
+        ),
+        (vec!["--mesh", "data=3,pipeline=2", "--micro-batches", "2", "--predict-nodes", "4"], "start 3 × 2"),
+    ] {
+        let message = refused(&[(1, &[&base[..], &flags].concat())]);
+        assert!(message.contains(named), "{message}");
+    }
+}
+
+#[test]
+fn a_run_does_what_was_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let images = ["--model", "resnet18", "--image-size", "64", "--classes", "10"];
+    let steps = ["--steps", "2", "--warmup", "0", "--threads", "1", "--seed", "3"];
+    let auto = |results: &str, more: &[&str]| {
+        let flags = ["--batch", "16", "--parallel", "auto", "--measure", "1", "--results", results];
+        rows(&run(2, &[&images[..], &steps, &flags, more].concat()))
+    };
+    // Between what needs most and what needs least.
+    let needed: Vec<f64> = auto(&path("free.h5"), &[]).iter().map(|row| row.memory).collect();
+    let least = needed.iter().copied().fold(f64::INFINITY, f64::min);
+    let limit = format!("{}MB", ((needed[0] + least) / 2e6).ceil());
+    let taken = auto(&path("auto.h5"), &["--memory-limit", &limit]).into_iter().find(|row| row.taken);
+    let flags = taken.expect("one is taken").flags;
+    assert!(flags.starts_with("--"), "data parallelism does not fit: {flags}");
+    let flags: Vec<&str> = flags.split(' ').collect();
+    let batch: &[&str] = if flags.contains(&"--batch") { &[] } else { &["--batch", "16"] };
+    run(2, &[&images[..], &steps, batch, &flags, &["--results", &path("typed.h5")]].concat());
+    let losses = |name: &str| series(path(name).as_ref(), "steps/loss");
+    assert_eq!(losses("auto.h5"), losses("typed.h5"), "{flags:?}");
+}
+
+#[test]
+fn what_a_planner_is_not_to_choose_is_refused() {
+    let base = ["--model", "mnist_small", "--batch", "4", "--dry-run"];
+    for (flags, named) in [
+        (vec!["--parallel", "auto", "--zero", "1"], "--zero"),
+        (vec!["--parallel", "auto", "--pipeline", "2"], "--pipeline"),
+        (vec!["--parallel", "auto", "--sync", "root"], "--sync"),
+        (vec!["--memory-limit", "1GB"], "required arguments"),
+        (vec!["--lossy"], "required arguments"),
+        (vec!["--measure", "2"], "--measure: it is for --predict-nodes and --parallel auto"),
+        (vec!["--parallel", "auto", "--measure", "0"], "--measure 0"),
+        (vec!["--parallel", "best"], "best"),
+    ] {
+        let message = refused(&[(1, &[&base[..], &flags].concat())]);
+        assert!(message.contains(named), "{flags:?}: {message}");
+    }
+    let (printed, rows) =
+        planned(&["--model", "mnist_small", "--batch", "4", "--predict-nodes", "2", "--lossy"]);
+    assert!(rows.iter().any(|row| row.flags.contains("--wire bf16")), "{printed}");
+    let (printed, rows) = planned(&[
+        "--model",
+        "mnist_small",
+        "--batch",
+        "4",
+        "--predict-nodes",
+        "2",
+        "--commit",
+        "3",
+        "--checkpoint",
+        "c",
+    ]);
+    assert!(rows.iter().all(|row| !row.flags.contains("--pipeline")), "{printed}");
+    assert!(printed.contains("not looked at: pipelines (--commit and --pipeline"), "{printed}");
+}

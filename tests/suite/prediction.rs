@@ -1,0 +1,219 @@
+//! What is predicted of other nodes, and the traces of it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use crate::support::job::{refused, run};
+
+const FLAT: &str = "name = \"test\"\nlatency_us = 20.0\nhop_us = 2.0\ngb_per_s = 2.0\nlinks_a_node = 1\ntopology = \"flat\"\n";
+
+fn network(directory: &Path, text: &str) -> String {
+    let path = directory.join("network.toml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_string()
+}
+
+/// A row of the table, by its number of nodes: ranks, ms of a step, images/s, efficiency in percent, ms exposed.
+fn rows(printed: &str) -> HashMap<usize, [f64; 5]> {
+    let table = printed.split_once("   nodes   ranks").expect("a table").1;
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words.get(at)?.trim_end_matches('%').parse::<f64>().ok();
+        let figures = [number(1)?, number(2)?, number(4)?, number(5)?, number(6)?];
+        Some((number(0)? as usize, figures))
+    };
+    table.lines().skip(1).map_while(row).collect()
+}
+
+/// A step that computes in no time and hides nothing, on a network whose formula is short: 2(P−1) rounds of α + βn, and
+/// half of them with γn.
+#[test]
+fn a_step_on_a_flat_network_takes_what_its_formula_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let network = network(directory.path(), FLAT);
+    let flags = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--roofline", "1000000,1000000"];
+    let alike =
+        ["--no-overlap", "--fusion-threshold-mb", "1000", "--allreduce", "ring", "--network", &network];
+    let printed = run(1, &[&flags[..], &alike, &["--predict-nodes", "1,2,8,65536"]].concat());
+    let rows = rows(&printed);
+    assert_eq!(rows.len(), 4, "{printed}");
+    let bytes = 1_611_392.0;
+    for (ranks, [all, step, images, _, exposed]) in &rows {
+        let p = *ranks as f64;
+        assert_eq!(*all, p);
+        // Whoever owns most of the bucket has up to a cache line more than an even share, and the last rank its rest.
+        let share = |more: f64| bytes / p + more;
+        let of = |share: f64| 1e3 * (p - 1.0) * (2.0 * (20e-6 + share / 2e9) + share / 8e9);
+        let [least, most] = [of(share(0.0)), of(share(128.0))];
+        // Printed with three digits behind the point.
+        assert!(
+            (least - 0.001..=most + 0.001).contains(exposed),
+            "{ranks}: {exposed}, not {least} to {most}"
+        );
+        // The rest of a step is what a rank does alone: at these rates next to nothing.
+        assert!(*step >= *exposed && *step < exposed + 0.1, "{ranks}: {step}");
+        assert!(*ranks == 1 || (images / (4.0 * p / (1e-3 * step)) - 1.0).abs() < 0.03, "{ranks}: {images}");
+    }
+    assert_eq!(rows[&1][3], 100.0);
+    assert!(printed.contains("It cannot know: other jobs on the network"), "{printed}");
+}
+
+#[test]
+fn slow_ranks_cost_more_the_more_there_are() {
+    let flags = [
+        "--model",
+        "mnist_small",
+        "--batch",
+        "4",
+        "--dry-run",
+        "--jitter",
+        "0.2",
+        "--predict-nodes",
+        "1,4,64",
+    ];
+    let jittered = || -> Vec<f64> {
+        let printed = run(1, &flags);
+        let rows = printed.split_once("with jitter").expect("a column").1.lines().skip(1).take(3);
+        rows.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
+    };
+    let (first, second) = (jittered(), jittered());
+    assert!(first.windows(2).all(|pair| pair[1] > 1.05 * pair[0]), "{first:?}");
+    assert_eq!(first, second, "the same ranks are slow");
+}
+
+#[test]
+fn what_cannot_be_predicted_is_refused_by_flag() {
+    let directory = tempfile::tempdir().unwrap();
+    let negative = network(directory.path(), &FLAT.replace("2.0\ngb", "-2.0\ngb"));
+    let base = ["--model", "mnist_small", "--batch", "4", "--dry-run"];
+    let trace = directory.path().join("trace");
+    let trace = trace.to_str().unwrap();
+    for (flags, named) in [
+        (vec!["--predict-nodes", "65537"], "--predict-nodes 65537: must be at most 65536"),
+        (vec!["--predict-nodes", "4,0"], "--predict-nodes"),
+        (vec!["--predict-nodes", "4", "--network", &negative], "line 3: hop_us is -2"),
+        (vec!["--predict-nodes", "4", "--network", "/nowhere.toml"], "--network /nowhere.toml"),
+        (vec!["--predict-nodes", "4", "--jitter", "-1"], "--jitter"),
+        (
+            vec!["--predict-nodes", "6", "--shards", "8"],
+            "--predict-nodes 6: --shards 8: 6 ranks cannot share",
+        ),
+        (vec!["--predict-nodes", "4", "--global-batch", "3"], "--predict-nodes 4: --global-batch 3"),
+        (vec!["--predict-nodes", "2", "--sync", "server:2"], "no rank is left to compute"),
+        (vec!["--predict-nodes", "4", "--compress", "1bit"], "nothing is known"),
+        (vec!["--predict-nodes", "2,4", "--export-trace", trace], "--export-trace"),
+        (
+            vec!["--predict-nodes", "2", "--sync", "server-async", "--export-trace", trace],
+            "decided while it runs",
+        ),
+        (vec!["--predict-nodes", "2", "--allreduce", "mpi", "--export-trace", trace], "a library adds up"),
+    ] {
+        let message = refused(&[(1, &[&base[..], &flags].concat())]);
+        assert!(message.contains(named), "{flags:?}: {message}");
+    }
+    let groups = ["--model", "resnet18", "--image-size", "32", "--batch", "4", "--dry-run", "--sync-bn", "1"];
+    let predicted = run(1, &[&groups[..], &["--predict-nodes", "2,3"]].concat());
+    assert_eq!(rows(&predicted).len(), 2);
+    let alone = refused(&[(1, &["--model", "mnist_small", "--predict-nodes", "2"])]);
+    assert!(alone.contains("required arguments"), "{alone}");
+    let tree = network(
+        directory.path(),
+        &FLAT.replace("\"flat\"", "\"fat-tree\"\n[fat-tree]\ndown = [4, 2]\nup = [1, 2]"),
+    );
+    let beyond = refused(&[(1, &[&base[..], &["--predict-nodes", "8,9", "--network", &tree]].concat())]);
+    assert!(beyond.contains("--predict-nodes 9: test has 8 nodes"), "{beyond}");
+}
+
+/// What a process of a trace does.
+struct Process {
+    rank: usize,
+    actions: Vec<(String, Vec<f64>)>,
+}
+
+fn processes(directory: &Path) -> Vec<Process> {
+    let text = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
+    let process = |(number, name): (usize, &str)| {
+        let text = text(name);
+        let actions = text.lines().map(|line| {
+            let mut words = line.split_whitespace();
+            assert_eq!(words.next().unwrap(), number.to_string(), "{name}: {line}");
+            let action = words.next().unwrap().to_string();
+            (action, words.map(|word| word.parse().unwrap()).collect())
+        });
+        let rank = name["rank-".len()..].split(['-', '.']).next().unwrap().parse().unwrap();
+        Process { rank, actions: actions.collect() }
+    };
+    text("traces.txt").lines().enumerate().map(process).collect()
+}
+
+/// Traces of few ranks: what one sends another awaits, and a rank sends the bytes of docs/algorithms.md in each of the
+/// two steps. Losses and hits (64 bytes) travel with the last bucket, or by themselves where owners are apart.
+#[test]
+fn a_trace_has_the_messages_of_the_schedules() {
+    let n = 1_611_328.0;
+    let folder = tempfile::tempdir().unwrap();
+    for (nodes, flags, expected) in [
+        (2, vec!["--allreduce", "ring"], vec![n + 64.0; 2]),
+        (4, vec!["--allreduce", "ring"], vec![1.5 * (n + 64.0); 4]),
+        (4, vec!["--allreduce", "halving-doubling"], vec![1.5 * (n + 64.0); 4]),
+        (4, vec!["--allreduce", "recursive-doubling"], vec![2.0 * (n + 64.0); 4]),
+        (3, vec!["--zero", "1", "--allreduce", "ring"], vec![4.0 / 3.0 * n; 3]),
+        (3, vec!["--sync", "server"], vec![n, n, 2.0 * n]),
+        (3, vec!["--sync", "root"], vec![2.0 * n, n, n]),
+    ] {
+        let directory = folder.path().join(format!("{nodes}{}", flags.concat()));
+        let (count, path) = (nodes.to_string(), directory.to_str().unwrap());
+        let base = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", &count];
+        let printed = run(1, &[&base[..], &flags, &["--export-trace", path]].concat());
+        assert!(printed.contains(&format!("traces of {nodes} ranks are in {path}")), "{printed}");
+        let processes = processes(&directory);
+        let mut sent = vec![0.0; nodes];
+        let mut between: HashMap<[usize; 3], [Vec<f64>; 2]> = HashMap::new();
+        for (me, process) in processes.iter().enumerate() {
+            assert_eq!((&*process.actions[0].0, &*process.actions.last().unwrap().0), ("init", "finalize"));
+            for (action, numbers) in &process.actions {
+                let number = |at: usize| numbers[at] as usize;
+                let (pair, end) = match &**action {
+                    "send" | "isend" => ([me, number(0), number(1)], 0),
+                    "recv" | "irecv" => ([number(0), me, number(1)], 1),
+                    _ => continue,
+                };
+                between.entry(pair).or_default()[end].push(numbers[2]);
+                sent[process.rank] += if end == 0 { numbers[2] } else { 0.0 };
+            }
+        }
+        for (pair, [leaving, coming]) in &between {
+            assert_eq!(leaving, coming, "{flags:?}: {pair:?}");
+        }
+        for (rank, (sent, expected)) in sent.iter().zip(&expected).enumerate() {
+            // Shares are cut at cache lines: a rank sends all of a bucket's but its own, twice at most. The tail's 64
+            // bytes go round by themselves where owners are apart.
+            let tolerance = 4.0 * 64.0 + 4.0 * 64.0;
+            assert!((sent / 2.0 - expected).abs() <= tolerance, "{flags:?}: rank {rank} sends {sent}");
+        }
+        let platform = std::fs::read_to_string(directory.join("platform.xml")).unwrap();
+        assert!(platform.contains(&format!("radical=\"0-{}\"", nodes - 1)), "{platform}");
+    }
+}
+
+/// Ranks of a node meet without messages that take time, and their rings go between nodes.
+#[test]
+fn ranks_of_a_node_are_processes_of_one_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let flags = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2"];
+    run(2, &[&flags[..], &["--allreduce", "hierarchical", "--export-trace", path]].concat());
+    let hosts = std::fs::read_to_string(folder.path().join("hosts.txt")).unwrap();
+    let processes = processes(folder.path());
+    assert_eq!(hosts.lines().count(), processes.len());
+    for (process, host) in processes.iter().zip(hosts.lines()) {
+        assert_eq!(host, format!("n{}", process.rank / 2));
+        for (action, numbers) in &process.actions {
+            let far =
+                matches!(&**action, "isend") && processes[numbers[0] as usize].rank / 2 != process.rank / 2;
+            // A node's ranks tell each other that they have come, and nothing else.
+            let near = matches!(&**action, "send") && numbers[2] == 0.0;
+            assert!(far || near || !action.ends_with("send"), "{action} {numbers:?}");
+        }
+    }
+}

@@ -93,6 +93,9 @@ ways() { # network, nodes…
             # shellcheck disable=SC2086
             pair 1 "$count" "$network" --model resnet50 --batch 8 $way "${few[@]}"
         done
+        [ $((count % 4)) -gt 0 ] || [ "$count" -gt 64 ] || for way in gpipe 1f1b zb-h1 interleaved:2; do
+            pair 1 "$count" "$network" --model resnet50 --batch 32 --pipeline 4 --micro-batches 4 --schedule $way
+        done
         [ "$count" -ge 100 ] || pair 4 "$count" "$network" --model resnet50 --batch 8 --allreduce hierarchical
     done
 }

@@ -41,6 +41,36 @@ pub struct Prices<'a> {
     pub update: &'a dyn Fn(usize) -> f64,
     /// How many times as long as expected a rank computes.
     pub pace: &'a dyn Fn(usize) -> f64,
+    /// Of a message from a rank to another: their nodes, and for how many seconds it has the link of each for itself;
+    /// `None` where links are nobody's concern.
+    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<([usize; 2], f64)>,
+}
+
+/// When the links of nodes are busy, each way for itself: intervals in their order.
+#[derive(Default)]
+struct Links(HashMap<(usize, bool), Vec<[f64; 2]>>);
+
+impl Links {
+    /// Takes the way out of one node and the way into the other for so long, from when both are free at the earliest.
+    fn take(&mut self, [from, to]: [usize; 2], earliest: f64, busy: f64) -> f64 {
+        let ways = [(from, true), (to, false)];
+        let mut at = earliest;
+        loop {
+            // The first of what is in the way.
+            let blocks = |&&[begin, end]: &&[f64; 2]| begin < at + busy && at < end;
+            let in_the_way = ways.iter().filter_map(|way| self.0.get(way)?.iter().find(blocks));
+            match in_the_way.map(|&[_, end]| end).reduce(f64::max) {
+                Some(end) => at = end,
+                None => break,
+            }
+        }
+        for way in ways {
+            let taken = self.0.entry(way).or_default();
+            let place = taken.partition_point(|&[begin, _]| begin < at);
+            taken.insert(place, [at, at + busy]);
+        }
+        at
+    }
 }
 
 /// What came of it. Times are NaN where a transfer has no price.
@@ -90,6 +120,7 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
         ranks: scripts.iter().map(Player::new).collect(),
         meetings: HashMap::new(),
         unknown: false,
+        links: Links::default(),
     };
     stage.play()?;
     let begun: Vec<f64> = stage.ranks.iter().map(|rank| rank.clock).collect();
@@ -153,6 +184,7 @@ struct Stage<'a> {
     meetings: HashMap<Line, Vec<Meeting>>,
     /// Whether a transfer has no price: then times say nothing.
     unknown: bool,
+    links: Links,
 }
 
 impl<'a> Player<'a> {
@@ -517,6 +549,13 @@ impl Stage<'_> {
         let (rank, action, _) = meetings[index].started[0];
         let seconds = (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
         self.unknown |= !seconds.is_finite();
+        let begun = match line {
+            Line::Pair(_, ends, _) => {
+                let taken = (self.prices.link)(transfer_of(&self.ranks, rank, action), *ends);
+                taken.map_or(begun, |(nodes, busy)| self.links.take(nodes, begun, busy))
+            }
+            _ => begun,
+        };
         let over = begun + seconds;
         self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
@@ -730,7 +769,7 @@ mod tests {
             rehearse(
                 scripts,
                 &[&self.steps],
-                &Prices { transfer: &|_| 1.0, update: &|_| 0.0, pace: &|_| 1.0 },
+                &Prices { transfer: &|_| 1.0, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None },
             )
         }
     }
@@ -751,7 +790,7 @@ mod tests {
         let example = Example::new(&[48, 24, 7]);
         let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
         let update = |bytes: usize| 2e-3 * bytes as f64;
-        let prices = Prices { transfer: &transfer, update: &update, pace: &|_| 1.0 };
+        let prices = Prices { transfer: &transfer, update: &update, pace: &|_| 1.0, link: &|_, _| None };
         let share = |bucket, index, count| example.share(bucket, index, count);
         for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
             for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
@@ -786,7 +825,7 @@ mod tests {
         let scripts = example.scripts(&plain(4));
         let of = |slow: f64| {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
-            let prices = Prices { transfer: &|_| 0.5, update: &|_| 0.0, pace: &pace };
+            let prices = Prices { transfer: &|_| 0.5, update: &|_| 0.0, pace: &pace, link: &|_, _| None };
             rehearse(&scripts, &[&example.steps], &prices).unwrap()
         };
         let (even, uneven) = (of(1.0), of(2.0));
@@ -970,7 +1009,7 @@ mod tests {
     fn a_transfer_without_a_price_leaves_no_time_known() {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
-        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0, pace: &|_| 1.0 };
+        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());

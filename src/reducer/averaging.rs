@@ -33,8 +33,8 @@ pub struct Averaging {
     star: Option<Star>,
     /// In a gossip: the link to another rank.
     gossip: Option<Level>,
-    /// Of a network in stages: the link from one to another.
-    stages: Option<Level>,
+    /// Of a network in stages: seconds until the first byte is at the next one, and seconds a byte.
+    stages: [f64; 2],
     wire: Wire,
     /// Where the job is thought to be elsewhere: there.
     machine: Option<Rc<Machine>>,
@@ -165,22 +165,38 @@ impl Averaging {
             compress,
             star,
             gossip,
-            stages: None,
+            stages: [0.0; 2],
             wire,
             machine,
             measured: None,
         }
     }
 
-    /// The same of a network in stages, whose ranks are those of this job.
+    /// The same of a network in stages, whose ranks are those of this job. Elsewhere all ranks are thought to send to the
+    /// next stage at a time.
     pub fn over_stages(self, job: &Topology) -> Averaging {
         let Parameters { within, between, .. } = self.tuning.parameters;
-        Averaging { stages: Some(if job.nodes() > 1 { between } else { within }), ..self }
+        let link = if job.nodes() > 1 { between } else { within };
+        let stages = match &self.machine {
+            None => [link.latency(), link.per_byte()],
+            Some(stage) => {
+                let network = stage.network.clone();
+                let all = Machine::new(network, job.nodes(), job.local_size(), stage.parameters);
+                let of = |bytes: usize| {
+                    let cuts = Cuts::even(&(0..bytes / 4), job.size());
+                    Course::of(Steps::Shift(stage.ranks()), &cuts, Wire::F32).seconds(&all)
+                };
+                let (few, many) = (4, 1 << 24);
+                let per_byte = (of(many) - of(few)) / (many - few) as f64;
+                [of(few), per_byte]
+            }
+        };
+        Averaging { stages, ..self }
     }
 
     /// The link between stages: seconds until the first byte is there, and seconds a byte.
     pub fn between_stages(&self) -> [f64; 2] {
-        self.stages.map_or([0.0; 2], |link| [link.latency(), link.per_byte()])
+        self.stages
     }
 
     /// The same where the ranks are on other nodes, as many on each, joined by a network; by that of what was measured
@@ -210,6 +226,11 @@ impl Averaging {
     /// Where the job is thought to be.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_deref()
+    }
+
+    /// For how long what goes from one stage to another has its links for itself.
+    pub fn busy_between_stages(&self, transfer: &Transfer) -> f64 {
+        transfer.cuts.range().len() as f64 * self.between_stages()[1]
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold was given.

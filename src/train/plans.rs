@@ -211,7 +211,11 @@ impl Plans {
         let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
         let facts: Vec<_> = self.of_stages(layout.stage).iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
-        plan::rehearse(scripts, &facts, &Prices { transfer: &seconds, update: &update, pace })
+        let link = |transfer: &Transfer, ends: [usize; 2]| {
+            let nodes = ends.map(|rank| layout.all.node_of(rank));
+            (nodes[0] != nodes[1]).then(|| (nodes, averaging.busy_between_stages(transfer)))
+        };
+        plan::rehearse(scripts, &facts, &Prices { transfer: &seconds, update: &update, pace, link: &link })
     }
 
     /// Seconds a byte that an update reads or writes.

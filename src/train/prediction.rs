@@ -96,7 +96,7 @@ pub struct Places {
 impl Places {
     /// What plans are made for.
     pub fn layout(&self) -> Layout<'_> {
-        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
+        Layout { all: &self.all, data: &self.data, mesh: self.mesh, stage: self.stage }
     }
 }
 
@@ -323,7 +323,7 @@ impl Case<'_> {
         let micro_steps = config.accumulation;
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * plans.per_byte(config, averaging);
-        let prices = Prices { transfer: &|_| 0.0, update: &update, pace: &|_| 1.0 };
+        let prices = Prices { transfer: &|_| 0.0, update: &update, pace: &|_| 1.0, link: &|_, _| None };
         if places.stage.is_some() {
             // It does what all stages do.
             let of = |plan: &&Plan| {

@@ -16,7 +16,7 @@ use super::plans::step_seconds;
 use super::prediction::Case;
 use crate::collective::course::{Course, Deed, Machine};
 use crate::error::{Error, Result};
-use crate::plan::{Action, Line, Script, Transfer};
+use crate::plan::{Action, Axis, Kind, Line, Script, Transfer};
 
 /// Steps that are traced: as many as are rehearsed.
 const STEPS: usize = 2;
@@ -27,6 +27,8 @@ const SPEED: f64 = 1e9;
 /// Tags that are no transfer's: barriers of a node, among those that compute and among those that carry.
 const BARRIER: usize = 30_000;
 const MEETING: usize = 30_001;
+/// That of all messages with bytes: between two processes they keep their order.
+const MESSAGE: usize = 30_002;
 
 /// Writes the traces of a case, and says how they are replayed.
 ///
@@ -38,31 +40,39 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     if case.config.strategy.is_asynchronous() {
         return Err(refused(format!("what {} does is decided while it runs", case.config.strategy)));
     }
-    if case.config.pipeline.is_some() {
-        return Err(refused("the stages of --pipeline have no traces yet".into()));
-    }
     let layout = case.places.layout();
     let manners = case.plans.manners(layout, case.config);
     let manner = manners.last().ok_or_else(|| Error::internal("a round without steps"))?;
-    let scripts = case.plans.training.scripts(manner, &case.config.optimizer.rule, 0..case.places.all.size());
+    let scripts = case.plans.scripts(manner, case.config, &|_, manner| (0..manner.mesh.data).collect());
     let setting = case.plans.setting(layout, case.config, case.averaging);
-    let courses: Option<Vec<Course>> = scripts[0]
-        .transfers
-        .iter()
-        .map(|transfer| case.averaging.course(transfer, setting, machine))
-        .collect();
-    let courses = courses.ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
-    let seconds = step_seconds(&case.plans.training, case.config, case.averaging);
     let rule = case.config.optimizer.rule;
     let per_byte = case.plans.per_byte(case.config, case.averaging);
-    let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
-    let lines = lines(&scripts[0]);
-    let steps = STEPS;
-    let cast = Cast { machine, courses: &courses, lines: &lines, seconds: &seconds, update: &update, steps };
-    let written = write(directory, &scripts, &cast)?;
+    let mut stages = Vec::new();
+    for (index, plan) in case.plans.of_stages(layout.stage).into_iter().enumerate() {
+        let script = &scripts[index * layout.data.size()];
+        let courses = script.transfers.iter().map(|transfer| match transfer.kind {
+            // The two ends of an edge, and what few bytes go round among all, have messages of their own.
+            Kind::Send { .. } | Kind::Receive { .. } => Some(None),
+            _ if transfer.axis == Axis::Job => Some(None),
+            _ => case.averaging.course(transfer, setting, machine).map(Some),
+        });
+        let courses: Option<Vec<Option<Course>>> = courses.collect();
+        let courses = courses.ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
+        let seconds = step_seconds(plan, case.config, case.averaging);
+        stages.push(Stage::new(script, courses, seconds));
+    }
+    let cast = Cast {
+        machine,
+        local: case.places.all.local_size(),
+        scripts: &scripts,
+        stages: &stages,
+        update: &|bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte,
+        steps: STEPS,
+    };
+    let written = write(directory, &cast)?;
     let rehearsal = case.play(&scripts, &|_| 1.0)?;
     Ok(format!(
-        "{written} are in {}: {steps} steps, to be replayed by {}/replay.sh; they are expected to take {:.6} s in all, \
+        "{written} are in {}: {STEPS} steps, to be replayed by {}/replay.sh; they are expected to take {:.6} s in all, \
          the last of them {:.6} s\n",
         directory.display(),
         directory.display(),
@@ -71,40 +81,56 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     ))
 }
 
-/// The lines of a job's transfers, in the order in which they are started.
-fn lines(script: &Script) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for action in &script.actions {
-        if let Action::Start(id) = action {
+/// What the ranks of a stage have in common; all of them where the network is not cut.
+struct Stage {
+    /// Of each transfer; `None` of what ranks of several stages do.
+    courses: Vec<Option<Course>>,
+    /// Of each transfer: the carrier of its line, counted in the order in which lines are first started. Ranks of a
+    /// stage have the same transfers.
+    carriers: Vec<usize>,
+    /// How many there are.
+    lines: usize,
+    /// Of each step of the plan.
+    seconds: Vec<f64>,
+}
+
+impl Stage {
+    fn new(script: &Script, courses: Vec<Option<Course>>, seconds: Vec<f64>) -> Stage {
+        let mut lines: Vec<Line> = Vec::new();
+        let mut carriers = vec![0; script.transfers.len()];
+        for action in &script.actions {
+            let Action::Start(id) = action else { continue };
             let line = script.line(&script.transfers[*id]);
-            if !lines.contains(&line) {
+            carriers[*id] = lines.iter().position(|known| *known == line).unwrap_or_else(|| {
                 lines.push(line);
-            }
+                lines.len() - 1
+            });
         }
+        Stage { courses, carriers, lines: lines.len(), seconds }
     }
-    lines
 }
 
 /// What processes are made of.
 struct Cast<'a> {
+    /// The ranks of a stage.
     machine: &'a Machine,
-    /// Of each transfer.
-    courses: &'a [Course],
-    lines: &'a [Line],
-    /// Of each step of the plan.
-    seconds: &'a [f64],
+    /// Ranks on a node.
+    local: usize,
+    /// By rank.
+    scripts: &'a [Script],
+    stages: &'a [Stage],
     update: &'a dyn Fn(usize) -> f64,
     /// Steps that are traced.
     steps: usize,
 }
 
-fn write(directory: &Path, scripts: &[Script], cast: &Cast) -> Result<String> {
+fn write(directory: &Path, cast: &Cast) -> Result<String> {
     let wrong = |error: std::io::Error| Error::output(directory, format!("cannot write the traces: {error}"));
     std::fs::create_dir_all(directory).map_err(wrong)?;
     let put = |name: &str, text: String| std::fs::write(directory.join(name), text).map_err(wrong);
     let (mut traces, mut hosts) = (String::new(), String::new());
-    for script in scripts {
-        let host = script.rank / cast.machine.local;
+    for script in cast.scripts {
+        let host = script.rank / cast.local;
         for (index, text) in cast.rank(script).into_iter().enumerate() {
             let name = match index {
                 0 => format!("rank-{}.txt", script.rank),
@@ -116,12 +142,14 @@ fn write(directory: &Path, scripts: &[Script], cast: &Cast) -> Result<String> {
         }
     }
     let within = 1.0 / cast.machine.parameters.within.per_byte();
-    let cores = cast.machine.local * cast.processes();
-    put("platform.xml", cast.machine.network.platform(cast.machine.nodes, cores, within)?)?;
+    let ranks = cast.scripts.len();
+    let most = cast.stages.iter().map(|stage| 1 + stage.lines).max().unwrap_or(1);
+    let (nodes, cores) = (ranks.div_ceil(cast.local), cast.local * most);
+    put("platform.xml", cast.machine.network.platform(nodes, cores, within)?)?;
     put("traces.txt", traces)?;
     put("hosts.txt", hosts)?;
-    put("replay.sh", replay(scripts.len() * cast.processes()))?;
-    Ok(format!("traces of {} ranks", scripts.len()))
+    put("replay.sh", replay(cast.process(ranks, None)))?;
+    Ok(format!("traces of {ranks} ranks"))
 }
 
 /// The command. Bandwidths and latencies are taken as they are, and every message with bytes is one that both ends wait
@@ -141,36 +169,48 @@ fn replay(processes: usize) -> String {
 }
 
 impl Cast<'_> {
-    /// Processes of a rank.
-    fn processes(&self) -> usize {
-        1 + self.lines.len()
+    fn stage(&self, rank: usize) -> usize {
+        rank / self.machine.ranks()
     }
 
     /// The process of a rank that computes, or that carries a line.
     fn process(&self, rank: usize, line: Option<usize>) -> usize {
-        rank * self.processes() + line.map_or(0, |line| line + 1)
+        let of_stage = |stage: usize| 1 + self.stages[stage].lines;
+        let (stage, data) = (self.stage(rank), rank % self.machine.ranks());
+        let before: usize = (0..stage).map(|stage| self.machine.ranks() * of_stage(stage)).sum();
+        let beside = if data > 0 { data * of_stage(stage) } else { 0 };
+        before + beside + line.map_or(0, |line| line + 1)
     }
 
-    fn line(&self, script: &Script, transfer: &Transfer) -> usize {
-        let wanted = script.line(transfer);
-        self.lines.iter().position(|line| *line == wanted).unwrap_or(0)
+    /// The process that carries a transfer of a rank.
+    fn carrier(&self, rank: usize, id: usize) -> usize {
+        self.process(rank, Some(self.stages[self.stage(rank)].carriers[id]))
+    }
+
+    /// The process at the other end of an edge.
+    fn across(&self, script: &Script, transfer: &Transfer, place: usize) -> usize {
+        let (line, peer) = (script.line(transfer), &self.scripts[script.peer(transfer.axis, place)]);
+        let there = peer.transfers.iter().position(|transfer| peer.line(transfer) == line);
+        self.carrier(peer.rank, there.unwrap_or(0))
     }
 
     /// The traces of a rank: of the process that computes, then of each line.
     fn rank(&self, script: &Script) -> Vec<String> {
-        let carriers = (0..self.lines.len()).map(|line| self.carries(script, line));
+        let lines = self.stages[self.stage(script.rank)].lines;
+        let carriers = (0..lines).map(|line| self.carries(script, line));
         std::iter::once(self.computes(script)).chain(carriers).collect()
     }
 
     fn computes(&self, script: &Script) -> String {
         let me = self.process(script.rank, None);
         let mut trace = Trace::new(me);
-        let carrier = |id: usize| self.process(script.rank, Some(self.line(script, &script.transfers[id])));
+        let carrier = |id: usize| self.carrier(script.rank, id);
+        let seconds = &self.stages[self.stage(script.rank)].seconds;
         let mut under_way: Vec<usize> = Vec::new();
         for _ in 0..self.steps {
             for action in &script.actions {
                 match action {
-                    Action::Run { steps, .. } => trace.compute(self.seconds[steps.clone()].iter().sum()),
+                    Action::Run { steps, .. } => trace.compute(seconds[steps.clone()].iter().sum()),
                     Action::Update(part)
                     | Action::Drift(part)
                     | Action::Pull(part)
@@ -204,21 +244,83 @@ impl Cast<'_> {
     fn carries(&self, script: &Script, line: usize) -> String {
         let (me, computes) = (self.process(script.rank, Some(line)), self.process(script.rank, None));
         let mut trace = Trace::new(me);
+        let stage = &self.stages[self.stage(script.rank)];
         let started = script.actions.iter().filter_map(|action| match action {
-            Action::Start(id) if self.line(script, &script.transfers[*id]) == line => Some(*id),
+            Action::Start(id) if stage.carriers[*id] == line => Some(*id),
             _ => None,
         });
         let started: Vec<usize> = started.collect();
-        let deeds: Vec<Vec<Deed>> =
-            started.iter().map(|&id| self.courses[id].of_rank(script.rank, self.machine)).collect();
         for _ in 0..self.steps {
-            for (id, deeds) in started.iter().zip(&deeds) {
+            for id in &started {
                 trace.hear(computes, *id);
-                deeds.iter().for_each(|deed| self.deed(script.rank, line, *deed, &mut trace));
+                match &stage.courses[*id] {
+                    Some(course) => {
+                        let place = script.rank % self.machine.ranks();
+                        let deeds = course.of_rank(place, self.machine);
+                        deeds.iter().for_each(|deed| self.deed(script.rank, line, *deed, &mut trace));
+                    }
+                    None => self.between_stages(script, *id, &mut trace),
+                }
                 trace.tell(computes, *id);
             }
         }
         trace.end()
+    }
+
+    /// What ranks of several stages do.
+    fn between_stages(&self, script: &Script, id: usize, trace: &mut Trace) {
+        let transfer = &script.transfers[id];
+        let bytes = transfer.cuts.range().len();
+        match transfer.kind {
+            Kind::Send { to, .. } => {
+                let to = (script.peer(transfer.axis, to), self.across(script, transfer, to));
+                self.message(script.rank, Some((to, bytes)), None, trace);
+            }
+            Kind::Receive { from, .. } => {
+                let from = self.across(script, transfer, from);
+                self.message(script.rank, None, Some((from, bytes)), trace);
+            }
+            _ => self.around(script, transfer, trace),
+        }
+    }
+
+    /// Few bytes of all: each rank sends what it has to the next ones at growing distances. Debra Hensgen, Raphael
+    /// Finkel, Udi Manber: "Two algorithms for barrier synchronization", 1988. Of a power of
+    /// two that is one round less than is reckoned.
+    fn around(&self, script: &Script, transfer: &Transfer, trace: &mut Trace) {
+        let (rank, ranks, bytes) = (script.rank, self.scripts.len(), transfer.cuts.range().len());
+        let line = script.line(transfer);
+        let process = |rank: usize| {
+            let of = &self.scripts[rank];
+            self.carrier(rank, of.transfers.iter().position(|other| of.line(other) == line).unwrap_or(0))
+        };
+        let rounds = ranks.max(2).ilog2() + 1;
+        for distance in (0..rounds).map(|round| (1 << round) % ranks).filter(|&distance| distance > 0) {
+            let [to, from] = [(rank + distance) % ranks, (rank + ranks - distance) % ranks];
+            self.message(rank, Some(((to, process(to)), bytes)), Some((process(from), bytes)), trace);
+        }
+    }
+
+    /// One each way, which both ends wait for: `send` has the rank, its process and the bytes.
+    fn message(
+        &self,
+        rank: usize,
+        send: Option<((usize, usize), usize)>,
+        receive: Option<(usize, usize)>,
+        trace: &mut Trace,
+    ) {
+        if let Some((from, bytes)) = receive {
+            trace.add("irecv", &[from, MESSAGE, bytes]);
+        }
+        if let Some(((to, process), bytes)) = send {
+            let near = to / self.local == rank / self.local;
+            trace.sleep(match near {
+                true => self.machine.parameters.within.latency(),
+                false => self.machine.network.before_links(),
+            });
+            trace.add("isend", &[process, MESSAGE, bytes]);
+        }
+        trace.add("waitall", &[]);
     }
 
     fn deed(&self, rank: usize, line: usize, deed: Deed, trace: &mut Trace) {
@@ -231,18 +333,11 @@ impl Cast<'_> {
                 others.iter().for_each(|&other| trace.hear(other, MEETING));
             }
             Deed::Exchange { send, receive } => {
-                if let Some((from, bytes)) = receive {
-                    trace.add("irecv", &[self.process(from, Some(line)), line, bytes]);
-                }
-                if let Some((to, bytes)) = send {
-                    let near = to / self.machine.local == rank / self.machine.local;
-                    trace.sleep(match near {
-                        true => self.machine.parameters.within.latency(),
-                        false => self.machine.network.before_links(),
-                    });
-                    trace.add("isend", &[self.process(to, Some(line)), line, bytes]);
-                }
-                trace.add("waitall", &[]);
+                let first = self.stage(rank) * self.machine.ranks();
+                let there = |place: usize| (first + place, self.process(first + place, Some(line)));
+                let send = send.map(|(to, bytes)| (there(to), bytes));
+                let receive = receive.map(|(from, bytes)| (there(from).1, bytes));
+                self.message(rank, send, receive, trace);
             }
         }
     }

@@ -141,8 +141,9 @@ fn a_run_does_what_was_chosen() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
     let images = ["--model", "resnet18", "--image-size", "64", "--classes", "10"];
     let steps = ["--steps", "2", "--warmup", "0", "--threads", "1", "--seed", "3"];
+    // By the built-in figures: measured steps cut other stages each time.
     let auto = |results: &str, more: &[&str]| {
-        let flags = ["--batch", "16", "--parallel", "auto", "--measure", "1", "--results", results];
+        let flags = ["--batch", "16", "--parallel", "auto", "--results", results];
         rows(&run(2, &[&images[..], &steps, &flags, more].concat()))
     };
     // Between what needs most and what needs least.
@@ -157,6 +158,10 @@ fn a_run_does_what_was_chosen() {
     run(2, &[&images[..], &steps, batch, &flags, &["--results", &path("typed.h5")]].concat());
     let losses = |name: &str| series(path(name).as_ref(), "steps/loss");
     assert_eq!(losses("auto.h5"), losses("typed.h5"), "{flags:?}");
+    // By steps that were measured before, something is chosen too.
+    let small = ["--model", "mnist_small", "--batch", "8", "--parallel", "auto", "--measure", "2"];
+    let printed = run(2, &[&small[..], &steps, &["--results", &path("measured.h5")]].concat());
+    assert_eq!(rows(&printed).iter().filter(|row| row.taken).count(), 1, "{printed}");
 }
 
 #[test]

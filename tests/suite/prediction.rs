@@ -160,6 +160,12 @@ fn a_trace_has_the_messages_of_the_schedules() {
         (3, vec!["--zero", "1", "--allreduce", "ring"], vec![4.0 / 3.0 * n; 3]),
         (3, vec!["--sync", "server"], vec![n, n, 2.0 * n]),
         (3, vec!["--sync", "root"], vec![2.0 * n, n, n]),
+        // Two stages: activations of 32×14×14 for each of 4 images there, and as much back.
+        (
+            2,
+            vec!["--pipeline", "2", "--micro-batches", "2", "--pipeline-cuts", "fc1"],
+            vec![4.0 * 32.0 * 196.0 * 4.0; 2],
+        ),
     ] {
         let directory = folder.path().join(format!("{nodes}{}", flags.concat()));
         let (count, path) = (nodes.to_string(), directory.to_str().unwrap());

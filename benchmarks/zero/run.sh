@@ -36,12 +36,12 @@ row() { # name, file
 }
 
 measure() {
-    local model stage turn
+    local model stage
     for model in resnet50 vgg11; do
         echo
         echo "$model at 64², batch 16, Adam, one host, 2 ranks x 1 thread: medians of $turns turns"
         printf '%-24s %12s %10s\n' "" images/s 'peak MB'
-        for turn in $(seq "$turns"); do
+        for _ in $(seq "$turns"); do
             for stage in 0 2 3; do
                 here --model "$model" --image-size 64 --batch 16 --warmup 2 --steps 10 --zero $stage \
                     >>"$scratch/$model.$stage"
@@ -55,7 +55,7 @@ measure() {
     echo
     echo "vgg11, batch 2, Adam, 2 ranks x 1 thread: medians of 3 turns; dltrain on two hosts without a limit to their links"
     printf '%-24s %12s %10s\n' "" images/s 'peak MB'
-    for turn in 1 2 3; do
+    for _ in 1 2 3; do
         for stage in 2 3; do
             apart --model vgg11 --batch 2 --warmup 1 --steps 4 --zero $stage >>"$scratch/ours.$stage"
             here --model vgg11 --batch 2 --warmup 1 --steps 4 --zero $stage >>"$scratch/here.$stage"

@@ -79,7 +79,7 @@ pub fn mesh(text: &str) -> std::result::Result<MeshShape, String> {
     Ok(shape)
 }
 
-/// 0 or 1.
+/// 0 to 3.
 pub fn zero_stage(text: &str) -> std::result::Result<u8, String> {
     match text.parse() {
         Ok(stage @ 0..=3) => Ok(stage),

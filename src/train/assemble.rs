@@ -47,17 +47,8 @@ impl Assembly<'_> {
     pub fn memories(&self, start: Option<&Start>, threads: usize) -> Result<Memories> {
         let Assembly { world, config, averaging, plans, device, rule, .. } = *self;
         let plan = &plans.training;
-        let evaluates = plans.evaluation.is_some();
-        let memories = world.agree(Memories::new(
-            world,
-            device,
-            plan,
-            &plans.sizes,
-            rule,
-            config,
-            averaging,
-            evaluates,
-        ))?;
+        let memories = Memories::new(world, device, plans, rule, config, averaging);
+        let memories = world.agree(memories)?;
         world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
         let mut every = [plan].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::meeting::Anchor;
 use super::owned;
+use super::plans::Plans;
 use super::weights::Start;
 use crate::comm::World;
 use crate::config::{Config, Precision};
@@ -60,13 +61,12 @@ impl Memories {
     pub fn new(
         world: &World,
         device: &dyn Device,
-        plan: &Plan,
-        sizes: &Sizes,
+        plans: &Plans,
         rule: &Rule,
         config: &Config,
         averaging: &Averaging,
-        evaluates: bool,
     ) -> Result<Memories> {
+        let (plan, sizes, evaluates) = (&plans.training, &plans.sizes, plans.evaluation.is_some());
         let summed = plan.summed_bytes(config.accumulation);
         let gradients = Gradients::new(world, device, plan, summed, config, averaging)?;
         // With accumulation a micro-step's own gradients are apart from their sum.

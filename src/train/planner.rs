@@ -157,7 +157,7 @@ struct Sketch {
     beside: usize,
     /// Of these what owners alone would have.
     states: usize,
-    /// About what gradients or parameters take that are on their way.
+    /// About what gradients, and parameters in their place, take that are on their way.
     windows: usize,
     /// Whether a test set wants all parameters.
     evaluates: bool,
@@ -179,7 +179,7 @@ impl Sketch {
 
     /// Bytes in which gradients, and then parameters too, take turns.
     fn windows(&self, candidate: &Candidate) -> usize {
-        usize::from(candidate.zero.saturating_sub(1)) * self.windows
+        if candidate.zero > 1 { self.windows } else { 0 }
     }
 
     /// Seconds and bytes.

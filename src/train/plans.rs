@@ -652,13 +652,8 @@ fn extent(
     messages += match config.relaxed(world.size()) {
         _ if !own_memory => 0,
         // They are gathered where sums are, or where there is no place for these.
-        _ if plan.gathers() => {
-            if config.accumulation > 1 {
-                plan.sizes.gradients
-            } else {
-                0
-            }
-        }
+        _ if plan.gathers() && config.accumulation > 1 => plan.sizes.gradients,
+        _ if plan.gathers() => 0,
         // What comes lies beside.
         Some(relaxed) if relaxed.sends_parameters() => 2 * plan.sizes.parameters,
         _ if owners.are_apart() => plan.sizes.parameters,

@@ -312,9 +312,10 @@ fn owners_train_alike(hosts: &Hosts) {
     let (plain, zero) = (peak("peak", ""), peak("peak-zero", "--zero 1"));
     // Of three copies of 244 MB, two states and an average, half is on the other host; parameters travel in place.
     assert!(plain > zero + 300_000_000, "{plain} and {zero} bytes");
-    // And half of the parameters; gradients are there while they travel, and so are the other parameters.
+    // And half of the parameters, 122 MB. Of gradients little is saved here: 218 MB are those of two layers that follow
+    // each other, of which one is on its way while the other is computed.
     let all = peak("peak-all", "--zero 3");
-    assert!(zero > all + 150_000_000, "{zero} and {all} bytes");
+    assert!(zero > all + 110_000_000, "{zero} and {all} bytes");
 }
 
 /// The zoo's large models, of which no rank has all parameters: the losses of plain runs, and the memory of the plan. Of

@@ -25,8 +25,8 @@ pub struct Args {
     /// With --parallel auto: what a rank may have at its peak, such as 2GiB [default: what is free].
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "parallel")]
     memory_limit: Option<usize>,
-    /// With --predict-nodes or --parallel auto: run so many steps here first, and predict by what they took instead of
-    /// by rates.
+    /// With --predict-nodes, --parallel auto or --pipeline: run so many steps here first, and predict, or cut into
+    /// stages, by what they took instead of by rates.
     #[arg(long, value_name = "STEPS")]
     measure: Option<usize>,
     /// With --parallel auto: gradients may travel in 16 bits too, which changes results.
@@ -35,17 +35,18 @@ pub struct Args {
 }
 
 impl Args {
-    /// Steps that are to be measured; `predicts` if something is predicted of other nodes.
+    /// Steps that are to be measured; `needed` if something is predicted of other nodes, or a network is to be cut.
     ///
     /// # Errors
     /// `Usage` where they would be measured for nothing.
-    pub fn measured(&self, predicts: bool) -> Result<Option<usize>, Error> {
+    pub fn measured(&self, needed: bool) -> Result<Option<usize>, Error> {
         let Some(steps) = self.measure else { return Ok(None) };
         within("measure", steps, most::MEASURED)?;
-        match predicts || self.parallel.is_some() {
+        match needed || self.parallel.is_some() {
             true => Ok(Some(steps)),
             false => {
-                Err(Error::usage("--measure: it is for --predict-nodes and --parallel auto; add one of them"))
+                let uses = "--predict-nodes, --parallel auto and --pipeline without --pipeline-cuts";
+                Err(Error::usage(format!("--measure: it is for {uses}; add one of them")))
             }
         }
     }

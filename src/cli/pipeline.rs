@@ -26,7 +26,8 @@ pub struct Args {
     /// stage would wait) [default: 1f1b].
     #[arg(long, value_name = "ORDER")]
     schedule: Option<PipelineSchedule>,
-    /// The first layer of each stage but the first one, as --dry-run has them [default: cut by predicted times].
+    /// The first layer of each stage but the first one, as --dry-run has them [default: cut by predicted times, or by
+    /// those that --measure takes].
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pipeline_cuts: Vec<String>,
     /// How many ranks have other images and how many other layers: data=2,pipeline=2.

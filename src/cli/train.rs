@@ -475,6 +475,8 @@ impl Args {
         if pipeline.is_some() {
             self.beside_stages(strategy)?;
         }
+        let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
+        let needs_times = self.prediction.is_given() || is_to_be_cut;
         let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
@@ -557,7 +559,7 @@ impl Args {
             plan_steps: self.plan_steps,
             evaluate: self.evaluate || self.predict,
             predict,
-            measure: self.parallel.measured(self.prediction.is_given())?,
+            measure: self.parallel.measured(needs_times)?,
             parallel,
             prediction: self.prediction.validate()?,
             max_batch: self.max_batch,

@@ -32,7 +32,8 @@ pub fn cut(
 ) -> Result<()> {
     let facts = plan.facts(seconds);
     let transfer = |transfer: &Transfer| sum(transfer.cuts.range().len());
-    let prices = Prices { transfer: &transfer, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+    let prices =
+        Prices { transfer: &transfer, update: &|_| 0.0, add: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);
         let scripts = plan.scripts(manner, rule, 0..1);

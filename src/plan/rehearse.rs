@@ -33,17 +33,22 @@ pub struct StepFacts {
     pub touches: Vec<Touch>,
 }
 
+/// The nodes at both ends of a message, and for how many seconds it has their links for itself.
+type Busy = ([usize; 2], f64);
+
 /// How long things take.
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
+    /// Seconds until so many bytes of gradients are added to their sums.
+    pub add: &'a dyn Fn(usize) -> f64,
     /// How many times as long as expected a rank computes.
     pub pace: &'a dyn Fn(usize) -> f64,
     /// Of a message from a rank to another: their nodes, and for how many seconds it has the link of each for itself;
     /// `None` where links are nobody's concern.
-    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<([usize; 2], f64)>,
+    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<Busy>,
 }
 
 /// When the links of nodes are busy, each way for itself: intervals in their order.
@@ -230,7 +235,7 @@ impl<'a> Player<'a> {
         let gradients = 0..script.sums.saturating_sub(TAIL);
         match action {
             Action::Accumulate { pass, .. } => {
-                let own = script.passes.get(*pass).unwrap_or(&gradients);
+                let own = &script.added(*pass);
                 let written = script.windows.get(*pass).unwrap_or(own);
                 vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), written)]
             }
@@ -351,6 +356,7 @@ impl Stage<'_> {
             | Action::Mix(part) => {
                 until += pace * (self.prices.update)(script.parts[*part].bytes.len());
             }
+            Action::Accumulate { pass, .. } => until += pace * (self.prices.add)(script.added(*pass).len()),
             Action::Start(id) => self.start(rank, *id)?,
             Action::Wait(id) => {
                 let Some(over) = self.awaited(rank, *id)? else { return Ok(false) };
@@ -769,7 +775,13 @@ mod tests {
             rehearse(
                 scripts,
                 &[&self.steps],
-                &Prices { transfer: &|_| 1.0, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None },
+                &Prices {
+                    transfer: &|_| 1.0,
+                    update: &|_| 0.0,
+                    add: &|_| 0.0,
+                    pace: &|_| 1.0,
+                    link: &|_, _| None,
+                },
             )
         }
     }
@@ -790,7 +802,13 @@ mod tests {
         let example = Example::new(&[48, 24, 7]);
         let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
         let update = |bytes: usize| 2e-3 * bytes as f64;
-        let prices = Prices { transfer: &transfer, update: &update, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &transfer,
+            update: &update,
+            add: &|_| 0.0,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         let share = |bucket, index, count| example.share(bucket, index, count);
         for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
             for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
@@ -825,7 +843,13 @@ mod tests {
         let scripts = example.scripts(&plain(4));
         let of = |slow: f64| {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
-            let prices = Prices { transfer: &|_| 0.5, update: &|_| 0.0, pace: &pace, link: &|_, _| None };
+            let prices = Prices {
+                transfer: &|_| 0.5,
+                update: &|_| 0.0,
+                add: &|_| 0.0,
+                pace: &pace,
+                link: &|_, _| None,
+            };
             rehearse(&scripts, &[&example.steps], &prices).unwrap()
         };
         let (even, uneven) = (of(1.0), of(2.0));
@@ -1009,7 +1033,13 @@ mod tests {
     fn a_transfer_without_a_price_leaves_no_time_known() {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
-        let prices = Prices { transfer: &|_| f64::NAN, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &|_| f64::NAN,
+            update: &|_| 0.0,
+            add: &|_| 0.0,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());

@@ -262,6 +262,13 @@ pub struct Script {
     pub actions: Vec<Action>,
 }
 
+impl Script {
+    /// Bytes of the gradients that are added to their sums behind a backward pass.
+    pub fn added(&self, pass: usize) -> Range<usize> {
+        self.passes.get(pass).cloned().unwrap_or(0..self.sums.saturating_sub(TAIL))
+    }
+}
+
 /// What a script needs to know of a plan.
 pub struct Outline<'a> {
     /// How many steps it has.

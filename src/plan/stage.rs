@@ -653,8 +653,13 @@ mod tests {
                     facts.push(plan.facts(&(0..plan.steps.len()).map(seconds).collect::<Vec<_>>()));
                 }
                 let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
-                let prices =
-                    Prices { transfer: &|_| 0.0, update: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+                let prices = Prices {
+                    transfer: &|_| 0.0,
+                    update: &|_| 0.0,
+                    add: &|_| 0.0,
+                    pace: &|_| 1.0,
+                    link: &|_, _| None,
+                };
                 let found = rehearse(&scripts, &facts, &prices).unwrap();
                 let work = 3.0 * micro_batches as f64;
                 let expected = work / (1.0 - schedule.bubble(ranks, micro_batches));

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
 use crate::interconnect::Interconnect;
-use crate::plan::{Axis, Kind, Manner, Plan, Transfer};
+use crate::plan::{Axis, Kind, Manner, Plan, PlannedStep, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -51,15 +51,20 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Of a plan, and for each byte that an update reads or writes. Of steps with one label the mean is taken.
-    pub fn new(plan: &Plan, seconds: &[f64], per_byte: f64) -> StepTimes {
+    /// Of steps for so many images, and of each byte that an update reads or writes. Of steps with one label the mean is
+    /// taken.
+    pub fn new<'a>(
+        images: usize,
+        steps: impl Iterator<Item = (&'a PlannedStep, f64)>,
+        per_byte: f64,
+    ) -> StepTimes {
         let mut sums: HashMap<String, (f64, f64)> = HashMap::new();
-        for (step, seconds) in plan.steps.iter().zip(seconds) {
+        for (step, seconds) in steps {
             let sum = sums.entry(step.label.clone()).or_default();
             *sum = (sum.0 + seconds, sum.1 + 1.0);
         }
         let seconds = sums.into_iter().map(|(label, (sum, count))| (label, sum / count)).collect();
-        StepTimes { images: plan.graph.batch(), seconds, per_byte }
+        StepTimes { images, seconds, per_byte }
     }
 }
 

@@ -404,7 +404,7 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<C
     let groups = Groups::whole(world);
     let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
     let plans = world.agree(plans)?;
-    averaging = measured(world, &here, &*device, &plans.training, averaging)?;
+    averaging = measured(&groups, &here, &*device, &plans, averaging)?;
     // The process with the kernels of one plan, as a run has them.
     let program = plans.extent.program;
     drop(plans);

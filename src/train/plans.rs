@@ -15,13 +15,13 @@ use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::fusion::compress;
-use crate::graph::Graph;
+use crate::graph::{Graph, NodeId, Role};
 use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
     self, Compiled, Extent, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage,
-    Stages, StepFacts, Times, Transfer,
+    Stages, StepFacts, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
@@ -215,7 +215,12 @@ impl Plans {
             let nodes = ends.map(|rank| layout.all.node_of(rank));
             (nodes[0] != nodes[1]).then(|| (nodes, averaging.busy_between_stages(transfer)))
         };
-        plan::rehearse(scripts, &facts, &Prices { transfer: &seconds, update: &update, pace, link: &link })
+        let add = |bytes: usize| ADDING * bytes as f64 * per_byte;
+        plan::rehearse(
+            scripts,
+            &facts,
+            &Prices { transfer: &seconds, update: &update, add: &add, pace, link: &link },
+        )
     }
 
     /// Seconds a byte that an update reads or writes.
@@ -438,6 +443,9 @@ impl Plans {
     }
 }
 
+/// Bytes that are read or written for each byte of gradients that is added to its sum.
+pub const ADDING: f64 = 3.0;
+
 /// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was given.
 pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<f64> {
     match config.roofline.filter(|_| averaging.machine().is_some()) {
@@ -446,28 +454,41 @@ pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<
     }
 }
 
-/// What the steps of a plan took on the ranks that are there, where that is to be measured: the mean of all. Collective.
+/// What steps took on the ranks that are there, where that is to be measured: of each stage the mean of its ranks.
+/// Collective.
 ///
 /// # Errors
 /// The same on every rank: no memory, or whatever a device reports.
 pub fn measured(
-    world: &World,
+    groups: &Groups,
     config: &Config,
     device: &dyn Device,
-    plan: &Plan,
+    plans: &Plans,
     averaging: Averaging,
 ) -> Result<Averaging> {
     let Some(steps) = config.measure else { return Ok(averaging) };
-    let rule = &config.optimizer.rule;
-    let mut subject = world.agree(Measured::new(device, plan, rule))?;
+    let (world, rule) = (&groups.job, &config.optimizer.rule);
+    let mut subject = world.agree(Measured::new(device, &plans.training, rule))?;
     world.barrier()?;
-    let Times { steps: mut seconds, updates, .. } = world.agree(subject.time(steps))?;
-    seconds.push(updates);
+    let times = world.agree(subject.time(steps))?;
+    // Every rank fills in what its stage took.
+    let all = plans.of_stages(groups.stage);
+    let mut seconds: Vec<f64> = Vec::new();
+    let mut updates = [times.updates];
+    for (stage, plan) in all.iter().enumerate() {
+        match stage == groups.stage.unwrap_or(0) {
+            true => seconds.extend(&times.steps),
+            false => seconds.extend(vec![0.0; plan.steps.len()]),
+        }
+    }
     world.sum_f64(&mut seconds)?;
-    seconds.iter_mut().for_each(|seconds| *seconds /= world.size() as f64);
-    let updates = seconds.pop().unwrap_or(0.0);
-    let per_byte = updates / rule.bytes_moved(plan.sizes.parameters).max(1) as f64;
-    Ok(averaging.with_steps(StepTimes::new(plan, &seconds, per_byte)))
+    world.sum_f64(&mut updates)?;
+    let ranks = groups.data.size() as f64;
+    seconds.iter_mut().for_each(|seconds| *seconds /= ranks);
+    let moved: usize = all.iter().map(|plan| rule.bytes_moved(plan.sizes.parameters)).sum();
+    let steps = all.iter().flat_map(|plan| &plan.steps).zip(seconds);
+    let per_byte = updates[0] / ranks / moved.max(1) as f64;
+    Ok(averaging.with_steps(StepTimes::new(all[0].graph.batch(), steps, per_byte)))
 }
 
 /// How a step of this run is done.
@@ -519,6 +540,22 @@ fn whole(
     Ok(plan.in_windows(turns))
 }
 
+/// Seconds that the gradients which a node makes take beside it, in each micro-step: they are added up, and in the end
+/// the parameters are updated.
+fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f64 {
+    let micro_steps = config.accumulation as f64;
+    let adding = if config.accumulation > 1 { ADDING } else { 0.0 };
+    let rule = config.optimizer.rule;
+    move |graph, node| {
+        let made = graph.node(node).outputs.iter().map(|id| graph.tensor(*id));
+        let bytes: usize = made
+            .filter(|tensor| tensor.role == Role::Gradient)
+            .map(|tensor| 4 * tensor.spec.shape.elements())
+            .sum();
+        per_byte * (adding * bytes as f64 + rule.bytes_moved(bytes) as f64 / micro_steps)
+    }
+}
+
 /// This rank's plan, where the network is cut, and the plans of the others.
 fn in_stages(
     graph: Graph,
@@ -538,11 +575,12 @@ fn in_stages(
             let whole = compiled.plan(device, options)?;
             let mut seconds = vec![0.0; whole.graph.nodes.len()];
             let mut waiting = 0.0;
+            let beside = of_gradients(config, averaging.per_byte());
             for (step, taken) in whole.steps.iter().zip(averaging.step_seconds(&whole)) {
                 // A reorder is for the node behind it.
                 waiting += taken;
                 if let Some(node) = step.node {
-                    seconds[node.0] += std::mem::take(&mut waiting);
+                    seconds[node.0] += std::mem::take(&mut waiting) + beside(&whole.graph, node);
                 }
             }
             let pieces = ranks * schedule.chunks();

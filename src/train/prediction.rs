@@ -6,7 +6,7 @@
 use super::groups::{Layout, divided};
 use super::network::Network;
 use super::planner;
-use super::plans::{Plans, step_seconds};
+use super::plans::{ADDING, Plans, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction};
@@ -325,12 +325,15 @@ impl Case<'_> {
         let micro_steps = config.accumulation;
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * plans.per_byte(config, averaging);
-        let prices = Prices { transfer: &|_| 0.0, update: &update, pace: &|_| 1.0, link: &|_, _| None };
+        let add = |bytes: usize| ADDING * bytes as f64 * plans.per_byte(config, averaging);
+        let prices =
+            Prices { transfer: &|_| 0.0, update: &update, add: &add, pace: &|_| 1.0, link: &|_, _| None };
         if places.stage.is_some() {
             // It does what all stages do.
             let of = |plan: &&Plan| {
                 let computes: f64 = step_seconds(plan, config, averaging).iter().sum();
-                micro_steps as f64 * computes + update(plan.sizes.parameters)
+                let sums = if micro_steps > 1 { add(plan.sizes.gradients) } else { 0.0 };
+                micro_steps as f64 * (computes + sums) + update(plan.sizes.parameters)
             };
             return Ok(plans.of_stages(places.stage).iter().map(of).sum());
         }

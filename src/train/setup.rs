@@ -119,8 +119,17 @@ pub fn prepare(
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
     let rule = config.optimizer.rule;
     let averaging = averaging(groups, config, &*device, threads)?;
-    let mut plans =
-        world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, test.is_some()))?;
+    let plan = |averaging: &Averaging| {
+        world.agree(Plans::new(groups.layout(), config, &network, &*device, averaging, test.is_some()))
+    };
+    let mut plans = plan(&averaging)?;
+    let cuts_anew = groups.stage.is_some() && config.measure.is_some();
+    // Each stage runs its own steps, and the network is cut anew by what they took.
+    let averaging = match cuts_anew {
+        true => measured(groups, config, &*device, &plans, averaging)?,
+        false => averaging,
+    };
+    plans = if cuts_anew { plan(&averaging)? } else { plans };
     plans.compare(groups, config, &*device)?;
     tell(&format!(
         "{} steps planned in {} buckets",
@@ -136,7 +145,7 @@ pub fn prepare(
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
-            let averaging = measured(world, config, &*device, &plans.training, averaging)?;
+            let averaging = measured(groups, config, &*device, &plans, averaging)?;
             let Config { strategy, pipeline, .. } = asked.clone();
             let config = &Config { strategy, pipeline, ..config.clone() };
             let answer =

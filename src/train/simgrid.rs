@@ -12,7 +12,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::plans::step_seconds;
+use super::plans::{ADDING, step_seconds};
 use super::prediction::Case;
 use crate::collective::course::{Course, Deed, Machine};
 use crate::error::{Error, Result};
@@ -67,6 +67,7 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
         scripts: &scripts,
         stages: &stages,
         update: &|bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte,
+        add: &|bytes: usize| ADDING * bytes as f64 * per_byte,
         steps: STEPS,
     };
     let written = write(directory, &cast)?;
@@ -120,6 +121,7 @@ struct Cast<'a> {
     scripts: &'a [Script],
     stages: &'a [Stage],
     update: &'a dyn Fn(usize) -> f64,
+    add: &'a dyn Fn(usize) -> f64,
     /// Steps that are traced.
     steps: usize,
 }
@@ -216,6 +218,7 @@ impl Cast<'_> {
                     | Action::Pull(part)
                     | Action::Meet(part)
                     | Action::Mix(part) => trace.compute((self.update)(script.parts[*part].bytes.len())),
+                    Action::Accumulate { pass, .. } => trace.compute((self.add)(script.added(*pass).len())),
                     Action::Start(id) => {
                         trace.tell(carrier(*id), *id);
                         under_way.push(*id);

@@ -198,6 +198,22 @@ fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
     }
 }
 
+/// What stages take is the same where it is reckoned, and another where they run. Losses do not depend on cuts.
+#[test]
+fn stages_are_cut_by_what_was_measured() {
+    let scratch = Scratch::new();
+    let flags = "--model resnet18 --image-size 32 --batch 4 --pipeline 2 --micro-batches 2 --threads 1";
+    let table = |more: &str| {
+        let printed = run(2, &format!("{flags} --dry-run {more}").split_whitespace().collect::<Vec<_>>());
+        printed.split_once("2 stages, ").expect("a table of stages").1.lines().take(4).collect::<String>()
+    };
+    assert_eq!(table(""), table(""));
+    assert_ne!(table(""), table("--measure 2"));
+    let steps = format!("{flags} --steps 2 --warmup 0 --seed 5");
+    let [reckoned, measured] = ["", "--measure 1"].map(|more| scratch.train(2, &format!("{steps} {more}")));
+    assert_eq!(reckoned, measured);
+}
+
 #[test]
 fn what_does_not_go_together_is_refused() {
     for (ranks, flags, said) in [
@@ -206,6 +222,7 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --accumulation 2", "are accumulated"),
         (2, "--pipeline 2 --batch 6 --micro-batches 3 --schedule interleaved:2", "3 is no multiple of 2"),
         (2, "--schedule gpipe", "add --pipeline S"),
+        (2, "--pipeline 2 --pipeline-cuts fc1 --measure 1", "--measure: it is for"),
         (2, "--micro-batches 2", "add --pipeline S"),
         (2, "--pipeline 2 --pipeline-cuts fc1,fc2", "2 pieces begin with 1 layers"),
         (2, "--pipeline 2 --pipeline-cuts nowhere", "has no layer nowhere"),

@@ -35,7 +35,7 @@ check() {
 }
 
 measure() {
-    local schedule parts said
+    local schedule parts
     check
     echo
     echo "resnet50, batch $batch in 8 micro-batches, medians of $turns turns"

@@ -104,7 +104,9 @@ fn less_memory_takes_a_later_stage_of_zero() {
         let taken = rows.iter().find(|row| row.taken).expect("a row that is taken");
         assert_eq!(taken.flags, stage, "{limit}: {printed}");
         assert!(taken.memory < needed, "{limit}: {printed}");
-        assert_eq!(within(&["--memory-limit", &limit]).1, rows);
+        // What the process has besides differs from start to start.
+        let ways = |rows: &[Row]| rows.iter().map(|row| (row.step, row.flags.clone())).collect::<Vec<_>>();
+        assert_eq!(ways(&within(&["--memory-limit", &limit]).1), ways(&rows));
         needed = taken.memory;
     }
     // What is frozen nobody owns.

@@ -206,7 +206,7 @@ impl Plans {
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
         let rule = &config.optimizer.rule;
-        let per_byte = self.per_byte(config, averaging);
+        let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
         let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
         let facts: Vec<_> = self.of_stages(layout.stage).iter().map(facts).collect();
@@ -221,12 +221,6 @@ impl Plans {
             &facts,
             &Prices { transfer: &seconds, update: &update, add: &add, pace, link: &link },
         )
-    }
-
-    /// Seconds a byte that an update reads or writes.
-    pub fn per_byte(&self, config: &Config, averaging: &Averaging) -> f64 {
-        let given = config.roofline.filter(|_| averaging.machine().is_some());
-        given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
     }
 
     /// The same steps where ranks are elsewhere: other buckets and other memory.
@@ -443,6 +437,12 @@ impl Plans {
     }
 }
 
+/// Seconds a byte that an update reads or writes.
+pub fn per_byte(config: &Config, averaging: &Averaging) -> f64 {
+    let given = config.roofline.filter(|_| averaging.machine().is_some());
+    given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
+}
+
 /// Bytes that are read or written for each byte of gradients that is added to its sum.
 pub const ADDING: f64 = 3.0;
 
@@ -575,8 +575,8 @@ fn in_stages(
             let whole = compiled.plan(device, options)?;
             let mut seconds = vec![0.0; whole.graph.nodes.len()];
             let mut waiting = 0.0;
-            let beside = of_gradients(config, averaging.per_byte());
-            for (step, taken) in whole.steps.iter().zip(averaging.step_seconds(&whole)) {
+            let beside = of_gradients(config, per_byte(config, averaging));
+            for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
                 // A reorder is for the node behind it.
                 waiting += taken;
                 if let Some(node) = step.node {

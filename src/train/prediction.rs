@@ -6,7 +6,7 @@
 use super::groups::{Layout, divided};
 use super::network::Network;
 use super::planner;
-use super::plans::{ADDING, Plans, step_seconds};
+use super::plans::{ADDING, Plans, per_byte, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction};
@@ -324,8 +324,8 @@ impl Case<'_> {
         let rule = config.optimizer.rule;
         let micro_steps = config.accumulation;
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
-        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * plans.per_byte(config, averaging);
-        let add = |bytes: usize| ADDING * bytes as f64 * plans.per_byte(config, averaging);
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
+        let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
         let prices =
             Prices { transfer: &|_| 0.0, update: &update, add: &add, pace: &|_| 1.0, link: &|_, _| None };
         if places.stage.is_some() {

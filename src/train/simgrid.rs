@@ -12,7 +12,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::plans::{ADDING, step_seconds};
+use super::plans::{self, ADDING, step_seconds};
 use super::prediction::Case;
 use crate::collective::course::{Course, Deed, Machine};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     let scripts = case.plans.scripts(manner, case.config, &|_, manner| (0..manner.mesh.data).collect());
     let setting = case.plans.setting(layout, case.config, case.averaging);
     let rule = case.config.optimizer.rule;
-    let per_byte = case.plans.per_byte(case.config, case.averaging);
+    let per_byte = plans::per_byte(case.config, case.averaging);
     let mut stages = Vec::new();
     for (index, plan) in case.plans.of_stages(layout.stage).into_iter().enumerate() {
         let script = &scripts[index * layout.data.size()];

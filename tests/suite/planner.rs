@@ -60,7 +60,11 @@ fn the_fastest_that_fits_is_taken_and_always_the_same() {
     let best = |rows: &[Row]| rows.iter().map(|row| row.step).fold(f64::INFINITY, f64::min);
     let taken = all.iter().find(|row| row.taken).unwrap();
     assert!(taken.step <= best(&all) / 0.99 && taken.flags.contains("--pipeline"), "{printed}");
-    assert_eq!(planned(&[&flags[..], &["--predict-nodes", "4"]].concat()).1, all);
+    // The same again, but for some pages that the process has beside what is planned.
+    let again = planned(&[&flags[..], &["--predict-nodes", "4"]].concat()).1;
+    let choices = |rows: &[Row]| rows.iter().map(|r| (r.taken, r.step, r.flags.clone())).collect::<Vec<_>>();
+    assert_eq!(choices(&again), choices(&all));
+    assert!(again.iter().zip(&all).all(|(one, other)| (one.memory / other.memory - 1.0).abs() < 0.02));
     // With less memory something else, which fits.
     let least = all.iter().map(|row| row.memory).fold(f64::INFINITY, f64::min);
     let limit = (least * 1.001 / 1e6).ceil();

@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-zero bench-collectives bench-predict install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -152,6 +152,9 @@ bench-collectives: ## measure the allreduces on one host against both MPIs and g
 bench-predict: build ## hold predictions for up to 4,096 ranks to SimGrid's replay of the same steps (installs it)
 	@.ci/deps $(MPI) simgrid
 	@$(WITH_MPI) benchmarks/predict/run.sh $(DLTRAIN)
+
+bench-measured: build ## measure steps between namespaces that act as hosts beside their predictions (root, Open MPI)
+	@$(WITH_MPI) benchmarks/predict/measured.sh $(DLTRAIN)
 
 install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or for MPI
 	@set -e; for mpi in $(HERE); do $(MAKE) --no-print-directory build MPI=$$mpi; done

@@ -292,6 +292,8 @@ pub struct Prediction {
     pub jitter: Option<f64>,
     /// Where traces for SimGrid go.
     pub trace: Option<PathBuf>,
+    /// The file that is to have all numbers.
+    pub saved: Option<PathBuf>,
 }
 
 /// One run, as decided before it starts.

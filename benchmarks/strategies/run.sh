@@ -104,13 +104,19 @@ check() {
     echo "weights after $steps steps: the same by every strategy, to the bit"
 }
 
+# Bytes that all hosts have sent.
+sent() {
+    ip netns exec dlt-switch sh -c 'cat /sys/class/net/h*/statistics/rx_bytes' | awk '{ sum += $1 } END { printf "%.0f", sum }'
+}
+
 # What the digits are learned to in equal time: with local steps fewer bytes travel, and another training is done.
 learned() { # hosts, seconds
-    local name flags
+    local name flags before epochs speed last best
     echo
     echo "$1 hosts x 1 rank, links of $rate: mnist_small on data/digits, batch 16, Adam, for $2 s"
-    printf '%-22s %8s %12s %10s %10s\n' strategy epochs images/s last best
+    printf '%-22s %8s %12s %10s %10s %10s\n' strategy epochs images/s MB/epoch last best
     while read -r name flags; do
+        before=$(sent)
         # It ends as it is told to, with a code of its own.
         # shellcheck disable=SC2086
         { $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" \
@@ -120,7 +126,10 @@ learned() { # hosts, seconds
             awk -v name="$name" '$1 ~ /^[0-9]+$/ && $5 ~ /%$/ {
                 epochs = $1; rate += $6; last = $5 + 0; if (last > best) best = last
             }
-            END { printf "%-22s %8d %12.0f %9.2f%% %9.2f%%\n", name, epochs, rate / epochs, last, best }'
+            END { printf "%-22s %d %.0f %.2f%% %.2f%%\n", name, epochs, rate / epochs, last, best }' >"$scratch/row"
+        read -r _ epochs speed last best <"$scratch/row"
+        printf '%-22s %8d %12d %10.1f %10s %10s\n' "$name" "$epochs" "$speed" \
+            "$(awk -v a="$before" -v b="$(sent)" -v n="$epochs" 'BEGIN { print (b - a) / 1e6 / n }')" "$last" "$best"
         rm -f "$scratch/l.h5"
     done <<EOF
 plain --allreduce ring

@@ -25,6 +25,9 @@ pub struct Args {
     /// Write what every rank of --predict-nodes does, message by message, for SimGrid to replay.
     #[arg(long, value_name = "DIR", requires = "predict_nodes")]
     export_trace: Option<PathBuf>,
+    /// Write what --predict-nodes found, for `dltrain report --predicted` to draw beside runs.
+    #[arg(long, value_name = "FILE.json", requires = "predict_nodes")]
+    save_prediction: Option<PathBuf>,
 }
 
 impl Args {
@@ -41,6 +44,11 @@ impl Args {
     /// Where traces go.
     pub fn traces(&self) -> Option<&Path> {
         self.export_trace.as_deref()
+    }
+
+    /// Where the prediction goes.
+    pub fn saved(&self) -> Option<&Path> {
+        self.save_prediction.as_deref()
     }
 
     /// What is to be predicted, if anything.
@@ -63,6 +71,7 @@ impl Args {
             network: self.network,
             jitter: self.jitter,
             trace: self.export_trace,
+            saved: self.save_prediction,
         }))
     }
 }

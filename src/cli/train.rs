@@ -259,6 +259,7 @@ impl Args {
             ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
             ("--network", self.prediction.network(), Use::Read),
             ("--export-trace", self.prediction.traces(), Use::Directory),
+            ("--save-prediction", self.prediction.saved(), Use::Write),
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::axis::{Axis, Scale};
 use super::chart::{self, Line, Mark};
 use super::figures::{Figure, MOST};
+use super::predicted::Prediction;
 use super::run::Run;
 use crate::error::Result;
 
@@ -119,13 +120,13 @@ fn fixed(run: &Run, varied: &str) -> Settings {
     counting.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
-/// Curves over a number: at least two points each.
-fn studies<'a>(runs: &'a [Run], varied: &str, of: impl Fn(&Run) -> f64) -> Vec<Study<'a>> {
+/// Curves over a number, of so many points at least.
+fn studies<'a>(runs: &'a [Run], varied: &str, least: usize, of: impl Fn(&Run) -> f64) -> Vec<Study<'a>> {
     let mut groups: BTreeMap<Settings, BTreeMap<u64, Vec<&Run>>> = BTreeMap::new();
     for run in runs.iter().filter(|run| of(run).is_finite() && run.images_per_second().is_finite()) {
         groups.entry(fixed(run, varied)).or_default().entry(of(run) as u64).or_default().push(run);
     }
-    groups.retain(|_, points| points.len() > 1);
+    groups.retain(|_, points| points.len() >= least);
     let labels = labels(&groups.keys().collect::<Vec<_>>());
     let curve = |((key, points), label): ((Settings, _), String)| Study {
         model: key.get("model").cloned().unwrap_or_default(),
@@ -175,27 +176,34 @@ fn of_lot(text: &str, lot: &str, between: &str) -> String {
     if lot.is_empty() { text.into() } else { format!("{text}{between}{lot}") }
 }
 
-/// Images a second and efficiency over ranks at the same batch a rank.
-pub fn scaling(runs: &[Run]) -> Result<Vec<Figure>> {
+/// Images a second and efficiency over ranks at the same batch a rank, and beside them what was predicted: then one
+/// number of ranks is enough.
+pub fn scaling(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for (lot, studies) in lots(&studies(runs, "ranks", |run| run.ranks)) {
+    let least = if predicted.is_empty() { 2 } else { 1 };
+    for (lot, studies) in lots(&studies(runs, "ranks", least, |run| run.ranks)) {
         let (mut speeds, mut shares) = (Vec::new(), Vec::new());
+        let line = |label: &str, points, mark, colour| Line {
+            label: label.into(),
+            points,
+            band: Vec::new(),
+            mark,
+            colour,
+        };
         for (colour, study) in studies.iter().enumerate() {
             let points = study.curve(|run| Some(run.images_per_second()));
             let Some(&(fewest, slowest)) = points.first() else { continue };
             let one = slowest / fewest;
             let ideal = points.iter().map(|&(ranks, _)| (ranks, ranks * one)).collect();
             let share = points.iter().map(|&(ranks, speed)| (ranks, 100.0 * speed / (ranks * one))).collect();
-            let line = |label: &str, points, mark| Line {
-                label: label.into(),
-                points,
-                band: Vec::new(),
-                mark,
-                colour,
-            };
-            speeds.push(line(&study.label, points, Mark::Points));
-            speeds.push(line(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes));
-            shares.push(line(&study.label, share, Mark::Points));
+            speeds.push(line(&study.label, points, Mark::Points, colour));
+            speeds.push(line(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes, colour));
+            shares.push(line(&study.label, share, Mark::Points, colour));
+        }
+        for (index, prediction) in predicted.iter().enumerate() {
+            let colour = studies.len() + index;
+            speeds.push(line(&prediction.label(), prediction.speeds(), Mark::Line, colour));
+            shares.push(line(&prediction.label(), prediction.efficiencies(), Mark::Line, colour));
         }
         if speeds.is_empty() {
             continue;
@@ -217,7 +225,7 @@ pub fn scaling(runs: &[Run]) -> Result<Vec<Figure>> {
 /// Images a second and memory over the batch a rank.
 pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for (lot, studies) in lots(&studies(runs, "batch", |run| run.batch)) {
+    for (lot, studies) in lots(&studies(runs, "batch", 2, |run| run.batch)) {
         let curves = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<Line> {
             let lines = studies.iter().enumerate().map(|(colour, study)| Line {
                 label: study.label.clone(),

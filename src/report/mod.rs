@@ -8,6 +8,7 @@ mod chart;
 mod compare;
 mod figures;
 mod page;
+mod predicted;
 mod run;
 
 use std::fs;
@@ -16,6 +17,7 @@ use std::time::SystemTime;
 
 use self::figures::{Figure, MOST};
 use self::page::Section;
+use self::predicted::Prediction;
 use self::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
@@ -33,6 +35,9 @@ pub struct Args {
     /// New directory for the charts, each as SVG.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// What --predict-nodes wrote by --save-prediction, to be drawn beside the runs; several times for several.
+    #[arg(long, value_name = "FILE")]
+    predicted: Vec<PathBuf>,
 }
 
 /// Writes the report. A file that cannot be used is named and left out; the others go on.
@@ -44,7 +49,8 @@ pub fn run(args: &Args) -> Result<()> {
     check_places(args)?;
     let (mut runs, left_out) = opened(&args.runs)?;
     compare::label(&mut runs);
-    let sections = sections(&runs)?;
+    let predicted = args.predicted.iter().map(|path| Prediction::read(path)).collect::<Result<Vec<_>>>()?;
+    let sections = sections(&runs, &predicted)?;
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     fs::write(&args.output, html)
         .map_err(|error| Error::output(&args.output, format!("cannot be written: {error}")))?;
@@ -113,7 +119,7 @@ fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn sections(runs: &[Run]) -> Result<Vec<Section>> {
+fn sections(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Section>> {
     let all: Vec<&Run> = runs.iter().collect();
     let mut steps = Vec::new();
     for run in runs {
@@ -130,7 +136,7 @@ fn sections(runs: &[Run]) -> Result<Vec<Section>> {
     learned.extend(figures::staleness(&all)?);
     let section = |title: &str, figures: Vec<Figure>| Section { title: title.into(), figures };
     Ok(vec![
-        section("Scaling", compare::scaling(runs)?),
+        section("Scaling", compare::scaling(runs, predicted)?),
         section("Minibatch sweep", compare::sweeps(runs)?),
         section(&learning, learned),
         section("Speed and memory", speed.into_iter().flatten().collect()),

@@ -3,6 +3,8 @@
 //! The step is planned for as many ranks as there would be, and their scripts are rehearsed with the prices of the
 //! network that was given. Ranks that do the same are rehearsed once (`plan::representatives`).
 
+use std::path::Path;
+
 use super::groups::{Layout, divided};
 use super::network::Network;
 use super::planner;
@@ -12,6 +14,7 @@ use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::interconnect::Interconnect;
 use crate::plan::{self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes};
 use crate::random::{Purpose, key, normals, philox};
@@ -157,7 +160,33 @@ impl Predictor<'_> {
             }
             before = Some((planned.plans, planned.shape));
         }
+        if let Some(path) = &asked.saved {
+            self.save(path, &rows)?;
+        }
         Ok(text.trim_end().to_string())
+    }
+
+    /// All numbers, for a report and for other programs: seconds, bytes, shares of one.
+    fn save(&self, path: &Path, rows: &[Predicted]) -> Result<()> {
+        let point = |row: &Predicted| {
+            serde_json::json!({
+                "nodes": row.nodes, "ranks": row.ranks, "step_seconds": row.seconds, "images_per_second": row.images,
+                "efficiency": row.efficiency, "exposed_seconds": row.exposed, "memory_bytes": row.memory,
+                "sent_bytes": row.sent, "step_seconds_with_jitter": row.jittered, "allreduce": row.sums,
+            })
+        };
+        let strategy = match &self.config.pipeline {
+            Some(pipeline) => format!("{} stages, {}", pipeline.stages, pipeline.schedule),
+            None if self.config.parallel.is_some() => "--parallel auto".into(),
+            None => self.config.strategy.to_string(),
+        };
+        let points: Vec<_> = rows.iter().map(point).collect();
+        let all = serde_json::json!({ "model": self.config.model, "strategy": strategy, "points": points });
+        files::write_whole(path, "the prediction", |to| {
+            let wrong =
+                |error: std::io::Error| Error::output(path, format!("cannot write the prediction: {error}"));
+            std::fs::write(to, format!("{all:#}\n")).map_err(wrong)
+        })
     }
 
     /// The step on so many nodes. Plans of before serve where they are the same.

@@ -453,7 +453,8 @@ fn the_digits_are_learned() {
     for rule in first(2, rules) {
         for ranks in first(1, [2, 4]) {
             for seed in seeds.clone() {
-                let results = scratch.path(&format!("digits{seed}{ranks}{}.h5", rule.len()));
+                let results =
+                    scratch.path(&format!("digits{seed}{ranks}{}.h5", rule.replace([' ', '.'], "")));
                 let words = format!(
                     "--model mnist_small --data {digits} --batch 16 --epochs 12 --threads 1 --optimizer adam \
                      --lr 0.002 --seed {seed} {rule} --results {}",

@@ -125,6 +125,27 @@ fn several_runs_are_compared_and_bad_files_are_named() {
     ] {
         assert!(html.contains(part), "{part}");
     }
+    // Beside a prediction one number of ranks is enough.
+    let predicted = at.join("predicted.json");
+    let saved = ["--save-prediction", predicted.to_str().unwrap()];
+    run(
+        1,
+        &[&["--dry-run", "--predict-nodes", "1,2,4,8", "--batch", "16", "--threads", "1"], &saved[..]]
+            .concat(),
+    );
+    let read: serde_json::Value = serde_json::from_slice(&fs::read(&predicted).unwrap()).unwrap();
+    let ranks: Vec<_> =
+        read["points"].as_array().unwrap().iter().map(|point| point["ranks"].as_u64()).collect();
+    assert_eq!(ranks, [1, 2, 4, 8].map(Some));
+    let done = report(at, &["one.h5", "--predicted", "predicted.json", "--plots", "plots"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    for chart in ["scaling", "efficiency"] {
+        let svg = fs::read_to_string(at.join(format!("plots/{chart}.svg"))).unwrap();
+        assert!(svg.contains("predicted: ") && svg.contains("\n8\n"), "{svg}");
+    }
+    fs::write(at.join("other.json"), "{\"points\": []}").unwrap();
+    let done = report(at, &["one.h5", "--predicted", "other.json"]);
+    assert!(text(&done.stderr).contains("other.json: is no prediction"), "{}", text(&done.stderr));
     fs::write(at.join("text.h5"), "no record").unwrap();
     fs::create_dir(at.join("empty")).unwrap();
     let done = report(at, &["text.h5", "missing.h5", "empty", "one.h5", "-o", "some.html"]);

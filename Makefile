@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -138,6 +138,10 @@ bench-elastic: build ## measure what a killed rank costs, against torchrun's ela
 bench-pipeline: build ## measure a network in two stages against torch.distributed.pipelining (installs PyTorch)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/pipeline/run.sh $(DLTRAIN)
+
+bench-zero: build ## measure gradients and parameters as shards against PyTorch's FSDP2 (root, Open MPI; installs PyTorch)
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/zero/run.sh $(DLTRAIN)
 
 bench-collectives: ## measure the allreduces on one host against both MPIs and gloo (installs PyTorch)
 	@.ci/deps openmpi mpich torch

@@ -56,6 +56,13 @@ impl Cuts {
         &self.parts[rank]
     }
 
+    /// The same table of a range that begins elsewhere.
+    pub fn moved(&self, start: usize) -> Cuts {
+        let place = |at: usize| start + at.saturating_sub(self.range.start);
+        let part = |part: &Range<usize>| place(part.start)..place(part.start) + part.len();
+        Cuts { range: part(&self.range), parts: self.parts.iter().map(part).collect() }
+    }
+
     /// What some of the ranks own, in that order; with `pieces` of it the one of this number from each part. It need
     /// not cover the range.
     pub fn among(&self, ranks: &[usize], [piece, pieces]: [usize; 2]) -> Cuts {
@@ -103,6 +110,7 @@ mod tests {
         assert_eq!((cuts.ranks(), cuts.part(2), cuts.range()), (3, &(10..15), &(10..20)));
         assert_eq!(cuts.among(&[2, 0], [1, 2]).parts, [13..15, 18..20]);
         assert_eq!(Cuts::whole(&(4..9), 3, 1), Cuts::new(4..9, vec![4..4, 4..9, 4..4]));
+        assert_eq!(cuts.moved(2), Cuts::new(2..12, vec![7..12, 2..2, 2..7]));
     }
 
     #[test]

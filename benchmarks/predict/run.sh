@@ -89,7 +89,7 @@ ways() { # network, nodes…
             pair 1 "$count" "$network" --model resnet50 --batch 8 $way
         done
         [ "$count" -lt 512 ] || [ "$1" = dragonfly ] || continue
-        for way in "--allreduce ring" "--zero 1"; do
+        for way in "--allreduce ring" "--zero 1" "--zero 2" "--zero 3"; do
             # shellcheck disable=SC2086
             pair 1 "$count" "$network" --model resnet50 --batch 8 $way "${few[@]}"
         done

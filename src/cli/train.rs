@@ -146,7 +146,8 @@ pub struct Args {
     /// Threads a rank [default: cores of the node divided by its ranks].
     #[arg(long, value_name = "N", help_heading = "Machine")]
     threads: Option<usize>,
-    /// ZeRO: 1 shares the optimizer's state and the updates among all ranks, over nodes too.
+    /// ZeRO: 1 shares the optimizer's state and the updates among all ranks, over nodes too; 2 also what is kept of
+    /// gradients, and 3 of parameters, which are gathered before they are read.
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = zero_stage, help_heading = "Machine")]
     zero: u8,
     #[arg(long, value_name = "HOW", default_value = "allreduce", help = Strategy::help(),
@@ -272,9 +273,14 @@ impl Args {
 
     /// Who updates what, where that goes with the other flags.
     fn strategy(&self) -> Result<Strategy> {
+        let zero = match self.zero {
+            2 => Strategy::ZERO_2,
+            3 => Strategy::ZERO_3,
+            _ => Strategy::ZERO_1,
+        };
         let strategy = match (self.zero, self.relaxed.strategy(self.sync)?) {
             (0, sync) => sync,
-            (_, sync) if [Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&sync) => Strategy::ZERO_1,
+            (_, sync) if [Strategy::ALLREDUCE, zero].contains(&sync) => zero,
             (stage, sync) => {
                 return Err(Error::usage(format!(
                     "--zero {stage} and {sync}: both say who updates what; leave one out"
@@ -304,6 +310,10 @@ impl Args {
             _ if strategy.is_asynchronous() && self.wire != Wire::F32 => refuse(
                 format!("--wire {}", self.wire),
                 "a server takes gradients where they are added, as f32",
+            ),
+            _ if strategy == Strategy::ZERO_3 && !self.freeze.is_empty() => refuse(
+                "--freeze".into(),
+                "nobody updates what is frozen, so that nobody owns it; --zero 2 keeps it whole",
             ),
             _ if strategy.sends_parameters() && self.compress.is_some() => {
                 refuse("--compress".into(), "parameters travel, of which nothing can be left for later")

@@ -79,13 +79,11 @@ pub fn mesh(text: &str) -> std::result::Result<MeshShape, String> {
     Ok(shape)
 }
 
-/// 0 or 1.
+/// 0 to 3.
 pub fn zero_stage(text: &str) -> std::result::Result<u8, String> {
     match text.parse() {
-        Ok(stage @ 0..=1) => Ok(stage),
-        _ => Err(format!(
-            "{text} is not in 0..=1: of ZeRO's stages there is 1, and 0 is plain data parallelism"
-        )),
+        Ok(stage @ 0..=3) => Ok(stage),
+        _ => Err(format!("{text} is not in 0..=3: ZeRO has three stages, and 0 is plain data parallelism")),
     }
 }
 

@@ -144,8 +144,10 @@ impl Line {
                 let [own, host] = staging.parts(&flight.gives);
                 Some(device.copy_to_host_after(&own, &host, &device.record()?)?)
             }
-            // It is enqueued behind, or there is nothing to give.
-            ReduceAt::Staged(_) | ReduceAt::Device => None,
+            // There is nothing to give, but what comes must not come before its place is free.
+            ReduceAt::Staged(_) => Some(device.record()?),
+            // It is enqueued behind.
+            ReduceAt::Device => None,
         };
         self.complete += 1;
         Ok(())

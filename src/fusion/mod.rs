@@ -76,8 +76,10 @@ pub struct Fusion {
     /// Which line's last transfer has the tail, and which line's last one starts behind the last step.
     with_tail: usize,
     last: usize,
-    /// Which line new parameters of owners come by, and which are the first and the present one of a gossip.
+    /// Which line new parameters of owners come by, by which they are gathered before they are read, and which are the
+    /// first and the present one of a gossip.
     parameters: Option<usize>,
+    gathers: Option<usize>,
     mixes: usize,
     mixing: Option<usize>,
     tail: Option<Tail>,
@@ -149,6 +151,8 @@ pub struct Carriers {
     pub tail: Option<Line>,
     /// Where owners are apart: new parameters.
     pub parameters: Option<Line>,
+    /// Where parameters are gathered before they are read: what does.
+    pub gathers: Option<Line>,
     /// In a gossip: what exchanges parameters with the rank at each distance, in their order.
     pub mixes: Vec<Line>,
     /// With norms to gather.
@@ -172,6 +176,7 @@ impl Carriers {
             sums,
             tail: None,
             parameters: None,
+            gathers: None,
             mixes: Vec::new(),
             norms: None,
             exchanges: None,
@@ -189,6 +194,8 @@ impl Fusion {
         lines.extend(carriers.tail);
         let parameters = carriers.parameters.is_some().then_some(lines.len());
         lines.extend(carriers.parameters);
+        let gathers = carriers.gathers.is_some().then_some(lines.len());
+        lines.extend(carriers.gathers);
         let mixes = lines.len();
         lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
@@ -203,6 +210,7 @@ impl Fusion {
                 (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => {
                     parameters.ok_or_else(nothing)?
                 }
+                (Kind::FromOwners, _) => gathers.ok_or_else(nothing)?,
                 (Kind::Mix { distance }, _) => mixes + distance.trailing_zeros() as usize,
                 (Kind::Gather, Area::Norms) => {
                     ways.push(Way::Norms);
@@ -236,6 +244,7 @@ impl Fusion {
             // Ranks with parameters of their own may have nothing else to sum.
             last: if script.relaxed { with_tail } else { 0 },
             parameters,
+            gathers,
             mixes,
             mixing: None,
             lines,
@@ -261,6 +270,7 @@ impl Fusion {
             with_tail: 0,
             last: 0,
             parameters: None,
+            gathers: None,
             mixes: 0,
             mixing: None,
             tail: None,
@@ -450,7 +460,7 @@ impl Fusion {
             self.go_on_until(device, |fusion| Ok(fusion.lines[line].is_finished(index)), awaited)?;
             trace::record(trace::EventKind::Wait, begun, index, 0, 0);
             let now = self.begun.elapsed().as_secs_f64();
-            let exposed = match self.parameters == Some(line) {
+            let exposed = match [self.parameters, self.gathers].contains(&Some(line)) {
                 true => now - waited_from,
                 // While a device computes a step that is enqueued nobody waits for anybody.
                 false => now - self.computed_at.unwrap_or(now).max(waited_from),
@@ -634,6 +644,7 @@ mod tests {
             buckets: &buckets,
             readers,
             exchanges,
+            windows: None,
             sums,
             share: &share,
             edges: &[],

@@ -132,7 +132,7 @@ impl Backward {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{Builder, Conv2d, Op, Role};
+    use crate::graph::{Binary, Builder, Conv2d, Init, Op, Role, dims};
 
     #[test]
     fn every_parameter_gets_one_gradient_and_the_images_none() {
@@ -155,5 +155,20 @@ mod tests {
         let sums =
             graph.nodes[graph.forward_nodes..].iter().filter(|n| matches!(n.op, Op::Add { .. })).count();
         assert_eq!(sums, 1);
+    }
+
+    /// With one image a parameter has the shape of what it is added to.
+    #[test]
+    fn a_parameter_that_is_added_to_something_gets_a_gradient() {
+        let (mut net, x) = Builder::new("places", 1, [1, 6, 6]);
+        let x = net.conv2d("conv", x, 3, Conv2d::square(3)).unwrap();
+        let places = net.learned("places", dims([1, 3, 4, 4]), Init::Zero, false);
+        let x = net.binary("add", Binary::Add, x, places).unwrap();
+        let x = net.linear("fc", x, 4);
+        let graph = net.finish(x).simplify().differentiate();
+        let count = |role| graph.with_role(role).count();
+        assert_eq!(count(Role::Gradient), count(Role::Parameter));
+        let of_places = graph.with_role(Role::Gradient).any(|(_, tensor)| tensor.gradient_of == Some(places));
+        assert!(of_places);
     }
 }

@@ -36,6 +36,15 @@ pub fn cut(gradients: &[Ready], threshold: usize, steps: usize) -> Vec<Bucket> {
     of_groups(gradients, &groups, steps)
 }
 
+/// The same buckets of gradients that become ready at other times.
+pub fn cut_alike(gradients: &[Ready], buckets: &[Bucket], steps: usize) -> Vec<Bucket> {
+    let group = |bucket: &Bucket| {
+        let of = |at: usize| gradients.partition_point(|(bytes, _)| bytes.start < at);
+        of(bucket.bytes.start)..of(bucket.bytes.end)
+    };
+    of_groups(gradients, &buckets.iter().map(group).collect::<Vec<_>>(), steps)
+}
+
 /// A bucket for each run of gradients. The runs follow each other and are all gradients. The tail joins the last
 /// bucket, which waits for the last step.
 fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<Bucket> {

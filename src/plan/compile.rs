@@ -69,12 +69,21 @@ impl Compiled {
 
     /// The plan of all of it, or of one stage.
     pub fn plan(&self, device: &dyn Device, options: &Options) -> Result<Plan> {
-        let graph = &self.graph;
         let division = match &options.stage {
-            Some(stage) => Division::new(graph, stage)?,
-            None => Division::none(graph),
+            Some(stage) => Division::new(&self.graph, stage)?,
+            None => Division::none(&self.graph),
         };
-        let mut planner = Planner::new(self, device, &division);
+        self.plan_divided(device, options, &division)
+    }
+
+    /// The plan of all of it, where parameters are gathered: the backward pass has done with a layer's weights before
+    /// it makes their gradient, which may then take their place.
+    pub fn plan_gathering(&self, device: &dyn Device, options: &Options) -> Result<Plan> {
+        self.plan_divided(device, options, &Division::weights_last(&self.graph))
+    }
+
+    fn plan_divided(&self, device: &dyn Device, options: &Options, division: &Division) -> Result<Plan> {
+        let mut planner = Planner::new(self, device, division);
         planner.place_fixed(options.training);
         planner.place_statistics(options.training)?;
         planner.place_constants(options.training);
@@ -577,6 +586,7 @@ impl<'a> Planner<'a> {
             edges,
             passes,
             contexts,
+            windows: None,
             probabilities,
             unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),
         })

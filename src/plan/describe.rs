@@ -31,6 +31,10 @@ pub struct Sizes {
 pub struct Extent {
     /// Copies of the gradients: two with accumulation, a micro-step's own and their sum.
     pub gradients: usize,
+    /// Where gradients take turns in windows: bytes of sums beside these.
+    pub shards: Option<usize>,
+    /// Bytes of parameters: all of them, or what the rank owns and what an evaluation gathers.
+    pub parameters: usize,
     /// Ranks of a node for which there is one copy of the parameters, of which each updates a share.
     pub sharers: usize,
     /// Bytes of optimizer state, and of averaged parameters, that the rank works on.
@@ -76,11 +80,16 @@ impl Sizes {
 
 impl Sizes {
     /// What a rank needs of each kind.
-    pub fn kinds(&self, extent: Extent) -> [(&'static str, usize); 11] {
+    pub fn kinds(&self, extent: Extent) -> [(&'static str, usize); 12] {
+        let [gradients, windows] = match extent.shards {
+            Some(shards) => [shards, self.gradients],
+            None => [extent.gradients * self.gradients, 0],
+        };
         [
             ("activations", self.activations),
-            ("gradients", extent.gradients * self.gradients),
-            ("parameters", self.parameters + extent.halves),
+            ("gradients", gradients),
+            ("windows", windows),
+            ("parameters", extent.parameters + extent.halves),
             ("optimizer", extent.optimizer),
             ("statistics", self.statistics + self.constants),
             ("workspace", self.workspace),
@@ -106,7 +115,8 @@ impl Sizes {
         let inputs = extent.batches_on_device * self.inputs;
         let steps =
             self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
-        let learned = extent.gradients * self.gradients + self.parameters + extent.optimizer;
+        let gradients = extent.shards.map_or(extent.gradients * self.gradients, |s| s + self.gradients);
+        let learned = gradients + extent.parameters + extent.optimizer;
         steps + learned + extent.halves + extent.compression_on_device
     }
 
@@ -119,7 +129,7 @@ impl Sizes {
     /// process has already.
     pub fn to_come(&self, extent: Extent) -> usize {
         // Of parameters that it shares the rank brings its part.
-        let brought = self.parameters - self.parameters / extent.sharers;
+        let brought = extent.parameters - extent.parameters / extent.sharers;
         self.total(extent) - brought - extent.mapped - extent.program
     }
 }
@@ -296,7 +306,8 @@ impl Plan {
     fn describe_memory(&self, out: &mut String, device: &str, sizes: &Sizes, extent: Extent) {
         let rows = sizes.kinds(extent);
         let _ = writeln!(out, "memory a rank at its peak, on {device}");
-        for (kind, size) in rows {
+        // Without ZeRO's later stages there are no windows.
+        for (kind, size) in rows.into_iter().filter(|(kind, size)| *kind != "windows" || *size > 0) {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         }
         let on_device = sizes.on_device(extent);

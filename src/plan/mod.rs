@@ -45,6 +45,7 @@ mod program;
 mod rehearse;
 mod script;
 mod stage;
+mod windows;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -68,6 +69,7 @@ pub use script::{
     representatives, scripts,
 };
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
+pub use windows::{Gathered, Turns, Window, Windows};
 
 /// A memory region of a rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,7 +86,7 @@ pub enum Region {
     Statistics,
     /// What nothing changes.
     Constants,
-    /// What ranks reduce.
+    /// What ranks reduce; in windows also parameters that they gather.
     Gradients,
 }
 
@@ -217,6 +219,8 @@ pub struct Plan {
     pub passes: Vec<Pass>,
     /// What is there once for each micro-batch in flight.
     pub contexts: Contexts,
+    /// Where gradients take turns in their region.
+    pub windows: Option<Windows>,
     /// Probabilities of the classes, where they are asked for.
     pub probabilities: Option<Location>,
     /// What the activations would take if none shared memory with another.
@@ -227,6 +231,43 @@ impl Plan {
     /// Bytes of each bucket.
     pub fn bucket_bytes(&self) -> Vec<usize> {
         self.buckets.iter().map(|bucket| bucket.bytes.len()).collect()
+    }
+
+    /// Bytes of all gradients with their tail, had each a place of its own.
+    pub fn all_gradients(&self) -> usize {
+        self.windows.as_ref().map_or(self.sizes.gradients, |windows| windows.whole)
+    }
+
+    /// Whether parameters are gathered before they are read.
+    pub fn gathers(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| !windows.gathers.is_empty())
+    }
+
+    /// Bytes of where gradients are added up over ranks: those of the windows, unless they are added up over so many
+    /// micro-steps before.
+    pub fn summed_bytes(&self, micro_steps: usize) -> usize {
+        if micro_steps == 1 { self.sizes.gradients } else { self.all_gradients() }
+    }
+
+    /// Where in that a bucket begins.
+    pub fn summed_at(&self, bucket: usize, micro_steps: usize) -> usize {
+        match &self.windows {
+            Some(windows) if micro_steps == 1 => windows.gradients[bucket].bytes.start,
+            _ => self.buckets[bucket].bytes.start,
+        }
+    }
+
+    /// Cuts the gradients into the buckets of another plan of the same gradients.
+    ///
+    /// # Errors
+    /// `Internal` where these are others.
+    pub fn cut_as(&mut self, other: &Plan) -> Result<()> {
+        let places = |plan: &Plan| plan.gradients.iter().map(|(bytes, _)| bytes.clone()).collect::<Vec<_>>();
+        if places(self) != places(other) {
+            return Err(Error::internal("gradients have other places where parameters are gathered"));
+        }
+        self.buckets = bucket::cut_alike(&self.gradients, &other.buckets, self.steps.len());
+        Ok(())
     }
 
     /// Cuts the gradients into buckets of at least so many bytes.
@@ -244,6 +285,9 @@ impl Plan {
         text += &format!("{:?}\n", self.buckets);
         if !self.edges.is_empty() {
             text += &format!("{:?} {:?} {:?}\n", self.edges, self.passes, self.contexts);
+        }
+        if let Some(windows) = &self.windows {
+            text += &format!("{windows:?}\n");
         }
         text
     }
@@ -275,7 +319,7 @@ impl Plan {
     /// The bytes of a bucket's parameters that rank `rank` of `ranks` updates where they divide the work: as many for
     /// each, in whole cache lines, or in whole parameters where the rule needs their norms.
     pub fn share(&self, bucket: &Bucket, rule: &Rule, rank: usize, ranks: usize) -> Range<usize> {
-        let (start, end) = (bucket.bytes.start, bucket.bytes.end.min(self.sizes.gradients - TAIL));
+        let (start, end) = (bucket.bytes.start, bucket.bytes.end.min(self.all_gradients() - TAIL));
         let cut = |index: usize| {
             let even = start + (end - start) * index / ranks;
             if index == ranks {

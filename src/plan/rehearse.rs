@@ -33,6 +33,9 @@ pub struct StepFacts {
     pub touches: Vec<Touch>,
 }
 
+/// The nodes at both ends of a message, and for how many seconds it has their links for itself.
+type Busy = ([usize; 2], f64);
+
 /// How long things take.
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
@@ -45,7 +48,7 @@ pub struct Prices<'a> {
     pub pace: &'a dyn Fn(usize) -> f64,
     /// Of a message from a rank to another: their nodes, and for how many seconds it has the link of each for itself;
     /// `None` where links are nobody's concern.
-    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<([usize; 2], f64)>,
+    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<Busy>,
 }
 
 /// When the links of nodes are busy, each way for itself: intervals in their order.
@@ -233,13 +236,26 @@ impl<'a> Player<'a> {
         match action {
             Action::Accumulate { pass, .. } => {
                 let own = &script.added(*pass);
-                vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), own)]
+                let written = script.windows.get(*pass).unwrap_or(own);
+                vec![of(Area::Sums, own), of(Area::Of(Region::Gradients), written)]
             }
             Action::Tail => vec![of(Area::Sums, &(gradients.end..script.sums))],
+            Action::Spread(id) => {
+                let transfer = &script.transfers[*id];
+                vec![of(transfer.area, transfer.cuts.part(script.place(transfer.axis)))]
+            }
+            Action::Pad(bucket) => script
+                .windows
+                .get(*bucket)
+                .map(|own| of(Area::Of(Region::Gradients), own))
+                .into_iter()
+                .collect(),
+            Action::Keep(part) => vec![of(Area::Sums, &script.parts[*part].summed())],
+            Action::Unscale | Action::Norm | Action::Clip if script.keeps => Vec::new(),
             Action::Unscale | Action::Norm | Action::Clip
                 if script.owners.are_apart() && !script.actions.contains(&Action::Knock) =>
             {
-                script.parts.iter().map(|part| of(Area::Sums, &part.bytes)).collect()
+                script.parts.iter().map(|part| of(Area::Sums, &part.summed())).collect()
             }
             Action::Unscale | Action::Norm | Action::Clip => vec![of(Area::Sums, &gradients)],
             Action::Update(part)
@@ -248,8 +264,9 @@ impl<'a> Player<'a> {
             | Action::Pull(part)
             | Action::Meet(part)
             | Action::Mix(part) => {
-                let bytes = &script.parts[*part].bytes;
-                vec![of(Area::Sums, bytes), of(Area::Of(Region::Parameters), bytes)]
+                let part = &script.parts[*part];
+                let sum = (!script.keeps).then(|| of(Area::Sums, &part.summed()));
+                sum.into_iter().chain([of(Area::Of(Region::Parameters), &part.bytes)]).collect()
             }
             _ => Vec::new(),
         }
@@ -741,6 +758,7 @@ mod tests {
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
                     exchanges: vec![(0, 0..64)],
+                    windows: None,
                     sums: self.sums(),
                     share: &|bucket, index, count| self.share(bucket, index, count),
                     edges: &[],
@@ -900,6 +918,8 @@ mod tests {
             Script {
                 contexts: Contexts::ONE,
                 passes: Vec::new(),
+                windows: Vec::new(),
+                keeps: false,
                 rank,
                 node: 0,
                 mesh,
@@ -1161,6 +1181,6 @@ mod tests {
         moved(&mut scripts[1], |action| *action == Action::Arrive, None);
         let message = fault(&example, &scripts);
         assert!(message.contains("at the barrier"), "{message}");
-        assert_eq!(scripts[0].parts[0], Part { bucket: 0, bytes: 0..128 });
+        assert_eq!(scripts[0].parts[0], Part { bucket: 0, bytes: 0..128, sum: 0 });
     }
 }

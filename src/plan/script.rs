@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::describe::bytes as show;
+use super::windows::{Gathered, Windows, learned};
 use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
 use crate::config::{MeshShape, PipelineSchedule};
 use crate::cuts::Cuts;
@@ -143,6 +144,12 @@ pub enum Action {
         /// The number of the micro-step that has just run.
         micro: usize,
     },
+    /// This rank's part of what a transfer is to gather is copied to where it is gathered.
+    Spread(TransferId),
+    /// What lies between the gradients of a bucket in its window becomes zero.
+    Pad(usize),
+    /// What this rank owns of a sum is copied to where it stays, beside the windows.
+    Keep(usize),
     /// A transfer begins. Until it is waited for its range belongs to it.
     Start(TransferId),
     /// The transfer has ended.
@@ -151,7 +158,7 @@ pub enum Action {
     Accumulate {
         /// Its number.
         micro: usize,
-        /// Those of which of the plan's backward passes; 0 where it has one.
+        /// Those of which of the plan's backward passes, or in windows of which bucket; else 0.
         pass: usize,
     },
     /// The running statistics after a shard join those of the others; after the last one of a step all ranks' do.
@@ -209,8 +216,17 @@ pub enum Action {
 pub struct Part {
     /// Of which bucket.
     pub bucket: usize,
-    /// Bytes of the parameters, and of the sums.
+    /// Bytes of the parameters.
     pub bytes: Range<usize>,
+    /// The first byte of their sum: the same, but in a window.
+    pub sum: usize,
+}
+
+impl Part {
+    /// Bytes of the sums.
+    pub fn summed(&self) -> Range<usize> {
+        self.sum..self.sum + self.bytes.len()
+    }
 }
 
 /// What one rank does in a step.
@@ -230,9 +246,13 @@ pub struct Script {
     pub relaxed: bool,
     /// What is there once for each micro-batch in flight.
     pub contexts: Contexts,
-    /// Bytes of the gradients of each backward pass of the plan.
+    /// Bytes of the gradients of each backward pass of the plan, or in windows of each bucket.
     pub passes: Vec<Range<usize>>,
-    /// The bytes of all gradients with their tail.
+    /// In windows: where steps write those of each bucket.
+    pub windows: Vec<Range<usize>>,
+    /// Whether sums are copied from windows to where they stay until all are there.
+    pub keeps: bool,
+    /// The bytes of all gradients, or of their windows, with the tail.
     pub sums: usize,
     /// What goes between ranks.
     pub transfers: Rc<Vec<Transfer>>,
@@ -261,7 +281,9 @@ pub struct Outline<'a> {
     pub readers: Vec<usize>,
     /// Statistics that are exchanged: after which step, and where they lie in the arena.
     pub exchanges: Vec<(usize, Range<usize>)>,
-    /// The bytes of all gradients with their tail.
+    /// Where gradients take turns: where and when.
+    pub windows: Option<&'a Windows>,
+    /// The bytes of where gradients are added up over ranks, with their tail.
     pub sums: usize,
     /// How a bucket is divided among owners.
     pub share: Share<'a>,
@@ -382,8 +404,11 @@ impl Plan {
         (0..self.buckets.len()).map(|bucket| owners.owned(bucket, rank, seat, &share)).collect()
     }
 
-    /// Bytes of the gradients that each backward pass writes.
+    /// Bytes of the gradients that each backward pass writes, or in windows of each bucket.
     pub fn gradients_of_passes(&self) -> Vec<Range<usize>> {
+        if let Some(windows) = &self.windows {
+            return self.buckets.iter().map(|bucket| learned(bucket, windows.whole)).collect();
+        }
         let of = |pass: &Pass| {
             let ready = self.gradients.iter().filter(|(_, after)| pass.steps.contains(after));
             let (start, end) = ready.fold((usize::MAX, 0), |(start, end), (bytes, _)| {
@@ -418,6 +443,11 @@ impl Plan {
             let reads = |step: &PlannedStep| step.inputs.iter().any(meets);
             self.steps.iter().position(reads).unwrap_or(self.steps.len())
         };
+        // Those of micro-steps are added up where each has a place of its own.
+        let sums = match &self.windows {
+            Some(windows) if manner.micro_steps > 1 => windows.whole,
+            _ => self.sizes.gradients,
+        };
         let exchanges = self.steps.iter().enumerate().filter(|(_, step)| self.exchanging(step).is_some());
         let rows =
             |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
@@ -429,7 +459,8 @@ impl Plan {
                 buckets: &self.buckets,
                 readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
                 exchanges: exchanges.map(|(index, step)| (index, rows(step))).collect(),
-                sums: self.sizes.gradients,
+                windows: self.windows.as_ref(),
+                sums,
                 share: &share,
                 edges: &self.edges,
                 passes: &self.passes,
@@ -442,6 +473,26 @@ impl Plan {
     }
 }
 
+impl<'a> Outline<'a> {
+    /// The windows in which gradients are summed over ranks: those in which steps write them, unless they are added up
+    /// over micro-steps before.
+    fn summed_in(&self, manner: &Manner) -> Option<&'a Windows> {
+        self.windows.filter(|_| manner.micro_steps == 1)
+    }
+}
+
+/// Waits for transfers.
+fn waits(ids: &[TransferId]) -> impl Iterator<Item = Vec<Action>> + '_ {
+    ids.iter().map(|&id| vec![Action::Wait(id)])
+}
+
+fn first_transfer(actions: &[Action]) -> Option<TransferId> {
+    actions.iter().find_map(|action| match action {
+        Action::Wait(id) => Some(*id),
+        _ => None,
+    })
+}
+
 /// The scripts of some ranks, of data parallelism in any manner.
 pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item = usize>) -> Vec<Script> {
     let (flow, transfers) = Flow::new(manner, outline);
@@ -450,7 +501,16 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
     let seats = Seat::all(&manner.nodes);
     let script = |rank: usize| {
         let bytes = |index| manner.owners.owned(index, rank, seats[rank], outline.share);
-        let part = |bucket| Part { bucket, bytes: bytes(bucket) };
+        let part = |bucket: usize| {
+            let bytes = bytes(bucket);
+            let sum = match outline.summed_in(manner) {
+                Some(windows) => {
+                    windows.gradients[bucket].bytes.start + bytes.start - outline.buckets[bucket].bytes.start
+                }
+                None => bytes.start,
+            };
+            Part { bucket, bytes, sum }
+        };
         let mut script = Script {
             rank: manner.mesh.rank([rank, stage, 0]),
             // Ranks of other stages have other parameters: they meet at no barrier.
@@ -461,6 +521,8 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
             relaxed: manner.relaxed.is_some(),
             contexts: outline.contexts,
             passes: outline.gradients.clone(),
+            windows: outline.windows.iter().flat_map(|w| &w.gradients).map(|w| w.bytes.clone()).collect(),
+            keeps: outline.summed_in(manner).is_some() && (manner.clip || manner.unscale),
             sums: outline.sums,
             transfers: transfers.clone(),
             parts: (0..outline.buckets.len()).map(part).collect(),
@@ -475,7 +537,10 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
         match manner.relaxed {
             _ if manner.asynchronous => {}
             Some(turn) => script.update_own(manner, &flow, turn),
-            None => script.update(manner, &flow),
+            None => match outline.summed_in(manner) {
+                Some(windows) => script.update_from(windows, manner, outline, &flow),
+                None => script.update(manner, &flow),
+            },
         }
         script
     };
@@ -530,6 +595,8 @@ struct Flow {
     tail: Option<TransferId>,
     norms: Option<TransferId>,
     exchanges: Vec<TransferId>,
+    /// Of parameters that are gathered before they are read.
+    gathers: Vec<TransferId>,
     /// In a pipeline: each edge for each micro-batch in flight.
     edges: Vec<Vec<TransferId>>,
 }
@@ -539,8 +606,9 @@ impl Flow {
     fn new(manner: &Manner, outline: &Outline) -> (Flow, Vec<Transfer>) {
         let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
+        let whole = outline.buckets.last().map_or(0, |bucket| bucket.bytes.end).saturating_sub(TAIL);
         let cut = manner.pipeline.is_some();
-        let tail_alone = apart || cut || manner.relaxed.is_some();
+        let tail_alone = apart || cut || manner.relaxed.is_some() || outline.windows.is_some();
         let [to_owners, from_owners] = match manner.asynchronous {
             true => [Kind::Push, Kind::Pull],
             false => [Kind::SumToOwners, Kind::FromOwners],
@@ -565,18 +633,33 @@ impl Flow {
             .flat_map(|distance| outline.buckets.iter().enumerate().map(move |b| (distance, b)))
         {
             // The tail is everybody's.
-            let bytes = bytes.start..if tail_alone { bytes.end.min(gradients) } else { bytes.end };
+            let bytes = bytes.start..if tail_alone { bytes.end.min(whole) } else { bytes.end };
             let cuts = owners.cuts(index, &bytes, ranks, outline.share);
             if distance > 0 {
                 let id = add(Kind::Mix { distance }, Area::Of(Region::Parameters), cuts);
                 sums.extend((manner.relaxed == Some(Turn::Mix { distance })).then_some(id));
-            } else if apart {
-                sums.push(add(to_owners, Area::Sums, cuts.clone()));
-                parameters.push(add(from_owners, Area::Of(Region::Parameters), cuts));
+                continue;
+            }
+            let summed = match outline.summed_in(manner) {
+                Some(windows) => cuts.moved(windows.gradients[index].bytes.start),
+                None => cuts.clone(),
+            };
+            if apart {
+                sums.push(add(to_owners, Area::Sums, summed));
+                if outline.windows.is_none_or(|windows| windows.gathers.is_empty()) {
+                    parameters.push(add(from_owners, Area::Of(Region::Parameters), cuts));
+                }
             } else {
-                sums.push(add(Kind::Sum, Area::Sums, cuts));
+                sums.push(add(Kind::Sum, Area::Sums, summed));
             }
         }
+        let gather = |gathered: &Gathered| {
+            let bytes = learned(&outline.buckets[gathered.bucket], whole + TAIL);
+            let cuts = owners.cuts(gathered.bucket, &bytes, ranks, outline.share);
+            let area = if manner.micro_steps > 1 { Area::Of(Region::Gradients) } else { Area::Sums };
+            add(Kind::FromOwners, area, cuts.moved(gathered.bytes.start))
+        };
+        let gathers = outline.windows.iter().flat_map(|windows| &windows.gathers).map(gather).collect();
         // Servers have no statistics.
         let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
         let gather = |(_, rows): &(usize, Range<usize>)| {
@@ -605,7 +688,7 @@ impl Flow {
             (0..outline.contexts.count).map(of).collect()
         });
         let edges = edges.collect();
-        (Flow { sums, parameters, tail, norms, exchanges, edges }, transfers)
+        (Flow { sums, parameters, tail, norms, exchanges, gathers, edges }, transfers)
     }
 }
 
@@ -624,14 +707,23 @@ impl Script {
             for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
+            let windows = outline.summed_in(manner);
             after.extend(outline.forward.checked_sub(1).map(|last| (last, vec![Action::Losses { micro }])));
-            // Losses are read late: a device with a queue would run dry while the host waits for them.
-            after.push((end - 1, vec![Action::Prefetch { micro }, Action::Metrics { micro }]));
+            // Losses are read late: a device with a queue would run dry while the host waits for them. But they are
+            // read before parameters change.
+            let read = if windows.is_some() { outline.forward.saturating_sub(1) } else { end - 1 };
+            after.push((end - 1, vec![Action::Prefetch { micro }]));
+            after.push((read, vec![Action::Metrics { micro }]));
             if manner.shards {
                 after.push((end - 1, vec![Action::Statistics { micro }]));
             }
-            if manner.micro_steps > 1 {
-                after.push((end - 1, vec![Action::Accumulate { micro, pass: 0 }]));
+            match outline.windows {
+                _ if manner.micro_steps == 1 => {}
+                None => after.push((end - 1, vec![Action::Accumulate { micro, pass: 0 }])),
+                Some(windows) => after.extend(outline.buckets.iter().enumerate().map(|(pass, bucket)| {
+                    let pad = windows.padding(pass);
+                    (bucket.after, pad.chain([Action::Accumulate { micro, pass }]).collect())
+                })),
             }
             if last && manner.asynchronous {
                 after.push((end - 1, Self::push(manner, flow)));
@@ -639,19 +731,30 @@ impl Script {
                 after.push((end - 1, vec![Action::Tail]));
                 // What ranks with parameters of their own add up comes when these are updated.
                 let sums = if manner.relaxed.is_some() { &[][..] } else { &flow.sums };
-                for (bucket, &id) in outline.buckets.iter().zip(sums) {
+                for (index, (bucket, &id)) in outline.buckets.iter().zip(sums).enumerate() {
                     let early = manner.micro_steps == 1 && manner.overlap;
-                    after.push((if early { bucket.after } else { end - 1 }, vec![Action::Start(id)]));
+                    let ready = if early { bucket.after } else { end - 1 };
+                    let ready = windows.map_or(ready, |windows| windows.gradients[index].ready);
+                    let pad = windows.into_iter().flat_map(|windows| windows.padding(index));
+                    after.push((ready, pad.chain([Action::Start(id)]).collect()));
                 }
                 flow.tail.iter().for_each(|&id| after.push((end - 1, vec![Action::Start(id)])));
             }
             after.sort_by_key(|(step, _)| *step);
             // New parameters are awaited before their first reader.
-            let mut before: Vec<(usize, TransferId)> = match micro {
-                0 => outline.readers.iter().copied().zip(flow.parameters.iter().copied()).collect(),
+            let mut before: Vec<(usize, Vec<Action>)> = match micro {
+                0 => outline.readers.iter().copied().zip(waits(&flow.parameters)).collect(),
                 _ => Vec::new(),
             };
-            before.sort_unstable();
+            before.sort_unstable_by_key(|(step, actions)| (*step, first_transfer(actions)));
+            if let Some(windows) = windows {
+                let in_time = windows.gradients.iter().enumerate().take(windows.freed_in_time(end));
+                before.extend(
+                    in_time.map(|(index, window)| (window.freed, self.sum_comes(index, manner, flow))),
+                );
+            }
+            before.extend(outline.windows.iter().flat_map(|windows| windows.gathering(&flow.gathers)));
+            before.sort_by_key(|(step, _)| *step);
             self.run(micro, 0..end, before, after);
         }
     }
@@ -694,7 +797,7 @@ impl Script {
         let Some(Pass { steps, .. }) = outline.passes.iter().find(is_it) else { return };
         let context = micro % outline.contexts.count;
         let edges = outline.edges.iter().zip(&flow.edges).filter(|(edge, _)| steps.contains(&edge.step));
-        let mut before: Vec<(usize, TransferId)> = Vec::new();
+        let mut before: Vec<(usize, Vec<Action>)> = Vec::new();
         let mut after: Vec<(usize, Vec<Action>)> = Vec::new();
         for (edge, ids) in edges {
             match edge.sends {
@@ -702,7 +805,7 @@ impl Script {
                     after.push((edge.step, vec![Action::Start(ids[context])]));
                     leaving.push(ids[context]);
                 }
-                false => before.push((edge.step, ids[context])),
+                false => before.push((edge.step, vec![Action::Wait(ids[context])])),
             }
         }
         for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
@@ -715,7 +818,7 @@ impl Script {
             let ready = ready.filter(|(bucket, _)| steps.contains(&bucket.after));
             after.extend(ready.map(|(bucket, &id)| (bucket.after, vec![Action::Start(id)])));
         }
-        before.sort_unstable();
+        before.sort_unstable_by_key(|(step, actions)| (*step, first_transfer(actions)));
         after.sort_by_key(|(step, _)| *step);
         self.run(micro, steps.clone(), before, after);
         let backward = || outline.passes.iter().filter(|pass| pass.phase != Phase::Forward);
@@ -736,7 +839,7 @@ impl Script {
         &mut self,
         micro: usize,
         steps: Range<usize>,
-        before: Vec<(usize, TransferId)>,
+        before: Vec<(usize, Vec<Action>)>,
         after: Vec<(usize, Vec<Action>)>,
     ) {
         let (mut before, mut after) = (before.into_iter().peekable(), after.into_iter().peekable());
@@ -748,9 +851,9 @@ impl Script {
             }
         };
         for step in steps.clone() {
-            while let Some((_, id)) = before.next_if(|(reader, _)| *reader == step) {
+            while let Some((_, actions)) = before.next_if(|(reader, _)| *reader == step) {
                 cut(&mut self.actions, &mut start, step);
-                self.actions.push(Action::Wait(id));
+                self.actions.extend(actions);
             }
             while let Some((_, actions)) = after.next_if(|(behind, _)| *behind == step) {
                 cut(&mut self.actions, &mut start, step + 1);
@@ -758,7 +861,7 @@ impl Script {
             }
         }
         cut(&mut self.actions, &mut start, steps.end);
-        self.actions.extend(before.map(|(_, id)| Action::Wait(id)));
+        self.actions.extend(before.flat_map(|(_, actions)| actions));
     }
 
     /// A step's gradients go to their owners, and new parameters are asked for. They are the rank's own: so is their
@@ -806,6 +909,31 @@ impl Script {
         }
     }
 
+    /// Where sums come in windows: those behind the last step, and what is left to do with those before it. Whoever has
+    /// started all sums reads the old parameters no more, so that the ranks of a node need no barrier.
+    fn update_from(&mut self, windows: &Windows, manner: &Manner, outline: &Outline, flow: &Flow) {
+        for index in windows.freed_in_time(outline.steps)..flow.sums.len() {
+            let actions = self.sum_comes(index, manner, flow);
+            self.actions.extend(actions);
+        }
+        if self.keeps {
+            self.scale(manner, flow);
+            (0..flow.sums.len()).for_each(|index| self.new_parameters(index, manner, flow));
+        }
+        self.actions.extend(flow.tail.map(Action::Wait));
+    }
+
+    /// What is done with a sum in a window, which then is free: an update, unless that wants all sums.
+    fn sum_comes(&self, index: usize, manner: &Manner, flow: &Flow) -> Vec<Action> {
+        let mut actions = vec![Action::Wait(flow.sums[index])];
+        match self.keeps {
+            true if self.parts[index].bytes.is_empty() => {}
+            true => actions.push(Action::Keep(index)),
+            false => actions.extend(self.renewed(index, manner, flow)),
+        }
+        actions
+    }
+
     /// A rank with parameters of its own updates them by its own gradients, and meets the others if it is time.
     fn update_own(&mut self, manner: &Manner, flow: &Flow, turn: Turn) {
         self.scale(manner, flow);
@@ -844,11 +972,18 @@ impl Script {
     }
 
     fn new_parameters(&mut self, index: usize, manner: &Manner, flow: &Flow) {
+        let actions = self.renewed(index, manner, flow);
+        self.actions.extend(actions);
+    }
+
+    fn renewed(&self, index: usize, manner: &Manner, flow: &Flow) -> Vec<Action> {
+        let mut actions = Vec::new();
         if !self.parts[index].bytes.is_empty() {
-            self.actions.push(Action::Update(index));
-            self.actions.extend(manner.average.then_some(Action::Average(index)));
+            actions.push(Action::Update(index));
+            actions.extend(manner.average.then_some(Action::Average(index)));
         }
-        self.actions.extend(flow.parameters.get(index).map(|&id| Action::Start(id)));
+        actions.extend(flow.parameters.get(index).map(|&id| Action::Start(id)));
+        actions
     }
 
     /// Bytes that this rank sends in a step at the least, whatever algorithms do: what others own of a sum, what it
@@ -918,6 +1053,9 @@ impl Script {
             }
             Action::Start(id) => format!("start {}", self.named(*id)),
             Action::Wait(id) => format!("wait for {}", self.named(*id)),
+            Action::Spread(id) => format!("copy this rank's part of transfer {id} to its window"),
+            Action::Pad(bucket) => format!("zero what lies between the gradients of bucket {bucket}"),
+            Action::Keep(part) => format!("keep the sum of {}", self.parts[*part]),
             Action::Losses { micro } => format!("send the losses of micro-step {micro} to the host"),
             Action::Prefetch { micro } => format!("send the images behind micro-step {micro} to the device"),
             Action::Accumulate { micro, pass: 0 } => format!("add up the gradients of micro-step {micro}"),

@@ -124,6 +124,31 @@ impl Division {
         }
     }
 
+    /// The same with gradients of large weights behind what reads these: as far as other gradients keep their order.
+    pub fn weights_last(graph: &Graph) -> Division {
+        let mut whole = Division::none(graph);
+        let Some((_, _, nodes)) = whole.passes.last_mut() else { return whole };
+        let makes_gradients =
+            |id: NodeId| graph.node(id).outputs.iter().any(|id| graph.tensor(*id).role == Role::Gradient);
+        for at in (0..nodes.len()).rev() {
+            let id = nodes[at];
+            let Some(weights) = graph.node(id).outputs.first().and_then(|out| graph.tensor(*out).gradient_of)
+            else {
+                continue;
+            };
+            let reads = |other: &NodeId| graph.node(*other).inputs.contains(&weights);
+            let Some(last) = nodes.iter().rposition(reads).filter(|&last| last > at) else { continue };
+            let input = |id: &TensorId| graph.tensor(*id).spec.shape.elements();
+            let largest = graph.node(id).inputs.iter().map(input).max().unwrap_or(0);
+            let alone = nodes[at + 1..=last].iter().all(|&other| !makes_gradients(other));
+            // Else what it reads would take more room for longer than is saved.
+            if alone && input(&weights) > largest {
+                nodes[at..=last].rotate_left(1);
+            }
+        }
+        whole
+    }
+
     /// # Errors
     /// `Usage` for cuts that this network does not have; `Internal` where what is cut does not flow one way.
     pub fn new(graph: &Graph, stage: &Stage) -> Result<Division> {

@@ -31,6 +31,8 @@ pub struct Places<'a> {
     pub gradients: &'a Gradients,
     /// Where parameters go between ranks: what does.
     pub travelling: Option<&'a Travelling>,
+    /// Where parameters are gathered before they are read: where to.
+    pub windows: Option<&'a Travelling>,
 }
 
 /// Where updates are asynchronous: what goes beside gradients and parameters.
@@ -81,14 +83,24 @@ impl Carrying<'_> {
         let mixes = self.mixes(script, places)?;
         let cut = self.config.pipeline.is_some();
         let tail_line = if apart || cut || script.relaxed { Some(self.tail(places)?) } else { None };
-        let parameters = if apart { Some(self.parameters(places)?) } else { None };
+        let into_windows = places.windows.map(|windows| self.gathers(windows)).transpose()?;
+        let parameters = if apart && into_windows.is_none() { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
         let told = if cut { job } else { world };
         let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
         let links = || Link::of_script(script);
         let edges = if cut { Some(edges(job, device, places.arena, links())?) } else { None };
-        let carriers = Carriers { sums, tail: tail_line, parameters, mixes, norms, exchanges, edges };
+        let carriers = Carriers {
+            sums,
+            tail: tail_line,
+            parameters,
+            gathers: into_windows,
+            mixes,
+            norms,
+            exchanges,
+            edges,
+        };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
     }
@@ -173,6 +185,13 @@ impl Carrying<'_> {
         };
         let at = self.staging(on_device, as_memory(region));
         Ok(Line::new(Words { what: "parameters of bucket", operation: "allgather" }, parameters, at))
+    }
+
+    /// What gathers parameters before they are read. Collective.
+    fn gathers(&self, Travelling { region, on_device }: &Travelling) -> Result<Line> {
+        let gather = Operation::Allgather.make(Route::Auto, Wire::F32, self.world, region)?;
+        let words = Words { what: "parameters of window", operation: "allgather" };
+        Ok(Line::new(words, gather, self.staging(on_device, as_memory(region))))
     }
 
     fn travelling<'p>(&self, places: &'p Places) -> Result<&'p Travelling> {

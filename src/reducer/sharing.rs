@@ -9,7 +9,7 @@ use crate::config::{Config, Strategy};
 use crate::device::{Device, Memory, Rule};
 use crate::error::Result;
 use crate::fusion::compress;
-use crate::plan::{Plan, Sizes};
+use crate::plan::{Plan, Sizes, Turns};
 use crate::strategy::{Owners, Ranks, Seat};
 
 /// Parameters, optimizer state and moving average are there once for all ranks of a node where its shared memory has
@@ -87,13 +87,24 @@ fn may_share(world: &Topology, strategy: Strategy) -> bool {
     strategy.shares_memory(at, world.is_even())
 }
 
+/// How gradients take turns in windows, if they do. Ranks of one node have their parameters in common where they can,
+/// and then gather nothing.
+pub fn turns(world: &Topology, device: &dyn Device, config: &Config) -> Option<Turns> {
+    let sharded = config.strategy.sharded(world.size());
+    sharded.gradients.then_some(Turns {
+        gathers: sharded.parameters && !(device.is_host() && world.nodes() == 1),
+        overlap: config.overlap,
+        accumulates: config.accumulation > 1,
+    })
+}
+
 /// The parameters, and what may lie beside them in memory that the ranks of a node have in common.
 pub struct Common {
     /// Who updates what.
     pub owners: Owners,
     /// Whose parameters these are.
     pub sharing: Sharing,
-    /// All of them: in common, or this rank's copy.
+    /// All of them: in common, or this rank's copy. Or those that it owns, one part behind the other.
     pub parameters: Memory,
     /// State and average, unless owners are apart.
     pub copies: Option<Vec<Memory>>,
@@ -113,14 +124,26 @@ pub struct Travelling {
 }
 
 impl Common {
-    /// Collective. `copies` is how many of state and average there are.
+    /// Collective. `copies` is how many of state and average there are. Where a rank has the parameters alone that it
+    /// owns, it `holds` so many bytes.
     pub fn new(
         world: &World,
         device: &dyn Device,
         sizes: &Sizes,
         config: &Config,
         copies: usize,
+        holds: Option<usize>,
     ) -> Result<Common> {
+        if let Some(bytes) = holds {
+            return Ok(Common {
+                owners: expected_owners(world, config.strategy, false),
+                sharing: Sharing::ALONE,
+                parameters: device.allocate(bytes)?,
+                copies: None,
+                travelling: None,
+                received: None,
+            });
+        }
         let (bytes, strategy) = (sizes.parameters, config.strategy);
         let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
         let apart = expected_owners(world, strategy, wanted).are_apart();
@@ -217,6 +240,26 @@ pub fn codes_on_device(config: &Config, world: &Topology, device: &dyn Device) -
 /// Whether gradients are to lie where the ranks of a node share them. What is compressed is summed elsewhere.
 pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> bool {
     config.compress.is_none() && averaging.selection.wants_shared(&plan.bucket_bytes())
+}
+
+/// Windows that are no place for sums: gradients of micro-steps, and gathered parameters. Collective.
+///
+/// # Errors
+/// The same on every rank: memory lacks.
+pub fn windows_apart(world: &World, device: &dyn Device, bytes: usize) -> Result<Travelling> {
+    let region = Region::private(bytes).map(Rc::new);
+    let made = region.and_then(|region| {
+        let on_device = match device.is_host() {
+            true => as_memory(&region),
+            false => device.allocate(bytes)?,
+        };
+        Ok(Travelling { region, on_device })
+    });
+    let windows = world.agree(made)?;
+    if !device.is_host() {
+        device.pin(&as_memory(&windows.region));
+    }
+    Ok(windows)
 }
 
 /// The most bytes of parameters that a rank updates.

@@ -37,6 +37,15 @@ pub struct Ranks {
     pub in_common: bool,
 }
 
+/// What of a bucket a rank has no longer than it needs it, but for the part that it updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sharded {
+    /// Gradients: until their sum has come to its owners.
+    pub gradients: bool,
+    /// Parameters: while layers read them. The ranks of one node may still have all of them in common.
+    pub parameters: bool,
+}
+
 /// A number that stands behind the colon of a strategy.
 #[derive(Debug, Clone, Copy)]
 pub struct Number {
@@ -116,14 +125,21 @@ pub trait Way: fmt::Debug + Sync {
         false
     }
 
+    /// What a rank does not keep of what others update.
+    fn sharded(&self) -> Sharded {
+        Sharded::default()
+    }
+
     /// Who owns what among two ranks or more.
     fn owners(&self, count: usize, at: Ranks) -> Owners;
 }
 
 /// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 9] = [
+const WAYS: [&dyn Way; 11] = [
     &allreduce::Allreduce,
-    &zero::Zero1,
+    &zero::Zero(1),
+    &zero::Zero(2),
+    &zero::Zero(3),
     &root::Root,
     &server::Servers,
     &server_async::AsyncServers,
@@ -157,7 +173,11 @@ impl Strategy {
     /// Plain data parallelism: gradients go to all ranks, which share the updates only within a node.
     pub const ALLREDUCE: Strategy = Strategy { way: &allreduce::Allreduce, numbers: [0.0; NUMBERS] };
     /// `--zero 1`.
-    pub const ZERO_1: Strategy = Strategy { way: &zero::Zero1, numbers: [0.0; NUMBERS] };
+    pub const ZERO_1: Strategy = Strategy { way: &zero::Zero(1), numbers: [0.0; NUMBERS] };
+    /// `--zero 2`.
+    pub const ZERO_2: Strategy = Strategy { way: &zero::Zero(2), numbers: [0.0; NUMBERS] };
+    /// `--zero 3`.
+    pub const ZERO_3: Strategy = Strategy { way: &zero::Zero(3), numbers: [0.0; NUMBERS] };
 
     /// One of each, with usual numbers, or with ones.
     pub fn all() -> impl Iterator<Item = Strategy> {
@@ -242,6 +262,11 @@ impl Strategy {
         self.way.shares_memory(at, even)
     }
 
+    /// What a rank does not keep of what others update; nothing where it is alone.
+    pub fn sharded(self, ranks: usize) -> Sharded {
+        if ranks == 1 { Sharded::default() } else { self.way.sharded() }
+    }
+
     /// Who owns what.
     pub fn owners(self, at: Ranks) -> Owners {
         if at.ranks == 1 { Owners::Everyone } else { self.way.owners(self.count(), at) }
@@ -313,7 +338,7 @@ mod tests {
     fn names_are_read_and_others_are_refused() {
         for strategy in Strategy::all() {
             let flag = strategy.to_string();
-            // Two have flags of their own.
+            // Some have flags of their own.
             if let Some(written) = flag.strip_prefix("--sync ") {
                 assert_eq!(written.parse(), Ok(strategy), "{flag}");
             }

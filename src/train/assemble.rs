@@ -1,5 +1,6 @@
 //! What a run computes with, put together from its plans: memory, the program with its updates, the test.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -24,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::DType;
 use crate::optim::LossScaler;
-use crate::plan::{Manner, Plan, Program, Script, TAIL};
+use crate::plan::{Action, Axis, Gathered, Manner, Plan, Program, Script, TAIL, TransferId, Window};
 use crate::reducer::{Averaging, Carrying, Pushes, edges};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
@@ -46,9 +47,9 @@ impl Assembly<'_> {
     pub fn memories(&self, start: Option<&Start>, threads: usize) -> Result<Memories> {
         let Assembly { world, config, averaging, plans, device, rule, .. } = *self;
         let plan = &plans.training;
-        let memories =
-            world.agree(Memories::new(world, device, plan, &plans.sizes, rule, config, averaging))?;
-        world.agree(memories.initialise(device, plan, start, config.seed, threads))?;
+        let memories = Memories::new(world, device, plans, rule, config, averaging);
+        let memories = world.agree(memories)?;
+        world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
         let mut every = [plan].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
         Ok(memories)
@@ -162,7 +163,6 @@ impl Assembly<'_> {
     ) -> Result<Trainer> {
         let Assembly { config, plans, device, .. } = *self;
         let plan = &plans.training;
-        let parameters = &memories.regions.parameters;
         let computing = config.strategy.computing(self.world.size());
         // Gradients that update by themselves are those of a rank's own images.
         let images = match config.strategy.updates_alone() {
@@ -172,14 +172,17 @@ impl Assembly<'_> {
         let relaxed = config.relaxed(self.world.size());
         let metrics = programs.first().filter(|program| program.losses.bytes() > 0);
         let metrics = metrics.map(|program| Metrics::new(device, program, &memories.regions.metrics));
+        let gap = |gap: &Range<usize>| memories.regions.gradients.slice(gap.start, gap.len());
+        let gaps = |window: &Window| window.gaps.iter().map(gap).collect();
         let bound = |program| Bound { stretches: Stretch::cut(&program, &scripts, device), program };
+        let programs = programs.into_iter().map(bound).collect();
+        let round = Round {
+            scripts,
+            steps: relaxed.map_or(1, |relaxed| relaxed.every),
+            resets: relaxed.is_some_and(|relaxed| relaxed.resets()),
+        };
         Ok(Trainer {
-            programs: programs.into_iter().map(bound).collect(),
-            round: Round {
-                scripts,
-                steps: relaxed.map_or(1, |relaxed| relaxed.every),
-                resets: relaxed.is_some_and(|relaxed| relaxed.resets()),
-            },
+            programs,
             asynchronous: None,
             drains: false,
             statistics: config.shards.map(|shards| {
@@ -201,7 +204,12 @@ impl Assembly<'_> {
             seed: config.seed,
             gradient_scale: 1.0 / images as f32,
             batch: self.empty_batch(),
-            parameters: plan.parameters.iter().map(|p| (p.name.clone(), p.of(parameters))).collect(),
+            parameters: memories.held(plan),
+            spreads: self.spreads(&round.scripts[0], memories),
+            gaps: plan.windows.iter().flat_map(|windows| &windows.gradients).map(gaps).collect(),
+            kept: memories.kept.iter().cloned().zip(memories.sums.iter().cloned()).collect(),
+            gathers: plan.gathers(),
+            round,
         })
     }
 
@@ -211,11 +219,9 @@ impl Assembly<'_> {
         let of = |(bucket, part): (usize, &Range<usize>)| {
             let mut spans = plans.training.spans(part, rule);
             spans.iter_mut().for_each(|span| span.start -= part.start / 4);
-            let [parameters, gradients] = [&memories.regions.parameters, &memories.gradients.averaged]
-                .map(|region| region.slice(part.start, part.len()));
             let state: Vec<Memory> =
                 memories.state.iter().map(|state| memories.of_part(state, bucket)).collect();
-            device.update(rule, &spans, &parameters, &gradients, &state)
+            device.update(rule, &spans, &memories.of_parameters(bucket), &memories.sums[bucket], &state)
         };
         memories.parts.iter().enumerate().map(of).collect()
     }
@@ -225,7 +231,7 @@ impl Assembly<'_> {
     fn summed(&self, memories: &Memories) -> Vec<Memory> {
         let averaged = &memories.gradients.averaged;
         match memories.owners.are_apart() && !self.config.strategy.is_asynchronous() {
-            true => memories.parts.iter().map(|part| averaged.slice(part.start, part.len())).collect(),
+            true => memories.sums.clone(),
             false => vec![averaged.slice(0, averaged.bytes() - TAIL)],
         }
     }
@@ -253,11 +259,13 @@ impl Assembly<'_> {
             Some(shares) => shares.map(of_share).collect(),
             None => vec![memories.parts.clone()],
         };
+        let sum = |(bucket, part): (usize, &Range<usize>)| match *part == memories.parts[bucket] {
+            true => memories.sums[bucket].clone(),
+            false => memories.gradients.averaged.slice(part.start, part.len()),
+        };
         let squares = |parts: &Vec<Range<usize>>| {
-            let parts = parts.iter().filter(|part| !part.is_empty());
-            let parts: Vec<Memory> =
-                parts.map(|p| memories.gradients.averaged.slice(p.start, p.len())).collect();
-            device.squares(&parts)
+            let parts = parts.iter().enumerate().filter(|(_, part)| !part.is_empty());
+            device.squares(&parts.map(sum).collect::<Vec<Memory>>())
         };
         let squares = parts.iter().map(squares).collect::<Result<_>>()?;
         let broken = device.allocate(4)?;
@@ -278,11 +286,28 @@ impl Assembly<'_> {
         let (Some(decay), Some(into)) = (self.config.optimizer.ema, &memories.average) else {
             return Ok(Vec::new());
         };
-        let of = |(bucket, part): (usize, &Range<usize>)| {
-            let from = memories.regions.parameters.slice(part.start, part.len());
-            self.device.average(decay, &from, &memories.of_part(into, bucket))
+        let of = |bucket: usize| {
+            self.device.average(decay, &memories.of_parameters(bucket), &memories.of_part(into, bucket))
         };
-        memories.parts.iter().enumerate().map(of).collect()
+        (0..memories.parts.len()).map(of).collect()
+    }
+
+    /// For each transfer that gathers parameters: this rank's part, and where it is gathered.
+    fn spreads(&self, script: &Script, memories: &Memories) -> HashMap<TransferId, (Memory, Memory)> {
+        let Some(windows) = &self.plans.training.windows else { return HashMap::new() };
+        let Some(to) = &memories.windows else { return HashMap::new() };
+        let is_gather = |action: &Action| match action {
+            Action::Spread(id) => Some(*id),
+            _ => None,
+        };
+        let mut ids: Vec<TransferId> = script.actions.iter().filter_map(is_gather).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let of = |(id, gathered): (TransferId, &Gathered)| {
+            let own = script.transfers[id].cuts.part(script.place(Axis::Data));
+            (id, (memories.of_parameters(gathered.bucket), to.on_device.slice(own.start, own.len())))
+        };
+        ids.into_iter().zip(&windows.gathers).map(of).collect()
     }
 
     fn accumulation(&self, memories: &Memories) -> Result<Option<Accumulation>> {
@@ -291,20 +316,32 @@ impl Assembly<'_> {
         }
         let micro_steps = self.config.accumulation;
         let tree = self.config.shards.is_some();
-        let passes = self.plans.training.gradients_of_passes();
+        let plan = &self.plans.training;
+        let passes = plan.gradients_of_passes();
         let parts = match passes.len() {
-            0 | 1 => Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }]),
+            0 | 1 if plan.windows.is_none() => {
+                Vec::from([Range { start: 0, end: memories.gradients.averaged.bytes() - TAIL }])
+            }
             _ => passes,
         };
-        let of_part = |part: &Range<usize>| self.sums(memories, part, tree);
+        let windows = plan.windows.iter().flat_map(|windows| &windows.gradients);
+        let mut written = windows.map(|window| window.bytes.start);
+        let of_part =
+            |part: &Range<usize>| self.sums(memories, part, written.next().unwrap_or(part.start), tree);
         let sums = parts.iter().map(of_part).collect::<Result<_>>()?;
         Ok(Some(Accumulation { micro_steps, sums, tree }))
     }
 
     /// What adds up some bytes of the gradients.
-    fn sums(&self, memories: &Memories, part: &Range<usize>, tree: bool) -> Result<Vec<Adding>> {
+    fn sums(
+        &self,
+        memories: &Memories,
+        part: &Range<usize>,
+        written: usize,
+        tree: bool,
+    ) -> Result<Vec<Adding>> {
         let sum = memories.gradients.averaged.slice(part.start, part.len());
-        let own = memories.regions.gradients.slice(part.start, part.len());
+        let own = memories.regions.gradients.slice(written, part.len());
         let micro_steps = self.config.accumulation;
         let lower = if tree { micro_steps.ilog2().saturating_sub(1) } else { 0 };
         let levels: Result<Vec<Memory>> = (0..lower).map(|_| self.device.allocate(sum.bytes())).collect();

@@ -3,16 +3,20 @@
 use std::ops::Range;
 
 use super::meeting::Anchor;
+use super::owned;
+use super::plans::Plans;
 use super::weights::Start;
 use crate::comm::World;
-use crate::config::Config;
+use crate::config::{Config, Precision};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Kernel, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
-use crate::reducer::{Averaging, Common, Gradients, Places, Sharing, Travelling, seats};
+use crate::reducer::{
+    Averaging, Common, Gradients, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
+};
 use crate::strategy::Owners;
 
 /// Bytes of a parameter that are on their way into its layout, or out of it, at a time: no plan counts them.
@@ -42,6 +46,13 @@ pub struct Memories {
     pub travelling: Option<Travelling>,
     /// Where gradients are averaged.
     pub gradients: Gradients,
+    /// For each bucket where this rank finds the sum of what it owns.
+    pub sums: Vec<Memory>,
+    /// In windows: where sums are copied from, if they are to outlive these.
+    pub kept: Vec<Memory>,
+    /// Where this rank holds the parameters alone that it owns: where others are gathered, and of an evaluation all.
+    pub windows: Option<Travelling>,
+    whole: Option<Memory>,
 }
 
 impl Memories {
@@ -50,22 +61,37 @@ impl Memories {
     pub fn new(
         world: &World,
         device: &dyn Device,
-        plan: &Plan,
-        sizes: &Sizes,
+        plans: &Plans,
         rule: &Rule,
         config: &Config,
         averaging: &Averaging,
     ) -> Result<Memories> {
-        let gradients = Gradients::new(world, device, plan, sizes.gradients, config, averaging)?;
+        let (plan, sizes, evaluates) = (&plans.training, &plans.sizes, plans.evaluation.is_some());
+        let summed = plan.summed_bytes(config.accumulation);
+        let gradients = Gradients::new(world, device, plan, summed, config, averaging)?;
         // With accumulation a micro-step's own gradients are apart from their sum.
-        let written = match config.accumulation {
-            1 => gradients.averaged.clone(),
-            _ => device.allocate(sizes.gradients)?,
+        let gathers = plan.gathers();
+        let windows = match config.accumulation {
+            _ if !gathers => None,
+            1 => {
+                let (region, on_device) = (gradients.region.clone(), gradients.averaged.clone());
+                Some(Travelling { region, on_device })
+            }
+            _ => Some(windows_apart(world, device, sizes.gradients)?),
+        };
+        let written = match &windows {
+            Some(windows) => windows.on_device.clone(),
+            None if config.accumulation == 1 => gradients.averaged.clone(),
+            None => device.allocate(sizes.gradients)?,
         };
         let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
-        let common = Common::new(world, device, sizes, config, copies)?;
-        let (owners, seats) = (common.owners, seats(world));
-        let parts = plan.owned(owners, rule, seats[world.rank()], world.rank());
+        let seat = seats(world)[world.rank()];
+        let owned = |owners| plan.owned(owners, rule, seat, world.rank());
+        let held = gathers.then(|| owned(expected_owners(world, config.strategy, false)));
+        let held = held.map(|parts| parts.iter().map(ExactSizeIterator::len).sum());
+        let common = Common::new(world, device, sizes, config, copies, held)?;
+        let owners = common.owners;
+        let parts = owned(owners);
         common.sharing.clear(device, &parts, &common.parameters)?;
         let own: usize = parts.iter().map(ExactSizeIterator::len).sum();
         let mut state = match common.copies {
@@ -83,8 +109,73 @@ impl Memories {
         let anchor = anchor.transpose()?;
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);
-        let rule = *rule;
-        Ok(Memories { regions, state, owners, rule, sharing, parts, average, anchor, travelling, gradients })
+        let [sums, kept] = sums(device, plan, config, &parts, &gradients.averaged)?;
+        let whole = (gathers && evaluates).then(|| device.allocate(sizes.parameters)).transpose()?;
+        Ok(Memories {
+            regions,
+            state,
+            owners,
+            rule: *rule,
+            sharing,
+            parts,
+            average,
+            anchor,
+            travelling,
+            gradients,
+            sums,
+            kept,
+            windows,
+            whole,
+        })
+    }
+
+    /// Whether this rank has the parameters alone that it owns.
+    pub fn holds_own(&self) -> bool {
+        self.windows.is_some()
+    }
+
+    /// What this rank owns of a bucket's parameters.
+    pub fn of_parameters(&self, bucket: usize) -> Memory {
+        let (parameters, part) = (&self.regions.parameters, &self.parts[bucket]);
+        match self.holds_own() {
+            true => self.of_part(parameters, bucket),
+            false => parameters.slice(part.start, part.len()),
+        }
+    }
+
+    /// What this rank has of the parameters, by name: all of each, or what it owns.
+    pub fn held(&self, plan: &Plan) -> Vec<(String, Memory)> {
+        if !self.holds_own() {
+            let whole = |p: &Parameter| (p.name.clone(), p.of(&self.regions.parameters));
+            return plan.parameters.iter().map(whole).collect();
+        }
+        let mut held = Vec::new();
+        for (bucket, part) in self.parts.iter().enumerate() {
+            let memory = self.of_parameters(bucket);
+            for parameter in &plan.parameters {
+                let start = part.start.max(parameter.offset);
+                let end = part.end.min(parameter.offset + parameter.layout.bytes());
+                if start < end {
+                    held.push((parameter.name.clone(), memory.slice(start - part.start, end - start)));
+                }
+            }
+        }
+        held
+    }
+
+    /// Memory for all of the parameters, where an evaluation has them gathered.
+    pub fn whole(&self) -> Option<&Memory> {
+        self.whole.as_ref()
+    }
+
+    /// Memory for a parameter by itself: between two steps windows are free.
+    pub fn alone(&self, device: &dyn Device, parameter: &Parameter) -> Result<(Parameter, Memory)> {
+        let bytes = parameter.layout.bytes();
+        let memory = match &self.windows {
+            Some(windows) if windows.on_device.bytes() >= bytes => windows.on_device.slice(0, bytes),
+            _ => device.allocate(bytes)?,
+        };
+        Ok((Parameter { offset: 0, ..parameter.clone() }, memory))
     }
 
     /// A bucket's part of a state or of the average.
@@ -105,6 +196,7 @@ impl Memories {
             arena: &self.regions.arena,
             gradients: &self.gradients,
             travelling: self.travelling.as_ref(),
+            windows: self.windows.as_ref(),
         }
     }
 
@@ -112,7 +204,7 @@ impl Memories {
     /// Where owners are apart these take the parameters' place for that time (`Trainer::exchange_averages`).
     pub fn evaluated(&self) -> Regions {
         let average = self.average.as_ref().filter(|_| !self.owners.are_apart());
-        let parameters = average.unwrap_or(&self.regions.parameters).clone();
+        let parameters = average.or(self.whole.as_ref()).unwrap_or(&self.regions.parameters).clone();
         Regions { parameters, ..self.regions.clone() }
     }
 
@@ -122,6 +214,7 @@ impl Memories {
     /// share parameters write some each: none may be read before all ranks are through.
     pub fn initialise(
         &self,
+        world: &World,
         device: &dyn Device,
         plan: &Plan,
         start: Option<&Start>,
@@ -139,11 +232,16 @@ impl Memories {
             let average = self.average.as_ref().filter(|_| parameter.frozen && !self.owners.are_apart());
             let anchor =
                 self.anchor.as_ref().filter(|anchor| anchor.is_kept()).map(|anchor| &anchor.parameters);
+            let fill = |range: Range<usize>, piece: &mut [f32]| match &values {
+                Some(values) => piece.copy_from_slice(&values[range]),
+                None => first_values(parameter.init, key, range.start, piece, threads),
+            };
+            if self.holds_own() {
+                owned::fill(world, plan, self, device, parameter, &self.regions.parameters, fill)?;
+                continue;
+            }
             for region in [&self.regions.parameters].into_iter().chain(average).chain(anchor) {
-                self.write(device, parameter, region, |range, piece| match &values {
-                    Some(values) => piece.copy_from_slice(&values[range]),
-                    None => first_values(parameter.init, key, range.start, piece, threads),
-                })?;
+                self.write(device, parameter, region, fill)?;
             }
         }
         // Now that no values of a file are held beside it: state then adds nothing to the peak.
@@ -249,6 +347,39 @@ impl Memories {
             false => device.allocate(bytes),
         }
     }
+}
+
+/// For each bucket where this rank finds the sum of what it owns, and where that comes from, if it is kept beside the
+/// windows.
+fn sums(
+    device: &dyn Device,
+    plan: &Plan,
+    config: &Config,
+    parts: &[Range<usize>],
+    averaged: &Memory,
+) -> Result<[Vec<Memory>; 2]> {
+    let come = |(bucket, part): (usize, &Range<usize>)| {
+        let start =
+            plan.summed_at(bucket, config.accumulation) + part.start - plan.buckets[bucket].bytes.start;
+        averaged.slice(start, part.len())
+    };
+    let come: Vec<Memory> = parts.iter().enumerate().map(come).collect();
+    if !keeps(plan, config) {
+        return Ok([come, Vec::new()]);
+    }
+    let shards = device.allocate(parts.iter().map(ExactSizeIterator::len).sum())?;
+    let mut end = 0;
+    let stay = |part: &Range<usize>| {
+        end += part.len();
+        shards.slice(end - part.len(), part.len())
+    };
+    Ok([parts.iter().map(stay).collect(), come])
+}
+
+/// Whether the sums of what a rank owns are kept beside the windows in which they come: until all are there.
+pub fn keeps(plan: &Plan, config: &Config) -> bool {
+    let late = config.optimizer.clip_norm.is_some() || config.precision == Precision::F16;
+    plan.windows.is_some() && config.accumulation == 1 && late
 }
 
 /// Copies all of a parameter from plain order `into` its layout, or out of it.

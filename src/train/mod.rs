@@ -226,6 +226,9 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     comm::enter(Phase::Evaluation, epoch as u64);
     job.trainer.settle(&*job.device)?;
     let apart = take_evaluated(world, job)?;
+    if let Some(whole) = job.memories.whole() {
+        owned::gather_all(world, &job.plan, &job.memories, &*job.device, whole)?;
+    }
     let (saver, evaluator) = (&job.saver, job.evaluator.as_mut());
     let run = |evaluator: &mut Evaluator| evaluator.run(world, &*job.device, || saver.flags().stop);
     let test = evaluator.map_or(Ok(None), run)?.map(|test| Test { apart, ..test });

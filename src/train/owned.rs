@@ -40,12 +40,6 @@ fn pieces(world: &World, plan: &Plan, memories: &Memories, parameter: &Parameter
     pieces
 }
 
-/// A parameter that lies alone in memory of its own.
-fn alone(device: &dyn Device, parameter: &Parameter) -> Result<(Parameter, Memory)> {
-    let memory = device.allocate(parameter.layout.bytes())?;
-    Ok((Parameter { offset: 0, ..parameter.clone() }, memory))
-}
-
 /// What all ranks have of a parameter, in plain order to where rank 0 gives room. Collective.
 pub fn gather(
     world: &World,
@@ -56,7 +50,8 @@ pub fn gather(
     region: &Memory,
     room: Option<&mut [f32]>,
 ) -> Result<()> {
-    let (rank, whole) = (world.rank(), room.as_ref().map(|_| alone(device, parameter)).transpose()?);
+    let whole = room.as_ref().map(|_| memories.alone(device, parameter)).transpose()?;
+    let rank = world.rank();
     let mut values = Vec::new();
     for Piece { owner, bytes, at } in pieces(world, plan, memories, parameter) {
         if rank != owner && whole.is_none() {
@@ -87,18 +82,59 @@ pub fn scatter(
     region: &Memory,
     values: &[f32],
 ) -> Result<()> {
+    let copy = |range: Range<usize>, piece: &mut [f32]| piece.copy_from_slice(&values[range]);
+    fill(world, plan, memories, device, parameter, region, copy)
+}
+
+/// The same, where `fill` is asked for the numbers of a range in plain order, one range after the other.
+pub fn fill(
+    world: &World,
+    plan: &Plan,
+    memories: &Memories,
+    device: &dyn Device,
+    parameter: &Parameter,
+    region: &Memory,
+    fill: impl FnMut(Range<usize>, &mut [f32]),
+) -> Result<()> {
     let mut own = pieces(world, plan, memories, parameter);
     own.retain(|piece| piece.owner == world.rank());
     if own.is_empty() {
         return Ok(());
     }
-    let (parameter, memory) = alone(device, parameter)?;
-    memories.write(device, &parameter, &memory, |range, piece| piece.copy_from_slice(&values[range]))?;
+    let (parameter, memory) = memories.alone(device, parameter)?;
+    memories.write(device, &parameter, &memory, fill)?;
     let mut bytes_of_piece = Vec::new();
     for Piece { bytes, at, .. } in own {
         bytes_of_piece.resize(bytes.len(), 0u8);
         device.download(&memory.slice(bytes.start, bytes.len()), &mut bytes_of_piece)?;
         device.upload(&bytes_of_piece, &region.slice(at, bytes.len()))?;
+    }
+    Ok(())
+}
+
+/// All parameters, of which each rank has those that it owns, as a plan that reads all of them finds them. Collective.
+pub fn gather_all(
+    world: &World,
+    plan: &Plan,
+    memories: &Memories,
+    device: &dyn Device,
+    to: &Memory,
+) -> Result<()> {
+    let mut values = Vec::new();
+    for parameter in &plan.parameters {
+        let place = parameter.of(to);
+        for Piece { owner, bytes, at } in pieces(world, plan, memories, parameter) {
+            values.resize(bytes.len() / 4, 0f32);
+            if world.rank() == owner {
+                let own = memories.regions.parameters.slice(at, bytes.len());
+                device.download(&own, bytes_of_mut(&mut values))?;
+            }
+            if [0, owner].contains(&world.rank()) {
+                world.to_first_f32(owner, &mut values)?;
+            }
+            world.broadcast_f32(&mut values)?;
+            device.upload(bytes_of(&values), &place.slice(bytes.start, bytes.len()))?;
+        }
     }
     Ok(())
 }

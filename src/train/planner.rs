@@ -16,7 +16,7 @@ use super::network::Network;
 use super::plans::{Plans, measured, step_seconds};
 use super::prediction::Predictor;
 use crate::comm::World;
-use crate::config::{Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
+use crate::config::{AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
 use crate::error::{Error, Result};
 use crate::host;
 use crate::interconnect::Interconnect;
@@ -34,6 +34,10 @@ const MOST_STAGES: usize = 16;
 /// A sketch that needs so many times the limit is not looked at again: sketches are off by some tenths.
 const SURELY_TOO_LARGE: f64 = 1.3;
 
+/// Where one of ZeRO's stages needs no more than so many times the limit the stages behind it, which are no faster, are
+/// not looked at.
+const SURELY_FITS: f64 = 0.7;
+
 /// A candidate must be faster by so much to be taken before a simpler one: rehearsals are no better than that.
 const CLEARLY_FASTER: f64 = 0.99;
 
@@ -42,7 +46,8 @@ const CLEARLY_FASTER: f64 = 0.99;
 struct Candidate {
     /// Stages, micro-batches and their order.
     pipeline: Option<(usize, usize, PipelineSchedule)>,
-    zero: bool,
+    /// ZeRO's stage; 0 is none.
+    zero: u8,
     recompute: bool,
     wire: Wire,
 }
@@ -59,21 +64,43 @@ impl Candidate {
                     .then(|| format!("--schedule {schedule}")),
             );
         }
-        flags.extend(self.zero.then(|| "--zero 1".into()));
+        flags.extend((self.zero > 0).then(|| self.strategy().to_string()));
         flags.extend((self.recompute && !config.recompute).then(|| "--recompute".into()));
         flags.extend((self.wire != config.wire).then(|| format!("--wire {}", self.wire)));
         if flags.is_empty() { "data parallelism".into() } else { flags.join(" ") }
     }
 
+    fn strategy(&self) -> Strategy {
+        match self.zero {
+            0 => Strategy::ALLREDUCE,
+            1 => Strategy::ZERO_1,
+            2 => Strategy::ZERO_2,
+            _ => Strategy::ZERO_3,
+        }
+    }
+
     /// The run in which the work is shared so. The images of a step stay the same.
     fn of(&self, config: &Config) -> Config {
-        let strategy = if self.zero { Strategy::ZERO_1 } else { Strategy::ALLREDUCE };
+        let strategy = self.strategy();
         let (recompute, wire) = (self.recompute, self.wire);
         let config = Config { strategy, recompute, wire, parallel: None, ..config.clone() };
         let Some((stages, micro_batches, schedule)) = self.pipeline else { return config };
         let batch = config.batch * config.accumulation * stages / micro_batches;
         let pipeline = Some(Pipeline { stages, schedule, cuts: Vec::new(), data: None });
         Config { pipeline, batch, accumulation: micro_batches, ..config }
+    }
+}
+
+/// The last of ZeRO's stages that goes with the other flags.
+fn last_stage(config: &Config, ranks: usize) -> u8 {
+    let needs_all = config.shards.is_some() || config.compress.is_some() || config.histograms.is_some();
+    let elsewhere = config.allreduce.is_between_gpus() || config.allreduce == AllreduceKind::MPI;
+    match ranks {
+        1 => 0,
+        _ if needs_all || elsewhere => 0,
+        // Nobody owns what is frozen.
+        _ if !config.freeze.is_empty() => 2,
+        _ => 3,
     }
 }
 
@@ -88,11 +115,8 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
     let mut all = Vec::new();
     for &wire in &wires {
         for &recompute in recompute {
-            // Among ranks that sum nothing a wire is none.
-            let zeros: &[bool] = if ranks > 1 { &[false, true] } else { &[false] };
-            let zeros =
-                zeros.iter().filter(|&&zero| !zero || config.shards.is_none() && config.compress.is_none());
-            all.extend(zeros.map(|&zero| Candidate { pipeline: None, zero, recompute, wire }));
+            let zeros = 0..=last_stage(config, ranks);
+            all.extend(zeros.map(|zero| Candidate { pipeline: None, zero, recompute, wire }));
         }
     }
     if parallel.without_stages.is_some() {
@@ -113,7 +137,7 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
                 let pipeline = Some((stages, micro_batches, schedule));
                 // Between a single network's stages there is nothing to sum.
                 let wires = if ranks > stages { &wires[..] } else { &wires[..1] };
-                let of = |&wire| Candidate { pipeline, zero: false, recompute: false, wire };
+                let of = |&wire| Candidate { pipeline, zero: 0, recompute: false, wire };
                 all.extend(wires.iter().map(of));
             }
         }
@@ -133,6 +157,10 @@ struct Sketch {
     beside: usize,
     /// Of these what owners alone would have.
     states: usize,
+    /// About what gradients, and parameters in their place, take that are on their way.
+    windows: usize,
+    /// Whether a test set wants all parameters.
+    evaluates: bool,
     /// Seconds of the sum of all gradients.
     sum: f64,
     micro_steps: usize,
@@ -141,6 +169,19 @@ struct Sketch {
 }
 
 impl Sketch {
+    /// Bytes that a rank leaves to those who update them.
+    fn spared(&self, candidate: &Candidate) -> usize {
+        let parameters = if self.evaluates { 0 } else { self.parameters };
+        let others = |bytes: usize| bytes - bytes / self.ranks;
+        let of_stages = [others(self.states), self.parameters, others(parameters)];
+        of_stages.iter().take(usize::from(candidate.zero)).sum()
+    }
+
+    /// Bytes in which gradients, and then parameters too, take turns.
+    fn windows(&self, candidate: &Candidate) -> usize {
+        if candidate.zero > 1 { self.windows } else { 0 }
+    }
+
     /// Seconds and bytes.
     fn of(&self, candidate: &Candidate) -> (f64, usize) {
         let again = usize::from(candidate.recompute);
@@ -149,9 +190,14 @@ impl Sketch {
         match candidate.pipeline {
             None => {
                 let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
-                let spared = if candidate.zero { self.states - self.states / self.ranks } else { 0 };
-                let seconds = computes + (wire * self.sum - hidden).max(0.0);
-                (seconds, self.total[again].saturating_sub(spared))
+                // Parameters are gathered twice, for which half of a sum each is what it takes.
+                let gathers =
+                    if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
+                let seconds = computes + (wire * self.sum + gathers - hidden).max(0.0);
+                (
+                    seconds,
+                    (self.total[again] + self.windows(candidate)).saturating_sub(self.spared(candidate)),
+                )
             }
             Some((stages, micro_batches, schedule)) => {
                 let sum = if self.ranks > stages { wire * self.sum / stages as f64 } else { 0.0 };
@@ -201,6 +247,8 @@ fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -
         parameters: plan.sizes.parameters,
         beside: 1 + states,
         states: states * plan.sizes.parameters,
+        windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
+        evaluates: predictor.evaluate,
         sum: if sum.is_finite() { sum } else { 0.0 },
         micro_steps: planned.config.accumulation,
         batch: planned.config.batch,
@@ -229,11 +277,14 @@ pub fn choose(
     for (index, candidate) in all.iter().enumerate() {
         let (seconds, needed) = sketch.of(candidate);
         let fits = needed as f64 <= SURELY_TOO_LARGE * limit as f64;
+        let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
+        let in_vain = candidate.zero > 1 && sketch.of(&before).1 as f64 <= SURELY_FITS * limit as f64;
         let why = match fits {
             true => format!("by a sketch {:.3} ms", 1e3 * seconds),
             false => format!("by a sketch needs {}", bytes(needed)),
         };
-        promising.extend(fits.then_some((index, seconds)));
+        let why = if in_vain { format!("{why}; {} fits", before.strategy()) } else { why };
+        promising.extend((fits && !in_vain).then_some((index, seconds)));
         outcomes.push((candidate.clone(), Outcome::Left(why)));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));

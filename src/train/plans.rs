@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use super::checkpoint;
 use super::groups::{Groups, Layout};
 use super::meeting;
+use super::memory::keeps as keeps_sums;
 use super::network::Network;
 use crate::comm::{Topology, World};
 use crate::config::{Config, Pipeline, Precision, Session, SyncBatchNorm};
@@ -19,12 +20,12 @@ use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Compiled, Extent, Manner, Measured, Options, Plan, Prices, Rehearsal, Script, Stage, Stages,
-    StepFacts, Transfer,
+    self, Compiled, Extent, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage,
+    Stages, StepFacts, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
-    shares_gradients,
+    shares_gradients, turns,
 };
 use crate::strategy::Owners;
 
@@ -82,11 +83,17 @@ impl Plans {
             true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
             false => (graph, None),
         };
-        let (mut training, stages, mut others) = match layout.stage {
-            None => (plan::plan(graph, device, &options)?, None, Vec::new()),
-            Some(own) => in_stages(graph, own, config, device, averaging, &options)?,
+        let (training, stages, others) = match layout.stage {
+            None => (whole(graph, world, config, device, averaging, &options)?, None, Vec::new()),
+            Some(own) => {
+                let (mut training, stages, mut others) =
+                    in_stages(graph, own, config, device, averaging, &options)?;
+                for plan in others.iter_mut().chain([&mut training]) {
+                    averaging.cut(plan, config)?;
+                }
+                (training, stages, others)
+            }
         };
-        others.iter_mut().chain([&mut training]).try_for_each(|plan| averaging.cut(plan, config))?;
         let evaluation = if evaluate {
             let stage = stages.as_ref().zip(layout.stage);
             let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
@@ -502,6 +509,37 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
     }
 }
 
+/// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
+/// would have without.
+fn whole(
+    graph: Graph,
+    world: &Topology,
+    config: &Config,
+    device: &dyn Device,
+    averaging: &Averaging,
+    options: &Options,
+) -> Result<Plan> {
+    let compiled = Compiled::new(graph, device, None)?;
+    let mut plan = compiled.plan(device, options)?;
+    averaging.cut(&mut plan, config)?;
+    let Some(turns) = turns(world, device, config) else { return Ok(plan) };
+    if turns.gathers {
+        let owned = |parameter: &&Parameter| {
+            plan.buckets.iter().any(|bucket| bucket.bytes.contains(&parameter.offset))
+        };
+        if let Some(parameter) = plan.parameters.iter().find(|parameter| !owned(parameter)) {
+            return Err(Error::usage(format!(
+                "--zero 3: {} has no gradient, so that nobody updates it and nobody owns it; use --zero 2",
+                parameter.name
+            )));
+        }
+        let mut gathering = compiled.plan_gathering(device, options)?;
+        gathering.cut_as(&plan)?;
+        plan = gathering;
+    }
+    Ok(plan.in_windows(turns))
+}
+
 /// Seconds that the gradients which a node makes take beside it, in each micro-step: they are added up, and in the end
 /// the parameters are updated.
 fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f64 {
@@ -577,6 +615,8 @@ fn extent(
     evaluate: bool,
 ) -> Extent {
     let own_memory = !device.is_host();
+    // In windows these are no longer than all gradients.
+    let summed = plan.summed_bytes(config.accumulation);
     let ([mapped, mut messages], compression) = match config.compress {
         None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
         Some(scheme) => (
@@ -592,7 +632,8 @@ fn extent(
     };
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
-    messages += if staged { plan.sizes.gradients } else { 0 };
+    messages += if staged { summed } else { 0 };
+    let mapped = if mapped > 0 { (world.local_size() - 1) * summed } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
@@ -607,7 +648,7 @@ fn extent(
         _ => 2,
     };
     let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
-        true => [world.local_size() * plan.sizes.gradients, plan.sizes.activations],
+        true => [world.local_size() * summed, plan.sizes.activations],
         false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
     };
     let copies = rule.states() + averages;
@@ -635,9 +676,22 @@ fn extent(
             rule.states() * states + averages * averaged
         }
     };
+    // What takes the place of gradients that are whole: sums that stay, of what the rank owns or of micro-steps.
+    let shards = plan.windows.is_some().then_some(match config.accumulation {
+        1 if keeps_sums(plan, config) => share,
+        1 => 0,
+        _ => summed,
+    });
+    let parameters = match plan.gathers() {
+        true => share + if evaluate { plan.sizes.parameters } else { 0 },
+        false => plan.sizes.parameters,
+    };
     // From the host's memory parameters of a device go to other ranks.
     messages += match config.relaxed(world.size()) {
         _ if !own_memory => 0,
+        // They are gathered where sums are, or where there is no place for these.
+        _ if plan.gathers() && config.accumulation > 1 => plan.sizes.gradients,
+        _ if plan.gathers() => 0,
         // What comes lies beside.
         Some(relaxed) if relaxed.sends_parameters() => 2 * plan.sizes.parameters,
         _ if owners.are_apart() => plan.sizes.parameters,
@@ -645,6 +699,8 @@ fn extent(
     };
     Extent {
         gradients,
+        shards,
+        parameters,
         sharers: sharing.ranks,
         optimizer: optimizer + anchors,
         batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
@@ -665,6 +721,7 @@ fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
     let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
     let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
     match reads_some {
+        true if plan.gathers() => plan.sizes.gradients / 2,
         true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
         false => 0,
     }

@@ -19,6 +19,7 @@ use crate::interconnect::Interconnect;
 use crate::plan::{self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes};
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
+use crate::strategy::Sharded;
 
 /// Steps over which the cost of slow ranks is averaged.
 const DRAWS: u32 = 64;
@@ -54,6 +55,8 @@ pub struct Shape {
     accumulation: usize,
     statistics_of: usize,
     recompute: bool,
+    /// Whether gradients, and parameters, take turns in windows, which are those of the plan's buckets.
+    sharded: Sharded,
     pipeline: Option<Pipeline>,
 }
 
@@ -62,7 +65,8 @@ impl Shape {
     pub fn of(config: &Config, network: &Network) -> Shape {
         let (statistics_of, pipeline) = (network.statistics_of, config.pipeline.clone());
         let Config { batch, accumulation, recompute, .. } = *config;
-        Shape { batch, accumulation, statistics_of, recompute, pipeline }
+        let sharded = config.strategy.sharded(2);
+        Shape { batch, accumulation, statistics_of, recompute, sharded, pipeline }
     }
 }
 
@@ -205,7 +209,7 @@ impl Predictor<'_> {
         let trained = self.network.among(&config, computing)?;
         let averaging = self.averaging.elsewhere(&places.data, &config, network)?.over_stages(&places.all);
         let shape = Shape::of(&config, &trained);
-        let mut plans = match before.filter(|(_, known)| *known == shape) {
+        let mut plans = match before.filter(|(_, known)| *known == shape && !shape.sharded.gradients) {
             Some((mut plans, _)) => {
                 plans.move_to(places.layout(), &config, self.device, &averaging)?;
                 plans

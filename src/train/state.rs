@@ -106,6 +106,7 @@ impl State<'_> {
     ) -> State<'a> {
         let parameters = match memories.anchor {
             Some(_) => Lies::Own(&memories.regions.parameters),
+            None if memories.holds_own() => Lies::Parts(&memories.regions.parameters),
             None => Lies::Whole(&memories.regions.parameters),
         };
         let lies = match memories.owners.are_apart() {

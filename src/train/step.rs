@@ -1,6 +1,7 @@
 //! One training step: the interpreter of a rank's script (`plan::Script`). It does what the script says in that order,
 //! and decides nothing.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
@@ -23,7 +24,7 @@ use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::{LossScaler, Schedule};
-use crate::plan::{Action, Axis, Kind, Program, Script, Transfer, has_not_finite};
+use crate::plan::{Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:
@@ -128,6 +129,11 @@ impl Round {
     }
 }
 
+/// Copies what is to be copied.
+fn copied(device: &dyn Device, pair: Option<&(Memory, Memory)>) -> Result<()> {
+    pair.filter(|(from, _)| from.bytes() > 0).map_or(Ok(()), |(from, to)| device.copy(from, to))
+}
+
 impl StepResult {
     /// What all ranks were told behind a step that drains.
     fn told(&mut self, note: &Note) {
@@ -180,8 +186,16 @@ pub struct Trainer {
     /// The next one, on a device with memory of its own.
     pub ahead: Option<DevicePrefetch>,
     pub metrics: Option<Metrics>,
-    /// Every parameter by name.
+    /// What this rank has of the parameters, by name.
     pub parameters: Vec<(String, Memory)>,
+    /// For each transfer that gathers parameters: this rank's part, and where it is gathered.
+    pub spreads: HashMap<TransferId, (Memory, Memory)>,
+    /// In windows: what lies between the gradients of each bucket.
+    pub gaps: Vec<Vec<Memory>>,
+    /// Of each bucket the sum of what this rank owns in its window, and where it stays, if it does.
+    pub kept: Vec<(Memory, Memory)>,
+    /// Whether parameters are gathered before they are read.
+    pub gathers: bool,
 }
 
 /// The scaling of gradients whose norm is too large.
@@ -378,6 +392,9 @@ impl Trainer {
                 self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
             }
             Action::Tail => self.write_tail(at),
+            Action::Spread(id) => copied(device, self.spreads.get(id)),
+            Action::Pad(bucket) => self.gaps[*bucket].iter().try_for_each(|gap| device.zero(gap)),
+            Action::Keep(part) => copied(device, self.kept.get(*part)),
             Action::Start(id) => self.fusion.start(*id, device),
             Action::Wait(id) => self.fusion.wait(*id, device),
             Action::Unscale => self.unscale(at),
@@ -525,7 +542,11 @@ impl Trainer {
         at.tail.hits += hits;
         if !loss.is_finite() && at.result.where_diverged.is_none() {
             at.tail.diverged = 1.0;
-            at.result.where_diverged = program.first_not_finite(at.device, &at.scalars)?;
+            // Parameters that were gathered have gone again.
+            at.result.where_diverged = match self.gathers {
+                true => Some("in the sum of the losses (--zero 2 would say in which layer first)".into()),
+                false => program.first_not_finite(at.device, &at.scalars)?,
+            };
             // Else it came from a rank that shares its statistics, which will say so.
             if program.exchanges.is_empty() {
                 at.result.where_diverged.get_or_insert_with(|| "in the sum of the losses".into());
@@ -644,17 +665,17 @@ impl Trainer {
         // Others of the node may read what is written now.
         world.barrier()?;
         for (bucket, part) in memories.parts.iter().enumerate() {
-            let places = [
-                memories.regions.parameters.slice(part.start, part.len()),
-                memories.of_part(average, bucket),
-            ];
+            let places = [memories.of_parameters(bucket), memories.of_part(average, bucket)];
             let mut values = [vec![0u8; part.len()], vec![0u8; part.len()]];
             for (place, values) in places.iter().zip(&mut values) {
                 device.download(place, values)?;
             }
             places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
         }
-        let is_new = |transfer: &Transfer| matches!(transfer.kind, Kind::FromOwners | Kind::Pull);
+        let is_new = |transfer: &Transfer| {
+            matches!(transfer.kind, Kind::FromOwners | Kind::Pull)
+                && transfer.area == Area::Of(Region::Parameters)
+        };
         let transfers = self.round.any().transfers.clone();
         if let Some(Side::Server(server)) = &mut self.asynchronous {
             server.give_all(device)?;

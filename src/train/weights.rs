@@ -6,6 +6,7 @@ use super::evaluate::agree_on_statistics;
 use super::groups::Groups;
 use super::memory::Memories;
 use super::network::Network;
+use super::owned;
 use super::stages;
 use crate::comm::World;
 use crate::config::Config;
@@ -185,7 +186,15 @@ pub fn save(
     let Some(path) = &config.save_weights else { return Ok(()) };
     agree_on_statistics(peers, device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
+    let apart = memories.holds_own();
     let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
+        Some(parameter) if apart => {
+            let is_first = groups.data.rank() == 0;
+            let mut values = vec![0f32; if is_first { parameter.spec.shape.elements() } else { 0 }];
+            let (own, room) = (&memories.regions.parameters, is_first.then_some(&mut values[..]));
+            owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
+            Ok(values)
+        }
         Some(parameter) => memories.read(device, parameter, &parameters),
         None => {
             let statistic = plan.statistic(name)?;
@@ -198,13 +207,15 @@ pub fn save(
     let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
     let mut shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
     let world = &groups.job;
-    if groups.stage.is_none() {
+    if groups.stage.is_none() && !apart {
         world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
         let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
-        let mut all = (groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+        let mut all =
+            (apart || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+        all = all.filter(|_| groups.data.rank() == 0);
         let arrays = stages::collect(groups, own, &mut all)?;
         let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };
         shapes = contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();

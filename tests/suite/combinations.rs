@@ -112,6 +112,9 @@ impl Draw {
         let mut all = vec![String::new(), String::new()];
         if !has("--compress") && !has("--allreduce mpi") {
             all.push(" --zero 1".into());
+            all.push(" --zero 2".into());
+            // What is frozen is nobody's.
+            all.extend((!has("--freeze")).then(|| " --zero 3".into()));
             if has("--allreduce auto") {
                 all.extend([" --sync root".into(), " --sync server".into()]);
                 all.extend(has("--wire f32").then(|| " --sync server-async".into()));

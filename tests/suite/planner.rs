@@ -87,6 +87,37 @@ fn the_fastest_that_fits_is_taken_and_always_the_same() {
     assert!(none.contains("--parallel auto: nothing fits in 1.0 MB a rank"), "{none}");
 }
 
+/// The less memory there is the later the stage of ZeRO, where no pipeline is looked at; a later one is not rehearsed
+/// where the one before fits anyway.
+#[test]
+fn less_memory_takes_a_later_stage_of_zero() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.toml");
+    std::fs::write(&path, FLAT).unwrap();
+    let flags = ["--model", "vgg11", "--image-size", "64", "--batch", "8", "--optimizer", "adam"];
+    let nodes = ["--global-batch", "32", "--predict-nodes", "4", "--network", path.to_str().unwrap()];
+    let within = |more: &[&str]| planned(&[&flags[..], &nodes, more].concat());
+    let (printed, all) = within(&[]);
+    assert!(all.iter().all(|row| !["--zero 2", "--zero 3"].contains(&row.flags.as_str())), "{printed}");
+    assert!(printed.contains("--zero 2: by a sketch") && printed.contains("; --zero 1 fits"), "{printed}");
+    // Just less than what the one before needs.
+    let mut needed = all.iter().find(|row| row.taken).expect("data parallelism").memory;
+    for stage in ["--zero 1", "--zero 2", "--zero 3"] {
+        let limit = format!("{}MB", (needed / 1e6 - 10.0).floor());
+        let (printed, rows) = within(&["--memory-limit", &limit]);
+        let taken = rows.iter().find(|row| row.taken).expect("a row that is taken");
+        assert_eq!(taken.flags, stage, "{limit}: {printed}");
+        assert!(taken.memory < needed, "{limit}: {printed}");
+        // What the process has besides differs from start to start.
+        let ways = |rows: &[Row]| rows.iter().map(|row| (row.step, row.flags.clone())).collect::<Vec<_>>();
+        assert_eq!(ways(&within(&["--memory-limit", &limit]).1), ways(&rows));
+        needed = taken.memory;
+    }
+    // What is frozen nobody owns.
+    let printed = within(&["--freeze", "backbone"]).0;
+    assert!(printed.contains("--zero 2") && !printed.contains("--zero 3"), "{printed}");
+}
+
 /// A pipeline is predicted with the bubble of its formula at least, and what its stages compute at most.
 #[test]
 fn pipelines_are_predicted_with_their_bubble() {

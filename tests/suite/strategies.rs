@@ -1,4 +1,4 @@
-//! Who updates what: `--sync root`, `--sync server:K` and `--zero 1` are plain data parallelism whose work moved.
+//! Who updates what: `--sync root`, `--sync server:K` and `--zero` are plain data parallelism whose work moved.
 //!
 //! - losses and weights are those of plain data parallelism, bit for bit, with any number of ranks and each kind of
 //!   optimizer, with clipping, accumulation, moving averages, shared statistics, f16's loss scaling, and on GPUs;
@@ -6,8 +6,9 @@
 //! - they send what docs/algorithms.md says, and have the memory that the plan says;
 //! - what does not go together is refused, and a rank that was given another strategy named.
 //!
-//! Ranks of one node share what they update, so ZeRO-1 is seen between hosts (`hosts`) and on GPUs. What becomes of a
-//! job whose server stops or dies `stall` has.
+//! Ranks of one node share what they update, so ZeRO-1 is seen between hosts (`hosts`) and on GPUs; and they have their
+//! parameters in common, so that there `--zero 3` is `--zero 2`. What becomes of a job whose server stops or dies
+//! `stall` has.
 
 use crate::support::cases::first;
 use crate::support::gpu_job;
@@ -49,7 +50,12 @@ impl Scratch {
     fn alike(&self, ranks: usize, words: &str) {
         let plain = self.train(ranks, &format!("{words} --allreduce shm"));
         assert!(plain.0.iter().all(|loss| loss.is_finite()), "{words}: {:?}", plain.0);
-        for (flags, servers) in [("--sync root", 0), ("--sync server", 1), ("--zero 1 --allreduce shm", 0)] {
+        for (flags, servers) in [
+            ("--sync root", 0),
+            ("--sync server", 1),
+            ("--zero 1 --allreduce shm", 0),
+            ("--zero 2 --allreduce shm", 0),
+        ] {
             let (losses, weights) = self.train(ranks + servers, &format!("{words} {flags}"));
             assert_eq!(losses, plain.0, "{ranks} ranks, {words} {flags}");
             assert!(weights == plain.1, "{ranks} ranks, {words} {flags}: other weights");
@@ -126,12 +132,37 @@ fn tests_averages_statistics_and_short_messages_come_to_the_same() {
     }
 }
 
+/// Where updates need nothing of other gradients they are made in the backward pass, and the window is used again:
+/// with accumulation, statistics that ranks share, transfers beside computing or not, and the algorithm of each
+/// bucket's own.
+#[test]
+fn windows_come_to_the_same() {
+    let scratch = Scratch::new();
+    let normalised = "--model resnet18 --image-size 32 --classes 10 --batch 2 --steps 2 --warmup 0 --threads 1 \
+                      --optimizer sgd --momentum 0.9";
+    let all = [
+        (2, format!("{SMALL} --optimizer adam --ema 0.9")),
+        (3, format!("{normalised} --sync-bn --fusion-threshold-mb 1")),
+        (4, format!("{SMALL} --optimizer lars --lr 0.1 --no-overlap")),
+        (3, format!("{normalised} --recompute --accumulation 2")),
+    ];
+    for (ranks, words) in first(2, all) {
+        let plain = scratch.train(ranks, &words);
+        for stage in [2, 3] {
+            let zero = scratch.train(ranks, &format!("{words} --zero {stage}"));
+            assert_eq!(zero.0, plain.0, "{ranks} ranks, {words} --zero {stage}");
+            assert!(zero.1 == plain.1, "{ranks} ranks, {words} --zero {stage}: other weights");
+        }
+    }
+}
+
 /// State that is apart is one file all the same.
 #[test]
 fn a_checkpoint_of_any_strategy_resumes_any_other() {
     let scratch = Scratch::new();
     let words = format!("{SMALL} --optimizer adam --ema 0.9 --clip-norm 1").replace("--steps 3", "--steps 4");
-    let strategies = [("--allreduce shm", 2), ("--sync root", 2), ("--sync server:2", 4)];
+    let strategies =
+        [("--allreduce shm", 2), ("--sync root", 2), ("--sync server:2", 4), ("--zero 3 --allreduce shm", 2)];
     let keep = "--checkpoint-every 2steps --checkpoint-keep 9";
     let whole = scratch.train(2, &format!("{words} --allreduce shm"));
     for (index, (flags, ranks)) in strategies.iter().enumerate() {
@@ -160,6 +191,8 @@ fn gpus_come_to_the_same() {
         let plain = results.losses(3, &format!("{words} --allreduce shm"));
         for (flags, ranks) in [
             ("--zero 1 --allreduce shm", 3),
+            ("--zero 2 --allreduce shm", 3),
+            ("--zero 3 --allreduce shm", 3),
             ("--sync root", 3),
             ("--sync server", 4),
             ("--sync server:2", 5),
@@ -167,7 +200,10 @@ fn gpus_come_to_the_same() {
             assert_eq!(results.losses(ranks, &format!("{words} {flags}")), plain, "{words} {flags}");
         }
         let ring = results.losses(3, &format!("{words} --allreduce ring"));
-        assert_eq!(results.losses(3, &format!("{words} --zero 1 --allreduce ring")), ring, "{words}: rings");
+        for stage in [1, 2, 3] {
+            let zero = results.losses(3, &format!("{words} --zero {stage} --allreduce ring"));
+            assert_eq!(zero, ring, "{words}: rings, --zero {stage}");
+        }
     }
 }
 
@@ -230,8 +266,16 @@ fn what_does_not_go_together_is_refused() {
         (2, "--sync server:2", "none is left to compute"),
         (1, "--sync server", "none is left to compute"),
         (2, "--sync server:0", "`0` is no number of servers"),
-        (2, "--sync leader", "it is one of allreduce, zero1, root, server[:K]"),
-        (2, "--zero 2", "0..=1"),
+        (2, "--sync leader", "it is one of allreduce, zero1, zero2, zero3, root, server[:K]"),
+        (2, "--zero 4", "0..=3"),
+        (2, "--zero 2 --sync root", "both say who updates what"),
+        (2, "--zero 2 --pipeline 2", "stages own their parts whole"),
+        (2, "--zero 3 --shards 4", "another order"),
+        (2, "--zero 2 --local-steps 4", "both say who updates what"),
+        (2, "--zero 3 --compress topk", "--compress and --zero 3"),
+        (2, "--zero 3 --allreduce mpi", "--allreduce mpi and --zero 3"),
+        (2, "--zero 3 --freeze backbone", "nobody updates what is frozen"),
+        (2, "--zero 3 --tensorboard /tmp/none --tensorboard-histograms 2", "no rank has the sums of all"),
         (2, "--zero 1 --sync root", "both say who updates what"),
         (2, "--sync root --compress topk", "--compress and --sync root"),
         (2, "--zero 1 --compress 1bit", "--compress and --zero 1"),
@@ -256,7 +300,8 @@ fn what_does_not_go_together_is_refused() {
 #[test]
 fn memory_is_as_planned() {
     let scratch = Scratch::new();
-    for (ranks, flags) in first(2, [(3, "--sync server"), (2, "--zero 1"), (2, "--sync root")]) {
+    let all = [(3, "--sync server"), (2, "--zero 2"), (2, "--zero 1"), (2, "--sync root")];
+    for (ranks, flags) in first(2, all) {
         let results = scratch.path(&format!("{ranks}{}.h5", &flags[2..6]));
         let words = format!(
             "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam --ema 0.9 \

@@ -237,8 +237,9 @@ pub fn add_backward(b: &mut Backward, id: NodeId, node: &Node, relu: bool, mut d
     if relu {
         dy = b.relu(id, node, dy);
     }
-    b.contribute(node.inputs[1], dy);
-    b.contribute(node.inputs[0], dy);
+    // One may be a parameter.
+    b.contribute_sum(id, node.inputs[1], dy, 1.0);
+    b.contribute_sum(id, node.inputs[0], dy, 1.0);
 }
 
 /// Each input of a concatenation gets its part of the gradient.

@@ -235,7 +235,9 @@ pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
     let peak = |run: &Run| run.record.number("peak_memory").map(|bytes| bytes / 1e6);
     let sent = |run: &Run| run.record.number("sent_a_step").map(|bytes| bytes / 1e6);
     let speed = |run: &Run| Some(run.images_per_second());
-    let charts: [(&str, &str, &str, &str, &dyn Fn(&Run) -> Option<f64>); 4] = [
+    /// A file's name, a title, what the axis says, a caption, and the number of a run.
+    type Bars<'a> = (&'a str, &'a str, &'a str, &'a str, &'a dyn Fn(&Run) -> Option<f64>);
+    let charts: [Bars; 4] = [
         ("speed", "Images a second", "images/s, all ranks", "Warm-up left out.", &speed),
         ("memory", "Memory", "memory of a rank [MB]", "Peak resident set of the rank that has most.", &peak),
         (
@@ -253,7 +255,7 @@ pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
             &waits,
         ),
     ];
-    let chart = |(name, title, axis, caption, of): (&str, &str, &str, &str, &dyn Fn(&Run) -> Option<f64>)| {
+    let chart = |(name, title, axis, caption, of): Bars| {
         let row =
             |run: &Run| Row { label: run.label.clone(), parts: vec![of(run).unwrap_or(0.0)], mark: None };
         let rows: Vec<Row> = runs.iter().map(row).collect();

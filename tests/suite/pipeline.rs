@@ -146,8 +146,8 @@ fn memory_is_as_planned() {
     for schedule in ["gpipe", "1f1b"] {
         let results = scratch.path(&format!("{schedule}.h5"));
         let words = format!(
-            "--model resnet18 --image-size 96 --batch 32 --pipeline 2 --micro-batches 8 --schedule {schedule} --steps 2 \
-             --warmup 0 --threads 1 --results {}",
+            "--model resnet18 --image-size 96 --batch 32 --pipeline 2 --pipeline-cuts layer2.0.conv1 --micro-batches 8 \
+             --schedule {schedule} --steps 2 --warmup 0 --threads 1 --results {}",
             results.display()
         );
         run(2, &words.split_whitespace().collect::<Vec<_>>());
@@ -155,7 +155,7 @@ fn memory_is_as_planned() {
         let bytes = |name: &str| job::scalar(&results, &format!("summary/{name}")) as f64;
         peaks.push([bytes("planned_memory"), bytes("peak_memory")]);
     }
-    // Eight micro-batches of four images in flight, or two.
+    // Eight micro-batches of four images in flight, or one in the second stage, which has most parameters and memory.
     let [planned, measured] = [0, 1].map(|which| peaks[0][which] - peaks[1][which]);
     assert!(planned > 20e6 && (measured - planned).abs() < 0.3 * planned, "{peaks:?}");
 }

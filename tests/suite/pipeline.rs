@@ -226,7 +226,7 @@ mod full {
                      resnet101 resnet152 googlenet inception_v3 densenet121 mobilenet_v2";
         for model in names.split_whitespace() {
             let scratch = Scratch::new();
-            let size = if model == "inception_v3" { 96 } else { 64 };
+            let size = if model == "inception_v3" { 299 } else { 64 };
             let words = format!("--model {model} --image-size {size} --warmup 0 --threads 1 --steps 2");
             let plain = scratch.train(1, &format!("{words} --batch 2 --accumulation 2"));
             let cut = format!("{words} --batch 4 --pipeline 2 --micro-batches 2");

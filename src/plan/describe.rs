@@ -296,7 +296,8 @@ impl Plan {
             "{:<21} {:<24} {:<18} {:>11} {:>10}  {}",
             node.name,
             node.op.name(),
-            self.graph.tensor(node.outputs[0]).spec.shape,
+            // Where rows only leave there is no output.
+            self.graph.tensor(*node.outputs.first().unwrap_or(&node.inputs[0])).spec.shape,
             group(parameters),
             flops(self.graph.cost(NodeId(id.0)).flops),
             step.kernel.implementation(),
@@ -340,8 +341,8 @@ impl Plan {
         let exchanges = self.steps.iter().filter_map(|step| Some((self.exchanging(step)?, &step.inputs[0])));
         let (count, sent) = exchanges
             .clone()
-            .fold((0, 0), |(count, sent), (ranks, own)| (count + 1, sent + (ranks - 1) * own.bytes));
-        if let Some((ranks, _)) = exchanges.clone().next() {
+            .fold((0, 0), |(count, sent), ((ranks, _), own)| (count + 1, sent + (ranks - 1) * own.bytes));
+        if let Some(((ranks, _), _)) = exchanges.clone().next() {
             let _ = writeln!(
                 out,
                 "sync batch norm: {count} exchanges a step among {ranks} ranks, in which a rank sends {} ({} bytes)\n",

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, TensorId, dims};
+use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
 
 /// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,12 +19,14 @@ pub struct BatchNorm {
     /// Whether the moments, and backward the sums, are an input: a convolution gave them (`fuse`), or ranks share them
     /// (`synchronise`).
     pub given: bool,
+    /// Where images are cut by rows over ranks: how those of the input are (put there by `split_rows`).
+    pub rows: Option<Rows>,
 }
 
 impl Default for BatchNorm {
     /// PyTorch's numbers.
     fn default() -> BatchNorm {
-        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false, given: false }
+        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false, given: false, rows: None }
     }
 }
 
@@ -61,6 +63,48 @@ impl Builder {
     }
 }
 
+/// Numbers of each channel that ranks tell each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistics {
+    /// Mean and variance.
+    Moments,
+    /// Sums over gradients.
+    Sums,
+}
+
+impl Statistics {
+    /// Makes what ranks with unlike many rows have told each other, a row of `all` a rank, what ranks with as many
+    /// would have: means and variances are those of all rows, and sums are stretched as this rank's number of rows is
+    /// from its even share.
+    pub fn even_out(self, rows: Rows, all: &mut [f32], ranks: usize) {
+        if rows.are_even() || ranks == 0 {
+            return;
+        }
+        let weight = |rank: usize| rows.of(rank % rows.parts).len() as f64;
+        let (length, whole) = (all.len() / ranks, (0..ranks).map(weight).sum::<f64>());
+        match self {
+            Statistics::Sums => {
+                let factor = ranks as f64 * rows.own().len() as f64 / whole;
+                all.iter_mut().for_each(|sum| *sum = (f64::from(*sum) * factor) as f32);
+            }
+            Statistics::Moments => {
+                for channel in 0..length / 2 {
+                    let of = |rank: usize, which: usize| {
+                        f64::from(all[rank * length + which * (length / 2) + channel])
+                    };
+                    let mean = (0..ranks).map(|rank| weight(rank) * of(rank, 0)).sum::<f64>() / whole;
+                    let spread = |rank: usize| weight(rank) * (of(rank, 1) + (of(rank, 0) - mean).powi(2));
+                    let variance = (0..ranks).map(spread).sum::<f64>() / whole;
+                    for rank in 0..ranks {
+                        all[rank * length + channel] = mean as f32;
+                        all[rank * length + length / 2 + channel] = variance as f32;
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl BatchNorm {
     /// The name shown in tables.
     pub fn name(&self) -> &'static str {
@@ -68,6 +112,15 @@ impl BatchNorm {
             (true, _) => "batch norm+add+relu",
             (false, true) => "batch norm+relu",
             (false, false) => "batch norm",
+        }
+    }
+
+    /// How many values of a channel so many ranks have together, of which this one has `own`: unlike many where rows do
+    /// not divide evenly.
+    pub fn values(&self, ranks: usize, own: usize) -> usize {
+        match self.rows {
+            Some(rows) => own / rows.own().len() * (ranks / rows.parts) * rows.height,
+            None => ranks * own,
         }
     }
 

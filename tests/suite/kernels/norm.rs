@@ -72,7 +72,7 @@ impl Case {
     }
 
     fn norm(&self) -> BatchNorm {
-        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false, given: false }
+        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false, given: false, rows: None }
     }
 
     fn columns(&self, parts: Option<usize>) -> Shape {

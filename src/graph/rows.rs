@@ -522,3 +522,131 @@ impl Split {
         y
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use proptest::prelude::*;
+
+    /// A halo of every place of an image of so many rows.
+    fn halos(height: usize, parts: usize, window: Option<Window>) -> Vec<Halo> {
+        let rows = |place| Rows { height, parts, place };
+        (0..parts).map(|place| Halo { rows: rows(place), window, number: 0 }).collect()
+    }
+
+    /// The numbers of the rows that a place has when all have told each other theirs; `None`: of no row of the image.
+    fn put_together(halos: &[Halo], place: usize) -> Vec<Option<usize>> {
+        let halo = &halos[place];
+        let mut rows: Vec<usize> = halo.kept().collect();
+        for strip in halo.received() {
+            // The other one sends the same.
+            let sent = halos[strip.peer].sent().into_iter().find(|other| other.peer == place);
+            assert_eq!(sent.map(|sent| sent.rows), Some(strip.rows.clone()));
+            assert_eq!(overlap(&strip.rows, &halos[strip.peer].rows.own()), strip.rows);
+            rows.extend(strip.rows);
+        }
+        rows.sort_unstable();
+        let [before, behind] = halo.filled();
+        let image = rows.into_iter().map(Some);
+        vec![None; before].into_iter().chain(image).chain(vec![None; behind]).collect()
+    }
+
+    proptest! {
+        /// Each place has the rows of each of its windows, and nothing is sent that nobody gets.
+        #[test]
+        fn every_place_has_the_rows_of_its_windows(
+            height in 1usize..40, parts in 1usize..6, kernel in 1usize..8, stride in 1usize..4, dilation in 1usize..4,
+            padding in 0usize..5, more in 0usize..3,
+        ) {
+            let reach = dilation * (kernel - 1) + 1;
+            prop_assume!(height + 2 * padding >= reach && height >= parts);
+            // A last window may reach beyond the padding (ceil mode).
+            let outputs = (height + 2 * padding - reach) / stride + 1 + more.min(1);
+            prop_assume!(outputs >= parts);
+            let window = Window { outputs, reach, stride, padding, fill: 0.0 };
+            let halos = halos(height, parts, Some(window));
+            let mut sent = 0;
+            for place in 0..parts {
+                let rows = put_together(&halos, place);
+                prop_assert_eq!(rows.len(), halos[place].height());
+                let own = even_split(outputs, parts, place);
+                for (index, output) in own.clone().enumerate() {
+                    for row in 0..reach {
+                        let at = (output * stride + row) as isize - padding as isize;
+                        let expected = (0..height as isize).contains(&at).then_some(at as usize);
+                        prop_assert_eq!(rows[index * stride + row], expected);
+                    }
+                }
+                // No window more.
+                prop_assert_eq!((rows.len() - reach) / stride + 1, own.len());
+                sent += halos[place].sent().len();
+                if halos[place].is_needless() {
+                    prop_assert!(halos[place].rows.own().len() >= rows.len());
+                }
+            }
+            prop_assert_eq!(sent, halos.iter().map(|halo| halo.received().len()).sum::<usize>());
+        }
+
+        /// All rows, in their order.
+        #[test]
+        fn what_is_gathered_is_whole(height in 1usize..40, parts in 1usize..6) {
+            prop_assume!(height >= parts);
+            let halos = halos(height, parts, None);
+            for place in 0..parts {
+                prop_assert_eq!(put_together(&halos, place), (0..height).map(Some).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    fn net() -> Graph {
+        let (mut net, x) = Builder::new("cut", 2, [1, 9, 9]);
+        let a = net.conv2d("conv1", x, 3, Conv2d::square(3).padding(1)).unwrap();
+        let a = net.batch_norm("bn", a, BatchNorm::default()).unwrap();
+        let b = net.conv2d("conv2", a, 3, Conv2d::square(1)).unwrap();
+        let x = net.add("add", a, b).unwrap();
+        let x = net.conv2d("conv3", x, 3, Conv2d::square(9)).unwrap();
+        let x = net.linear("fc", x, 4);
+        net.finish(x).simplify()
+    }
+
+    fn shapes(graph: &Graph, name: &str) -> Vec<usize> {
+        let of = |node: &&Node| node.name == name && !matches!(node.op, Op::Halo(_));
+        graph.tensor(graph.nodes.iter().find(of).unwrap().outputs[0]).spec.shape.0.clone()
+    }
+
+    #[test]
+    fn one_place_has_all_of_the_network() {
+        assert_eq!(net().split_rows(1, 0), net());
+    }
+
+    /// Rows are cut as evenly as may be up to the layer with one row, before which they are gathered; parameters and
+    /// what leads to the loss are those of the whole.
+    #[test]
+    fn layers_have_the_rows_of_their_place() {
+        for (place, rows) in [(0, 5), (1, 4)] {
+            let graph = net().split_rows(2, place).synchronise_batch_norms(1);
+            assert_eq!(graph.image().0, [1, 9, 9]);
+            for layer in ["conv1", "add", "conv2"] {
+                assert_eq!(shapes(&graph, layer)[2], rows, "{layer}");
+            }
+            assert_eq!(shapes(&graph, "conv3"), [2, 3, 1, 1]);
+            // Before the first layer and the third one, and for the statistics.
+            let halos: Vec<&str> =
+                graph.nodes.iter().filter(|n| matches!(n.op, Op::Halo(_))).map(|n| n.name.as_str()).collect();
+            assert_eq!(halos, ["conv1", "conv3"]);
+            assert_eq!(graph.nodes.iter().filter(|n| matches!(n.op, Op::Exchange { .. })).count(), 1);
+            let parameters = |graph: &Graph| -> Vec<Tensor> {
+                graph.with_role(Role::Parameter).map(|(_, tensor)| tensor.clone()).collect()
+            };
+            assert_eq!(parameters(&graph), parameters(&net()));
+            let graph = graph.differentiate().trade_rows();
+            // Images need no gradient; the rows before the third layer do.
+            let trades = |nodes: &[Node]| nodes.iter().filter(|n| matches!(n.op, Op::Trade(_))).count();
+            let (there, back) = graph.nodes.split_at(graph.forward_nodes);
+            assert_eq!((trades(there), trades(back)), (2, 1));
+            assert!(graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::HaloBackward(_))));
+            assert_eq!(graph.with_role(Role::Gradient).count(), parameters(&net()).len());
+        }
+    }
+}

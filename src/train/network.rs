@@ -88,6 +88,12 @@ impl Network {
         Ok(Network { statistics_of: group(config.sync_bn, ranks)?, ..self.clone() })
     }
 
+    /// The same as the first of those among whom images are cut has it; `None` on that one, and where none are cut.
+    pub fn of_first_place(&self) -> Option<Network> {
+        let [parts, place] = self.rows;
+        (place > 0).then(|| Network { rows: [parts, 0], ..self.clone() })
+    }
+
     /// The graph of a training step for a batch.
     ///
     /// # Errors

@@ -84,7 +84,13 @@ impl Plans {
             false => (graph, None),
         };
         let (training, stages, others) = match layout.stage {
-            None => (whole(graph, world, config, device, averaging, &options)?, None, Vec::new()),
+            None => {
+                let first = match network.of_first_place() {
+                    Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
+                    None => None,
+                };
+                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new())
+            }
             Some(own) => {
                 let (mut training, stages, mut others) =
                     in_stages(graph, own, config, device, averaging, &options)?;
@@ -547,16 +553,20 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
 }
 
 /// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
-/// would have without.
+/// would have without. Parameters lie as they do on the `first` of ranks with other rows of the images.
 fn whole(
     graph: Graph,
+    first: Option<Compiled>,
     world: &Topology,
     config: &Config,
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
 ) -> Result<Plan> {
-    let compiled = Compiled::new(graph, device, None)?;
+    let mut compiled = Compiled::new(graph, device, None)?;
+    if let Some(first) = first {
+        compiled = compiled.keeping(&first);
+    }
     let mut plan = compiled.plan(device, options)?;
     averaging.cut(&mut plan, config)?;
     let Some(turns) = turns(world, device, config) else { return Ok(plan) };

@@ -196,3 +196,37 @@ pub fn local_response_backward(
 ) {
     b.simple(id, node, Op::LocalResponseNormBackward(norm), vec![dy, node.inputs[0], node.outputs[1]]);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two groups of three ranks with 3, 2 and 2 rows of a value each: what all of them find is what is found in all
+    /// rows.
+    #[test]
+    fn ranks_with_unlike_many_rows_come_to_what_all_rows_have() {
+        let values = [[1.0, 4.0, 2.0, 8.0, 5.0, 7.0, 3.0], [2.0, 9.0, 4.0, 1.0, 6.0, 3.0, 5.0]];
+        let moments = |values: &[f64]| {
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+            [mean, squares / values.len() as f64]
+        };
+        let place = |place| Rows { height: 7, parts: 3, place };
+        let groups = values.iter().flat_map(|of| (0..3).map(move |at| moments(&of[place(at).own()])));
+        let told: Vec<f32> = groups.flatten().map(|number| number as f32).collect();
+        let whole = moments(&values.concat());
+        for own in 0..3 {
+            let mut all = told.clone();
+            Statistics::Moments.even_out(place(own), &mut all, 6);
+            for rank in all.chunks(2) {
+                assert!(rank.iter().zip(whole).all(|(&found, exact)| (f64::from(found) - exact).abs() < 1e-6));
+            }
+            // Σ over all values, divided by as many as six ranks like this one would have.
+            let mut sums = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+            Statistics::Sums.even_out(place(own), &mut sums, 6);
+            let (as_many, of_all) = (6 * place(own).own().len(), 14);
+            let mean = f64::from(sums.iter().sum::<f32>()) / as_many as f64;
+            assert!((mean - 63.0 / f64::from(of_all)).abs() < 1e-6);
+        }
+    }
+}

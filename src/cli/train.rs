@@ -415,11 +415,16 @@ impl Args {
 
     /// That what else is asked for goes with images that are cut.
     fn beside_rows(&self, strategy: Strategy, stages: usize) -> Result<()> {
-        let together = "ranks of a group have the same images and parameters, and wait for each other in each layer";
+        let together =
+            "ranks of a group have the same images and parameters, and wait for each other in each layer";
         let wanted = [
             (stages > 1, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
             (strategy != Strategy::ALLREDUCE && strategy != Strategy::ZERO_1, strategy.to_string(), together),
-            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank; give --accumulation"),
+            (
+                self.shards.is_some(),
+                "--shards".into(),
+                "a shard is computed by one rank; give --accumulation",
+            ),
             (
                 self.global_batch.is_some(),
                 "--global-batch".into(),

@@ -267,7 +267,8 @@ impl Graph {
         // A strip that comes lies as it does for the other place, not as the concatenation read it.
         let of_strip = |strip: &Strip| self.of_halo(name, halo, [dy, dx], &strip.rows, None);
         let sent: Vec<TensorId> = sent.iter().map(of_strip).collect();
-        let gradients: Vec<TensorId> = come.iter().map(|strip| self.like_rows(dx, strip.rows.len())).collect();
+        let gradients: Vec<TensorId> =
+            come.iter().map(|strip| self.like_rows(dx, strip.rows.len())).collect();
         self.trade(name, Trade { halo, is_backward: true }, sent, gradients.clone());
         let kept = halo.kept();
         let mut sum = match kept.is_empty() {
@@ -403,6 +404,9 @@ impl Split {
                     });
                 }
                 None => {
+                    if let Op::BatchNorm(norm) = &mut node.op {
+                        norm.copies = self.rows.parts;
+                    }
                     for index in 0..node.inputs.len() {
                         node.inputs[index] = self.whole(&node.name, node.inputs[index]);
                     }
@@ -446,7 +450,8 @@ impl Split {
         let height = node.inputs.iter().find_map(|&id| self.height(id))?;
         let is_cut = |id: &TensorId| self.height(*id) == Some(height);
         let axes = self.shape(node.outputs[0]).rank();
-        let keeps_height = || self.shape(node.outputs[0]).nchw().is_some_and(|[_, _, rows, _]| rows == height);
+        let keeps_height =
+            || self.shape(node.outputs[0]).nchw().is_some_and(|[_, _, rows, _]| rows == height);
         // What is stretched over rows is the same for all of them.
         let has_no_rows = |id: &TensorId| {
             let shape = &self.shape(*id).0;
@@ -458,9 +463,7 @@ impl Split {
             Op::Concat { axis } => axes == 4 && axis != 2 && node.inputs.iter().all(is_cut),
             Op::Slice { axis, .. } | Op::Pad { axis, .. } => axes == 4 && axis != 2,
             Op::BatchNorm(_) => true,
-            Op::Binary(_) => {
-                keeps_height() && node.inputs.iter().all(|id| is_cut(id) || has_no_rows(id))
-            }
+            Op::Binary(_) => keeps_height() && node.inputs.iter().all(|id| is_cut(id) || has_no_rows(id)),
             Op::Sum { .. } | Op::Expand { .. } => keeps_height(),
             _ => false,
         };

@@ -70,8 +70,11 @@ impl Compiled {
     /// The same with parameters kept as another network keeps those of these names, of which it has the same: that of
     /// a rank with other rows of the images.
     pub fn keeping(mut self, other: &Compiled) -> Compiled {
-        let named: HashMap<&str, &Layout> =
-            other.masters.iter().map(|(id, layout)| (other.graph.tensor(*id).name.as_str(), layout)).collect();
+        let named: HashMap<&str, &Layout> = other
+            .masters
+            .iter()
+            .map(|(id, layout)| (other.graph.tensor(*id).name.as_str(), layout))
+            .collect();
         for (id, layout) in &mut self.masters {
             if let Some(same) = named.get(self.graph.tensor(*id).name.as_str()) {
                 layout.clone_from(same);

@@ -456,7 +456,8 @@ impl Plan {
             |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
         let statistics = statistics.map(|(index, step)| (index, rows(step), Kind::Gather));
         let trades = self.trades().into_iter().map(|trading| {
-            let start = trading.received.first().or(trading.sent.first()).map_or(0, |(_, place)| place.offset);
+            let start =
+                trading.received.first().or(trading.sent.first()).map_or(0, |(_, place)| place.offset);
             let [sent, received] = trading.bytes();
             (trading.step, start..start + sent.max(received), Kind::Trade)
         });

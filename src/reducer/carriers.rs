@@ -95,8 +95,11 @@ impl Carrying<'_> {
             true => (links(), Vec::new()),
             false => self.trades(),
         };
-        let edges =
-            if cut || self.config.spatial > 1 { Some(edges(job, device, places.arena, links)?) } else { None };
+        let edges = if cut || self.config.spatial > 1 {
+            Some(edges(job, device, places.arena, links)?)
+        } else {
+            None
+        };
         let carriers = Carriers {
             sums,
             tail: tail_line,

@@ -358,7 +358,11 @@ impl Plans {
             "{}, {ranks} rank{}{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
             if ranks == 1 { "" } else { "s" },
-            if config.spatial > 1 { format!(" / {} with the same images", config.spatial) } else { String::new() },
+            if config.spatial > 1 {
+                format!(" / {} with the same images", config.spatial)
+            } else {
+                String::new()
+            },
             config.batch,
             config.accumulation,
             config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
@@ -421,13 +425,14 @@ impl Plans {
         };
         format!(
             "\nimages by rows: {} ranks have the same images, this one {} of {} rows{until}; activations {}; {} trades \
-             of rows a step, in which it sends {}\n",
+             of rows a step, in which it sends {} ({} bytes)\n",
             rows.parts,
             rows.own().len(),
             rows.height,
             plan::describe_bytes(self.training.sizes.activations),
             trades.len() * config.accumulation,
             plan::describe_bytes(bytes),
+            plan::group(bytes),
         )
     }
 
@@ -683,7 +688,8 @@ fn extent(
     let mapped = if mapped > 0 { (world.local_size() - 1) * summed } else { 0 };
     // Batches have room for whole images, of which rows are kept.
     let read = 4 * config.batch * plan.graph.image().elements();
-    let read_whole = if plan.graph.rows.is_some() && !evaluate { read.saturating_sub(plan.sizes.inputs) } else { 0 };
+    let read_whole =
+        if plan.graph.rows.is_some() && !evaluate { read.saturating_sub(plan.sizes.inputs) } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =

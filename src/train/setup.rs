@@ -251,8 +251,10 @@ pub fn prepare(
         }
     };
     description.attributes.push(("owners".into(), owners));
-    let stages = config.stages();
-    description.attributes.push(("mesh".into(), format!("data {}, spatial {}, pipeline {stages}, tensor 1", workers / config.spatial, config.spatial)));
+    let (stages, parts) = (config.stages(), config.spatial);
+    let rows = if parts > 1 { format!(", spatial {parts}") } else { String::new() };
+    let mesh = format!("data {}, pipeline {stages}, tensor 1{rows}", workers / parts);
+    description.attributes.push(("mesh".into(), mesh));
     description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));

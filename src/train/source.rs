@@ -11,7 +11,6 @@ use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoade
 use crate::error::Result;
 use crate::graph::Rows;
 
-
 /// Where batches come from.
 pub enum Source {
     /// A data set, shuffled anew each epoch.

@@ -843,7 +843,8 @@ fn norms() -> impl Strategy<Value = NormCase> {
     let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 3]>());
     (sizes, numbers).prop_filter_map("one value a channel", |((n, c, h, w), (epsilon, momentum, flags))| {
         let [relu, plain, add] = flags;
-        let norm = BatchNorm { epsilon, momentum, relu, add: relu && add, given: false, rows: None };
+        let norm =
+            BatchNorm { epsilon, momentum, relu, add: relu && add, given: false, rows: None, copies: 1 };
         (n * h * w > 1).then_some(NormCase { norm, x: [n, c, h, w], plain })
     })
 }

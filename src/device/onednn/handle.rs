@@ -278,7 +278,8 @@ impl Attributes {
             call!(library, dnnl_primitive_attr_set_scratchpad_mode(this.raw, sys::SCRATCHPAD_USER))?;
             let mut ops = ptr::null_mut();
             call!(library, dnnl_post_ops_create(&mut ops))?;
-            let set = append(ops).and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
+            let set =
+                append(ops).and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
             (library.functions.dnnl_post_ops_destroy)(ops);
             set?;
         }

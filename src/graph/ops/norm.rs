@@ -21,12 +21,22 @@ pub struct BatchNorm {
     pub given: bool,
     /// Where images are cut by rows over ranks: how those of the input are (put there by `split_rows`).
     pub rows: Option<Rows>,
+    /// How many ranks have the same input: those that have all rows of the same images.
+    pub copies: usize,
 }
 
 impl Default for BatchNorm {
     /// PyTorch's numbers.
     fn default() -> BatchNorm {
-        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false, given: false, rows: None }
+        BatchNorm {
+            epsilon: 1e-5,
+            momentum: 0.1,
+            relu: false,
+            add: false,
+            given: false,
+            rows: None,
+            copies: 1,
+        }
     }
 }
 
@@ -116,11 +126,11 @@ impl BatchNorm {
     }
 
     /// How many values of a channel so many ranks have together, of which this one has `own`: unlike many where rows do
-    /// not divide evenly.
+    /// not divide evenly, and some of them the same ones.
     pub fn values(&self, ranks: usize, own: usize) -> usize {
         match self.rows {
             Some(rows) => own / rows.own().len() * (ranks / rows.parts) * rows.height,
-            None => ranks * own,
+            None => ranks * own / self.copies.min(ranks),
         }
     }
 
@@ -219,7 +229,9 @@ mod tests {
             let mut all = told.clone();
             Statistics::Moments.even_out(place(own), &mut all, 6);
             for rank in all.chunks(2) {
-                assert!(rank.iter().zip(whole).all(|(&found, exact)| (f64::from(found) - exact).abs() < 1e-6));
+                assert!(
+                    rank.iter().zip(whole).all(|(&found, exact)| (f64::from(found) - exact).abs() < 1e-6)
+                );
             }
             // Σ over all values, divided by as many as six ranks like this one would have.
             let mut sums = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0];

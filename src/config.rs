@@ -332,6 +332,8 @@ pub struct Config {
     pub shards: Option<usize>,
     /// Where ranks compute stages of one network: which. `batch` and `accumulation` are those of micro-batches.
     pub pipeline: Option<Pipeline>,
+    /// Ranks that work on the same images, each on some of their rows.
+    pub spatial: usize,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -451,6 +453,7 @@ impl Config {
             global_batch: None,
             shards: None,
             pipeline: None,
+            spatial: 1,
             sync_bn: SyncBatchNorm::Off,
             epochs: 30,
             steps: None,
@@ -514,6 +517,7 @@ impl Config {
             global_batch: None,
             shards: None,
             pipeline: None,
+            spatial: 1,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,
@@ -598,7 +602,7 @@ impl Config {
         self.pipeline.as_ref().map_or(1, |pipeline| pipeline.stages)
     }
 
-    /// How many ranks have images of their own, of so many in all.
+    /// How many ranks compute, of so many in all.
     pub fn data_ranks(&self, ranks: usize) -> usize {
         self.strategy.computing(ranks / self.stages())
     }
@@ -613,7 +617,7 @@ impl Config {
         !(self.strategy.is_asynchronous() && self.async_order == AsyncOrder::Arrival)
     }
 
-    /// Images of so many ranks that compute in an update.
+    /// Images of so many ranks that compute in an update; those of ranks that share them count for each.
     pub fn images_a_step(&self, ranks: usize) -> usize {
         self.global_batch.unwrap_or(ranks * self.batch * self.accumulation)
     }

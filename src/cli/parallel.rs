@@ -35,6 +35,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether a choice is asked for.
+    pub fn is_given(&self) -> bool {
+        self.parallel.is_some()
+    }
+
     /// Steps that are to be measured; `needed` if something is predicted of other nodes, or a network is to be cut.
     ///
     /// # Errors

@@ -159,6 +159,10 @@ pub struct Args {
     asynchronous: asynchronous::Args,
     #[command(flatten)]
     pipeline: pipeline::Args,
+    /// Cut images by rows over T neighbouring ranks, which work on the same --batch images: for images too large for one
+    /// rank, and for more speed with few images. The global batch is ranks / T × --batch × --accumulation.
+    #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Machine")]
+    spatial: usize,
     #[command(flatten)]
     parallel: parallel::Args,
     /// How gradients are added up over ranks.
@@ -413,6 +417,37 @@ impl Args {
         }
     }
 
+    /// That what else is asked for goes with images that are cut.
+    fn beside_rows(&self, strategy: Strategy, stages: usize) -> Result<()> {
+        let together =
+            "ranks of a group have the same images and parameters, and wait for each other in each layer";
+        let wanted = [
+            (stages > 1, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
+            (strategy != Strategy::ALLREDUCE && strategy != Strategy::ZERO_1, strategy.to_string(), together),
+            (
+                self.shards.is_some(),
+                "--shards".into(),
+                "a shard is computed by one rank; give --accumulation",
+            ),
+            (
+                self.global_batch.is_some(),
+                "--global-batch".into(),
+                "it is the ranks / T × --batch × --accumulation",
+            ),
+            (self.max_batch.is_some(), "--max-batch".into(), "it counts whole images; see --dry-run"),
+            (
+                self.prediction.is_given(),
+                "--predict-nodes".into(),
+                "what rows take between nodes is not predicted; see --dry-run",
+            ),
+            (self.parallel.is_given(), "--parallel auto".into(), "it chooses among other ways"),
+        ];
+        match wanted.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --spatial: {why}; leave one out"))),
+            None => Ok(()),
+        }
+    }
+
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
@@ -480,6 +515,18 @@ impl Args {
         if pipeline.is_some() {
             self.beside_stages(strategy)?;
         }
+        within("spatial", self.spatial, LARGEST_IMAGE)?;
+        if self.spatial > 1 {
+            self.beside_rows(strategy, pipeline.as_ref().map_or(1, |pipeline| pipeline.stages))?;
+        }
+        if let SyncBatchNorm::Groups(ranks) = sync_bn
+            && !ranks.is_multiple_of(self.spatial)
+        {
+            return Err(Error::usage(format!(
+                "--sync-bn {ranks} and --spatial {0}: statistics are those of whole images; give a multiple of {0}",
+                self.spatial
+            )));
+        }
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = self.prediction.is_given() || is_to_be_cut;
         let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
@@ -525,6 +572,7 @@ impl Args {
             global_batch: self.global_batch,
             shards: self.shards,
             pipeline,
+            spatial: self.spatial,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),

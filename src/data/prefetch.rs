@@ -83,7 +83,7 @@ pub struct Chosen {
 /// What a rank reads at a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// (N,C,H,W); empty where there are `pixels`.
+    /// (N,C,H,W), or the rows of these that are kept, at the beginning; empty where there are `pixels`.
     pub images: Vec<f32>,
     /// (N,H,W,C), for a device that normalises them: of `Samples` that are `pixels`.
     pub pixels: Vec<u8>,
@@ -306,8 +306,26 @@ impl Job {
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
 
-    /// Mixes what was read, where it is to be, and makes zeros where there is no image.
+    /// Of images (C,H,W) one behind the other the rows that are kept, one behind the other at the beginning.
+    fn keep_rows(&self, images: &mut [f32]) {
+        let ([_, height, width], rows) = (self.samples.sample(), self.samples.rows());
+        if rows.len() == height {
+            return;
+        }
+        let (plane, kept) = (height * width, rows.len() * width);
+        for index in 0..images.len() / plane {
+            let from = index * plane + rows.start * width;
+            images.copy_within(from..from + kept, index * kept);
+        }
+    }
+
+    /// Mixes what was read, where it is to be, makes zeros where there is no image, and keeps what is to be kept.
     fn finish(&self, chosen: &Chosen, batch: &mut Batch) {
+        self.mix(chosen, batch);
+        self.keep_rows(&mut batch.images);
+    }
+
+    fn mix(&self, chosen: &Chosen, batch: &mut Batch) {
         let (size, count, apart) = (self.size(), chosen.count, chosen.images.len() - chosen.count);
         batch.images.iter_mut().skip(count * size).for_each(|value| *value = 0.0);
         batch.pixels.iter_mut().skip(count * size).for_each(|value| *value = 0);

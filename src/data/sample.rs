@@ -3,6 +3,7 @@
 //! Every random choice is a number of the stream of (seed, part, epoch, image): which rank or thread reads an image,
 //! and what was read before it, changes nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fast_image_resize::images::{TypedImage, TypedImageRef};
@@ -36,6 +37,8 @@ pub struct Samples {
     repeat: usize,
     /// Whether images are read with their classes.
     labelled: bool,
+    /// Rows of each image that a batch keeps.
+    rows: Range<usize>,
     normalisation: Normalisation,
 }
 
@@ -69,12 +72,23 @@ impl Samples {
             seed: 0,
             repeat: 1,
             labelled: true,
+            rows: 0..sample[1],
         }
     }
 
     /// The same images, each read as one of class 0: their classes may be others than the model's.
     pub fn without_labels(self) -> Samples {
         Samples { labelled: false, ..self }
+    }
+
+    /// The same images, of which a batch keeps these rows: of what has become of whole images.
+    pub fn cut(self, rows: Range<usize>) -> Samples {
+        Samples { rows, ..self }
+    }
+
+    /// Rows of each image that a batch keeps.
+    pub fn rows(&self) -> &Range<usize> {
+        &self.rows
     }
 
     /// The same images augmented, all of them `repeat` times in an epoch.

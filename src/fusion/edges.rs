@@ -1,4 +1,5 @@
-//! Activations and their gradients between the stages of a pipeline: one message for each tensor and micro-batch.
+//! Activations and their gradients between ranks: between the stages of a pipeline one message for each tensor and
+//! micro-batch, and within a group that shares images one for each strip of rows.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,8 +25,10 @@ pub enum EdgeMemory {
     },
 }
 
-/// A message between two stages.
+/// A message between two ranks.
 pub struct Link {
+    /// What it is, for a report of those who wait for it.
+    pub what: String,
     /// Bytes of the arena.
     pub bytes: Range<usize>,
     /// The other rank, by its number in the job.
@@ -46,7 +49,7 @@ impl Link {
                 _ => return None,
             };
             let (bytes, peer) = (transfer.cuts.range().clone(), script.peer(Axis::Pipeline, peer));
-            Some(Link { bytes, peer, tag, sends })
+            Some(Link { what: of_pipeline(tag), bytes, peer, tag, sends })
         };
         script.transfers.iter().filter_map(link).collect()
     }
@@ -56,14 +59,33 @@ impl Link {
         let link = |edge: &plan::Edge| {
             let plan::Edge { number, peer, sends, place, .. } = edge;
             let bytes = place.offset..place.offset + place.bytes.next_multiple_of(4);
-            Link { bytes, peer: rank(*peer), tag: *number, sends: *sends }
+            Link { what: of_pipeline(*number), bytes, peer: rank(*peer), tag: *number, sends: *sends }
         };
         plan.edges.iter().map(link).collect()
     }
+
+    /// Those of a trade of rows, what comes first; `rank` says which rank of the job has a place of the group.
+    pub fn of_trade(trading: &plan::Trading, rank: impl Fn(usize) -> usize) -> Vec<Link> {
+        let link = |(peer, place): &(usize, plan::Location), sends| Link {
+            what: format!("rows of {}", trading.layer),
+            // In whole numbers of four bytes, as all messages are: memory between two tensors is nobody's.
+            bytes: place.offset..place.offset + place.bytes.next_multiple_of(4),
+            peer: rank(*peer),
+            tag: trading.tag,
+            sends,
+        };
+        let comes = trading.received.iter().map(|strip| link(strip, false));
+        comes.chain(trading.sent.iter().map(|strip| link(strip, true))).collect()
+    }
+}
+
+fn of_pipeline(tag: usize) -> String {
+    format!("edge {tag} of the pipeline")
 }
 
 /// One of them.
 struct Edge {
+    what: String,
     /// Bytes of the arena.
     bytes: Range<usize>,
     /// `f32` words of what MPI reads or writes.
@@ -100,7 +122,7 @@ impl Edges {
     /// `Foreign`, from MPI.
     pub fn new(job: &World, links: Vec<Link>, memory: EdgeMemory) -> Result<Edges> {
         let mut next = 0;
-        let edge = |Link { bytes, peer, tag, sends }: Link| {
+        let edge = |Link { what, bytes, peer, tag, sends }: Link| {
             let words = bytes.len() / 4;
             let start = match &memory {
                 EdgeMemory::InPlace(_) => bytes.start / 4,
@@ -110,6 +132,7 @@ impl Edges {
                 }
             };
             Edge {
+                what,
                 bytes,
                 words: start..start + words,
                 peer,
@@ -221,8 +244,8 @@ impl Edges {
     pub fn awaited(&self, index: usize) -> Awaited {
         let edge = &self.edges[index];
         let what = match edge.sends {
-            true => format!("edge {} of the pipeline to be taken", edge.tag),
-            false => format!("edge {} of the pipeline", edge.tag),
+            true => format!("{} to be taken", edge.what),
+            false => edge.what.clone(),
         };
         Awaited { what, peers: vec![edge.peer] }
     }

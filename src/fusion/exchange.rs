@@ -68,7 +68,7 @@ impl Exchanges {
     /// Carries out what was started last: the next step needs what comes. While it waits, `meanwhile` may move
     /// something else along and says whether it did.
     pub fn wait(&mut self, device: &dyn Device, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
-        let Exchange { own, all, .. } = &self.exchanges[self.index];
+        let Exchange { own, all, ranks, rows, .. } = &self.exchanges[self.index];
         if let Some(leaves) = self.leaves.take() {
             until(device, &leaves, &mut meanwhile)?;
             let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
@@ -80,6 +80,9 @@ impl Exchanges {
         self.gather.wait(what, meanwhile)?;
         let numbers = &mut self.numbers[..all.bytes() / size_of::<f32>()];
         self.gather.read(numbers);
+        if let Some((statistics, rows)) = rows {
+            statistics.even_out(*rows, numbers, *ranks);
+        }
         if device.is_host() {
             device.upload(bytes_of(numbers), all)?;
         } else {

@@ -88,8 +88,10 @@ pub struct Fusion {
     norms: Option<Norms>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
-    /// In a pipeline: what goes from stage to stage.
+    /// In a pipeline: what goes from stage to stage; where images are cut: their rows, and which of these belong
+    /// together.
     edges: Option<Edges>,
+    trades: Vec<Range<usize>>,
     overlap: bool,
     begun: Instant,
     /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
@@ -109,6 +111,7 @@ enum Way {
     Norms,
     Exchange(usize),
     Edge(usize),
+    Trade(usize),
 }
 
 /// Where gradients are averaged.
@@ -159,8 +162,10 @@ pub struct Carriers {
     pub norms: Option<Norms>,
     /// With exchanges between the steps of the program.
     pub exchanges: Option<Exchanges>,
-    /// In a pipeline.
+    /// In a pipeline, and where images are cut.
     pub edges: Option<Edges>,
+    /// Where images are cut: which of these each trade of rows is.
+    pub trades: Vec<Range<usize>>,
 }
 
 impl Carriers {
@@ -181,6 +186,7 @@ impl Carriers {
             norms: None,
             exchanges: None,
             edges: None,
+            trades: Vec::new(),
         }
     }
 }
@@ -200,7 +206,7 @@ impl Fusion {
         lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
         let mut ways = Vec::new();
-        let (mut exchanges, mut edges) = (0, 0);
+        let (mut exchanges, mut edges, mut trades) = (0, 0, 0);
         for transfer in script.transfers.iter() {
             let Transfer { kind, area, cuts, axis, .. } = transfer;
             let nothing = || Error::internal(format!("nothing carries {transfer}"));
@@ -219,6 +225,11 @@ impl Fusion {
                 (Kind::Gather, _) => {
                     ways.push(Way::Exchange(exchanges));
                     exchanges += 1;
+                    continue;
+                }
+                (Kind::Trade, _) => {
+                    ways.push(Way::Trade(trades));
+                    trades += 1;
                     continue;
                 }
                 (Kind::Send { .. } | Kind::Receive { .. }, _) => {
@@ -253,6 +264,7 @@ impl Fusion {
             norms: carriers.norms,
             exchanges: carriers.exchanges,
             edges: carriers.edges,
+            trades: carriers.trades,
             overlap,
             begun: Instant::now(),
             waited: 0.0,
@@ -278,6 +290,7 @@ impl Fusion {
             norms: None,
             exchanges: None,
             edges: None,
+            trades: Vec::new(),
             overlap: true,
             begun: Instant::now(),
             waited: 0.0,
@@ -382,6 +395,7 @@ impl Fusion {
             }
             Way::Norms => self.norms.as_mut().map_or(Ok(()), Norms::start),
             Way::Edge(index) => self.edges.as_mut().map_or(Ok(()), |edges| edges.start(index, device)),
+            Way::Trade(index) => self.start_trade(index, device),
             Way::Exchange(index) => {
                 self.exchanges.as_mut().map_or(Ok(()), |exchanges| exchanges.start(index, device))
             }
@@ -403,7 +417,8 @@ impl Fusion {
                 },
                 device,
             ),
-            Way::Edge(index) => self.wait_edge(index, device),
+            Way::Edge(index) => self.wait_edges(index..index + 1, device),
+            Way::Trade(index) => self.wait_edges(self.trades[index].clone(), device),
             Way::Exchange(_) => {
                 let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
                 let outcome = exchanges.wait(device, || self.moved_meanwhile(device));
@@ -413,19 +428,28 @@ impl Fusion {
         }
     }
 
-    fn wait_edge(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        let come = |fusion: &Fusion| Ok(fusion.edges.as_ref().is_none_or(|edges| edges.is_finished(index)));
-        if come(self)? {
-            return Ok(());
+    /// Rows may leave, and those of others may come. On a device with memory of its own they lie where other steps were
+    /// until now: these end first.
+    fn start_trade(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        if !device.is_host() {
+            let point = device.record()?;
+            self.reach(device, &point)?;
         }
-        let begun = trace::now();
+        let Some(edges) = &mut self.edges else { return Ok(()) };
+        self.trades[index].clone().try_for_each(|edge| edges.start(edge, device))
+    }
+
+    fn wait_edges(&mut self, indices: Range<usize>, device: &dyn Device) -> Result<()> {
+        let flying = |edges: &Edges| indices.clone().find(|&index| !edges.is_finished(index));
+        let first = self.edges.as_ref().and_then(|edges| Some(edges.peer(flying(edges)?)));
+        let (Some(peer), begun) = (first, trace::now()) else { return Ok(()) };
+        let come = |fusion: &Fusion| Ok(fusion.edges.as_ref().and_then(flying).is_none());
         let awaited = |fusion: &Fusion| {
-            fusion.edges.as_ref().map_or_else(Awaited::default, |edges| edges.awaited(index))
+            let of = |edges: &Edges| Some(edges.awaited(flying(edges)?));
+            fusion.edges.as_ref().and_then(of).unwrap_or_default()
         };
         self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
-        if let Some(edges) = &self.edges {
-            trace::record(trace::EventKind::Wait, begun, edges.peer(index), trace::FOR_RANK as usize, 0);
-        }
+        trace::record(trace::EventKind::Wait, begun, peer, trace::FOR_RANK as usize, 0);
         Ok(())
     }
 

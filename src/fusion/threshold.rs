@@ -13,6 +13,9 @@ use crate::plan::{self, Manner, Plan, PlannedStep, Prices, Transfer};
 /// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
 const THRESHOLDS: [usize; 6] = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20];
 
+/// Where ranks have unlike steps, so that rehearsals of their own would not choose the same one.
+pub const ALIKE: usize = 4 << 20;
+
 /// Thresholds are as good as the best one if the step ends later by no more than this share of it. Of these the largest
 /// is taken: what a sum takes is in part the time of the thread that computes.
 const SLACK: f64 = 0.001;

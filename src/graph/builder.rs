@@ -180,6 +180,7 @@ impl Builder {
             losses,
             hits,
             probabilities: None,
+            rows: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The graph: ops, tensors and shapes as pure data. It knows no device, and holds no numbers but those of constants.
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
-//! result, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
+//! result, `rows` cuts images over ranks where that is wanted, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
 //! appends the backward graph, `recompute` makes it need less memory, `fuse` puts together what the device computes
 //! faster so. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
@@ -14,6 +14,7 @@ mod fuse;
 mod ops;
 mod precision;
 mod recompute;
+mod rows;
 mod shape;
 mod simplify;
 mod synchronise;
@@ -23,9 +24,10 @@ pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use ops::{
-    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Pool2d,
+    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Pool2d, Statistics,
     adaptive_window, windows,
 };
+pub use rows::{Halo, Rows, Strip, Trade, Window};
 pub use shape::{Shape, dims};
 
 use std::sync::Arc;
@@ -210,6 +212,8 @@ pub struct Graph {
     pub hits: TensorId,
     /// Where they are asked for (`with_probabilities`): (N,K) probabilities of the classes.
     pub probabilities: Option<TensorId>,
+    /// Where images are cut by rows over ranks (`split_rows`): which rows of them are read.
+    pub rows: Option<Rows>,
 }
 
 impl Graph {
@@ -248,6 +252,7 @@ impl Graph {
             losses,
             hits,
             probabilities,
+            rows: _,
         } = self;
         let own = [images, labels, logits, losses, hits].into_iter();
         own.chain(mixed.iter_mut().flatten()).chain(probabilities)
@@ -269,13 +274,14 @@ impl Graph {
         self.tensor(self.images).spec.shape.batch()
     }
 
-    /// (C,H,W) of an image.
+    /// (C,H,W) of an image, of which the graph may read some rows.
     pub fn image(&self) -> Shape {
         let Spec { shape, dtype } = &self.tensor(self.images).spec;
         let mut image = shape.0[1..].to_vec();
         if *dtype == DType::U8 {
             image.rotate_right(1);
         }
+        image[1] = self.rows.map_or(image[1], |rows| rows.height);
         Shape(image)
     }
 

@@ -123,7 +123,7 @@ impl Graph {
         let forgotten = |made: &&Made| {
             let segment = segment_of(made.by);
             let small = self.tensor(made.id).spec.shape.rank() == 1
-                || matches!(self.nodes[made.by].op, Op::Exchange { .. });
+                || matches!(self.nodes[made.by].op, Op::Exchange { .. } | Op::Trade(_));
             segment < last && segment_of(made.until) == segment && !small
         };
         let mut forgets = vec![false; self.tensors.len()];

@@ -5,22 +5,27 @@
 //! Backward it sums dy and dy·x̂ over its own batch and gets the sums of the others. The gradients of weight and bias
 //! are of its own batch: like all gradients they are added up over ranks later.
 
-use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Tensor, TensorId};
+use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Statistics, Tensor, TensorId};
 
 impl Graph {
     /// The same network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
-    /// called after `simplify` and before `differentiate`. For one rank nothing changes.
+    /// called after `simplify` and before `differentiate`. For one rank nothing changes, but where images are cut by
+    /// rows: there statistics are those of whole images at least.
     pub fn synchronise_batch_norms(mut self, ranks: usize) -> Graph {
-        if ranks == 1 {
+        let of = |norm: BatchNorm| ranks.max(norm.rows.map_or(1, |rows| rows.parts));
+        let is_alone = |node: &Node| !matches!(node.op, Op::BatchNorm(norm) if of(norm) > 1);
+        if self.nodes.iter().all(is_alone) {
             return self;
         }
         for mut node in std::mem::take(&mut self.nodes) {
-            if let Op::BatchNorm(norm) = node.op {
+            if let Op::BatchNorm(norm) = node.op
+                && of(norm) > 1
+            {
                 let channels = self.tensor(node.outputs[1]).spec.shape.elements();
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
                 self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
-                node.inputs.push(self.exchanged(&node.name, moments, ranks));
+                node.inputs.push(self.exchanged(&node.name, moments, of(norm), (Statistics::Moments, norm)));
                 node.op = Op::BatchNorm(BatchNorm { given: true, ..norm });
                 // What a ReLU would save is computed again.
                 node.outputs.truncate(5);
@@ -48,7 +53,7 @@ impl Graph {
         let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
         let (name, op) = (forward.name.clone(), Op::BatchNormSums(norm));
         self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
-        inputs.push(self.exchanged(&forward.name, sums, moments[0]));
+        inputs.push(self.exchanged(&forward.name, sums, moments[0], (Statistics::Sums, norm)));
         let dx = self.gradient_like(x);
         let (name, op) = (forward.name, Op::BatchNormBackward(norm));
         self.nodes.push(Node { name, op, inputs, outputs: vec![dx], forward: Some(id) });
@@ -56,10 +61,17 @@ impl Graph {
     }
 
     /// A node that gives what every rank has of a tensor.
-    fn exchanged(&mut self, name: &str, own: TensorId, ranks: usize) -> TensorId {
+    fn exchanged(
+        &mut self,
+        name: &str,
+        own: TensorId,
+        ranks: usize,
+        (what, norm): (Statistics, BatchNorm),
+    ) -> TensorId {
         let shape = [&[ranks], &self.tensor(own).spec.shape.0[..]].concat();
         let all = self.per_channel(&format!("{} of {ranks} ranks", self.tensor(own).name), &shape);
-        self.nodes.push(bare(name, Op::Exchange { ranks }, own, all));
+        let rows = norm.rows.filter(|rows| !rows.are_even()).map(|rows| (what, rows));
+        self.nodes.push(bare(name, Op::Exchange { ranks, rows }, own, all));
         all
     }
 
@@ -112,7 +124,7 @@ mod tests {
             _ => None,
         };
         assert_eq!(graph.nodes.iter().filter_map(|n| given(&n.op)).collect::<Vec<_>>(), [true; 4]);
-        let is_exchange = |node: &&crate::graph::Node| node.op == Op::Exchange { ranks: 4 };
+        let is_exchange = |node: &&crate::graph::Node| node.op == Op::Exchange { ranks: 4, rows: None };
         let (there, back) = graph.nodes.split_at(graph.forward_nodes);
         assert_eq!(
             (there.iter().filter(is_exchange).count(), back.iter().filter(is_exchange).count()),

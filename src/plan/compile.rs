@@ -67,6 +67,22 @@ impl Compiled {
         Ok(Compiled { graph, kernels, layouts, masters })
     }
 
+    /// The same with parameters kept as another network keeps those of these names, of which it has the same: that of
+    /// a rank with other rows of the images.
+    pub fn keeping(mut self, other: &Compiled) -> Compiled {
+        let named: HashMap<&str, &Layout> = other
+            .masters
+            .iter()
+            .map(|(id, layout)| (other.graph.tensor(*id).name.as_str(), layout))
+            .collect();
+        for (id, layout) in &mut self.masters {
+            if let Some(same) = named.get(self.graph.tensor(*id).name.as_str()) {
+                layout.clone_from(same);
+            }
+        }
+        self
+    }
+
     /// The plan of all of it, or of one stage.
     pub fn plan(&self, device: &dyn Device, options: &Options) -> Result<Plan> {
         let division = match &options.stage {
@@ -414,8 +430,14 @@ impl<'a> Planner<'a> {
             inputs.push(self.value_in(*tensor, wanted)?);
         }
         let mut outputs = Vec::with_capacity(node.outputs.len());
+        let mut moved = Vec::new();
         for (index, (tensor, layout)) in node.outputs.iter().zip(kernel.outputs()).enumerate() {
             let home = match self.graph.tensor(*tensor).role {
+                // Another rank's kernel gives it as parameters are kept, and this one's does not.
+                Role::Gradient if self.master_of(*tensor).is_some_and(|master| master != layout) => {
+                    moved.push((*tensor, self.values.len()));
+                    self.new_block(layout.bytes())
+                }
                 // It stays where it is: the node reads it there too.
                 Role::Statistic => {
                     outputs.push(self.value_in(*tensor, layout)?);
@@ -437,6 +459,24 @@ impl<'a> Planner<'a> {
         let operands: Vec<usize> = inputs.iter().chain(&outputs).copied().collect();
         self.drafts.push(Draft { label, node: Some(id), kernel, inputs, outputs });
         operands.into_iter().for_each(|value| self.touch(value));
+        moved.into_iter().try_for_each(|(gradient, value)| self.move_gradient(gradient, value))
+    }
+
+    /// How the parameter of a gradient is kept.
+    fn master_of(&self, gradient: TensorId) -> Option<&'a Layout> {
+        self.graph.tensor(gradient).gradient_of.and_then(|parameter| self.masters.get(&parameter))
+    }
+
+    /// A gradient comes to its place, in the layout of its parameter.
+    fn move_gradient(&mut self, gradient: TensorId, from: usize) -> Result<()> {
+        let tensor = self.graph.tensor(gradient);
+        let Some(master) = self.master_of(gradient) else { return Ok(()) };
+        let kernel = self.device.reorder(&tensor.spec, &self.values[from].layout, master)?.into();
+        let home = Home::Fixed(self.gradient_place(gradient, master)?);
+        let to = self.new_value(gradient, master.clone(), home);
+        let label = format!("{} reorder", tensor.name);
+        self.drafts.push(Draft { label, node: None, kernel, inputs: vec![from], outputs: vec![to] });
+        self.touch(from);
         Ok(())
     }
 

@@ -228,7 +228,7 @@ impl Plan {
                 "written": step.outputs.iter().map(|place| place.bytes).collect::<Vec<_>>(),
                 "inputs": names(|node| &node.inputs),
                 "outputs": names(|node| &node.outputs),
-                "output": node.map_or(&[][..], |node| &self.graph.tensor(node.outputs[0]).spec.shape.0),
+                "output": node.and_then(|node| node.outputs.first()).map_or(&[][..], |id| &self.graph.tensor(*id).spec.shape.0),
                 "implementation": step.kernel.implementation(),
             });
             let _ = writeln!(text, "{line}");
@@ -291,12 +291,14 @@ impl Plan {
             .filter(|tensor| tensor.role == crate::graph::Role::Parameter)
             .map(|tensor| tensor.spec.shape.elements())
             .sum();
+        // Where rows only leave there is no output.
+        let result = node.outputs.first().or(node.inputs.first());
+        let shape = result.map_or(String::new(), |id| self.graph.tensor(*id).spec.shape.to_string());
         let _ = writeln!(
             out,
-            "{:<21} {:<24} {:<18} {:>11} {:>10}  {}",
+            "{:<21} {:<24} {shape:<18} {:>11} {:>10}  {}",
             node.name,
             node.op.name(),
-            self.graph.tensor(node.outputs[0]).spec.shape,
             group(parameters),
             flops(self.graph.cost(NodeId(id.0)).flops),
             step.kernel.implementation(),
@@ -340,8 +342,8 @@ impl Plan {
         let exchanges = self.steps.iter().filter_map(|step| Some((self.exchanging(step)?, &step.inputs[0])));
         let (count, sent) = exchanges
             .clone()
-            .fold((0, 0), |(count, sent), (ranks, own)| (count + 1, sent + (ranks - 1) * own.bytes));
-        if let Some((ranks, _)) = exchanges.clone().next() {
+            .fold((0, 0), |(count, sent), ((ranks, _), own)| (count + 1, sent + (ranks - 1) * own.bytes));
+        if let Some(((ranks, _), _)) = exchanges.clone().next() {
             let _ = writeln!(
                 out,
                 "sync batch norm: {count} exchanges a step among {ranks} ranks, in which a rank sends {} ({} bytes)\n",

@@ -55,7 +55,7 @@ use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::files::fnv1a;
-use crate::graph::{Graph, Init, NodeId, Op, Spec};
+use crate::graph::{Graph, Init, NodeId, Op, Rows, Spec, Statistics, Strip};
 
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
@@ -227,6 +227,28 @@ pub struct Plan {
     pub unshared_arena: usize,
 }
 
+/// Rows of images that this rank's group tells each other behind a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trading {
+    /// Which step.
+    pub step: usize,
+    /// Whose rows they are.
+    pub layer: String,
+    /// What tells these messages from others between the same two ranks.
+    pub tag: usize,
+    /// To which places of the group what goes.
+    pub sent: Vec<(usize, Location)>,
+    /// What comes from which, and where it is to lie.
+    pub received: Vec<(usize, Location)>,
+}
+
+impl Trading {
+    /// Bytes that this rank sends and gets.
+    pub fn bytes(&self) -> [usize; 2] {
+        [&self.sent, &self.received].map(|strips| strips.iter().map(|(_, place)| place.bytes).sum())
+    }
+}
+
 impl Plan {
     /// Bytes of each bucket.
     pub fn bucket_bytes(&self) -> Vec<usize> {
@@ -334,12 +356,33 @@ impl Plan {
         cut(rank)..cut(rank + 1)
     }
 
-    /// Over how many ranks a step exchanges statistics, if it does.
-    fn exchanging(&self, step: &PlannedStep) -> Option<usize> {
+    /// Over how many ranks a step exchanges statistics, if it does, and what becomes of them where ranks have unlike
+    /// many rows.
+    fn exchanging(&self, step: &PlannedStep) -> Option<(usize, Option<(Statistics, Rows)>)> {
         match self.graph.node(step.node?).op {
-            Op::Exchange { ranks } => Some(ranks),
+            Op::Exchange { ranks, rows } => Some((ranks, rows)),
             _ => None,
         }
+    }
+
+    /// Rows of images that ranks of a group tell each other, in the order of the steps behind which they do.
+    pub fn trades(&self) -> Vec<Trading> {
+        let of = |(index, step): (usize, &PlannedStep)| {
+            let node = self.graph.node(step.node?);
+            let Op::Trade(trade) = node.op else { return None };
+            let [sent, received] = trade.strips();
+            let placed = |strips: Vec<Strip>, places: &[Location]| {
+                strips.iter().zip(places).map(|(strip, place)| (strip.peer, *place)).collect()
+            };
+            Some(Trading {
+                step: index,
+                layer: node.name.clone(),
+                tag: trade.tag(),
+                sent: placed(sent, &step.inputs),
+                received: placed(received, &step.outputs),
+            })
+        };
+        self.steps.iter().enumerate().filter_map(of).collect()
     }
 
     /// The parameter of this name.

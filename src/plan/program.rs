@@ -6,7 +6,7 @@ use super::{Constant, Location, Plan, Region, Sizes};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
-use crate::graph::{DType, Role, TensorId};
+use crate::graph::{DType, Role, Rows, Statistics, TensorId};
 
 /// The memory of each region. Two plans that never run at the same time can share all of it.
 #[derive(Clone)]
@@ -103,6 +103,8 @@ pub struct Exchange {
     pub step: usize,
     /// How many ranks' rows there are.
     pub ranks: usize,
+    /// Where these have unlike many rows of images: what becomes of what they tell.
+    pub rows: Option<(Statistics, Rows)>,
     /// `f32` numbers of this rank.
     pub own: Memory,
     /// As many of each rank of the group, in the order of ranks.
@@ -140,9 +142,9 @@ impl Plan {
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
             watched.push(self.watch(step, &inputs, &outputs));
-            if let Some(ranks) = self.exchanging(step) {
+            if let Some((ranks, rows)) = self.exchanging(step) {
                 let (own, all) = (inputs[0].clone(), outputs[0].clone());
-                exchanges.push(Exchange { step: index, ranks, own, all });
+                exchanges.push(Exchange { step: index, ranks, rows, own, all });
             }
         }
         Ok(Program {

@@ -757,7 +757,7 @@ mod tests {
                     forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
-                    exchanges: vec![(0, 0..64)],
+                    exchanges: vec![(0, 0..64, Kind::Gather)],
                     windows: None,
                     sums: self.sums(),
                     share: &|bucket, index, count| self.share(bucket, index, count),

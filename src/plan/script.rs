@@ -48,6 +48,8 @@ pub enum Kind {
     Pull,
     /// Every rank gets what each has, in the order of ranks.
     Gather,
+    /// Ranks of a group send each other rows of their images.
+    Trade,
     /// A rank's part of the range goes to one.
     Send {
         /// Who gets it.
@@ -279,8 +281,9 @@ pub struct Outline<'a> {
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
-    /// Statistics that are exchanged: after which step, and where they lie in the arena.
-    pub exchanges: Vec<(usize, Range<usize>)>,
+    /// What ranks tell each other in between, statistics or rows of images: after which step, where it lies in the
+    /// arena, and how.
+    pub exchanges: Vec<(usize, Range<usize>, Kind)>,
     /// Where gradients take turns: where and when.
     pub windows: Option<&'a Windows>,
     /// The bytes of where gradients are added up over ranks, with their tail.
@@ -448,9 +451,18 @@ impl Plan {
             Some(windows) if manner.micro_steps > 1 => windows.whole,
             _ => self.sizes.gradients,
         };
-        let exchanges = self.steps.iter().enumerate().filter(|(_, step)| self.exchanging(step).is_some());
+        let statistics = self.steps.iter().enumerate().filter(|(_, step)| self.exchanging(step).is_some());
         let rows =
             |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
+        let statistics = statistics.map(|(index, step)| (index, rows(step), Kind::Gather));
+        let trades = self.trades().into_iter().map(|trading| {
+            let start =
+                trading.received.first().or(trading.sent.first()).map_or(0, |(_, place)| place.offset);
+            let [sent, received] = trading.bytes();
+            (trading.step, start..start + sent.max(received), Kind::Trade)
+        });
+        let mut exchanges: Vec<_> = statistics.chain(trades).collect();
+        exchanges.sort_by_key(|(step, ..)| *step);
         scripts(
             manner,
             &Outline {
@@ -458,7 +470,7 @@ impl Plan {
                 forward: self.forward_steps,
                 buckets: &self.buckets,
                 readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
-                exchanges: exchanges.map(|(index, step)| (index, rows(step))).collect(),
+                exchanges,
                 windows: self.windows.as_ref(),
                 sums,
                 share: &share,
@@ -662,8 +674,8 @@ impl Flow {
         let gathers = outline.windows.iter().flat_map(|windows| &windows.gathers).map(gather).collect();
         // Servers have no statistics.
         let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
-        let gather = |(_, rows): &(usize, Range<usize>)| {
-            add(Kind::Gather, Area::Of(Region::Arena), Cuts::even(rows, computing))
+        let gather = |(_, rows, kind): &(usize, Range<usize>, Kind)| {
+            add(*kind, Area::Of(Region::Arena), Cuts::even(rows, computing))
         };
         let exchanges = outline.exchanges.iter().map(gather).collect();
         // Of all stages, where there are some.
@@ -704,7 +716,7 @@ impl Script {
             let last = micro + 1 == manner.micro_steps;
             // What happens after a step, in this order.
             let mut after: Vec<(usize, Vec<Action>)> = Vec::new();
-            for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
+            for ((step, ..), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
             let windows = outline.summed_in(manner);
@@ -815,7 +827,7 @@ impl Script {
             let renewed = outline.readers.iter().copied().zip(waits(&flow.parameters));
             before.extend(renewed.filter(|(reader, _)| steps.contains(reader)));
         }
-        for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
+        for ((step, ..), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
             if steps.contains(step) {
                 after.push((*step, vec![Action::Start(id), Action::Wait(id)]));
             }
@@ -1143,7 +1155,7 @@ impl Transfer {
             Kind::Sum => 2 * (all - all / (others + 1)),
             Kind::SumToOwners => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
-            Kind::Send { .. } | Kind::Mix { .. } | Kind::Push => all,
+            Kind::Send { .. } | Kind::Trade | Kind::Mix { .. } | Kind::Push => all,
             Kind::Receive { .. } | Kind::Pull => 0,
         }
     }
@@ -1158,6 +1170,7 @@ impl fmt::Display for Transfer {
             Kind::Push => "push".to_string(),
             Kind::Pull => "pull".to_string(),
             Kind::Gather => "gather".to_string(),
+            Kind::Trade => "trade of rows".to_string(),
             Kind::Send { to, .. } => format!("send to place {to}"),
             Kind::Receive { from, .. } => format!("receive from place {from}"),
             Kind::Mix { distance } => format!("gossip over {distance} places"),

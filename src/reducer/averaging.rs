@@ -246,6 +246,11 @@ impl Averaging {
         if config.fusion_threshold.is_some() {
             return Ok(());
         }
+        // Places of a group have unlike steps, and the same buckets.
+        if config.spatial > 1 {
+            plan.cut_at(threshold::ALIKE);
+            return Ok(());
+        }
         // Whether there is room for shared memory may differ from node to node; buckets must not.
         let sum = |bytes| self.selection.choose(bytes, true).seconds;
         let (micro_steps, overlap) = (config.accumulation, config.overlap);
@@ -300,7 +305,8 @@ impl Averaging {
             Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
                 self.star_seconds(bytes).unwrap_or(seconds / 2.0)
             }
-            Kind::Send { .. } | Kind::Receive { .. } => self.message_seconds(bytes),
+            // To both sides at a time.
+            Kind::Send { .. } | Kind::Receive { .. } | Kind::Trade => self.message_seconds(bytes),
             // Few bytes, to all and back.
             _ if transfer.axis == Axis::Job => {
                 let rounds = transfer.cuts.ranks().max(2).ilog2() + 1;
@@ -331,7 +337,7 @@ impl Averaging {
             Kind::FromOwners if self.star.is_some() => Some(Course::of(Steps::FromOwners, &cuts, Wire::F32)),
             Kind::FromOwners if setting.in_common => Some(Course::between_nodes(&cuts)),
             Kind::FromOwners => Some(Course::of(Steps::Collect, &cuts, Wire::F32)),
-            Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } => None,
+            Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } | Kind::Trade => None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What carries out the transfers of a script, made of collectives for what lies where.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::averaging::Averaging;
@@ -90,7 +91,15 @@ impl Carrying<'_> {
         let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
         let links = || Link::of_script(script);
-        let edges = if cut { Some(edges(job, device, places.arena, links())?) } else { None };
+        let (links, trades) = match cut {
+            true => (links(), Vec::new()),
+            false => self.trades(),
+        };
+        let edges = if cut || self.config.spatial > 1 {
+            Some(edges(job, device, places.arena, links)?)
+        } else {
+            None
+        };
         let carriers = Carriers {
             sums,
             tail: tail_line,
@@ -100,6 +109,7 @@ impl Carrying<'_> {
             norms,
             exchanges,
             edges,
+            trades,
         };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail), compression))
@@ -288,6 +298,19 @@ impl Carrying<'_> {
         let compressed = world.agree(made)?;
         let account = compressed.account();
         Ok((Box::new(compressed), Some(account)))
+    }
+
+    /// Messages of rows between ranks of a group, and which of them belong together.
+    fn trades(&self) -> (Vec<Link>, Vec<Range<usize>>) {
+        let (mut links, mut trades) = (Vec::new(), Vec::new());
+        let parts = self.config.spatial;
+        let first = self.world.rank() / parts * parts;
+        for trading in self.plan.trades() {
+            let start = links.len();
+            links.extend(Link::of_trade(&trading, |place| first + place));
+            trades.push(start..links.len());
+        }
+        (links, trades)
     }
 
     /// What the program exchanges between its steps, if anything.

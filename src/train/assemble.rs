@@ -146,10 +146,11 @@ impl Assembly<'_> {
 
     fn empty_batch(&self) -> Batch {
         let graph = &self.plans.training.graph;
-        let (batch, images) = (self.config.batch, &graph.tensor(graph.images).spec);
-        match images.dtype {
-            DType::U8 => Batch::of_pixels(batch, images.shape.per_sample()),
-            _ => Batch::new(batch, images.shape.per_sample()),
+        // Images are read whole, whatever rows of them the network of this rank has.
+        let (batch, values) = (self.config.batch, graph.image().elements());
+        match graph.tensor(graph.images).spec.dtype {
+            DType::U8 => Batch::of_pixels(batch, values),
+            _ => Batch::new(batch, values),
         }
     }
 
@@ -204,6 +205,7 @@ impl Assembly<'_> {
             seed: config.seed,
             gradient_scale: 1.0 / images as f32,
             batch: self.empty_batch(),
+            sharers: config.spatial,
             parameters: memories.held(plan),
             spreads: self.spreads(&round.scripts[0], memories),
             gaps: plan.windows.iter().flat_map(|windows| &windows.gradients).map(gaps).collect(),

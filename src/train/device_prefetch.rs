@@ -38,7 +38,9 @@ impl Inputs {
     /// Hands each part to `write` with its bytes.
     pub fn fill(&self, batch: &Batch, write: impl Fn(&[u8], &Memory) -> Result<()>) -> Result<()> {
         let pixels = &batch.pixels[..];
-        write(if pixels.is_empty() { bytes_of(&batch.images) } else { pixels }, &self.images)?;
+        // Of images that are cut the program reads what is at the beginning.
+        let images = if pixels.is_empty() { bytes_of(&batch.images) } else { pixels };
+        write(images.get(..self.images.bytes()).unwrap_or(images), &self.images)?;
         write(bytes_of(&batch.labels), &self.labels)?;
         if let Some([others, shares]) = &self.mixed {
             write(bytes_of(&batch.others), others)?;

@@ -27,6 +27,8 @@ pub struct Network {
     predicts: bool,
     /// Ranks that share the statistics of batch normalisation.
     pub statistics_of: usize,
+    /// Among how many ranks images are cut by rows, and which of these this one is.
+    rows: [usize; 2],
 }
 
 impl Network {
@@ -37,7 +39,7 @@ impl Network {
     /// As for `new`; `Mismatch` when ranks have unlike files.
     pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
         let model = model.map_or_else(|| model::find(&config.model), Ok);
-        let network = world.agree(model.and_then(|model| Self::new(config, model, ranks)))?;
+        let network = world.agree(model.and_then(|model| Self::new(config, model, [world.rank(), ranks])))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -48,7 +50,14 @@ impl Network {
     /// # Errors
     /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for; `Data` for a file
     /// whose network cannot be trained.
-    fn new(config: &Config, model: Model, ranks: usize) -> Result<Network> {
+    fn new(config: &Config, model: Model, [rank, ranks]: [usize; 2]) -> Result<Network> {
+        if !ranks.is_multiple_of(config.spatial) {
+            return Err(Error::usage(format!(
+                "--spatial {0}: this job has {ranks} rank{1}; start a multiple of {0}",
+                config.spatial,
+                if ranks == 1 { "" } else { "s" }
+            )));
+        }
         let [channels, height, width] = model.image;
         Ok(Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
@@ -61,12 +70,14 @@ impl Network {
             frozen: frozen(&config.freeze),
             predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
+            rows: [config.spatial, rank % config.spatial],
         })
     }
 
     /// The same reading pixels, where it says how they become images.
     pub fn reading(self, pixels: Option<Normalisation>) -> Network {
-        Network { pixels, ..self }
+        // Pixels are not cut.
+        Network { pixels: pixels.filter(|_| self.rows[0] == 1), ..self }
     }
 
     /// The same for another number of ranks.
@@ -75,6 +86,12 @@ impl Network {
     /// `Usage` where they do not divide into the groups asked for.
     pub fn among(&self, config: &Config, ranks: usize) -> Result<Network> {
         Ok(Network { statistics_of: group(config.sync_bn, ranks)?, ..self.clone() })
+    }
+
+    /// The same as the first of those among whom images are cut has it; `None` on that one, and where none are cut.
+    pub fn of_first_place(&self) -> Option<Network> {
+        let [parts, place] = self.rows;
+        (place > 0).then(|| Network { rows: [parts, 0], ..self.clone() })
     }
 
     /// The graph of a training step for a batch.
@@ -90,7 +107,15 @@ impl Network {
         if self.mixed {
             graph = graph.mix_labels();
         }
-        Ok(graph.synchronise_batch_norms(self.statistics_of).differentiate())
+        let [parts, place] = self.rows;
+        if parts > self.image[1] {
+            return Err(Error::usage(format!(
+                "--spatial {parts}: images of {} rows cannot be cut so often",
+                self.image[1]
+            )));
+        }
+        let graph = graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of);
+        Ok(graph.differentiate().trade_rows())
     }
 
     /// The graph of an evaluation step for a batch.

@@ -15,7 +15,7 @@ use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::fusion::compress;
-use crate::graph::{Graph, NodeId, Role};
+use crate::graph::{Graph, NodeId, Op, Role};
 use crate::host;
 use crate::model::Model;
 use crate::optim;
@@ -84,7 +84,13 @@ impl Plans {
             false => (graph, None),
         };
         let (training, stages, others) = match layout.stage {
-            None => (whole(graph, world, config, device, averaging, &options)?, None, Vec::new()),
+            None => {
+                let first = match network.of_first_place() {
+                    Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
+                    None => None,
+                };
+                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new())
+            }
             Some(own) => {
                 let (mut training, stages, mut others) =
                     in_stages(graph, own, config, device, averaging, &options)?;
@@ -113,6 +119,15 @@ impl Plans {
     /// `Mismatch`, with what ranks compute with where that differs.
     pub fn compare(&self, groups: &Groups, config: &Config, device: &dyn Device) -> Result<()> {
         let world = &groups.data;
+        // Ranks with other rows of images have other steps, and the same parameters.
+        let places: Vec<_> =
+            self.training.parameters.iter().map(|of| (&of.name, of.offset, &of.layout)).collect();
+        let places = format!("{places:?} {:?}", self.training.bucket_bytes());
+        world.check_same(&[("where parameters lie".into(), format!("{:016x}", fnv1a(places.bytes())))])?;
+        let alike = match config.spatial {
+            1 => world.clone(),
+            parts => world.split(world.rank() % parts, world.rank())?,
+        };
         if let Some(stages) = &self.stages {
             groups.job.check_same(&[("where the network is cut".into(), stages.cuts.join(","))])?;
         }
@@ -125,7 +140,7 @@ impl Plans {
         let items = [("plan", self.training.hash()), ("script", script)]
             .map(|(name, hash)| (name.to_string(), format!("{hash:016x}")));
         let of_device = ("what they compute with".to_string(), device.describe());
-        world.check_same(&items).or_else(|_| world.check_same(&[&[of_device], &items[..]].concat()))
+        alike.check_same(&items).or_else(|_| alike.check_same(&[&[of_device], &items[..]].concat()))
     }
 
     /// What all ranks do in a step, and how it goes: where ranks have parameters of their own, in one in which they
@@ -340,15 +355,21 @@ impl Plans {
         let note = |choice: &Expected| (choice.name, choice.seconds);
         let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         let described = format!(
-            "{}, {ranks} rank{} × batch {} × accumulation {} = global batch {}\n\n{}",
+            "{}, {ranks} rank{}{} × batch {} × accumulation {} = global batch {}\n\n{}",
             config.model,
             if ranks == 1 { "" } else { "s" },
+            if config.spatial > 1 {
+                format!(" / {} with the same images", config.spatial)
+            } else {
+                String::new()
+            },
             config.batch,
             config.accumulation,
-            config.images_a_step(config.strategy.computing(ranks)),
+            config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
         let shards = self.shards(config, ranks) + &self.stage_table(layout, config, averaging);
+        let shards = shards + &self.rows(config);
         Ok(described + &shards + &self.rehearsed(layout, config, averaging)? + &self.roofline(config))
     }
 
@@ -386,6 +407,33 @@ impl Plans {
             );
         }
         text
+    }
+
+    /// What of the network is cut by rows, and what of them goes between ranks.
+    fn rows(&self, config: &Config) -> String {
+        let Some(rows) = self.training.graph.rows else { return String::new() };
+        let trades = self.training.trades();
+        let bytes = trades.iter().map(|trading| trading.bytes()[0]).sum::<usize>() * config.accumulation;
+        let graph = &self.training.graph;
+        let whole = graph.nodes[..graph.forward_nodes].iter().find(|node| match node.op {
+            Op::Trade(trade) => trade.halo.window.is_none(),
+            _ => false,
+        });
+        let until = match whole {
+            Some(node) => format!("; rows are gathered before {}", node.name),
+            None => String::new(),
+        };
+        format!(
+            "\nimages by rows: {} ranks have the same images, this one {} of {} rows{until}; activations {}; {} trades \
+             of rows a step, in which it sends {} ({} bytes)\n",
+            rows.parts,
+            rows.own().len(),
+            rows.height,
+            plan::describe_bytes(self.training.sizes.activations),
+            trades.len() * config.accumulation,
+            plan::describe_bytes(bytes),
+            plan::group(bytes),
+        )
     }
 
     /// What shards cost a rank, in words.
@@ -510,16 +558,20 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
 }
 
 /// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
-/// would have without.
+/// would have without. Parameters lie as they do on the `first` of ranks with other rows of the images.
 fn whole(
     graph: Graph,
+    first: Option<Compiled>,
     world: &Topology,
     config: &Config,
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
 ) -> Result<Plan> {
-    let compiled = Compiled::new(graph, device, None)?;
+    let mut compiled = Compiled::new(graph, device, None)?;
+    if let Some(first) = first {
+        compiled = compiled.keeping(&first);
+    }
     let mut plan = compiled.plan(device, options)?;
     averaging.cut(&mut plan, config)?;
     let Some(turns) = turns(world, device, config) else { return Ok(plan) };
@@ -634,6 +686,10 @@ fn extent(
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
     messages += if staged { summed } else { 0 };
     let mapped = if mapped > 0 { (world.local_size() - 1) * summed } else { 0 };
+    // Batches have room for whole images, of which rows are kept.
+    let read = 4 * config.batch * plan.graph.image().elements();
+    let read_whole =
+        if plan.graph.rows.is_some() && !evaluate { read.saturating_sub(plan.sizes.inputs) } else { 0 };
     // While one set is read ahead, batches of the other wait.
     let threads = config.input.loader_threads.unwrap_or(0);
     let read_ahead =
@@ -706,7 +762,7 @@ fn extent(
         batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
         batches_on_device: if sent_ahead { 2 } else { 1 },
         mapped,
-        messages,
+        messages: messages + read_whole * (1 + read_ahead),
         checkpoint: checkpoint_bytes(world, config, plan, untouched),
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,

@@ -251,8 +251,10 @@ pub fn prepare(
         }
     };
     description.attributes.push(("owners".into(), owners));
-    let stages = config.stages();
-    description.attributes.push(("mesh".into(), format!("data {workers}, pipeline {stages}, tensor 1")));
+    let (stages, parts) = (config.stages(), config.spatial);
+    let rows = if parts > 1 { format!(", spatial {parts}") } else { String::new() };
+    let mesh = format!("data {}, pipeline {stages}, tensor 1{rows}", workers / parts);
+    description.attributes.push(("mesh".into(), mesh));
     description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
@@ -401,7 +403,7 @@ fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usi
 fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> Schedule {
     let with_epochs = config.data.is_some();
     let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
-    let ranks = config.data_ranks(world.size());
+    let ranks = config.data_ranks(world.size()) / config.spatial;
     Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
         .resumed(done, if with_epochs { length.place } else { done })
 }
@@ -514,7 +516,7 @@ fn describe(
         threads,
         batch: config.batch,
         accumulation: config.accumulation,
-        global_batch: config.images_a_step(computing_ranks),
+        global_batch: config.images_a_step(computing_ranks) / config.spatial,
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
         warmup: config.warmup as u64,

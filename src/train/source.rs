@@ -1,5 +1,7 @@
 //! Where batches come from: a data set or synthetic images.
 
+use std::ops::Range;
+
 use super::checkpoint::Position;
 use super::groups::Groups;
 use super::network::Network;
@@ -7,6 +9,7 @@ use crate::comm::World;
 use crate::config::{Config, Input, JpegDecoder};
 use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::error::Result;
+use crate::graph::Rows;
 
 /// Where batches come from.
 pub enum Source {
@@ -157,6 +160,18 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
     }
 }
 
+/// The same of images to train with: ranks that share images read the same ones.
+fn training_sharding(world: &World, config: &Config) -> Sharding {
+    let whole = sharding(world, config);
+    Sharding { ranks: whole.ranks / config.spatial, rank: whole.rank / config.spatial, ..whole }
+}
+
+/// The rows of each image that this rank trains with.
+fn rows(world: &World, config: &Config, network: &Network) -> Range<usize> {
+    let [parts, place] = [config.spatial, world.rank() % config.spatial];
+    Rows { height: network.image[1], parts, place }.own()
+}
+
 /// The training source, and the test set where there is one.
 pub fn open_data(
     groups: &Groups,
@@ -165,9 +180,11 @@ pub fn open_data(
     sets: Option<Sets>,
 ) -> Result<(Source, Option<TestLoader>)> {
     let world = &groups.data;
-    let sharding = sharding(world, config);
+    let (sharding, of_tests) = (training_sharding(world, config), sharding(world, config));
+    let rows = rows(world, config, network);
     let Some(sets) = sets else {
         let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
+        let set = set.cut(rows);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
         let source = match config.shards {
             Some(_) => Source::Shards(loader, sharding),
@@ -175,10 +192,10 @@ pub fn open_data(
         };
         return Ok((source, None));
     };
-    let serves = world.rank() >= sharding.ranks || !groups.reads();
+    let serves = world.rank() >= of_tests.ranks || !groups.reads();
     let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };
     let reading = world.agree(Reading::new(threads, config.input.strict))?;
-    let loader = TrainingLoader::new(sets.training, sharding, config.seed, reading.clone());
+    let loader = TrainingLoader::new(sets.training.cut(rows), sharding, config.seed, reading.clone());
     let loader = world.agree(loader)?;
-    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, sharding, reading))))
+    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, of_tests, reading))))
 }

@@ -183,6 +183,8 @@ pub struct Trainer {
     pub gradient_scale: f32,
     /// The host's copy of a batch.
     pub batch: Batch,
+    /// Ranks that have the same images, each of which counts them.
+    pub sharers: usize,
     /// The next one, on a device with memory of its own.
     pub ahead: Option<DevicePrefetch>,
     pub metrics: Option<Metrics>,
@@ -691,9 +693,9 @@ impl Trainer {
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {
         let values = self.fusion.read_tail(device)?;
-        result.images = values[2] as usize;
+        result.images = values[2] as usize / self.sharers;
         result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
-        result.hits = f64::from(values[1]);
+        result.hits = f64::from(values[1]) / self.sharers as f64;
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
         result.flags = Flags { stop: values[4] != 0.0, checkpoint: values[5] != 0.0 };
         Ok(())

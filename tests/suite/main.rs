@@ -49,6 +49,7 @@ mod restart;
 mod shards;
 mod sharing;
 mod slurm;
+mod spatial;
 mod stall;
 mod strategies;
 mod tensorboard;

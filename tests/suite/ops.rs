@@ -843,7 +843,8 @@ fn norms() -> impl Strategy<Value = NormCase> {
     let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 3]>());
     (sizes, numbers).prop_filter_map("one value a channel", |((n, c, h, w), (epsilon, momentum, flags))| {
         let [relu, plain, add] = flags;
-        let norm = BatchNorm { epsilon, momentum, relu, add: relu && add, given: false };
+        let norm =
+            BatchNorm { epsilon, momentum, relu, add: relu && add, given: false, rows: None, copies: 1 };
         (n * h * w > 1).then_some(NormCase { norm, x: [n, c, h, w], plain })
     })
 }
@@ -1096,7 +1097,7 @@ fn sync_norm_agrees(
     let pair_of_all = [spec(&[ranks, 2, c])];
     let (_, copies) = through(
         device,
-        &Op::Exchange { ranks },
+        &Op::Exchange { ranks, rows: None },
         &[&Host { spec: pair.clone(), values: own.clone() }],
         &pair_of_all,
         None,
@@ -2125,7 +2126,7 @@ mod on_the_cpu_alone {
             training: true,
         };
         assert!(cpu.compile(&request).err().unwrap().message.contains("not f32 or bf16"));
-        fails(Op::Exchange { ranks: 3 }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
+        fails(Op::Exchange { ranks: 3, rows: None }, &[&[2, 5]], &[2, 2, 5], "cannot be 2×2×5");
         fails(
             Op::SoftmaxCrossEntropy { smoothing: 0.0, weight: 1.0 },
             &[&[4, 10], &[4]],

@@ -5,6 +5,7 @@
 //! - the same with `--stall-abort`: the job ends by itself, with one message and code, and no process is left,
 //!   whichever rank it is and however gradients are averaged
 //! - still reading its data while others are ready: named, and what it is doing
+//! - the same of a rank that has other rows of the images than the one beside it
 //! - killed: the launcher ends the job and says so
 
 use crate::support::job;
@@ -233,6 +234,20 @@ fn a_killed_rank_ends_the_job_with_words() {
     let all = done.stdout + &done.stderr;
     assert!(all.contains(said), "{all}");
     assert!(pids.iter().all(|pid| goes(pid)));
+}
+
+/// A rank with other rows of the same images: the one beside it waits for these.
+#[test]
+fn a_stopped_rank_with_rows_of_images_is_named_with_the_layer() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--spatial", "2", "--steps", "100000", "--stall-warn", "0.5", "--stall-abort", "1"];
+    let run = Running::training(2, &directory.path().join("run.h5"), &flags);
+    let pids = [run.pid(0), run.pid(1)];
+    signal("-STOP", &pids[1]);
+    let done = run.end();
+    assert!(!done.success && done.took < job::SECONDS, "{:?} {}", done.took, done.stderr);
+    assert!(done.stderr.contains(" s for rank 1 on "), "{}", done.stderr);
+    assert!(pids.iter().all(|pid| goes(pid)), "left behind");
 }
 
 /// The last rank, on which all others wait for new parameters; of asynchronous updates one that the server waits for

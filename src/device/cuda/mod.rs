@@ -106,7 +106,7 @@ impl Cuda {
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
             Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
             Op::BatchNormMoments => norm::moments(gpu, request),
-            Op::Exchange { ranks } => simple::exchange(gpu, request, ranks),
+            Op::Exchange { ranks, .. } => simple::exchange(gpu, request, ranks),
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
             Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
@@ -137,6 +137,11 @@ impl Cuda {
             Op::Concat { axis } => simple::concat(gpu, request, axis),
             Op::Slice { axis, from } => simple::slice(gpu, request, axis, from),
             Op::Pad { axis, before } => simple::pad(gpu, request, axis, before),
+            Op::AddSlice { axis, from } => simple::add_slice(gpu, request, axis, from),
+            Op::Trade(_) => simple::trade(gpu, request),
+            Op::Halo(_) | Op::HaloBackward(_) => {
+                Err(Error::internal(format!("{} is made of other ops before it runs", request.op.name())))
+            }
             Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),

@@ -207,6 +207,31 @@ pub fn pad(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, before: usize) -
     Ok(CudaKernel::new(gpu, "own:pad", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
 }
 
+/// z, x → z with x added to as many along an axis, from `from` on: to zeros but for x all of z is added.
+pub fn add_slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<CudaKernel> {
+    let (x, y) = (&input(request, 1)?.0, output(request, 0)?);
+    let ((count, channels, step), (_, width, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
+    let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
+    let (whole, part) = (in_rows(y, axis), in_rows(x, axis));
+    let bytes = n * y.dtype.bytes();
+    let bind = move |operands: &mut Operands| {
+        let padded = operands.scratch(bytes);
+        let ([z, x], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        operands.each("fill", real, n, &[Memory(&padded), Long(n), Float(0.0)])?;
+        copy_channels(operands, real, count, channels, (x, channels, 0), (&padded, width, from * step))?;
+        operands.each("add", real, n, &[Memory(z), Memory(&padded), Memory(y), Long(n), Bool(false)])
+    };
+    let kernel = CudaKernel::new(gpu, "own:pad", vec![whole.clone(), part], vec![whole], bind);
+    Ok(kernel.with_workspace(bytes).in_place(0))
+}
+
+/// Strips of images between ranks. Whoever runs the steps of several ranks moves them.
+pub fn trade(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+    let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
+    let outputs = request.outputs.iter().map(plain).collect();
+    Ok(CudaKernel::new(gpu, "own:nothing", inputs, outputs, |_| Ok(())))
+}
+
 /// Rows of so many channels: from a place in rows of some width to another.
 type ChannelSlice<'a> = (&'a crate::device::Memory, usize, usize);
 

@@ -1,16 +1,17 @@
 //! Concatenation along an axis, what takes it apart again, padding, and axes in another order. Channels are put together
 //! in blocked layouts where they allow it.
 
+use std::any::Any;
 use std::ptr::null;
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::host::{HostKernel, copy};
 use super::layout::{data_type, desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
-use super::reorder::reorder_desc;
+use super::reorder::{reorder_desc, reorder_with};
 use super::sys;
-use crate::device::{Kernel, KernelRequest, Layout};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::{Permutation, Spec};
 
@@ -87,6 +88,99 @@ pub fn slice(
     };
     let desc = reorder_desc(engine, &part, desc(&to)?)?;
     Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])?.sees_in(0, whole))
+}
+
+/// z, x → z with x added to as many of its elements along an axis, from `from` on; over z if possible. Where these are
+/// no whole blocks of z's layout, z is wanted plain.
+pub fn add_slice(engine: &Rc<Engine>, request: &KernelRequest, axis: usize, from: usize) -> Result<AddSlice> {
+    let ([whole, part], [y]) = (inputs(request)?, outputs(request)?);
+    let mut offsets = vec![0; part.shape.rank()];
+    let differs = |(i, (a, b)): (usize, (&usize, &usize))| i != axis && a != b;
+    let fits = axis < offsets.len()
+        && part.shape.rank() == whole.shape.rank()
+        && !part.shape.0.iter().zip(&whole.shape.0).enumerate().any(differs)
+        && from + part.shape.0[axis] <= whole.shape.0[axis];
+    if !fits || whole != y || part.dtype != y.dtype {
+        let (part, whole) = (&part.shape, &whole.shape);
+        return Err(Error::internal(format!("no {part} from {from} on along axis {axis} of {whole}")));
+    }
+    offsets[axis] = from;
+    let given = |index: usize, spec: &Spec| {
+        let layout = request.inputs[index].1.clone().filter(|layout| layout.dtype() == spec.dtype);
+        layout.map_or_else(|| plain(engine, spec), Ok)
+    };
+    let (z, x) = (given(0, whole)?, given(1, part)?);
+    let (z, seen) = match desc(&z)?.part(&part.shape.0, &offsets) {
+        Ok(seen) => (z, seen),
+        Err(_) => {
+            let plain = plain(engine, whole)?;
+            let seen = desc(&plain)?.part(&part.shape.0, &offsets)?;
+            (plain, seen)
+        }
+    };
+    let sum = reorder_with(engine, desc(&x)?, &seen, Attributes::adding(engine)?)?;
+    let sum = PrimitiveKernel::new(engine, sum, &[sys::ARG_SRC], &[sys::ARG_DST])?.gives_in(0, z.clone());
+    Ok(AddSlice { inputs: [z.clone(), x], outputs: [z], sum })
+}
+
+/// A sum over a part of a tensor.
+pub struct AddSlice {
+    inputs: [Layout; 2],
+    outputs: [Layout; 1],
+    sum: PrimitiveKernel,
+}
+
+impl Kernel for AddSlice {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.sum.workspace()
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn implementation(&self) -> String {
+        self.sum.implementation()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        let sum = self.sum.bind(&inputs[1..], outputs, workspace)?;
+        Ok(Box::new(AddingSlice { from: inputs[0].clone(), to: outputs[0].clone(), sum }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct AddingSlice {
+    from: Memory,
+    to: Memory,
+    sum: Box<dyn Step>,
+}
+
+impl Step for AddingSlice {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        if self.from.address() != self.to.address() {
+            copy(&self.from, &self.to, self.to.bytes());
+        }
+        self.sum.run(scalars)
+    }
+}
+
+/// Strips of images between ranks, all plain. Whoever runs the steps of several ranks moves them.
+pub fn trade(engine: &Engine, request: &KernelRequest) -> Result<HostKernel> {
+    let inputs = request.inputs.iter().map(|(spec, _)| plain(engine, spec)).collect::<Result<_>>()?;
+    let outputs = request.outputs.iter().map(|spec| plain(engine, spec)).collect::<Result<_>>()?;
+    Ok(HostKernel::new("trade", inputs, outputs, |_, _, _| Ok(())))
 }
 
 /// x → zeros but for x, which begins at `before` along an axis; both plain.

@@ -248,20 +248,40 @@ impl Attributes {
     /// The same with any function of each element (`dnnl_alg_kind_t`, alpha) on the result.
     pub fn with(engine: &Engine, then: Option<(sys::AlgKind, f32)>) -> Result<Attributes> {
         let library = engine.library;
+        Attributes::having(library, |ops| match then {
+            // SAFETY: the post-ops are alive.
+            Some((algorithm, alpha)) => unsafe {
+                call!(library, dnnl_post_ops_append_eltwise(ops, algorithm, alpha, 0.0))
+            },
+            None => Ok(()),
+        })
+    }
+
+    /// Scratch memory given by the caller; the result is added to what is there.
+    pub fn adding(engine: &Engine) -> Result<Attributes> {
+        let library = engine.library;
+        // SAFETY: the post-ops are alive. No type means that of the result.
+        Attributes::having(library, |ops| unsafe {
+            call!(library, dnnl_post_ops_append_sum(ops, 1.0, 0, sys::UNDEFINED))
+        })
+    }
+
+    fn having(
+        library: &'static Library,
+        append: impl FnOnce(*mut sys::PostOps) -> Result<()>,
+    ) -> Result<Attributes> {
         let mut this = Attributes { library, raw: ptr::null_mut() };
         // SAFETY: the attributes are alive from the first call on, and the post-ops between their creation
         // and destruction; set_post_ops copies them.
         unsafe {
             call!(library, dnnl_primitive_attr_create(&mut this.raw))?;
             call!(library, dnnl_primitive_attr_set_scratchpad_mode(this.raw, sys::SCRATCHPAD_USER))?;
-            if let Some((algorithm, alpha)) = then {
-                let mut ops = ptr::null_mut();
-                call!(library, dnnl_post_ops_create(&mut ops))?;
-                let set = call!(library, dnnl_post_ops_append_eltwise(ops, algorithm, alpha, 0.0))
-                    .and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
-                (library.functions.dnnl_post_ops_destroy)(ops);
-                set?;
-            }
+            let mut ops = ptr::null_mut();
+            call!(library, dnnl_post_ops_create(&mut ops))?;
+            let set =
+                append(ops).and_then(|()| call!(library, dnnl_primitive_attr_set_post_ops(this.raw, ops)));
+            (library.functions.dnnl_post_ops_destroy)(ops);
+            set?;
         }
         Ok(this)
     }

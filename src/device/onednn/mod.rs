@@ -96,7 +96,7 @@ impl Cpu {
             Op::LinearBackwardData { .. } => primitive(linear::backward_data(engine, request)),
             Op::LinearBackwardWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
             Op::BatchNormMoments => host(sync_norm::moments(engine, workers, request)),
-            Op::Exchange { ranks } => host(sync_norm::exchange(engine, request, ranks)),
+            Op::Exchange { ranks, .. } => host(sync_norm::exchange(engine, request, ranks)),
             Op::BatchNorm(norm) if norm.add => host(residual_norm::training(engine, workers, request, &norm)),
             Op::BatchNorm(norm) if norm.given => {
                 host(sync_norm::forward_pass(engine, workers, request, &norm))
@@ -146,6 +146,11 @@ impl Cpu {
             Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
             Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
             Op::Pad { axis, before } => host(concat::pad(engine, request, axis, before)),
+            Op::AddSlice { axis, from } => Ok(Box::new(concat::add_slice(engine, request, axis, from)?)),
+            Op::Trade(_) => host(concat::trade(engine, request)),
+            Op::Halo(_) | Op::HaloBackward(_) => {
+                Err(Error::internal(format!("{} is made of other ops before it runs", request.op.name())))
+            }
             Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::layout::{data_type, desc, same_view};
 use super::primitive::{PrimitiveKernel, attributes};
 use super::sys;
@@ -42,7 +42,16 @@ pub fn rows(
 
 /// The primitive for tensors, or parts of such, of equal dimensions.
 pub fn reorder_desc(engine: &Rc<Engine>, from: &Desc, to: &Desc) -> Result<PrimitiveDesc> {
-    let attributes = attributes(engine)?;
+    reorder_with(engine, from, to, attributes(engine)?)
+}
+
+/// The same with these attributes.
+pub fn reorder_with(
+    engine: &Rc<Engine>,
+    from: &Desc,
+    to: &Desc,
+    attributes: Attributes,
+) -> Result<PrimitiveDesc> {
     // SAFETY: descriptors and attributes outlive the call.
     PrimitiveDesc::create(engine, "dnnl_reorder_primitive_desc_create", |desc| unsafe {
         (engine.library.functions.dnnl_reorder_primitive_desc_create)(

@@ -288,7 +288,7 @@ pub fn forward_pass(
         return Err(Error::internal(format!("a normalisation of {} cannot give {}", x.shape, y.shape)));
     }
     let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
-    let n = (ranks * x.shape.elements() / c.max(1)) as f64;
+    let n = norm.values(ranks, x.shape.elements() / c.max(1)) as f64;
     let frame = Frame::new(engine, request, 0)?;
     let run = choose!(normalise, frame, norm);
     Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {

@@ -99,6 +99,7 @@ pub const FORMAT_KIND_BLOCKED: c_int = 2;
 /// `dnnl_data_type_t`.
 pub type DataType = c_int;
 pub const BF16: DataType = 2;
+pub const UNDEFINED: DataType = 0;
 pub const F32: DataType = 3;
 pub const S32: DataType = 4;
 pub const S8: DataType = 5;
@@ -228,6 +229,8 @@ functions! {
     fn dnnl_primitive_attr_destroy(*mut PrimitiveAttr) -> Status;
     fn dnnl_post_ops_create(*mut *mut PostOps) -> Status;
     fn dnnl_post_ops_append_eltwise(*mut PostOps, AlgKind, c_float, c_float) -> Status;
+    // scale of what is there, its zero point, its type
+    fn dnnl_post_ops_append_sum(*mut PostOps, c_float, i32, DataType) -> Status;
     fn dnnl_post_ops_destroy(*mut PostOps) -> Status;
 
     fn dnnl_primitive_desc_query(*const PrimitiveDesc, Query, c_int, *mut c_void) -> Status;

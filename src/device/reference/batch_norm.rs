@@ -31,7 +31,7 @@ pub fn forward(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<
         Some(given) => combined(&given.mapv(f64::from), x.shape()[1])?,
         None => (1, moments(&image(x)?.mapv(f64::from))),
     };
-    let n = (ranks * x.len() / mean.len()) as f64;
+    let n = norm.values(ranks, x.len() / mean.len()) as f64;
     let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
     let running_mean = running(norm, &inputs[3], mean.clone());
     let running_variance = running(norm, &inputs[4], &variance * (n / (n - 1.0)));

@@ -24,11 +24,11 @@ pub use arrange::Permutation;
 pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use matmul::MatMul;
-pub use norm::{BatchNorm, LocalResponseNorm};
+pub use norm::{BatchNorm, LocalResponseNorm, Statistics};
 pub use pool::{Pool2d, adaptive_window};
 
 use super::differentiate::Backward;
-use super::{Node, NodeId, TensorId};
+use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
 
 /// An op of the graph. The comment shows inputs → outputs with their shapes.
 #[allow(missing_docs, reason = "the comment of an op explains its fields")]
@@ -63,8 +63,9 @@ pub enum Op {
     /// x (N,C,H,W) → moments (2,C): mean and variance (of n = N·H·W values, divided by n).
     BatchNormMoments,
     /// x → y (R, the shape of x): the x of each of R ranks, in their order. A device knows one rank only: on it every
-    /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`).
-    Exchange { ranks: usize },
+    /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`). With `rows`
+    /// ranks have unlike many rows of images, and what is put there is `Statistics::even_out` of theirs.
+    Exchange { ranks: usize, rows: Option<(Statistics, Rows)> },
     /// x (N,C,H,W), w, b, running mean, running variance (C each) → y, mean, variance, running mean, running variance,
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
@@ -140,6 +141,16 @@ pub enum Op {
     Slice { axis: usize, from: usize },
     /// x → y: zeros, but for x, which begins at `before` along an axis. The backward op of `Slice`.
     Pad { axis: usize, before: usize },
+    /// z, x → y: z, with x added to as many as x has along an axis, from `from` on.
+    AddSlice { axis: usize, from: usize },
+    /// Rows of images that are cut over ranks: x (N,C,h,W), of this rank → y (N,C,h',W), what a layer's windows, or the
+    /// layer, need. `Graph::trade_rows` makes other ops of it.
+    Halo(Halo),
+    /// dy → dx: the sum of what all ranks have of each row.
+    HaloBackward(Halo),
+    /// strips … → strips …, all (N,C,rows,W): what other ranks of a group are told, and what they tell. A device leaves the
+    /// strips that come as they are: whoever runs the steps of several ranks puts them there (`plan::Exchange`).
+    Trade(Trade),
     /// x → y: the same elements with their axes in another order.
     Permute(Permutation),
     /// a, b → y = a + b, then ReLU if `relu` (put there by `simplify`)
@@ -234,6 +245,10 @@ impl Op {
             Op::Concat { .. } => ("concat", Nothing),
             Op::Slice { .. } => ("slice", Nothing),
             Op::Pad { .. } => ("pad", Nothing),
+            Op::AddSlice { .. } => ("add slice", Elements),
+            Op::Halo(_) => ("halo", Nothing),
+            Op::HaloBackward(_) => ("halo backward", Nothing),
+            Op::Trade(_) => ("trade", Nothing),
             Op::Permute(_) => ("permute", Nothing),
             Op::Add { relu } => (if *relu { "add+relu" } else { "add" }, Elements),
             Op::Binary(of) => (of.name(), Elements),
@@ -281,6 +296,7 @@ impl Op {
             Op::Slice { axis, from } => b.simple(id, node, Op::Pad { axis, before: from }, vec![dy]),
             Op::Pad { axis, before } => b.simple(id, node, Op::Slice { axis, from: before }, vec![dy]),
             Op::Permute(order) => b.simple(id, node, Op::Permute(order.inverse()), vec![dy]),
+            Op::Halo(halo) => b.simple(id, node, Op::HaloBackward(halo), vec![dy]),
             Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
             Op::Binary(of) => broadcast::binary_backward(b, id, node, of, dy),
             Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
@@ -309,6 +325,9 @@ impl Op {
             | Op::AvgPoolBackward(_)
             | Op::AdaptiveAvgPoolBackward
             | Op::DropoutBackward { .. }
+            | Op::AddSlice { .. }
+            | Op::HaloBackward(_)
+            | Op::Trade(_)
             | Op::SoftmaxCrossEntropyBackward { .. } => {
                 unreachable!("{} in the forward pass of training", self.name())
             }

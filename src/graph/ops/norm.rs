@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, TensorId, dims};
+use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
 
 /// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,12 +19,24 @@ pub struct BatchNorm {
     /// Whether the moments, and backward the sums, are an input: a convolution gave them (`fuse`), or ranks share them
     /// (`synchronise`).
     pub given: bool,
+    /// Where images are cut by rows over ranks: how those of the input are (put there by `split_rows`).
+    pub rows: Option<Rows>,
+    /// How many ranks have the same input: those that have all rows of the same images.
+    pub copies: usize,
 }
 
 impl Default for BatchNorm {
     /// PyTorch's numbers.
     fn default() -> BatchNorm {
-        BatchNorm { epsilon: 1e-5, momentum: 0.1, relu: false, add: false, given: false }
+        BatchNorm {
+            epsilon: 1e-5,
+            momentum: 0.1,
+            relu: false,
+            add: false,
+            given: false,
+            rows: None,
+            copies: 1,
+        }
     }
 }
 
@@ -61,6 +73,48 @@ impl Builder {
     }
 }
 
+/// Numbers of each channel that ranks tell each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistics {
+    /// Mean and variance.
+    Moments,
+    /// Sums over gradients.
+    Sums,
+}
+
+impl Statistics {
+    /// Makes what ranks with unlike many rows have told each other, a row of `all` a rank, what ranks with as many
+    /// would have: means and variances are those of all rows, and sums are stretched as this rank's number of rows is
+    /// from its even share.
+    pub fn even_out(self, rows: Rows, all: &mut [f32], ranks: usize) {
+        if rows.are_even() || ranks == 0 {
+            return;
+        }
+        let weight = |rank: usize| rows.of(rank % rows.parts).len() as f64;
+        let (length, whole) = (all.len() / ranks, (0..ranks).map(weight).sum::<f64>());
+        match self {
+            Statistics::Sums => {
+                let factor = ranks as f64 * rows.own().len() as f64 / whole;
+                all.iter_mut().for_each(|sum| *sum = (f64::from(*sum) * factor) as f32);
+            }
+            Statistics::Moments => {
+                for channel in 0..length / 2 {
+                    let of = |rank: usize, which: usize| {
+                        f64::from(all[rank * length + which * (length / 2) + channel])
+                    };
+                    let mean = (0..ranks).map(|rank| weight(rank) * of(rank, 0)).sum::<f64>() / whole;
+                    let spread = |rank: usize| weight(rank) * (of(rank, 1) + (of(rank, 0) - mean).powi(2));
+                    let variance = (0..ranks).map(spread).sum::<f64>() / whole;
+                    for rank in 0..ranks {
+                        all[rank * length + channel] = mean as f32;
+                        all[rank * length + length / 2 + channel] = variance as f32;
+                    }
+                }
+            }
+        }
+    }
+}
+
 impl BatchNorm {
     /// The name shown in tables.
     pub fn name(&self) -> &'static str {
@@ -68,6 +122,15 @@ impl BatchNorm {
             (true, _) => "batch norm+add+relu",
             (false, true) => "batch norm+relu",
             (false, false) => "batch norm",
+        }
+    }
+
+    /// How many values of a channel so many ranks have together, of which this one has `own`: unlike many where rows do
+    /// not divide evenly, and some of them the same ones.
+    pub fn values(&self, ranks: usize, own: usize) -> usize {
+        match self.rows {
+            Some(rows) => own / rows.own().len() * (ranks / rows.parts) * rows.height,
+            None => ranks * own / self.copies.min(ranks),
         }
     }
 
@@ -142,4 +205,40 @@ pub fn local_response_backward(
     dy: TensorId,
 ) {
     b.simple(id, node, Op::LocalResponseNormBackward(norm), vec![dy, node.inputs[0], node.outputs[1]]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two groups of three ranks with 3, 2 and 2 rows of a value each: what all of them find is what is found in all
+    /// rows.
+    #[test]
+    fn ranks_with_unlike_many_rows_come_to_what_all_rows_have() {
+        let values = [[1.0, 4.0, 2.0, 8.0, 5.0, 7.0, 3.0], [2.0, 9.0, 4.0, 1.0, 6.0, 3.0, 5.0]];
+        let moments = |values: &[f64]| {
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+            [mean, squares / values.len() as f64]
+        };
+        let place = |place| Rows { height: 7, parts: 3, place };
+        let groups = values.iter().flat_map(|of| (0..3).map(move |at| moments(&of[place(at).own()])));
+        let told: Vec<f32> = groups.flatten().map(|number| number as f32).collect();
+        let whole = moments(&values.concat());
+        for own in 0..3 {
+            let mut all = told.clone();
+            Statistics::Moments.even_out(place(own), &mut all, 6);
+            for rank in all.chunks(2) {
+                assert!(
+                    rank.iter().zip(whole).all(|(&found, exact)| (f64::from(found) - exact).abs() < 1e-6)
+                );
+            }
+            // Σ over all values, divided by as many as six ranks like this one would have.
+            let mut sums = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+            Statistics::Sums.even_out(place(own), &mut sums, 6);
+            let (as_many, of_all) = (6 * place(own).own().len(), 14);
+            let mean = f64::from(sums.iter().sum::<f32>()) / as_many as f64;
+            assert!((mean - 63.0 / f64::from(of_all)).abs() < 1e-6);
+        }
+    }
 }

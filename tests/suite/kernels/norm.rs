@@ -72,7 +72,15 @@ impl Case {
     }
 
     fn norm(&self) -> BatchNorm {
-        BatchNorm { epsilon: EPSILON, momentum: MOMENTUM, relu: self.relu, add: false, given: false }
+        BatchNorm {
+            epsilon: EPSILON,
+            momentum: MOMENTUM,
+            relu: self.relu,
+            add: false,
+            given: false,
+            rows: None,
+            copies: 1,
+        }
     }
 
     fn columns(&self, parts: Option<usize>) -> Shape {

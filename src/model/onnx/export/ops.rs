@@ -85,6 +85,10 @@ impl Writer<'_> {
             | Op::AvgPoolBackward(_)
             | Op::AdaptiveAvgPoolBackward
             | Op::DropoutBackward { .. }
+            | Op::AddSlice { .. }
+            | Op::Halo(_)
+            | Op::HaloBackward(_)
+            | Op::Trade(_)
             | Op::SoftmaxCrossEntropy { .. }
             | Op::SoftmaxCrossEntropyBackward { .. } => {
                 Err(Error::internal(format!("layer {name}: {} in a network to write", node.op.name())))

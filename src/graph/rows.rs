@@ -1,0 +1,655 @@
+//! Images cut by rows over the ranks of a group (spatial parallelism): the network of one of them, with what they tell
+//! each other as nodes of the graph.
+//!
+//! A tensor that is cut has the rows of this place alone (`Rows::of`), a function of its height, so that tensors of one
+//! height are cut alike whatever layers they come from. A layer with windows reads more rows than the place has: before
+//! it stands `Op::Halo`, which gives exactly the rows that its outputs here are made of, padding as rows among them.
+//! What cannot be cut, and what has fewer rows than there are places, is computed whole by every place, of rows that
+//! `Op::Halo` has gathered. Every place then has the same losses, and gradients of what is whole count as many times as
+//! there are places: the loss gradient is that much smaller, and sums over all ranks are right.
+//!
+//! Nikoli Dryden et al.: "Improving strong-scaling of CNN training by exploiting finer-grained parallelism", IPDPS 2019.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims};
+use crate::cuts::even_split;
+
+/// A cut of so many rows over places, and one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rows {
+    /// Rows of all places.
+    pub height: usize,
+    /// How many places.
+    pub parts: usize,
+    /// This one.
+    pub place: usize,
+}
+
+impl Rows {
+    /// The rows of a place.
+    pub fn of(&self, place: usize) -> Range<usize> {
+        even_split(self.height, self.parts, place)
+    }
+
+    /// The rows of this place.
+    pub fn own(&self) -> Range<usize> {
+        self.of(self.place)
+    }
+
+    /// Whether all places have as many.
+    pub fn are_even(&self) -> bool {
+        self.height.is_multiple_of(self.parts)
+    }
+
+    fn with_height(self, height: usize) -> Rows {
+        Rows { height, ..self }
+    }
+}
+
+/// Windows over the rows of an image.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// Rows of the result, which are cut as well.
+    pub outputs: usize,
+    /// Rows that one of them is made of.
+    pub reach: usize,
+    /// Rows from one window to the next.
+    pub stride: usize,
+    /// Rows before the image's first one in which windows begin.
+    pub padding: usize,
+    /// What stands in rows that are not of the image. It is a number that bf16 has.
+    pub fill: f32,
+}
+
+/// Rows of a tensor that a place needs of those that it and others have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Halo {
+    /// How the tensor is cut.
+    pub rows: Rows,
+    /// Whose rows are needed; `None`: all rows.
+    pub window: Option<Window>,
+    /// Which halo of the network it is.
+    pub number: u32,
+}
+
+/// Rows that go to another place, or come from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Strip {
+    /// The other place.
+    pub peer: usize,
+    /// Rows of the whole tensor.
+    pub rows: Range<usize>,
+}
+
+impl Halo {
+    /// The first row that a place needs and the one behind the last, counted from the image's first one: some may lie
+    /// outside of the image.
+    pub fn needed(&self, place: usize) -> [isize; 2] {
+        let Some(Window { outputs, reach, stride, padding, .. }) = self.window else {
+            return [0, self.rows.height as isize];
+        };
+        let Range { start, end } = even_split(outputs, self.rows.parts, place);
+        let first = |output: usize| (output * stride) as isize - padding as isize;
+        [first(start), first(end - 1) + reach as isize]
+    }
+
+    /// The rows of the image among them.
+    pub fn needed_of_image(&self, place: usize) -> Range<usize> {
+        let height = self.rows.height as isize;
+        let [start, end] = self.needed(place).map(|row| row.clamp(0, height) as usize);
+        start..end.max(start)
+    }
+
+    /// Rows outside of the image that this place needs before and behind it.
+    pub fn filled(&self) -> [usize; 2] {
+        let ([start, end], own) = (self.needed(self.rows.place), self.needed_of_image(self.rows.place));
+        // Where all of them lie outside they lie behind.
+        let before = (own.start as isize - start).min(end - start).max(0) as usize;
+        [before, (end - start) as usize - before - own.len()]
+    }
+
+    /// How many rows this place needs.
+    pub fn height(&self) -> usize {
+        let [start, end] = self.needed(self.rows.place);
+        (end - start) as usize
+    }
+
+    fn strips(&self, of: impl Fn(usize) -> Range<usize>) -> Vec<Strip> {
+        let others = (0..self.rows.parts).filter(|&peer| peer != self.rows.place);
+        others.map(|peer| Strip { peer, rows: of(peer) }).filter(|strip| !strip.rows.is_empty()).collect()
+    }
+
+    /// What this place has and others need.
+    pub fn sent(&self) -> Vec<Strip> {
+        self.strips(|peer| overlap(&self.needed_of_image(peer), &self.rows.own()))
+    }
+
+    /// What this place needs and others have.
+    pub fn received(&self) -> Vec<Strip> {
+        self.strips(|peer| overlap(&self.needed_of_image(self.rows.place), &self.rows.of(peer)))
+    }
+
+    /// What of its own rows this place needs.
+    fn kept(&self) -> Range<usize> {
+        overlap(&self.needed_of_image(self.rows.place), &self.rows.own())
+    }
+
+    /// Whether every place can compute its outputs of the rows that it has, as they lie.
+    fn is_needless(&self) -> bool {
+        let Some(Window { outputs, reach, stride, .. }) = self.window else { return false };
+        (0..self.rows.parts).all(|place| {
+            let (own, outputs) = (self.rows.of(place), even_split(outputs, self.rows.parts, place));
+            let [start, end] = self.needed(place);
+            start == own.start as isize
+                && end <= own.end as isize
+                && (own.len() - reach) / stride + 1 == outputs.len()
+        })
+    }
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+    start..end.max(start)
+}
+
+/// Strips of a halo that go between places: forward those of the tensor, backward their gradients the other way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trade {
+    /// Of which rows.
+    pub halo: Halo,
+    /// Whether they are gradients.
+    pub is_backward: bool,
+}
+
+impl Trade {
+    /// What leaves this place and what comes to it, in the order of the node's inputs and outputs.
+    pub fn strips(&self) -> [Vec<Strip>; 2] {
+        let [sent, received] = [self.halo.sent(), self.halo.received()];
+        if self.is_backward { [received, sent] } else { [sent, received] }
+    }
+
+    /// What tells its messages from those of others between the same two places.
+    pub fn tag(&self) -> usize {
+        2 * self.halo.number as usize + usize::from(self.is_backward)
+    }
+}
+
+/// The number below all others that bf16 has.
+const LOWEST: f32 = f32::from_bits(0xff7f_0000);
+
+impl Graph {
+    /// The network of one place. To be called on a forward graph that reads images as numbers, after `simplify` and
+    /// before `synchronise_batch_norms`; `trade_rows` comes when it has its backward pass.
+    pub fn split_rows(mut self, parts: usize, place: usize) -> Graph {
+        if parts == 1 {
+            return self;
+        }
+        let height = self.image().0[1];
+        let rows = Rows { height, parts, place };
+        let nodes = std::mem::take(&mut self.nodes);
+        let heights = self.tensors.iter().map(|_| None).collect();
+        let mut split = Split { graph: self, rows, cut: heights, halos: HashMap::new(), number: 0 };
+        if height >= parts {
+            split.cut(split.graph.images, height);
+        }
+        nodes.into_iter().for_each(|node| split.add(node));
+        let mut graph = split.graph;
+        graph.rows = Some(rows);
+        graph.forward_nodes = graph.nodes.len();
+        graph
+    }
+
+    /// Halos as what a rank does: it cuts strips out of its rows, trades them for those of others, and puts these beside
+    /// its own; backward it adds up the gradients of a row. To be called after `differentiate`.
+    pub fn trade_rows(mut self) -> Graph {
+        let forward_nodes = self.forward_nodes;
+        let nodes = std::mem::take(&mut self.nodes);
+        // Where each node went, and what halos are that have just what the place has.
+        let mut moved = Vec::with_capacity(nodes.len());
+        let mut same: HashMap<TensorId, TensorId> = HashMap::new();
+        for (index, mut node) in nodes.into_iter().enumerate() {
+            if index == forward_nodes {
+                self.forward_nodes = self.nodes.len();
+            }
+            node.forward = node.forward.map(|NodeId(forward)| moved[forward]);
+            node.inputs.iter_mut().for_each(|id| *id = same.get(id).copied().unwrap_or(*id));
+            let known = match node.op {
+                Op::Halo(halo) => self.lower(halo, &node),
+                Op::HaloBackward(halo) => self.lower_backward(halo, &node),
+                _ => {
+                    self.nodes.push(node);
+                    None
+                }
+            };
+            same.extend(known);
+            moved.push(NodeId(self.nodes.len().saturating_sub(1)));
+        }
+        if forward_nodes == moved.len() {
+            self.forward_nodes = self.nodes.len();
+        }
+        self
+    }
+
+    /// The nodes of a halo, the last of which puts it together; where it is but rows that are there already, that these
+    /// are it.
+    fn lower(&mut self, halo: Halo, node: &Node) -> Option<(TensorId, TensorId)> {
+        let (x, y, own, name) = (node.inputs[0], node.outputs[0], halo.rows.own(), &node.name);
+        let strips = halo.sent().into_iter();
+        let sent: Vec<TensorId> = strips.map(|strip| self.some_rows(name, x, &own, &strip.rows)).collect();
+        let received = halo.received();
+        let come: Vec<TensorId> = received.iter().map(|strip| self.like_rows(x, strip.rows.len())).collect();
+        self.trade(name, Trade { halo, is_backward: false }, sent, come.clone());
+        let kept = halo.kept();
+        let mut parts: Vec<(usize, TensorId)> =
+            received.iter().map(|strip| strip.rows.start).zip(come).collect();
+        if !kept.is_empty() {
+            parts.push((kept.start, self.some_rows(name, x, &own, &kept)));
+        }
+        parts.sort_by_key(|(start, _)| *start);
+        let fill = halo.window.map_or(0.0, |window| window.fill);
+        let [before, behind] = halo.filled().map(|rows| (rows > 0).then(|| self.filled(name, x, rows, fill)));
+        let parts: Vec<TensorId> =
+            before.into_iter().chain(parts.into_iter().map(|(_, part)| part)).chain(behind).collect();
+        if let [part] = parts[..] {
+            return Some((y, part));
+        }
+        self.put(name, Op::Concat { axis: 2 }, parts, vec![y], None);
+        None
+    }
+
+    /// The nodes of its way back; where that is but a tensor that is there already, that this is it.
+    fn lower_backward(&mut self, halo: Halo, node: &Node) -> Option<(TensorId, TensorId)> {
+        let (dy, dx, own, name) = (node.inputs[0], node.outputs[0], halo.rows.own(), &node.name);
+        let [sent, come] = Trade { halo, is_backward: true }.strips();
+        // A strip that comes lies as it does for the other place, not as the concatenation read it.
+        let of_strip = |strip: &Strip| self.of_halo(name, halo, [dy, dx], &strip.rows, None);
+        let sent: Vec<TensorId> = sent.iter().map(of_strip).collect();
+        let gradients: Vec<TensorId> =
+            come.iter().map(|strip| self.like_rows(dx, strip.rows.len())).collect();
+        self.trade(name, Trade { halo, is_backward: true }, sent, gradients.clone());
+        let kept = halo.kept();
+        let mut sum = match kept.is_empty() {
+            true => self.filled(name, dx, own.len(), 0.0),
+            false => self.of_halo(name, halo, [dy, dx], &kept, node.forward),
+        };
+        if !kept.is_empty() && kept != own {
+            let whole = self.like_rows(dx, own.len());
+            self.put(name, Op::Pad { axis: 2, before: kept.start - own.start }, vec![sum], vec![whole], None);
+            sum = whole;
+        }
+        for (strip, gradient) in come.iter().zip(gradients) {
+            let more = self.like_rows(dx, own.len());
+            let from = strip.rows.start - own.start;
+            self.put(name, Op::AddSlice { axis: 2, from }, vec![sum, gradient], vec![more], None);
+            sum = more;
+        }
+        Some((dx, sum))
+    }
+
+    /// Rows of the image of a halo's gradient, which are of the type of the tensor's.
+    fn of_halo(
+        &mut self,
+        name: &str,
+        halo: Halo,
+        [dy, dx]: [TensorId; 2],
+        rows: &Range<usize>,
+        concat: Option<NodeId>,
+    ) -> TensorId {
+        let [start, _] = halo.needed(halo.rows.place);
+        if rows.len() == halo.height() {
+            return dy;
+        }
+        let from = (rows.start as isize - start) as usize;
+        let strip = self.like_rows(dx, rows.len());
+        self.put(name, Op::Slice { axis: 2, from }, vec![dy], vec![strip], concat);
+        strip
+    }
+
+    fn trade(&mut self, name: &str, trade: Trade, sent: Vec<TensorId>, come: Vec<TensorId>) {
+        if !(sent.is_empty() && come.is_empty()) {
+            self.put(name, Op::Trade(trade), sent, come, None);
+        }
+    }
+
+    /// Rows of a tensor that has those of `own`.
+    fn some_rows(&mut self, name: &str, x: TensorId, own: &Range<usize>, rows: &Range<usize>) -> TensorId {
+        // Messages are of what lies among activations.
+        if own == rows && self.tensor(x).role == Role::Activation {
+            return x;
+        }
+        let strip = self.like_rows(x, rows.len());
+        self.put(name, Op::Slice { axis: 2, from: rows.start - own.start }, vec![x], vec![strip], None);
+        strip
+    }
+
+    /// Rows that all have one number.
+    fn filled(&mut self, name: &str, like: TensorId, rows: usize, number: f32) -> TensorId {
+        let spec = Spec { shape: dims([1, 1, 1, 1]), dtype: DType::F32 };
+        let is_it = |tensor: &Tensor| tensor.spec == spec && tensor.values.as_deref() == Some(&[number]);
+        let constant = self.tensors.iter().position(is_it).unwrap_or_else(|| {
+            let mut tensor = Tensor::new("fill", spec.clone(), Role::Constant);
+            tensor.values = Some(Arc::from([number]));
+            self.tensors.push(tensor);
+            self.tensors.len() - 1
+        });
+        let filled = self.like_rows(like, rows);
+        self.put(name, Op::Expand { scale: 1.0 }, vec![TensorId(constant)], vec![filled], None);
+        filled
+    }
+
+    /// A new tensor that has so many rows.
+    fn like_rows(&mut self, like: TensorId, rows: usize) -> TensorId {
+        let mut spec = self.tensor(like).spec.clone();
+        spec.shape.0[2] = rows;
+        let name = format!("rows of {}", self.tensor(like).name);
+        self.tensors.push(Tensor::new(name, spec, Role::Activation));
+        TensorId(self.tensors.len() - 1)
+    }
+
+    fn put(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+        forward: Option<NodeId>,
+    ) {
+        self.nodes.push(Node { name: name.into(), op, inputs, outputs, forward });
+    }
+}
+
+/// A graph that is being cut.
+struct Split {
+    graph: Graph,
+    rows: Rows,
+    /// For each tensor how many rows all places have of it, where it is cut.
+    cut: Vec<Option<usize>>,
+    /// Halos that are there already.
+    halos: HashMap<(TensorId, String), TensorId>,
+    number: u32,
+}
+
+impl Split {
+    fn height(&self, id: TensorId) -> Option<usize> {
+        self.cut.get(id.0).copied().flatten()
+    }
+
+    fn shape(&self, id: TensorId) -> &Shape {
+        &self.graph.tensor(id).spec.shape
+    }
+
+    /// From now on a tensor has the rows of this place alone.
+    fn cut(&mut self, id: TensorId, height: usize) {
+        self.graph.tensors[id.0].spec.shape.0[2] = self.rows.with_height(height).own().len();
+        self.cut.resize(self.graph.tensors.len(), None);
+        self.cut[id.0] = Some(height);
+    }
+
+    fn add(&mut self, mut node: Node) {
+        match self.height(node.inputs[0]) {
+            Some(height) if self.is_mean_of_rows(&node, height) => return self.mean_of_rows(node, height),
+            Some(height) if self.add_windows(&mut node, height) => {}
+            _ => match self.goes_by_rows(&node) {
+                Some(height) => {
+                    if let Op::BatchNorm(norm) = &mut node.op {
+                        norm.rows = Some(self.rows.with_height(height));
+                    }
+                    node.outputs.iter().for_each(|&id| {
+                        if self.shape(id).nchw().is_some() {
+                            self.cut(id, height);
+                        }
+                    });
+                }
+                None => {
+                    if let Op::BatchNorm(norm) = &mut node.op {
+                        norm.copies = self.rows.parts;
+                    }
+                    for index in 0..node.inputs.len() {
+                        node.inputs[index] = self.whole(&node.name, node.inputs[index]);
+                    }
+                }
+            },
+        }
+        self.graph.nodes.push(node);
+    }
+
+    /// A layer with windows reads a halo and pads no rows itself, if each place has outputs of it.
+    fn add_windows(&mut self, node: &mut Node, height: usize) -> bool {
+        let outputs = self.shape(node.outputs[0]).nchw().map_or(0, |[_, _, height, _]| height);
+        if outputs < self.rows.parts {
+            return false;
+        }
+        let mut window = Window { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0 };
+        match &mut node.op {
+            Op::Conv2d(conv) => {
+                (window.reach, window.stride) = (conv.reach()[0], conv.stride[0]);
+                window.padding = std::mem::take(&mut conv.padding[0]);
+            }
+            Op::AvgPool(pool) if !pool.count_include_pad && pool.padding[0] > 0 => return false,
+            Op::MaxPool(pool) => {
+                window.fill = LOWEST;
+                (window.reach, window.stride) = (pool.kernel[0], pool.stride[0]);
+                window.padding = std::mem::take(&mut pool.padding[0]);
+            }
+            Op::AvgPool(pool) => {
+                (window.reach, window.stride) = (pool.kernel[0], pool.stride[0]);
+                window.padding = std::mem::take(&mut pool.padding[0]);
+            }
+            _ => return false,
+        }
+        node.inputs[0] = self.halo(&node.name, node.inputs[0], height, Some(window));
+        node.outputs.iter().for_each(|&id| self.cut(id, outputs));
+        true
+    }
+
+    /// The height of an op's result whose rows are each made of the same row of its operands.
+    fn goes_by_rows(&self, node: &Node) -> Option<usize> {
+        let height = node.inputs.iter().find_map(|&id| self.height(id))?;
+        let is_cut = |id: &TensorId| self.height(*id) == Some(height);
+        let axes = self.shape(node.outputs[0]).rank();
+        let keeps_height =
+            || self.shape(node.outputs[0]).nchw().is_some_and(|[_, _, rows, _]| rows == height);
+        // What is stretched over rows is the same for all of them.
+        let has_no_rows = |id: &TensorId| {
+            let shape = &self.shape(*id).0;
+            self.height(*id).is_none() && shape.len().checked_sub(2).is_none_or(|axis| shape[axis] == 1)
+        };
+        let fits = match node.op {
+            Op::Activation(_) | Op::LocalResponseNorm(_) | Op::Dropout { whole: true, .. } => true,
+            Op::Add { .. } => node.inputs.iter().all(is_cut),
+            Op::Concat { axis } => axes == 4 && axis != 2 && node.inputs.iter().all(is_cut),
+            Op::Slice { axis, .. } | Op::Pad { axis, .. } => axes == 4 && axis != 2,
+            Op::BatchNorm(_) => true,
+            Op::Binary(_) => keeps_height() && node.inputs.iter().all(|id| is_cut(id) || has_no_rows(id)),
+            Op::Sum { .. } | Op::Expand { .. } => keeps_height(),
+            _ => false,
+        };
+        fits.then_some(height)
+    }
+
+    fn is_mean_of_rows(&self, node: &Node, height: usize) -> bool {
+        let is_one = |pool: Pool2d| pool.kernel[0] == height && pool.padding[0] == 0;
+        matches!(node.op, Op::AvgPool(pool) if is_one(pool))
+            && self.shape(node.outputs[0]).0[2] == 1
+            && self.graph.tensor(node.outputs[0]).spec.dtype == DType::F32
+    }
+
+    /// The mean of all rows is that of the places' means, by their rows: each place tells the others one row.
+    fn mean_of_rows(&mut self, mut node: Node, height: usize) {
+        let rows = self.rows.with_height(height);
+        let Op::AvgPool(pool) = &mut node.op else { return };
+        (pool.kernel[0], pool.stride[0]) = (rows.own().len(), 1);
+        let (y, name) = (node.outputs[0], node.name.clone());
+        let own = self.graph.like_rows(y, 1);
+        node.outputs[0] = own;
+        self.graph.nodes.push(node);
+        let all = self.halo(&name, own, rows.parts, None);
+        let share = |place: usize| rows.of(place).len() as f32 / height as f32;
+        let shares: Vec<f32> = (0..rows.parts).map(share).collect();
+        let spec = Spec { shape: dims([1, 1, rows.parts, 1]), dtype: DType::F32 };
+        let mut constant = Tensor::new(format!("{name}.shares"), spec, Role::Constant);
+        constant.values = Some(Arc::from(shares));
+        self.graph.tensors.push(constant);
+        let constant = TensorId(self.graph.tensors.len() - 1);
+        let weighed = self.graph.like_rows(y, rows.parts);
+        self.graph.put(&name, Op::Binary(Binary::Multiply), vec![all, constant], vec![weighed], None);
+        self.graph.put(&name, Op::Sum { scale: 1.0 }, vec![weighed], vec![y], None);
+    }
+
+    /// All rows of a tensor.
+    fn whole(&mut self, name: &str, id: TensorId) -> TensorId {
+        match self.height(id) {
+            Some(height) => self.halo(name, id, height, None),
+            None => id,
+        }
+    }
+
+    /// The rows of a tensor that a window wants.
+    fn halo(&mut self, name: &str, x: TensorId, height: usize, window: Option<Window>) -> TensorId {
+        let halo = Halo { rows: self.rows.with_height(height), window, number: self.number };
+        if halo.is_needless() {
+            return x;
+        }
+        let key = (x, format!("{window:?}"));
+        if let Some(&known) = self.halos.get(&key) {
+            return known;
+        }
+        let y = self.graph.like_rows(x, halo.height());
+        self.graph.tensors[y.0].name = format!("{name}.halo");
+        self.graph.put(name, Op::Halo(halo), vec![x], vec![y], None);
+        self.halos.insert(key, y);
+        self.number += 1;
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use proptest::prelude::*;
+
+    /// A halo of every place of an image of so many rows.
+    fn halos(height: usize, parts: usize, window: Option<Window>) -> Vec<Halo> {
+        let rows = |place| Rows { height, parts, place };
+        (0..parts).map(|place| Halo { rows: rows(place), window, number: 0 }).collect()
+    }
+
+    /// The numbers of the rows that a place has when all have told each other theirs; `None`: of no row of the image.
+    fn put_together(halos: &[Halo], place: usize) -> Vec<Option<usize>> {
+        let halo = &halos[place];
+        let mut rows: Vec<usize> = halo.kept().collect();
+        for strip in halo.received() {
+            // The other one sends the same.
+            let sent = halos[strip.peer].sent().into_iter().find(|other| other.peer == place);
+            assert_eq!(sent.map(|sent| sent.rows), Some(strip.rows.clone()));
+            assert_eq!(overlap(&strip.rows, &halos[strip.peer].rows.own()), strip.rows);
+            rows.extend(strip.rows);
+        }
+        rows.sort_unstable();
+        let [before, behind] = halo.filled();
+        let image = rows.into_iter().map(Some);
+        vec![None; before].into_iter().chain(image).chain(vec![None; behind]).collect()
+    }
+
+    proptest! {
+        /// Each place has the rows of each of its windows, and nothing is sent that nobody gets.
+        #[test]
+        fn every_place_has_the_rows_of_its_windows(
+            height in 1usize..40, parts in 1usize..6, kernel in 1usize..8, stride in 1usize..4, dilation in 1usize..4,
+            padding in 0usize..5, more in 0usize..3,
+        ) {
+            let reach = dilation * (kernel - 1) + 1;
+            prop_assume!(height + 2 * padding >= reach && height >= parts);
+            // A last window may reach beyond the padding (ceil mode).
+            let outputs = (height + 2 * padding - reach) / stride + 1 + more.min(1);
+            prop_assume!(outputs >= parts);
+            let window = Window { outputs, reach, stride, padding, fill: 0.0 };
+            let halos = halos(height, parts, Some(window));
+            let mut sent = 0;
+            for place in 0..parts {
+                let rows = put_together(&halos, place);
+                prop_assert_eq!(rows.len(), halos[place].height());
+                let own = even_split(outputs, parts, place);
+                for (index, output) in own.clone().enumerate() {
+                    for row in 0..reach {
+                        let at = (output * stride + row) as isize - padding as isize;
+                        let expected = (0..height as isize).contains(&at).then_some(at as usize);
+                        prop_assert_eq!(rows[index * stride + row], expected);
+                    }
+                }
+                // No window more.
+                prop_assert_eq!((rows.len() - reach) / stride + 1, own.len());
+                sent += halos[place].sent().len();
+                if halos[place].is_needless() {
+                    prop_assert!(halos[place].rows.own().len() >= rows.len());
+                }
+            }
+            prop_assert_eq!(sent, halos.iter().map(|halo| halo.received().len()).sum::<usize>());
+        }
+
+        /// All rows, in their order.
+        #[test]
+        fn what_is_gathered_is_whole(height in 1usize..40, parts in 1usize..6) {
+            prop_assume!(height >= parts);
+            let halos = halos(height, parts, None);
+            for place in 0..parts {
+                prop_assert_eq!(put_together(&halos, place), (0..height).map(Some).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    fn net() -> Graph {
+        let (mut net, x) = Builder::new("cut", 2, [1, 9, 9]);
+        let a = net.conv2d("conv1", x, 3, Conv2d::square(3).padding(1)).unwrap();
+        let a = net.batch_norm("bn", a, BatchNorm::default()).unwrap();
+        let b = net.conv2d("conv2", a, 3, Conv2d::square(1)).unwrap();
+        let x = net.add("add", a, b).unwrap();
+        let x = net.conv2d("conv3", x, 3, Conv2d::square(9)).unwrap();
+        let x = net.linear("fc", x, 4);
+        net.finish(x).simplify()
+    }
+
+    fn shapes(graph: &Graph, name: &str) -> Vec<usize> {
+        let of = |node: &&Node| node.name == name && !matches!(node.op, Op::Halo(_));
+        graph.tensor(graph.nodes.iter().find(of).unwrap().outputs[0]).spec.shape.0.clone()
+    }
+
+    #[test]
+    fn one_place_has_all_of_the_network() {
+        assert_eq!(net().split_rows(1, 0), net());
+    }
+
+    /// Rows are cut as evenly as may be up to the layer with one row, before which they are gathered; parameters and
+    /// what leads to the loss are those of the whole.
+    #[test]
+    fn layers_have_the_rows_of_their_place() {
+        for (place, rows) in [(0, 5), (1, 4)] {
+            let graph = net().split_rows(2, place).synchronise_batch_norms(1);
+            assert_eq!(graph.image().0, [1, 9, 9]);
+            for layer in ["conv1", "add", "conv2"] {
+                assert_eq!(shapes(&graph, layer)[2], rows, "{layer}");
+            }
+            assert_eq!(shapes(&graph, "conv3"), [2, 3, 1, 1]);
+            // Before the first layer and the third one, and for the statistics.
+            let halos: Vec<&str> =
+                graph.nodes.iter().filter(|n| matches!(n.op, Op::Halo(_))).map(|n| n.name.as_str()).collect();
+            assert_eq!(halos, ["conv1", "conv3"]);
+            assert_eq!(graph.nodes.iter().filter(|n| matches!(n.op, Op::Exchange { .. })).count(), 1);
+            let parameters = |graph: &Graph| -> Vec<Tensor> {
+                graph.with_role(Role::Parameter).map(|(_, tensor)| tensor.clone()).collect()
+            };
+            assert_eq!(parameters(&graph), parameters(&net()));
+            let graph = graph.differentiate().trade_rows();
+            // Images need no gradient; the rows before the third layer do.
+            let trades = |nodes: &[Node]| nodes.iter().filter(|n| matches!(n.op, Op::Trade(_))).count();
+            let (there, back) = graph.nodes.split_at(graph.forward_nodes);
+            assert_eq!((trades(there), trades(back)), (2, 1));
+            assert!(graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::HaloBackward(_))));
+            assert_eq!(graph.with_role(Role::Gradient).count(), parameters(&net()).len());
+        }
+    }
+}

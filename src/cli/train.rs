@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Strategy, SyncBatchNorm,
-    Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Rule, Strategy,
+    SyncBatchNorm, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -15,7 +15,7 @@ use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
 use super::{
     asynchronous, data, evaluation, file, loss_scale, optimizer, parallel, pipeline, prediction, relaxed,
-    session,
+    session, tensor,
 };
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -159,6 +159,8 @@ pub struct Args {
     asynchronous: asynchronous::Args,
     #[command(flatten)]
     pipeline: pipeline::Args,
+    #[command(flatten)]
+    tensor: tensor::Args,
     #[command(flatten)]
     parallel: parallel::Args,
     /// How gradients are added up over ranks.
@@ -409,6 +411,47 @@ impl Args {
         }
     }
 
+    /// That what else is asked for goes with split layers.
+    fn beside_split_layers(&self, strategy: Strategy, rule: &Rule) -> Result<()> {
+        let stages = self.pipeline.mesh().is_some_and(|mesh| mesh.pipeline > 1);
+        let wanted = [
+            (stages, "--pipeline".into(), "a stage's ranks have its layers whole"),
+            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "ranks have unlike parameters"),
+            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
+            (self.sync_bn.is_some(), "--sync-bn".into(), "exchanges are those of split layers"),
+            (
+                self.compress.is_some(),
+                "--compress".into(),
+                "what is left for later would be of unlike parameters; --wire bf16 goes",
+            ),
+            (
+                rule.has_trust(),
+                format!("--optimizer {}", rule.name()),
+                "it wants the norms of whole layers; adamw and sgd go",
+            ),
+            (
+                self.tensorboard_histograms.is_some(),
+                "--tensorboard-histograms".into(),
+                "no rank has all weights",
+            ),
+            (self.session.commits(), "--commit".into(), "a node has its own parts alone; use --checkpoint"),
+            (
+                self.prediction.is_given(),
+                "--predict-nodes".into(),
+                "what split layers exchange is not predicted elsewhere; --dry-run rehearses it here",
+            ),
+            (
+                self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI,
+                format!("--allreduce {}", self.allreduce.name()),
+                "sums are of unlike ranks, by dltrain's own messages; auto and ring go",
+            ),
+        ];
+        match wanted.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --tensor: {why}; leave one out"))),
+            None => Ok(()),
+        }
+    }
+
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
@@ -481,6 +524,10 @@ impl Args {
         let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
         let (optimizer, rate) = self.optimizer.validate()?;
         let session = self.session.validate()?;
+        let tensor = self.tensor.validate(self.pipeline.mesh())?;
+        if tensor.is_some() {
+            self.beside_split_layers(strategy, &optimizer.rule)?;
+        }
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
                 "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
@@ -521,6 +568,7 @@ impl Args {
             global_batch: self.global_batch,
             shards: self.shards,
             pipeline,
+            tensor,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),

@@ -251,8 +251,10 @@ pub fn prepare(
         }
     };
     description.attributes.push(("owners".into(), owners));
-    let stages = config.stages();
-    description.attributes.push(("mesh".into(), format!("data {workers}, pipeline {stages}, tensor 1")));
+    let (stages, tensor) = (config.stages(), groups.mesh.tensor);
+    let data_ranks = if tensor > 1 { groups.mesh.data } else { workers };
+    let mesh = format!("data {data_ranks}, pipeline {stages}, tensor {tensor}");
+    description.attributes.push(("mesh".into(), mesh));
     description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
     description.attributes.push(("allreduce_costs".into(), averaging.source()));
@@ -388,6 +390,10 @@ fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<
 
 /// How gradients are averaged, among the ranks with the same parameters. Collective.
 fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
+    if groups.split.is_some() {
+        let averaging = Averaging::new(&groups.data, config, device, threads)?;
+        return Ok(averaging.over_groups(&groups.job, groups.mesh));
+    }
     if groups.stage.is_none() {
         return Averaging::new(&groups.data, config, device, threads);
     }

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Rule, Strategy,
-    SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Strategy, SyncBatchNorm,
+    Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -412,7 +412,7 @@ impl Args {
     }
 
     /// That what else is asked for goes with split layers.
-    fn beside_split_layers(&self, strategy: Strategy, rule: &Rule) -> Result<()> {
+    fn beside_split_layers(&self, strategy: Strategy) -> Result<()> {
         let stages = self.pipeline.mesh().is_some_and(|mesh| mesh.pipeline > 1);
         let wanted = [
             (stages, "--pipeline".into(), "a stage's ranks have its layers whole"),
@@ -423,11 +423,6 @@ impl Args {
                 self.compress.is_some(),
                 "--compress".into(),
                 "what is left for later would be of unlike parameters; --wire bf16 goes",
-            ),
-            (
-                rule.has_trust(),
-                format!("--optimizer {}", rule.name()),
-                "it wants the norms of whole layers; adamw and sgd go",
             ),
             (
                 self.tensorboard_histograms.is_some(),
@@ -522,12 +517,19 @@ impl Args {
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = self.prediction.is_given() || is_to_be_cut;
         let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
-        let (optimizer, rate) = self.optimizer.validate()?;
-        let session = self.session.validate()?;
         let tensor = self.tensor.validate(self.pipeline.mesh())?;
         if tensor.is_some() {
-            self.beside_split_layers(strategy, &optimizer.rule)?;
+            self.beside_split_layers(strategy)?;
         }
+        let (optimizer, rate) = self.optimizer.validate()?;
+        if let (Some(tensor), true) = (tensor, optimizer.rule.has_trust()) {
+            return Err(Error::usage(format!(
+                "--optimizer {} and --tensor {}: it wants the norms of whole layers; adamw and sgd go",
+                optimizer.rule.name(),
+                tensor.ranks
+            )));
+        }
+        let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
                 "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",

@@ -50,7 +50,8 @@ impl Assembly<'_> {
         let memories = Memories::new(world, device, plans, rule, config, averaging);
         let beside = self.groups.split.as_ref().filter(|_| self.groups.is_of_first());
         let beside = beside.map(|split| split.beside.clone());
-        let memories = Memories { beside, ..world.agree(memories)? };
+        let mut memories = world.agree(memories)?;
+        memories.beside = beside;
         world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
         let mut every = [plan].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
@@ -119,11 +120,10 @@ impl Assembly<'_> {
     fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { groups, world, config, plans, rule, .. } = *self;
         let manner = manner(groups.layout(), config, memories.owners, memories.sharing.ranks > 1);
-        let manners = manner.of_round(config.relaxed(world.size()));
         let [place, _, tensor] = groups.mesh.coordinates(world.rank());
         // Of stages each is a world of its own.
         let place = if groups.stage.is_some() { world.rank() } else { place };
-        let manner = Manner { tensor, ..manner };
+        let manners = Manner { tensor, ..manner }.of_round(config.relaxed(world.size()));
         let own = place..place + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
         manners.iter().map(of).collect()

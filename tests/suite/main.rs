@@ -51,6 +51,7 @@ mod sharing;
 mod slurm;
 mod stall;
 mod strategies;
+mod tensor;
 mod tensorboard;
 mod timeline;
 mod training;

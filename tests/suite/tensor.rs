@@ -95,9 +95,11 @@ fn split_layers_come_to_what_data_parallelism_does() {
         let plain = scratch.train(tensor * groups, &flags);
         let split = scratch.train(tensor * groups, &format!("{flags} --tensor {tensor}"));
         let found = [apart(&split.losses, &plain.losses), apart(&split.tests, &plain.tests)];
+        // Adam divides small gradients by their own size.
+        let rounding = if flags.contains("adam") { 10.0 * ROUNDING } else { ROUNDING };
         let weights = weights_apart(&split.weights, &plain.weights);
         assert!(
-            found.iter().all(|&apart| apart < ROUNDING) && weights < ROUNDING,
+            found.iter().all(|&apart| apart < ROUNDING) && weights < rounding,
             "{flags} --tensor {tensor}: {found:?} {weights}"
         );
     }
@@ -137,27 +139,28 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
         let losses = series(Path::new(&results), "steps/loss");
         assert!(apart(&losses, &whole.losses) < ROUNDING, "{from} to {to}: {losses:?}");
         let weights = weights_apart(Path::new(&weights), &whole.weights);
-        assert!(weights < ROUNDING, "{from} to {to}: {weights}");
+        assert!(weights < 10.0 * ROUNDING, "{from} to {to}: {weights}");
     }
 }
 
-/// AlexNet has 217 MB of gradients at 10 classes, nearly all of them of two layers.
+/// AlexNet has 228 MB of gradients at 16 classes, nearly all of them of two layers.
 #[test]
 fn memory_is_as_planned_and_bytes_are_those_of_the_table() {
     let scratch = Scratch::new();
-    let flags = "--model alexnet --image-size 64 --classes 10 --batch 2 --steps 2 --warmup 0 --threads 1 --allreduce ring";
+    let flags = "--model alexnet --image-size 64 --classes 16 --batch 2 --steps 2 --warmup 0 --threads 1 --allreduce ring";
     let [plain, split] = ["", "--tensor 2"].map(|more| scratch.train(2, &format!("{flags} {more}")));
     for left in [&plain, &split] {
         job::within_plan(&left.results, flags).unwrap();
     }
     let bytes = |left: &Left, name: &str| job::scalar(&left.results, &format!("summary/{name}")) as f64;
     let [fc6, fc7, fc8] =
-        [9216 * 4096 + 4096, 4096 * 4096, 4096 * 10].map(|numbers| 4.0 * f64::from(numbers));
-    let saved = [&plain, &split].map(|left| bytes(left, "sent_a_step"));
-    // Inputs and outputs, their gradients, and a mask, of two images; half of what the last layer reads.
-    let exchanged = f64::from(4 * 2 * (2 * (9216 + 4096) + 2048 + 2 * (2048 + 10)));
+        [9216 * 4096, 4096 * 4096 + 4096, 4096 * 16].map(|numbers| 4.0 * f64::from(numbers));
+    let sent = [&plain, &split].map(|left| bytes(left, "sent_a_step"));
+    // Of two images, forward and backward: half of the inputs of the first layer and its outputs, the inputs of the
+    // second one and the outputs of the third.
+    let exchanged = f64::from(4 * 2 * 2 * (9216 / 2 + 4096 + 4096 + 16));
     let expected = fc6 + fc7 + fc8 - exchanged;
-    assert!((saved[0] - saved[1] - expected).abs() < 1e4, "{saved:?} and {expected}");
+    assert!((sent[0] - sent[1] - expected).abs() < 1e3, "{sent:?} and {expected}");
 }
 
 #[test]
@@ -201,8 +204,8 @@ fn the_plan_says_what_is_split_and_what_that_saves() {
     let said = run(4, &words("--model alexnet --batch 32 --mesh data=2,tensor=2 --threads 1 --dry-run"));
     for wanted in [
         "linear layers split over groups of 2 ranks, of which there are 2",
-        "classifier.1.weight and classifier.4.weight",
-        "classifier.6.weight",
+        "  classifier.1.weight  ",
+        "classifier.4.weight and classifier.6.weight",
         "rehearsed with 4 ranks: none waits for ever",
     ] {
         assert!(said.contains(wanted), "{wanted}: {said}");

@@ -431,6 +431,11 @@ impl Args {
             ),
             (self.session.commits(), "--commit".into(), "a node has its own parts alone; use --checkpoint"),
             (
+                self.max_batch.is_some(),
+                "--max-batch".into(),
+                "which layers are worth splitting changes with the batch; see --dry-run",
+            ),
+            (
                 self.prediction.is_given(),
                 "--predict-nodes".into(),
                 "what split layers exchange is not predicted elsewhere; --dry-run rehearses it here",

@@ -78,8 +78,8 @@ measure() {
     job --tensor 2 --dry-run | sed -n '/^linear layers split/,/^$/p'
     echo "AlexNet, batch $batch a rank, 2 hosts x 1 rank x 1 thread, links of $rate, turns one after the other"
     printf '%-12s %10s %10s %10s\n' '' 's/step' waiting 'MB a rank'
-    local turn flags name step waits memory
-    for turn in $(seq "${TURNS:-3}"); do
+    local flags name step waits memory
+    for _ in $(seq "${TURNS:-3}"); do
         for name in plain tensor; do
             flags=()
             [ "$name" = plain ] || flags=(--tensor 2)

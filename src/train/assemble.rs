@@ -256,7 +256,9 @@ impl Assembly<'_> {
         // Some ranks have other parameters: other layers, or other parts of them.
         let unlike = self.groups.mesh.ranks() > self.groups.mesh.data;
         let is_alone = self.config.strategy.updates_alone();
-        if !device.is_host() && !unlike && (is_alone || !memories.owners.are_apart()) {
+        // Ranks with other parameters tell each other their norms, and so do owners of other parts.
+        let is_told = unlike || memories.owners.are_apart() && !is_alone;
+        if !device.is_host() && !is_told {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
         // The norm of a rank's own gradients is nobody else's, and that of shards is the same for any number of ranks.

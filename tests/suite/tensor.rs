@@ -82,12 +82,6 @@ fn split_layers_come_to_what_data_parallelism_does() {
         (of_digits("mnist_net"), "--batch 8 --optimizer sgd --lr 0.05 --clip-norm 1", 2, 1),
         (of_digits("mnist_large"), "--batch 4 --optimizer adam --lr 0.0005 --ema 0.9 --accumulation 2", 2, 2),
         (
-            "--model alexnet --image-size 64 --classes 10".into(),
-            "--steps 3 --batch 2 --optimizer sgd --lr 0.01",
-            2,
-            1,
-        ),
-        (
             "--model vgg11 --image-size 32 --classes 10".into(),
             "--steps 3 --batch 2 --optimizer sgd --lr 0.01",
             2,
@@ -105,7 +99,7 @@ fn split_layers_come_to_what_data_parallelism_does() {
         ),
         ("--model resnet18 --image-size 32".into(), "--steps 3 --batch 2 --optimizer sgd --lr 0.01", 2, 1),
     ];
-    for (network, flags, tensor, groups) in first(3, cases) {
+    for (network, flags, tensor, groups) in first(2, cases) {
         let flags = format!("{network} {flags} --warmup 0 --threads 1");
         let plain = scratch.train(tensor * groups, &flags);
         let split = scratch.train(tensor * groups, &format!("{flags} --tensor {tensor}"));
@@ -160,13 +154,15 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
 
 /// AlexNet has 228 MB of gradients at 16 classes, nearly all of them of two layers.
 #[test]
-fn memory_is_as_planned_and_bytes_are_those_of_the_table() {
+fn alexnet_has_the_same_weights_with_memory_as_planned_and_bytes_of_the_table() {
     let scratch = Scratch::new();
     let flags = "--model alexnet --image-size 64 --classes 16 --batch 2 --optimizer sgd --steps 2 --warmup 0 --threads 1 --allreduce ring";
     let [plain, split] = ["", "--tensor 2"].map(|more| scratch.train(2, &format!("{flags} {more}")));
     for left in [&plain, &split] {
         job::within_plan(&left.results, flags).unwrap();
     }
+    let weights = weights_apart(&split.weights, &plain.weights);
+    assert!(apart(&split.losses, &plain.losses) < ROUNDING && weights < ROUNDING, "{weights}");
     let bytes = |left: &Left, name: &str| job::scalar(&left.results, &format!("summary/{name}")) as f64;
     let [fc6, fc7, fc8] =
         [9216 * 4096, 4096 * 4096 + 4096, 4096 * 16].map(|numbers| 4.0 * f64::from(numbers));

@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -130,6 +130,9 @@ bench-hosts: build ## measure the allreduces between namespaces that act as host
 
 bench-strategies: build ## measure who updates what between namespaces that act as hosts (root, Open MPI, iperf3)
 	@$(WITH_MPI) benchmarks/strategies/run.sh $(DLTRAIN)
+
+bench-tensor: build ## measure split linear layers against plain data parallelism between namespaces that act as hosts (root, Open MPI)
+	@$(WITH_MPI) benchmarks/strategies/tensor.sh $(DLTRAIN)
 
 bench-elastic: build ## measure what a killed rank costs, against torchrun's elastic agent (installs PyTorch) and Horovod where it is there
 	@.ci/deps $(MPI) torch

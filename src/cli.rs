@@ -14,6 +14,7 @@ mod places;
 mod prediction;
 mod relaxed;
 mod session;
+mod tensor;
 mod train;
 mod values;
 

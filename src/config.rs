@@ -11,6 +11,7 @@ mod mesh;
 mod optimizer;
 mod parallel;
 mod pipeline;
+mod tensor;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -29,6 +30,7 @@ pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
 pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
+pub use tensor::Tensor;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -334,6 +336,8 @@ pub struct Config {
     pub pipeline: Option<Pipeline>,
     /// Ranks that work on the same images, each on some of their rows.
     pub spatial: usize,
+    /// Where large linear layers are split over ranks, which have images of their own: over how many.
+    pub tensor: Option<Tensor>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.
@@ -454,6 +458,7 @@ impl Config {
             shards: None,
             pipeline: None,
             spatial: 1,
+            tensor: None,
             sync_bn: SyncBatchNorm::Off,
             epochs: 30,
             steps: None,
@@ -518,6 +523,7 @@ impl Config {
             shards: None,
             pipeline: None,
             spatial: 1,
+            tensor: None,
             sync_bn: SyncBatchNorm::Off,
             freeze: Vec::new(),
             strategy: Strategy::ALLREDUCE,

@@ -16,7 +16,7 @@ use crate::device::reference::Reference;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fusion::{Carriers, Fusion, threshold};
 use crate::model;
-use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL};
+use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL, Transfer};
 use crate::record::{self, Progress};
 
 #[derive(Debug, Clone, clap::Args)]
@@ -69,7 +69,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let seconds = &all[plan.forward_steps..];
     let scale = args.backward_ms.map_or(1.0, |ms| ms / 1e3 / seconds.iter().sum::<f64>());
     let steps = seconds.iter().map(|seconds| Duration::from_secs_f64(seconds * scale)).collect();
-    let sum = |bytes| selection.choose(bytes, true).seconds;
+    let sum = |transfer: &Transfer| selection.choose(transfer.cuts.range().len(), true).seconds;
     world.agree(threshold::cut(&mut plan, &Manner::plain(vec![0]), &RULE, &all, &sum))?;
     let chosen = plan.buckets.clone();
     let region = Region::allocate(world, plan.sizes.gradients, selection.wants_shared(&plan.bucket_bytes()))?;

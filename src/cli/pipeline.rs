@@ -30,12 +30,18 @@ pub struct Args {
     /// those that --measure takes].
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pipeline_cuts: Vec<String>,
-    /// How many ranks have other images and how many other layers: data=2,pipeline=2.
+    /// How many ranks have other images, and how many other layers or parts of layers: data=2,pipeline=2,
+    /// data=2,tensor=2.
     #[arg(long, value_name = "SHAPE", value_parser = mesh, conflicts_with = "pipeline")]
     mesh: Option<MeshShape>,
 }
 
 impl Args {
+    /// What `--mesh` says.
+    pub fn mesh(&self) -> Option<MeshShape> {
+        self.mesh
+    }
+
     /// What is cut, and the images and the number of micro-batches of a rank that is to take so many images.
     ///
     /// # Errors

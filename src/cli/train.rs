@@ -15,7 +15,7 @@ use super::places::{self, Use};
 use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
 use super::{
     asynchronous, data, evaluation, file, loss_scale, optimizer, parallel, pipeline, prediction, relaxed,
-    session,
+    session, tensor,
 };
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -163,6 +163,8 @@ pub struct Args {
     /// rank, and for more speed with few images. The global batch is ranks / T × --batch × --accumulation.
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Machine")]
     spatial: usize,
+    #[command(flatten)]
+    tensor: tensor::Args,
     #[command(flatten)]
     parallel: parallel::Args,
     /// How gradients are added up over ranks.
@@ -418,11 +420,11 @@ impl Args {
     }
 
     /// That what else is asked for goes with images that are cut.
-    fn beside_rows(&self, strategy: Strategy, stages: usize) -> Result<()> {
+    fn beside_rows(&self, strategy: Strategy, [stages, tensor]: [bool; 2]) -> Result<()> {
         let together =
             "ranks of a group have the same images and parameters, and wait for each other in each layer";
         let wanted = [
-            (stages > 1, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
+            (stages, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
             (strategy != Strategy::ALLREDUCE && strategy != Strategy::ZERO_1, strategy.to_string(), together),
             (
                 self.shards.is_some(),
@@ -440,10 +442,52 @@ impl Args {
                 "--predict-nodes".into(),
                 "what rows take between nodes is not predicted; see --dry-run",
             ),
+            (tensor, "--tensor".into(), "a split layer's ranks have images of their own"),
             (self.parallel.is_given(), "--parallel auto".into(), "it chooses among other ways"),
         ];
         match wanted.into_iter().find(|(given, ..)| *given) {
             Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --spatial: {why}; leave one out"))),
+            None => Ok(()),
+        }
+    }
+
+    /// That what else is asked for goes with split layers.
+    fn beside_split_layers(&self, strategy: Strategy) -> Result<()> {
+        let stages = self.pipeline.mesh().is_some_and(|mesh| mesh.pipeline > 1);
+        let wanted = [
+            (stages, "--pipeline".into(), "a stage's ranks have its layers whole"),
+            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "ranks have unlike parameters"),
+            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
+            (self.sync_bn.is_some(), "--sync-bn".into(), "exchanges are those of split layers"),
+            (
+                self.compress.is_some(),
+                "--compress".into(),
+                "what is left for later would be of unlike parameters; --wire bf16 goes",
+            ),
+            (
+                self.tensorboard_histograms.is_some(),
+                "--tensorboard-histograms".into(),
+                "no rank has all weights",
+            ),
+            (self.session.commits(), "--commit".into(), "a node has its own parts alone; use --checkpoint"),
+            (
+                self.max_batch.is_some(),
+                "--max-batch".into(),
+                "which layers are worth splitting changes with the batch; see --dry-run",
+            ),
+            (
+                self.prediction.is_given(),
+                "--predict-nodes".into(),
+                "what split layers exchange is not predicted elsewhere; --dry-run rehearses it here",
+            ),
+            (
+                self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI,
+                format!("--allreduce {}", self.allreduce.name()),
+                "sums are of unlike ranks, by dltrain's own messages; auto and ring go",
+            ),
+        ];
+        match wanted.into_iter().find(|(given, ..)| *given) {
+            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --tensor: {why}; leave one out"))),
             None => Ok(()),
         }
     }
@@ -515,9 +559,13 @@ impl Args {
         if pipeline.is_some() {
             self.beside_stages(strategy)?;
         }
+        let tensor = self.tensor.validate(self.pipeline.mesh())?;
+        if tensor.is_some() {
+            self.beside_split_layers(strategy)?;
+        }
         within("spatial", self.spatial, LARGEST_IMAGE)?;
         if self.spatial > 1 {
-            self.beside_rows(strategy, pipeline.as_ref().map_or(1, |pipeline| pipeline.stages))?;
+            self.beside_rows(strategy, [pipeline.is_some(), tensor.is_some()])?;
         }
         if let SyncBatchNorm::Groups(ranks) = sync_bn
             && !ranks.is_multiple_of(self.spatial)
@@ -531,6 +579,13 @@ impl Args {
         let needs_times = self.prediction.is_given() || is_to_be_cut;
         let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
         let (optimizer, rate) = self.optimizer.validate()?;
+        if let (Some(tensor), true) = (tensor, optimizer.rule.has_trust()) {
+            return Err(Error::usage(format!(
+                "--optimizer {} and --tensor {}: it wants the norms of whole layers; adamw and sgd go",
+                optimizer.rule.name(),
+                tensor.ranks
+            )));
+        }
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
@@ -573,6 +628,7 @@ impl Args {
             shards: self.shards,
             pipeline,
             spatial: self.spatial,
+            tensor,
             sync_bn,
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),

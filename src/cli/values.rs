@@ -63,17 +63,18 @@ pub fn sync_batch_norm(text: &str) -> std::result::Result<SyncBatchNorm, String>
     }
 }
 
-/// "data=2,pipeline=4", in any order; an axis that is not named has one rank.
+/// "data=2,pipeline=4" or "data=2,tensor=4", in any order; an axis that is not named has one rank.
 pub fn mesh(text: &str) -> std::result::Result<MeshShape, String> {
     let mut shape = MeshShape::of_data(1);
     for part in text.split(',') {
-        let (axis, ranks) = part.split_once('=').ok_or("it is data=D,pipeline=S")?;
+        let (axis, ranks) = part.split_once('=').ok_or("it is data=D,pipeline=S or data=D,tensor=T")?;
         let ranks = ranks.parse().ok().filter(|&ranks| ranks > 0);
         let ranks: usize = ranks.ok_or_else(|| format!("{part}: this is no number of ranks"))?;
         match axis {
             "data" => shape.data = ranks,
             "pipeline" => shape.pipeline = ranks,
-            _ => return Err(format!("{axis} is no axis: these are data and pipeline")),
+            "tensor" => shape.tensor = ranks,
+            _ => return Err(format!("{axis} is no axis: these are data, pipeline and tensor")),
         }
     }
     Ok(shape)

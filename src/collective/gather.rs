@@ -52,6 +52,41 @@ fn step(held: usize, size: usize) -> [Range<usize>; 2] {
     [0..count, held..held + count]
 }
 
+/// What ranks of a group tell each other between two compute steps: one thing at a time, and all ranks of a group start
+/// the same ones in the same order.
+pub trait InGroups {
+    /// Starts with this rank's numbers.
+    fn start(&mut self, own: &[f32]) -> Result<()>;
+
+    /// Moves on what is under way; returns whether it did.
+    fn poll(&mut self) -> Result<bool>;
+
+    /// Whether everything has come.
+    fn is_done(&self) -> bool;
+
+    /// The ranks whose numbers are missing, by their numbers in the job.
+    fn waiting_for(&self) -> Vec<usize>;
+
+    /// What has come, in the order of ranks.
+    fn read(&self, all: &mut [f32]);
+
+    /// Bytes that this rank has sent so far.
+    fn sent(&self) -> u64;
+
+    /// Waits for all; `what` says in a report what it is. `meanwhile` may move something else along and says whether it
+    /// did.
+    fn wait(&mut self, what: &dyn Fn() -> String, meanwhile: &mut dyn FnMut() -> Result<bool>) -> Result<()> {
+        let mut wait = Wait::new();
+        while !self.is_done() {
+            match self.poll()? || meanwhile()? {
+                true => wait.moved(),
+                false => wait.idle(|| Awaited { what: what(), peers: self.waiting_for() })?,
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Gathers within groups of consecutive ranks. One is under way at a time; all ranks of a group start the same ones in
 /// the same order.
 pub struct Gather {
@@ -65,28 +100,29 @@ pub struct Gather {
     held: usize,
     send: Option<Request>,
     receive: Option<Request>,
+    sent: u64,
 }
 
 /// A group of ranks, and this rank's place in it.
 #[derive(Debug, Clone, Copy)]
-struct Group {
-    first: usize,
-    size: usize,
-    index: usize,
+pub(super) struct Group {
+    pub first: usize,
+    pub size: usize,
+    pub index: usize,
 }
 
 impl Group {
     /// The groups are runs of `size` ranks.
-    fn new(rank: usize, size: usize) -> Group {
+    pub fn new(rank: usize, size: usize) -> Group {
         Group { first: rank / size * size, size, index: rank % size }
     }
 
     /// The rank so many places further on, as the world counts.
-    fn after(&self, places: usize) -> usize {
+    pub fn after(&self, places: usize) -> usize {
         self.first + (self.index + places) % self.size
     }
 
-    fn before(&self, places: usize) -> usize {
+    pub fn before(&self, places: usize) -> usize {
         self.after(self.size - places)
     }
 
@@ -114,19 +150,34 @@ impl Gather {
             held: size,
             send: None,
             receive: None,
+            sent: 0,
         })
     }
 
-    /// Starts with this rank's numbers.
-    pub fn start(&mut self, own: &[f32]) -> Result<()> {
+    /// Starts the messages of the next step. Messages between two ranks are matched in the order of steps and gathers.
+    fn launch(&mut self) -> Result<()> {
+        if self.is_done() {
+            return Ok(());
+        }
+        let elements = |places: Range<usize>| places.start * self.length..places.end * self.length;
+        let [sent, received] = self.group.step(self.held).map(elements);
+        let (from, to) = (self.group.after(self.held), self.group.before(self.held));
+        self.receive = Some(self.channel.receive(&self.region, &received, from, 0)?);
+        self.sent += 4 * sent.len() as u64;
+        self.send = Some(self.channel.send(&self.region, &sent, to, 0, false)?);
+        Ok(())
+    }
+}
+
+impl InGroups for Gather {
+    fn start(&mut self, own: &[f32]) -> Result<()> {
         debug_assert!(self.is_done(), "a gather is under way");
         self.region.write(0, own);
         (self.length, self.held) = (own.len(), 1);
         self.launch()
     }
 
-    /// Moves on what is under way; returns whether it did.
-    pub fn poll(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         let mut moved = false;
         for request in [&mut self.send, &mut self.receive] {
             if let Some(flying) = request
@@ -144,35 +195,15 @@ impl Gather {
         Ok(moved)
     }
 
-    /// Whether the numbers of all ranks are there.
-    pub fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.held == self.group.size
     }
 
-    /// Waits for the numbers of all ranks; `what` says in a report what they are. `meanwhile` may move something else
-    /// along and says whether it did.
-    pub fn wait(
-        &mut self,
-        what: impl Fn() -> String,
-        mut meanwhile: impl FnMut() -> Result<bool>,
-    ) -> Result<()> {
-        let mut wait = Wait::new();
-        while !self.is_done() {
-            match self.poll()? || meanwhile()? {
-                true => wait.moved(),
-                false => wait.idle(|| Awaited { what: what(), peers: self.waiting_for() })?,
-            }
-        }
-        Ok(())
-    }
-
-    /// The rank whose numbers are missing, by its number in the job.
-    pub fn waiting_for(&self) -> Vec<usize> {
+    fn waiting_for(&self) -> Vec<usize> {
         self.receive.iter().map(|_| self.channel.job_rank(self.group.after(self.held))).collect()
     }
 
-    /// The numbers of all ranks, in the order of ranks.
-    pub fn read(&self, all: &mut [f32]) {
+    fn read(&self, all: &mut [f32]) {
         let Group { index, size, .. } = self.group;
         for place in 0..size {
             let row = (index + place) % size * self.length;
@@ -180,17 +211,8 @@ impl Gather {
         }
     }
 
-    /// Starts the messages of the next step. Messages between two ranks are matched in the order of steps and gathers.
-    fn launch(&mut self) -> Result<()> {
-        if self.is_done() {
-            return Ok(());
-        }
-        let elements = |places: Range<usize>| places.start * self.length..places.end * self.length;
-        let [sent, received] = self.group.step(self.held).map(elements);
-        let (from, to) = (self.group.after(self.held), self.group.before(self.held));
-        self.receive = Some(self.channel.receive(&self.region, &received, from, 0)?);
-        self.send = Some(self.channel.send(&self.region, &sent, to, 0, false)?);
-        Ok(())
+    fn sent(&self) -> u64 {
+        self.sent
     }
 }
 

@@ -33,9 +33,11 @@
 //! # Ok::<(), dltrain::error::Error>(())
 //! ```
 
+mod all_to_all;
 mod broadcast;
 pub mod cost;
 pub mod course;
+mod divided;
 mod executor;
 mod gather;
 pub mod gossip;
@@ -69,8 +71,10 @@ use crate::cuts::Cuts;
 use crate::error::Result;
 
 pub use crate::cuts::{even_split, segment};
+pub use all_to_all::AllToAll;
+pub use divided::Divided;
 pub use executor::{CHUNK, WINDOW};
-pub use gather::Gather;
+pub use gather::{Gather, InGroups};
 pub use hierarchical::Hierarchical;
 pub use mpi_allreduce::MpiAllreduce;
 pub use operation::{Operation, Route};

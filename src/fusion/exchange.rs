@@ -1,18 +1,22 @@
-//! Statistics that ranks tell each other between two steps of the plan, while buckets may be under way.
+//! What ranks tell each other between two steps of the plan, while buckets may be under way: statistics of synchronised
+//! normalisations, and activations and gradients of split layers.
 
 use std::time::Instant;
 
 use super::until;
-use crate::collective::Gather;
+use crate::collective::{AllToAll, Gather, InGroups};
+use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Memory};
 use crate::error::Result;
-use crate::plan::Exchange;
+use crate::plan::{Exchange, Kind};
 use crate::trace;
 
 /// The exchanges of a program, and what carries them.
 pub struct Exchanges {
-    gather: Gather,
+    /// One of each kind and number of ranks, and which of them each exchange is.
+    ways: Vec<Box<dyn InGroups>>,
+    way_of: Vec<usize>,
     exchanges: Vec<Exchange>,
     /// The host's copies of what goes out and comes in, page-locked for a device with memory of its own.
     own: Memory,
@@ -28,11 +32,36 @@ pub struct Exchanges {
 }
 
 impl Exchanges {
-    /// `gather` has room for the longest of them.
+    /// Between ranks of this world. Collective.
     ///
     /// # Errors
-    /// Memory lacks.
-    pub fn new(device: &dyn Device, gather: Gather, exchanges: Vec<Exchange>) -> Result<Exchanges> {
+    /// The same on every rank: memory lacks.
+    pub fn new(world: &World, device: &dyn Device, exchanges: Vec<Exchange>) -> Result<Exchanges> {
+        let mut kinds: Vec<(Kind, usize)> = Vec::new();
+        let mut way_of = Vec::with_capacity(exchanges.len());
+        for Exchange { kind, ranks, .. } in &exchanges {
+            let known = kinds.iter().position(|known| known == &(*kind, *ranks));
+            way_of.push(known.unwrap_or(kinds.len()));
+            kinds.extend(known.is_none().then_some((*kind, *ranks)));
+        }
+        let mut ways: Vec<Box<dyn InGroups>> = Vec::new();
+        for (kind, ranks) in kinds {
+            let alike = exchanges.iter().filter(|other| (other.kind, other.ranks) == (kind, ranks));
+            let longest = alike.map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
+            ways.push(match kind {
+                Kind::AllToAll => Box::new(AllToAll::new(world, ranks, longest)?),
+                _ => Box::new(Gather::new(world, ranks, longest)?),
+            });
+        }
+        world.agree(Self::with(device, ways, way_of, exchanges))
+    }
+
+    fn with(
+        device: &dyn Device,
+        ways: Vec<Box<dyn InGroups>>,
+        way_of: Vec<usize>,
+        exchanges: Vec<Exchange>,
+    ) -> Result<Exchanges> {
         let longest = |of: fn(&Exchange) -> usize| exchanges.iter().map(of).max().unwrap_or(0);
         let of_own = device.page_locked(longest(|exchange| exchange.own.bytes()))?;
         let of_all = device.page_locked(longest(|exchange| exchange.all.bytes()))?;
@@ -41,7 +70,8 @@ impl Exchanges {
             own: of_own,
             all: of_all,
             numbers,
-            gather,
+            ways,
+            way_of,
             exchanges,
             index: 0,
             begun: Instant::now(),
@@ -58,7 +88,7 @@ impl Exchanges {
         if device.is_host() {
             let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
             device.download(own, bytes_of_mut(numbers))?;
-            return self.gather.start(numbers);
+            return self.ways[self.way_of[index]].start(numbers);
         }
         let here = self.own.slice(0, own.bytes());
         self.leaves = Some(device.copy_to_host_after(own, &here, &device.record()?)?);
@@ -73,13 +103,14 @@ impl Exchanges {
             until(device, &leaves, &mut meanwhile)?;
             let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
             self.own.slice(0, own.bytes()).read(bytes_of_mut(numbers));
-            self.gather.start(numbers)?;
+            self.ways[self.way_of[self.index]].start(numbers)?;
         }
         let (number, count) = (self.index + 1, self.exchanges.len());
-        let what = || format!("exchange {number} of {count} of batch statistics");
-        self.gather.wait(what, meanwhile)?;
+        let what = || format!("exchange {number} of {count} between steps");
+        let way = &mut self.ways[self.way_of[self.index]];
+        way.wait(&what, &mut meanwhile)?;
         let numbers = &mut self.numbers[..all.bytes() / size_of::<f32>()];
-        self.gather.read(numbers);
+        way.read(numbers);
         if let Some((statistics, rows)) = rows {
             statistics.even_out(*rows, numbers, *ranks);
         }
@@ -92,6 +123,22 @@ impl Exchanges {
         }
         trace::record(trace::EventKind::Exchange, self.traced, self.index, 0, 0);
         self.seconds += self.begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Bytes that this rank has sent so far.
+    pub fn sent(&self) -> u64 {
+        self.ways.iter().map(|way| way.sent()).sum()
+    }
+
+    /// Carries out those behind a step, if any: where nothing else is under way.
+    pub fn behind(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        for index in 0..self.exchanges.len() {
+            if self.exchanges[index].step == step {
+                self.start(index, device)?;
+                self.wait(device, || Ok(false))?;
+            }
+        }
         Ok(())
     }
 }

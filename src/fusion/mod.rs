@@ -222,7 +222,7 @@ impl Fusion {
                     ways.push(Way::Norms);
                     continue;
                 }
-                (Kind::Gather, _) => {
+                (Kind::Gather | Kind::AllToAll, _) => {
                     ways.push(Way::Exchange(exchanges));
                     exchanges += 1;
                     continue;
@@ -361,7 +361,9 @@ impl Fusion {
 
     /// Bytes that this rank has sent so far in messages of gradients, parameters and the step's own numbers.
     pub fn sent(&self) -> u64 {
-        self.lines.iter().map(Line::sent).sum::<u64>() + self.edges.as_ref().map_or(0, Edges::sent)
+        let between = self.edges.as_ref().map_or(0, Edges::sent);
+        let lines = self.lines.iter().map(Line::sent).sum::<u64>();
+        lines + between + self.exchanges.as_ref().map_or(0, Exchanges::sent)
     }
 
     /// Begins a step; `begun` is its clock's zero. New parameters of the step before may be on their way.
@@ -668,6 +670,7 @@ mod tests {
             buckets: &buckets,
             readers,
             exchanges,
+            split: 0,
             windows: None,
             sums,
             share: &share,

@@ -1,6 +1,6 @@
 //! Norms of what each rank owns of the gradients, told to all.
 
-use crate::collective::Gather;
+use crate::collective::{Gather, InGroups};
 use crate::comm::World;
 use crate::error::Result;
 
@@ -24,8 +24,8 @@ impl Norms {
         self.gather.start(&[(bits >> 32) as u32, bits as u32].map(f32::from_bits))
     }
 
-    pub(super) fn wait(&mut self, meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
-        self.gather.wait(|| "the norms of gradients".into(), meanwhile)?;
+    pub(super) fn wait(&mut self, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
+        self.gather.wait(&|| "the norms of gradients".into(), &mut meanwhile)?;
         self.gather.read(&mut self.all);
         Ok(())
     }

@@ -21,8 +21,8 @@ pub const ALIKE: usize = 4 << 20;
 const SLACK: f64 = 0.001;
 
 /// Cuts the gradients of a plan; on every rank the same way if all are given the same. One rank is rehearsed in this
-/// manner, since all do the same. `seconds` has what each step of the plan takes, and `sum` says it of a sum of so many
-/// bytes.
+/// manner, since all do the same. `seconds` has what each step of the plan takes, and `sum` says it of a
+/// transfer.
 ///
 /// # Errors
 /// `Internal` where a script cannot be rehearsed.
@@ -31,12 +31,11 @@ pub fn cut(
     manner: &Manner,
     rule: &Rule,
     seconds: &[f64],
-    sum: &dyn Fn(usize) -> f64,
+    sum: &dyn Fn(&Transfer) -> f64,
 ) -> Result<()> {
     let facts = plan.facts(seconds);
-    let transfer = |transfer: &Transfer| sum(transfer.cuts.range().len());
     let prices =
-        Prices { transfer: &transfer, update: &|_| 0.0, add: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+        Prices { transfer: sum, update: &|_| 0.0, add: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);
         let scripts = plan.scripts(manner, rule, 0..1);
@@ -88,7 +87,8 @@ mod tests {
             plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None }).unwrap();
         let seconds = step_seconds(&plan, &Tuning::built_in().parameters, 1);
         let manner = Manner { overlap, ..Manner::plain(vec![0]) };
-        cut(&mut plan, &manner, &SGD, &seconds, sum).unwrap();
+        let sum = |transfer: &Transfer| sum(transfer.cuts.range().len());
+        cut(&mut plan, &manner, &SGD, &seconds, &sum).unwrap();
         plan.bucket_bytes()
     }
 

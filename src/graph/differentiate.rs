@@ -16,7 +16,7 @@ impl Graph {
     }
 
     /// For each tensor whether a learned parameter can change it: no gradient is computed for any other.
-    fn depends_on_parameters(&self) -> Vec<bool> {
+    pub(super) fn depends_on_parameters(&self) -> Vec<bool> {
         let mut needed: Vec<bool> = self.tensors.iter().map(Tensor::is_learned).collect();
         for node in &self.nodes {
             if node.inputs.iter().any(|input| needed[input.0]) {

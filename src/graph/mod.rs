@@ -1,7 +1,8 @@
 //! The graph: ops, tensors and shapes as pure data. It knows no device, and holds no numbers but those of constants.
 //!
 //! A model builds the forward graph (`builder`), `simplify` rewrites it into fewer ops with the same
-//! result, `rows` cuts images over ranks where that is wanted, `synchronise` lets normalisations share statistics over ranks where that is wanted, `differentiate`
+//! result, `rows` cuts images over ranks where that is wanted, `synchronise` lets normalisations share statistics over
+//! ranks, `split` divides large linear layers among them, `differentiate`
 //! appends the backward graph, `recompute` makes it need less memory, `fuse` puts together what the device computes
 //! faster so. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
@@ -17,6 +18,7 @@ mod recompute;
 mod rows;
 mod shape;
 mod simplify;
+mod split;
 mod synchronise;
 
 pub use builder::{Builder, Start};
@@ -29,6 +31,7 @@ pub use ops::{
 };
 pub use rows::{Halo, Rows, Strip, Trade, Window};
 pub use shape::{Shape, dims};
+pub use split::{Group, Shard, SplitLayers};
 
 use std::sync::Arc;
 
@@ -144,6 +147,8 @@ pub struct Tensor {
     pub decay: bool,
     /// For parameters: whether it stays as it is (`freeze`).
     pub frozen: bool,
+    /// For parameters: which part of the model's it is, where ranks have unlike parts (`split`).
+    pub shard: Option<Shard>,
     /// For gradients: the parameter it belongs to.
     pub gradient_of: Option<TensorId>,
     /// What the first values of a parameter are drawn by, whatever a graph is rewritten into later (given by
@@ -163,6 +168,7 @@ impl Tensor {
             values: None,
             decay: false,
             frozen: false,
+            shard: None,
             gradient_of: None,
             number: 0,
         }
@@ -266,7 +272,8 @@ impl Graph {
 
     /// How many numbers the model's parameters have.
     pub fn parameter_count(&self) -> usize {
-        self.with_role(Role::Parameter).map(|(_, tensor)| tensor.spec.shape.elements()).sum()
+        let count = |tensor: &Tensor| tensor.spec.shape.elements() * tensor.shard.map_or(1, |shard| shard.of);
+        self.with_role(Role::Parameter).map(|(_, tensor)| count(tensor)).sum()
     }
 
     /// Images in one step of one rank.

@@ -87,7 +87,7 @@ impl Graph {
         made
     }
 
-    fn bytes_of(&self, id: TensorId) -> usize {
+    pub(super) fn bytes_of(&self, id: TensorId) -> usize {
         let spec = &self.tensor(id).spec;
         spec.shape.elements() * spec.dtype.bytes()
     }
@@ -123,7 +123,7 @@ impl Graph {
         let forgotten = |made: &&Made| {
             let segment = segment_of(made.by);
             let small = self.tensor(made.id).spec.shape.rank() == 1
-                || matches!(self.nodes[made.by].op, Op::Exchange { .. } | Op::Trade(_));
+                || matches!(self.nodes[made.by].op, Op::Exchange { .. } | Op::AllToAll { .. } | Op::Trade(_));
             segment < last && segment_of(made.until) == segment && !small
         };
         let mut forgets = vec![false; self.tensors.len()];

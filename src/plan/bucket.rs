@@ -19,12 +19,15 @@ pub struct Bucket {
 pub type Ready = (Range<usize>, usize);
 
 /// Cuts gradients, in ready order, into buckets of at least `threshold` bytes (the last may be smaller). What becomes
-/// ready together stays together.
-pub fn cut(gradients: &[Ready], threshold: usize, steps: usize) -> Vec<Bucket> {
+/// ready together stays together. Those that begin before `split` are in buckets of their own.
+pub fn cut(gradients: &[Ready], split: usize, threshold: usize, steps: usize) -> Vec<Bucket> {
     let mut groups: Vec<Range<usize>> = Vec::new();
-    for (index, (_, after)) in gradients.iter().enumerate() {
+    for (index, (own, after)) in gradients.iter().enumerate() {
         let stays = |group: &&mut Range<usize>| {
             let last = group.end - 1;
+            if (gradients[last].0.start < split) != (own.start < split) {
+                return false;
+            }
             let bytes = gradients[last].0.end - gradients[group.start].0.start;
             bytes < threshold || gradients[last].1 == *after
         };
@@ -58,6 +61,8 @@ fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<
     // Buckets meet without gaps, so that the alignment between two parameters belongs to one of them.
     for next in 1..buckets.len() {
         buckets[next - 1].bytes.end = buckets[next].bytes.start;
+        // They leave in their order.
+        buckets[next].after = buckets[next].after.max(buckets[next - 1].after);
     }
     if let Some(last) = buckets.last_mut() {
         last.bytes.end = last.bytes.end.next_multiple_of(TAIL) + TAIL;
@@ -82,7 +87,10 @@ mod tests {
                 end = (start + size).next_multiple_of(64);
                 (start..start + size, step / together)
             }).collect();
-            let buckets = cut(&gradients, threshold, sizes.len() + 1);
+            let buckets = cut(&gradients, 0, threshold, sizes.len() + 1);
+            let split = gradients[gradients.len() / 2].0.start;
+            let apart = cut(&gradients, split, threshold, sizes.len() + 1);
+            prop_assert!(apart.iter().all(|b| b.bytes.start >= split || b.bytes.end <= split));
             prop_assert_eq!(buckets[0].bytes.start, 0);
             prop_assert_eq!(buckets.last().unwrap().bytes.end, end + TAIL);
             for pair in buckets.windows(2) {

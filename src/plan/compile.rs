@@ -314,6 +314,7 @@ impl<'a> Planner<'a> {
                 init: tensor.init.unwrap_or(Init::Zero),
                 decay: tensor.decay,
                 frozen: tensor.frozen,
+                shard: tensor.shard,
             });
         }
         self.parameters.sort_by_key(|parameter| parameter.offset);
@@ -374,6 +375,7 @@ impl<'a> Planner<'a> {
             .collect();
         order.extend(rest);
         order.retain(|id| self.masters.contains_key(id) && self.division.keeps(*id));
+        order.sort_by_key(|id| self.graph.tensor(*id).shard.is_none());
         order
     }
 
@@ -596,7 +598,10 @@ impl<'a> Planner<'a> {
                 kernel: draft.kernel,
             })
             .collect();
-        let buckets = bucket::cut(&self.ready, options.fusion_threshold, steps.len());
+        self.ready.sort_by_key(|(bytes, _)| bytes.start);
+        let parts = self.parameters.iter().filter(|parameter| parameter.shard.is_some());
+        let split = parts.map(|part| part.offset + part.layout.bytes()).max().unwrap_or(0);
+        let buckets = bucket::cut(&self.ready, split, options.fusion_threshold, steps.len());
         let used = |region| self.used.get(&region).copied().unwrap_or(0);
         let sizes = Sizes {
             activations: arena,
@@ -617,6 +622,7 @@ impl<'a> Planner<'a> {
             constants: self.constants,
             gradients: self.ready,
             buckets,
+            split,
             sizes,
             images,
             labels,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Plan, PlannedStep};
+use super::{Kind, Plan, PlannedStep};
 use crate::graph::{Node, NodeId, TensorId};
 
 /// Bytes of each kind of memory that a rank needs for a plan.
@@ -340,13 +340,16 @@ impl Plan {
 
     fn describe_exchanges(&self, out: &mut String) {
         let exchanges = self.steps.iter().filter_map(|step| Some((self.exchanging(step)?, &step.inputs[0])));
-        let (count, sent) = exchanges
-            .clone()
-            .fold((0, 0), |(count, sent), ((ranks, _), own)| (count + 1, sent + (ranks - 1) * own.bytes));
-        if let Some(((ranks, _), _)) = exchanges.clone().next() {
+        let (count, sent) = exchanges.clone().fold((0, 0), |(count, sent), ((kind, ranks), own)| {
+            // What goes to all others, or a part of which goes to each.
+            let bytes = if kind == Kind::AllToAll { own.bytes / ranks } else { own.bytes };
+            (count + 1, sent + (ranks - 1) * bytes)
+        });
+        if let Some(((kind, ranks), _)) = exchanges.clone().next() {
+            let what = if kind == Kind::AllToAll { "split layers" } else { "sync batch norm" };
             let _ = writeln!(
                 out,
-                "sync batch norm: {count} exchanges a step among {ranks} ranks, in which a rank sends {} ({} bytes)\n",
+                "{what}: {count} exchanges a step among {ranks} ranks, in which a rank sends {} ({} bytes)\n",
                 bytes(sent),
                 group(sent)
             );

@@ -55,7 +55,7 @@ use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::files::fnv1a;
-use crate::graph::{Graph, Init, NodeId, Op, Rows, Spec, Statistics, Strip};
+use crate::graph::{Graph, Init, NodeId, Op, Rows, Shape, Shard, Spec, Statistics, Strip};
 
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
@@ -145,9 +145,16 @@ pub struct Parameter {
     pub decay: bool,
     /// Whether it is left as it is.
     pub frozen: bool,
+    /// Where ranks have unlike parts of it: which this is.
+    pub shard: Option<Shard>,
 }
 
 impl Parameter {
+    /// The shape that it has in files, which know of no parts.
+    pub fn whole(&self) -> Shape {
+        self.shard.map_or(self.spec.shape.clone(), |shard| shard.whole(&self.spec.shape))
+    }
+
     /// Its part of a region that has the parameters' offsets.
     pub fn of(&self, region: &Memory) -> Memory {
         region.slice(self.offset, self.layout.bytes())
@@ -197,10 +204,13 @@ pub struct Plan {
     pub statistics: Vec<Statistic>,
     /// What is to be written before the first step (`Regions::write_constants`).
     pub constants: Vec<Constant>,
-    /// In the order in which they become ready, which is that of their offsets; empty for an evaluation plan.
+    /// In the order of their offsets, which is that in which they become ready, but for those of parts: these come first.
+    /// Empty for an evaluation plan.
     pub gradients: Vec<Ready>,
     /// In the same order.
     pub buckets: Vec<Bucket>,
+    /// Bytes of the gradients of parameters of which ranks have unlike parts: the first ones.
+    pub split: usize,
     /// Bytes of each region.
     pub sizes: Sizes,
     /// Where the host puts images and labels and finds losses and hits.
@@ -294,7 +304,7 @@ impl Plan {
 
     /// Cuts the gradients into buckets of at least so many bytes.
     pub fn cut_at(&mut self, threshold: usize) {
-        self.buckets = bucket::cut(&self.gradients, threshold, self.steps.len());
+        self.buckets = bucket::cut(&self.gradients, self.split, threshold, self.steps.len());
     }
 
     /// What enters the hash: every step with its operands' layouts and places, and the buckets.
@@ -356,11 +366,12 @@ impl Plan {
         cut(rank)..cut(rank + 1)
     }
 
-    /// Over how many ranks a step exchanges statistics, if it does, and what becomes of them where ranks have unlike
-    /// many rows.
-    fn exchanging(&self, step: &PlannedStep) -> Option<(usize, Option<(Statistics, Rows)>)> {
+    /// How a step exchanges something with other ranks, with how many, and what becomes of it where ranks have unlike
+    /// many rows of images, if it does.
+    fn exchanging(&self, step: &PlannedStep) -> Option<(Kind, usize, Option<(Statistics, Rows)>)> {
         match self.graph.node(step.node?).op {
-            Op::Exchange { ranks, rows } => Some((ranks, rows)),
+            Op::Exchange { ranks, rows } => Some((Kind::Gather, ranks, rows)),
+            Op::AllToAll { ranks } => Some((Kind::AllToAll, ranks, None)),
             _ => None,
         }
     }
@@ -383,6 +394,11 @@ impl Plan {
             })
         };
         self.steps.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Whether only ranks that have the same parts of split layers add up a bucket.
+    pub fn is_split(&self, bucket: usize) -> bool {
+        self.buckets[bucket].bytes.start < self.split
     }
 
     /// The parameter of this name.

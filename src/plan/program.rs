@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Constant, Location, Plan, Region, Sizes};
+use super::{Constant, Kind, Location, Plan, Region, Sizes};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
@@ -95,19 +95,21 @@ pub struct Program {
     watched: Vec<Watched>,
 }
 
-/// What ranks that share statistics tell each other after a step. The step itself has put this rank's own numbers in
+/// What ranks that share statistics, or layers, tell each other after a step. The step itself has put this rank's own numbers in
 /// every row; where there are other ranks, each row is to be what that rank has.
 #[derive(Debug, Clone)]
 pub struct Exchange {
     /// The step that gives the rank's own row.
     pub step: usize,
+    /// Whether every rank gets what each has (`Gather`), or what each has for it (`AllToAll`).
+    pub kind: Kind,
     /// How many ranks' rows there are.
     pub ranks: usize,
     /// Where these have unlike many rows of images: what becomes of what they tell.
     pub rows: Option<(Statistics, Rows)>,
-    /// `f32` numbers of this rank.
+    /// What this rank has, in words of four bytes.
     pub own: Memory,
-    /// As many of each rank of the group, in the order of ranks.
+    /// What comes, in the order of ranks.
     pub all: Memory,
 }
 
@@ -142,9 +144,9 @@ impl Plan {
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
             watched.push(self.watch(step, &inputs, &outputs));
-            if let Some((ranks, rows)) = self.exchanging(step) {
+            if let Some((kind, ranks, rows)) = self.exchanging(step) {
                 let (own, all) = (inputs[0].clone(), outputs[0].clone());
-                exchanges.push(Exchange { step: index, ranks, rows, own, all });
+                exchanges.push(Exchange { step: index, kind, ranks, rows, own, all });
             }
         }
         Ok(Program {

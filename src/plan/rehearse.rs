@@ -758,6 +758,7 @@ mod tests {
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
                     exchanges: vec![(0, 0..64, Kind::Gather)],
+                    split: 0,
                     windows: None,
                     sums: self.sums(),
                     share: &|bucket, index, count| self.share(bucket, index, count),

@@ -50,6 +50,8 @@ pub enum Kind {
     Gather,
     /// Ranks of a group send each other rows of their images.
     Trade,
+    /// Every rank gets what each has for it, in the order of ranks.
+    AllToAll,
     /// A rank's part of the range goes to one.
     Send {
         /// Who gets it.
@@ -281,9 +283,11 @@ pub struct Outline<'a> {
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
-    /// What ranks tell each other in between, statistics or rows of images: after which step, where it lies in the
-    /// arena, and how.
+    /// What ranks tell each other in between (statistics, rows of images, parts of split layers): after which step,
+    /// where it lies in the arena, and how.
     pub exchanges: Vec<(usize, Range<usize>, Kind)>,
+    /// Bytes of the gradients of split layers: the first ones, which only ranks with the same parts add up.
+    pub split: usize,
     /// Where gradients take turns: where and when.
     pub windows: Option<&'a Windows>,
     /// The bytes of where gradients are added up over ranks, with their tail.
@@ -309,7 +313,9 @@ pub struct Manner {
     pub mesh: MeshShape,
     /// In a pipeline: which stage this is of, and in which order passes are done.
     pub pipeline: Option<(usize, PipelineSchedule)>,
-    /// On which node each rank of the data axis is.
+    /// Where layers are split: which place of the tensor axis this is of.
+    pub tensor: usize,
+    /// On which node each rank is, but for those of other stages.
     pub nodes: Vec<usize>,
     /// Who updates what.
     pub owners: Owners,
@@ -384,6 +390,7 @@ impl Manner {
         Manner {
             mesh: MeshShape::of_data(nodes.len()),
             pipeline: None,
+            tensor: 0,
             nodes,
             owners: Owners::Everyone,
             relaxed: None,
@@ -451,17 +458,19 @@ impl Plan {
             Some(windows) if manner.micro_steps > 1 => windows.whole,
             _ => self.sizes.gradients,
         };
-        let statistics = self.steps.iter().enumerate().filter(|(_, step)| self.exchanging(step).is_some());
         let rows =
             |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
-        let statistics = statistics.map(|(index, step)| (index, rows(step), Kind::Gather));
+        let told =
+            self.steps.iter().enumerate().filter_map(|(index, step)| {
+                self.exchanging(step).map(|(kind, ..)| (index, rows(step), kind))
+            });
         let trades = self.trades().into_iter().map(|trading| {
             let start =
                 trading.received.first().or(trading.sent.first()).map_or(0, |(_, place)| place.offset);
             let [sent, received] = trading.bytes();
             (trading.step, start..start + sent.max(received), Kind::Trade)
         });
-        let mut exchanges: Vec<_> = statistics.chain(trades).collect();
+        let mut exchanges: Vec<_> = told.chain(trades).collect();
         exchanges.sort_by_key(|(step, ..)| *step);
         scripts(
             manner,
@@ -471,6 +480,7 @@ impl Plan {
                 buckets: &self.buckets,
                 readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
                 exchanges,
+                split: self.split,
                 windows: self.windows.as_ref(),
                 sums,
                 share: &share,
@@ -512,7 +522,9 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
     let stage = manner.pipeline.map_or(0, |(stage, _)| stage);
     let seats = Seat::all(&manner.nodes);
     let script = |rank: usize| {
-        let bytes = |index| manner.owners.owned(index, rank, seats[rank], outline.share);
+        // Every rank of the mesh has images of its own, unless it is of another stage.
+        let at = rank * manner.mesh.tensor + manner.tensor;
+        let bytes = |index| manner.owners.owned(index, rank, seats[at], outline.share);
         let part = |bucket: usize| {
             let bytes = bytes(bucket);
             let sum = match outline.summed_in(manner) {
@@ -524,9 +536,9 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
             Part { bucket, bytes, sum }
         };
         let mut script = Script {
-            rank: manner.mesh.rank([rank, stage, 0]),
+            rank: manner.mesh.rank([rank, stage, manner.tensor]),
             // Ranks of other stages have other parameters: they meet at no barrier.
-            node: stage * manner.mesh.ranks() + manner.nodes[rank],
+            node: stage * manner.mesh.ranks() + manner.nodes[at],
             mesh: manner.mesh,
             owners: manner.owners,
             accumulates: manner.micro_steps > 1,
@@ -619,7 +631,8 @@ impl Flow {
         let (owners, ranks, end) = (manner.owners, manner.mesh.data, outline.sums);
         let (apart, gradients) = (owners.are_apart(), end.saturating_sub(TAIL));
         let whole = outline.buckets.last().map_or(0, |bucket| bucket.bytes.end).saturating_sub(TAIL);
-        let cut = manner.pipeline.is_some();
+        // Whether some ranks have other parameters: other layers, or other parts of them.
+        let cut = manner.mesh.ranks() > ranks;
         let tail_alone = apart || cut || manner.relaxed.is_some() || outline.windows.is_some();
         let [to_owners, from_owners] = match manner.asynchronous {
             true => [Kind::Push, Kind::Pull],
@@ -631,7 +644,6 @@ impl Flow {
             transfers.push(Transfer { axis, members, kind, area, cuts });
             transfers.len() - 1
         };
-        let mut add = |kind, area, cuts: Cuts| add_on(Axis::Data, kind, area, cuts);
         let (mut sums, mut parameters) = (Vec::new(), Vec::new());
         // All steps of a round have one list of transfers.
         let others: Vec<usize> = match manner.relaxed {
@@ -646,7 +658,13 @@ impl Flow {
         {
             // The tail is everybody's.
             let bytes = bytes.start..if tail_alone { bytes.end.min(whole) } else { bytes.end };
+            // Of what is not split all ranks have the same.
+            let (axis, ranks) = match manner.mesh.tensor > 1 && bytes.start >= outline.split {
+                true => (Axis::Job, manner.mesh.ranks()),
+                false => (Axis::Data, ranks),
+            };
             let cuts = owners.cuts(index, &bytes, ranks, outline.share);
+            let mut add = |kind, area, cuts| add_on(axis, kind, area, cuts);
             if distance > 0 {
                 let id = add(Kind::Mix { distance }, Area::Of(Region::Parameters), cuts);
                 sums.extend((manner.relaxed == Some(Turn::Mix { distance })).then_some(id));
@@ -669,13 +687,17 @@ impl Flow {
             let bytes = learned(&outline.buckets[gathered.bucket], whole + TAIL);
             let cuts = owners.cuts(gathered.bucket, &bytes, ranks, outline.share);
             let area = if manner.micro_steps > 1 { Area::Of(Region::Gradients) } else { Area::Sums };
-            add(Kind::FromOwners, area, cuts.moved(gathered.bytes.start))
+            add_on(Axis::Data, Kind::FromOwners, area, cuts.moved(gathered.bytes.start))
         };
         let gathers = outline.windows.iter().flat_map(|windows| &windows.gathers).map(gather).collect();
         // Servers have no statistics.
         let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
+        let (over, sharing) = match manner.mesh.tensor {
+            1 => (Axis::Data, computing),
+            all => (Axis::Tensor, all),
+        };
         let gather = |(_, rows, kind): &(usize, Range<usize>, Kind)| {
-            add(*kind, Area::Of(Region::Arena), Cuts::even(rows, computing))
+            add_on(over, *kind, Area::Of(Region::Arena), Cuts::even(rows, sharing))
         };
         let exchanges = outline.exchanges.iter().map(gather).collect();
         // Of all stages, where there are some.
@@ -1153,7 +1175,7 @@ impl Transfer {
             (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
         match self.kind {
             Kind::Sum => 2 * (all - all / (others + 1)),
-            Kind::SumToOwners => all - own,
+            Kind::SumToOwners | Kind::AllToAll => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
             Kind::Send { .. } | Kind::Trade | Kind::Mix { .. } | Kind::Push => all,
             Kind::Receive { .. } | Kind::Pull => 0,
@@ -1171,6 +1193,7 @@ impl fmt::Display for Transfer {
             Kind::Pull => "pull".to_string(),
             Kind::Gather => "gather".to_string(),
             Kind::Trade => "trade of rows".to_string(),
+            Kind::AllToAll => "all to all".to_string(),
             Kind::Send { to, .. } => format!("send to place {to}"),
             Kind::Receive { from, .. } => format!("receive from place {from}"),
             Kind::Mix { distance } => format!("gossip over {distance} places"),

@@ -10,13 +10,13 @@ use crate::collective::cost::Nodes;
 use crate::collective::course::{Course, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
-use crate::config::{AllreduceKind, Compression, Config, Strategy, Wire};
+use crate::config::{AllreduceKind, Compression, Config, MeshShape, Strategy, Wire};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
 use crate::interconnect::Interconnect;
-use crate::plan::{Axis, Kind, Manner, Plan, PlannedStep, Transfer};
+use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, TAIL, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -33,6 +33,8 @@ pub struct Averaging {
     star: Option<Star>,
     /// In a gossip: the link to another rank.
     gossip: Option<Level>,
+    /// Where layers are split.
+    split: Option<Split>,
     /// Of a network in stages: seconds until the first byte is at the next one, and seconds a byte.
     stages: [f64; 2],
     wire: Wire,
@@ -103,6 +105,30 @@ impl Star {
     }
 }
 
+/// The ranks that share layers, and those that have the same parts of them.
+#[derive(Clone, Copy)]
+struct Split {
+    mesh: MeshShape,
+    /// Between the ranks of a group, and between groups.
+    links: [Level; 2],
+}
+
+impl Split {
+    /// What a transfer of the script takes, if this says it: so many bytes by messages of each rank.
+    fn seconds(self, transfer: &Transfer) -> Option<f64> {
+        let (axis, ranks, rounds) = match (transfer.axis, transfer.kind) {
+            (Axis::Tensor, _) => (0, self.mesh.tensor, 1),
+            (Axis::Data, Kind::Sum) => (1, self.mesh.data, 2 * (self.mesh.data - 1)),
+            _ => return None,
+        };
+        let (link, bytes) = (self.links[axis], transfer.cuts.range().len());
+        let sent = rounds as f64 * bytes as f64 / ranks as f64;
+        // In one round each sends to all others.
+        let sent = if axis == 0 { sent * (ranks - 1) as f64 } else { sent };
+        Some(rounds as f64 * link.latency() + sent * link.per_byte())
+    }
+}
+
 /// What is decided before strategies are looked at.
 struct Averages {
     selection: Selection,
@@ -138,7 +164,8 @@ impl Averaging {
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
         let mut selection = of(config.allreduce)?;
         // Owners that are apart add in the host's memory, and so do ranks with parameters of their own.
-        if !config.strategy.is_relaxed()
+        if config.tensor.is_none()
+            && !config.strategy.is_relaxed()
             && !expected_owners(world, config.strategy, false).are_apart()
             && gpu_direct::gpus_serve(world, config, device)?
         {
@@ -170,6 +197,7 @@ impl Averaging {
             compress,
             star,
             gossip,
+            split: None,
             stages: [0.0; 2],
             wire,
             machine,
@@ -197,6 +225,17 @@ impl Averaging {
             }
         };
         Averaging { stages, ..self }
+    }
+
+    /// The same where layers are split over a mesh of this job.
+    pub fn over_groups(self, job: &Topology, mesh: MeshShape) -> Averaging {
+        let Parameters { within, between, .. } = self.tuning.parameters;
+        let same = |ranks: &[usize]| ranks.iter().all(|&rank| job.node_of(rank) == job.node_of(ranks[0]));
+        let link = |is_near: bool| if is_near { within } else { between };
+        let groups =
+            (0..mesh.data).all(|d| same(&(0..mesh.tensor).map(|t| mesh.rank([d, 0, t])).collect::<Vec<_>>()));
+        let links = [link(groups), link(job.nodes() == 1)];
+        Averaging { split: Some(Split { mesh, links }), ..self }
     }
 
     /// The link between stages: seconds until the first byte is there, and seconds a byte.
@@ -252,9 +291,16 @@ impl Averaging {
             return Ok(());
         }
         // Whether there is room for shared memory may differ from node to node; buckets must not.
-        let sum = |bytes| self.selection.choose(bytes, true).seconds;
+        let sum = |transfer: &Transfer| {
+            let split = self.split.and_then(|split| split.seconds(transfer));
+            split.unwrap_or_else(|| self.selection.choose(transfer.cuts.range().len(), true).seconds)
+        };
         let (micro_steps, overlap) = (config.accumulation, config.overlap);
-        let manner = Manner { micro_steps, overlap, ..Manner::plain(vec![0]) };
+        let plain = match self.split {
+            None => Manner::plain(vec![0]),
+            Some(Split { mesh, .. }) => Manner { mesh, ..Manner::plain(vec![0; mesh.ranks()]) },
+        };
+        let manner = Manner { micro_steps, overlap, ..plain };
         threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
     }
 
@@ -300,6 +346,9 @@ impl Averaging {
         {
             return course.seconds(machine);
         }
+        if let Some(seconds) = self.split.and_then(|split| split.seconds(transfer)) {
+            return seconds;
+        }
         let seconds = self.seconds(bytes, setting.shared);
         match transfer.kind {
             Kind::SumToOwners | Kind::FromOwners | Kind::Push | Kind::Pull => {
@@ -308,7 +357,7 @@ impl Averaging {
             // To both sides at a time.
             Kind::Send { .. } | Kind::Receive { .. } | Kind::Trade => self.message_seconds(bytes),
             // Few bytes, to all and back.
-            _ if transfer.axis == Axis::Job => {
+            _ if transfer.axis == Axis::Job && (bytes <= TAIL || transfer.area == Area::Norms) => {
                 let rounds = transfer.cuts.ranks().max(2).ilog2() + 1;
                 f64::from(rounds) * self.message_seconds(bytes)
             }
@@ -337,7 +386,8 @@ impl Averaging {
             Kind::FromOwners if self.star.is_some() => Some(Course::of(Steps::FromOwners, &cuts, Wire::F32)),
             Kind::FromOwners if setting.in_common => Some(Course::between_nodes(&cuts)),
             Kind::FromOwners => Some(Course::of(Steps::Collect, &cuts, Wire::F32)),
-            Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } | Kind::Trade => None,
+            Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } => None,
+            Kind::Trade | Kind::AllToAll => None,
         }
     }
 
@@ -360,7 +410,8 @@ impl Averaging {
 
     /// What each bucket's sum is expected to be, or what takes its place.
     pub fn choices(&self, plan: &Plan, shared: bool) -> Vec<Expected> {
-        let of = |bytes: &usize| match self.compress {
+        let of = |(bucket, bytes): (usize, &usize)| match self.compress {
+            _ if plan.is_split(bucket) => self.of_split(*bytes),
             Some(_) => Expected { name: "compressed", seconds: f64::NAN },
             None => {
                 let sum = || Expected {
@@ -372,7 +423,18 @@ impl Averaging {
                 star.or(gossip).unwrap_or_else(sum)
             }
         };
-        plan.bucket_bytes().iter().map(of).collect()
+        plan.bucket_bytes().iter().enumerate().map(of).collect()
+    }
+
+    /// Of gradients of split layers, which ranks with the same parts add up.
+    fn of_split(&self, bytes: usize) -> Expected {
+        let Some(split) = self.split.filter(|split| split.mesh.data > 1) else {
+            return Expected { name: "its own", seconds: 0.0 };
+        };
+        let cuts = Cuts::even(&(0..bytes), split.mesh.data);
+        let members = 0..split.mesh.data;
+        let sum = Transfer { axis: Axis::Data, members, kind: Kind::Sum, area: Area::Sums, cuts };
+        Expected { name: "ring", seconds: split.seconds(&sum).unwrap_or(f64::NAN) }
     }
 
     /// Where the figures come from, in words.

@@ -7,7 +7,7 @@ use super::averaging::Averaging;
 use super::gpu_direct;
 use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
 use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Gather, Hierarchical, Operation, Route, gossip, select};
+use crate::collective::{Collective, Divided, Hierarchical, Operation, Route, gossip, select};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
@@ -52,6 +52,8 @@ pub struct Carrying<'a> {
     pub world: &'a World,
     /// Those that compute, as this rank does; or those that serve.
     pub peers: &'a World,
+    /// Where layers are split: those that have the same parts of them.
+    pub alike: Option<&'a World>,
     /// Of the run.
     pub config: &'a Config,
     /// What was decided beforehand.
@@ -82,23 +84,23 @@ impl Carrying<'_> {
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
         let mixes = self.mixes(script, places)?;
-        let cut = self.config.pipeline.is_some();
+        let cut = script.mesh.ranks() > script.mesh.data;
         let tail_line = if apart || cut || script.relaxed { Some(self.tail(places)?) } else { None };
         let into_windows = places.windows.map(|windows| self.gathers(windows)).transpose()?;
         let parameters = if apart && into_windows.is_none() { Some(self.parameters(places)?) } else { None };
         let gathers = script.transfers.iter().any(|transfer| transfer.area == Area::Norms);
         let told = if cut { job } else { world };
         let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
-        let exchanges = program.map_or(Ok(None), |program| self.exchanges(program))?;
+        let exchanges = program.map_or(Ok(None), |program| exchanges(self.peers, device, program))?;
         let links = || Link::of_script(script);
-        let (links, trades) = match cut {
+        let in_stages = script.mesh.pipeline > 1;
+        let (links, trades) = match in_stages {
             true => (links(), Vec::new()),
             false => self.trades(),
         };
-        let edges = if cut || self.config.spatial > 1 {
-            Some(edges(job, device, places.arena, links)?)
-        } else {
-            None
+        let edges = match in_stages || self.config.spatial > 1 {
+            true => Some(edges(job, device, places.arena, links)?),
+            false => None,
         };
         let carriers = Carriers {
             sums,
@@ -280,7 +282,8 @@ impl Carrying<'_> {
             return Ok((sums, None));
         }
         let Some(scheme) = self.config.compress else {
-            return Ok((world.agree(selection.build(world, &places.gradients.region))?, None));
+            let sums = world.agree(selection.build(world, &places.gradients.region))?;
+            return Ok((self.beside_split(sums, places)?, None));
         };
         let relaxed = self.config.strategy.is_relaxed();
         let scheme = match scheme {
@@ -313,14 +316,24 @@ impl Carrying<'_> {
         (links, trades)
     }
 
-    /// What the program exchanges between its steps, if anything.
-    fn exchanges(&self, program: &Program) -> Result<Option<Exchanges>> {
-        let Some(ranks) = program.exchanges.first().map(|exchange| exchange.ranks) else { return Ok(None) };
-        let longest = program.exchanges.iter().map(|exchange| exchange.own.bytes() / 4).max().unwrap_or(0);
-        let gather = self.peers.agree(Gather::new(self.peers, ranks, longest))?;
-        let exchanges = Exchanges::new(self.device, gather, program.exchanges.clone());
-        Ok(Some(self.peers.agree(exchanges)?))
+    /// These sums, and where layers are split those of their gradients, between the ranks with the same parts: by
+    /// messages, since those of a node may have others.
+    fn beside_split(&self, sums: Box<dyn Collective>, places: &Places) -> Result<Box<dyn Collective>> {
+        let Some(alike) = self.alike else { return Ok(sums) };
+        let region = &places.gradients.region;
+        let split = select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), alike, region);
+        let split = self.job.agree(split)?;
+        Ok(Box::new(Divided::new(self.plan.split / 4, split, sums)))
     }
+}
+
+/// What a program exchanges between its steps, if anything: between ranks of this world. Collective.
+///
+/// # Errors
+/// The same on every rank: memory lacks.
+pub fn exchanges(world: &World, device: &dyn Device, program: &Program) -> Result<Option<Exchanges>> {
+    let some = (!program.exchanges.is_empty()).then(|| program.exchanges.clone());
+    some.map(|exchanges| Exchanges::new(world, device, exchanges)).transpose()
 }
 
 /// What carries messages between stages out of an arena and into it. Collective.

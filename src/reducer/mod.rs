@@ -12,7 +12,7 @@ mod gpu_direct;
 mod sharing;
 
 pub use averaging::{Averaging, Expected, Setting, StepTimes};
-pub use carriers::{Carrying, Places, Pushes, edges};
+pub use carriers::{Carrying, Places, Pushes, edges, exchanges};
 pub use sharing::{
     Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes, seats,
     shares_gradients, turns, windows_apart,

@@ -36,8 +36,8 @@ impl Sharing {
     }
 
     /// What is to be expected of `Common::new`, if a run takes `bytes` of shared memory in all.
-    pub fn expected(world: &Topology, device: &dyn Device, strategy: Strategy, bytes: usize) -> Sharing {
-        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+    pub fn expected(world: &Topology, device: &dyn Device, config: &Config, bytes: usize) -> Sharing {
+        let wanted = device.is_host() && some_share(world) && may_share(world, config);
         let fits = wanted && NodeShared::fits(bytes);
         if fits { Sharing::of_node(world) } else { Sharing::ALONE }
     }
@@ -81,10 +81,10 @@ pub fn expected_owners(world: &Topology, strategy: Strategy, in_common: bool) ->
     strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
 }
 
-/// Whether a strategy has the ranks of a node share parameters at all.
-fn may_share(world: &Topology, strategy: Strategy) -> bool {
+/// Whether the ranks of a node are to share parameters at all. Those that split layers have unlike ones.
+fn may_share(world: &Topology, Config { strategy, tensor, .. }: &Config) -> bool {
     let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
-    strategy.shares_memory(at, world.is_even())
+    tensor.is_none() && strategy.shares_memory(at, world.is_even())
 }
 
 /// How gradients take turns in windows, if they do. Ranks of one node have their parameters in common where they can,
@@ -145,7 +145,7 @@ impl Common {
             });
         }
         let (bytes, strategy) = (sizes.parameters, config.strategy);
-        let wanted = device.is_host() && some_share(world) && may_share(world, strategy);
+        let wanted = device.is_host() && some_share(world) && may_share(world, config);
         let apart = expected_owners(world, strategy, wanted).are_apart();
         let beside = if apart { 0 } else { copies };
         let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };

@@ -26,7 +26,7 @@ use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::DType;
 use crate::optim::LossScaler;
 use crate::plan::{Action, Axis, Gathered, Manner, Plan, Program, Script, TAIL, TransferId, Window};
-use crate::reducer::{Averaging, Carrying, Pushes, edges};
+use crate::reducer::{Averaging, Carrying, Pushes, edges, exchanges};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -48,7 +48,10 @@ impl Assembly<'_> {
         let Assembly { world, config, averaging, plans, device, rule, .. } = *self;
         let plan = &plans.training;
         let memories = Memories::new(world, device, plans, rule, config, averaging);
-        let memories = world.agree(memories)?;
+        let beside = self.groups.split.as_ref().filter(|_| self.groups.is_of_first());
+        let beside = beside.map(|split| split.beside.clone());
+        let mut memories = world.agree(memories)?;
+        memories.beside = beside;
         world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
         let mut every = [plan].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
@@ -65,7 +68,8 @@ impl Assembly<'_> {
         let bind = |context| plan.bind_context(&memories.regions, context);
         let programs: Vec<Program> = world.agree((0..contexts).map(bind).collect())?;
         let (job, averaging) = (&self.groups.job, self.averaging);
-        let carrying = Carrying { job, world, peers, config: self.config, averaging, plan, device };
+        let alike = self.groups.split.as_ref().map(|split| &split.alike);
+        let carrying = Carrying { job, world, peers, alike, config: self.config, averaging, plan, device };
         let places = memories.places();
         let (fusion, compression, asynchronous) = match self.config.strategy.is_asynchronous() {
             true => {
@@ -116,8 +120,11 @@ impl Assembly<'_> {
     fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
         let Assembly { groups, world, config, plans, rule, .. } = *self;
         let manner = manner(groups.layout(), config, memories.owners, memories.sharing.ranks > 1);
-        let manners = manner.of_round(config.relaxed(world.size()));
-        let own = world.rank()..world.rank() + 1;
+        let [place, _, tensor] = groups.mesh.coordinates(world.rank());
+        // Of stages each is a world of its own.
+        let place = if groups.stage.is_some() { world.rank() } else { place };
+        let manners = Manner { tensor, ..manner }.of_round(config.relaxed(world.size()));
+        let own = place..place + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
         manners.iter().map(of).collect()
     }
@@ -126,6 +133,9 @@ impl Assembly<'_> {
     pub fn evaluator(&self, plan: &Plan, memories: &Memories, loader: TestLoader) -> Result<Evaluator> {
         let serves = memories.owners.serves(self.world.rank());
         let program = (!serves).then(|| plan.bind(&memories.evaluated())).transpose();
+        let program = self.world.agree(program)?;
+        let exchanges =
+            program.as_ref().map_or(Ok(None), |program| exchanges(self.peers, self.device, program))?;
         let relay = match self.groups.stage {
             None => None,
             Some(_) => {
@@ -135,8 +145,9 @@ impl Assembly<'_> {
             }
         };
         Ok(Evaluator {
+            exchanges,
             relay,
-            program: self.world.agree(program)?,
+            program,
             peers: self.peers.clone(),
             statistics: memories.regions.statistics.clone(),
             loader,
@@ -244,9 +255,11 @@ impl Assembly<'_> {
         let Assembly { world, plans, device, rule, .. } = *self;
         let Some(max_norm) = self.config.optimizer.clip_norm else { return Ok(None) };
         let summed = self.summed(memories);
+        // Some ranks have other parameters: other layers, or other parts of them.
+        let unlike = self.groups.mesh.ranks() > self.groups.mesh.data;
         let is_alone = self.config.strategy.updates_alone();
-        // Stages tell each other their norms, and so do owners of other parts.
-        let is_told = self.groups.stage.is_some() || memories.owners.are_apart() && !is_alone;
+        // Ranks with other parameters tell each other their norms, and so do owners of other parts.
+        let is_told = unlike || memories.owners.are_apart() && !is_alone;
         if !device.is_host() && !is_told {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
@@ -260,6 +273,7 @@ impl Assembly<'_> {
         };
         let parts: Vec<Vec<Range<usize>>> = match memories.owners.normed(world.rank(), all) {
             _ if is_alone => vec![of_share(0)],
+            _ if self.groups.split.is_some() => vec![self.counted(memories)],
             Some(shares) => shares.map(of_share).collect(),
             None => vec![memories.parts.clone()],
         };
@@ -275,6 +289,17 @@ impl Assembly<'_> {
         let broken = device.allocate(4)?;
         let scale = summed.iter().map(|part| device.scale(part, &broken)).collect::<Result<_>>()?;
         Ok(Some(Clip::Of { max_norm, squares, scale, total: 0.0 }))
+    }
+
+    /// Where layers are split: the buckets whose norm this rank tells the others, each of which counts once.
+    fn counted(&self, memories: &Memories) -> Vec<Range<usize>> {
+        let (mesh, rank) = (self.groups.mesh, self.groups.job.rank());
+        let counts = |bucket| match self.plans.training.is_split(bucket) {
+            true => mesh.coordinates(rank)[0] == 0,
+            false => rank == 0,
+        };
+        let part = |(bucket, part): (usize, &Range<usize>)| if counts(bucket) { part.clone() } else { 0..0 };
+        memories.parts.iter().enumerate().map(part).collect()
     }
 
     fn scaling(&self, memories: &Memories) -> Result<Option<Scaling>> {

@@ -7,7 +7,7 @@ use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
 use crate::error::Result;
-use crate::fusion::Relay;
+use crate::fusion::{Exchanges, Relay};
 use crate::plan::Program;
 
 /// Batches between two points at which the stages of a network ask each other whether to stop.
@@ -19,6 +19,8 @@ pub struct Evaluator {
     pub program: Option<Program>,
     /// Where the network is cut: what goes from stage to stage.
     pub relay: Option<Relay>,
+    /// Where layers are split: what ranks exchange between steps.
+    pub exchanges: Option<Exchanges>,
     /// Those whose statistics count as this rank's do.
     pub peers: World,
     /// Every running statistic, where training keeps it.
@@ -78,7 +80,7 @@ impl Evaluator {
             let Some(program) = &mut self.program else { continue };
             let reads = program.images.bytes() > 0;
             let images = if reads { self.loader.fill(number, &mut self.batch)? } else { 0 };
-            if images > 0 || self.relay.is_some() {
+            if images > 0 || self.relay.is_some() || self.exchanges.is_some() {
                 self.relay.as_mut().map_or(Ok(()), |relay| relay.begin(device))?;
                 if reads {
                     Inputs::of(program).fill(&self.batch, |bytes, part| device.upload(bytes, part))?;
@@ -86,6 +88,7 @@ impl Evaluator {
                 for (index, step) in program.steps.iter_mut().enumerate() {
                     self.relay.as_mut().map_or(Ok(()), |relay| relay.before(index, device))?;
                     step.run(&scalars)?;
+                    self.exchanges.as_mut().map_or(Ok(()), |exchanges| exchanges.behind(index, device))?;
                     self.relay.as_mut().map_or(Ok(()), |relay| relay.after(index, device))?;
                 }
                 device.synchronize()?;

@@ -1,20 +1,32 @@
 //! The ranks of a job, and those with which a rank does what.
 
 use crate::comm::{Mesh, Topology, World};
-use crate::config::{Config, MeshShape, Pipeline};
+use crate::config::{Config, MeshShape, Pipeline, Tensor};
 use crate::error::{Error, Result};
+use crate::graph::Group;
 
 /// The groups that this rank is in.
 #[derive(Clone)]
 pub struct Groups {
     /// All ranks.
     pub job: World,
-    /// Those that compute what this one does, with other images: all of them unless the network is cut into stages.
+    /// Those that have other images: all of them unless the network is cut into stages.
     pub data: World,
+    /// Where layers are split: among whom.
+    pub split: Option<Split>,
     /// How many ranks there are on each axis.
     pub mesh: MeshShape,
     /// Where the network is cut: which stage this rank computes.
     pub stage: Option<usize>,
+}
+
+/// The ranks of a job whose layers are split.
+#[derive(Clone)]
+pub struct Split {
+    /// Those that have the other parts.
+    pub beside: World,
+    /// Those that have the same parts.
+    pub alike: World,
 }
 
 /// Where the ranks are that compute a stage, or the network where it is not cut: those of this job, or of one that is
@@ -34,7 +46,8 @@ pub struct Layout<'a> {
 impl Groups {
     /// Of a network that is not cut.
     pub fn whole(job: &World) -> Groups {
-        Groups { job: job.clone(), data: job.clone(), mesh: MeshShape::of_data(job.size()), stage: None }
+        let mesh = MeshShape::of_data(job.size());
+        Groups { job: job.clone(), data: job.clone(), split: None, mesh, stage: None }
     }
 
     /// Collective.
@@ -42,12 +55,17 @@ impl Groups {
     /// # Errors
     /// `Usage`, the same on every rank, where the ranks do not divide into pipelines.
     pub fn new(job: &World, config: &Config) -> Result<Groups> {
+        if let Some(tensor) = config.tensor {
+            let Mesh { shape, data, tensor, .. } = Mesh::new(job, job.agree(in_groups(tensor, job.size()))?)?;
+            let split = Some(Split { beside: tensor, alike: data });
+            return Ok(Groups { split, mesh: shape, ..Groups::whole(job) });
+        }
         // What is predicted is of other ranks.
         let pipeline = config.pipeline.as_ref().filter(|_| config.prediction.is_none());
         let Some(pipeline) = pipeline else { return Ok(Groups::whole(job)) };
         let mesh = Mesh::new(job, job.agree(divided(pipeline, job.size()))?)?;
         let stage = mesh.shape.coordinates(job.rank())[1];
-        Ok(Groups { job: job.clone(), data: mesh.data, mesh: mesh.shape, stage: Some(stage) })
+        Ok(Groups { job: job.clone(), data: mesh.data, split: None, mesh: mesh.shape, stage: Some(stage) })
     }
 
     /// Where this rank is.
@@ -61,10 +79,41 @@ impl Groups {
         self.mesh.rank([data, stage, tensor])
     }
 
+    /// Whether this rank is of the group of the job's first one, where layers are split.
+    pub fn is_of_first(&self) -> bool {
+        self.split.is_some() && self.job.rank() < self.mesh.tensor
+    }
+
     /// Whether this rank reads images.
     pub fn reads(&self) -> bool {
         self.stage.is_none_or(|stage| stage == 0)
     }
+}
+
+/// How so many ranks are groups that share layers.
+///
+/// # Errors
+/// `Usage` where they do not divide into them.
+fn in_groups(Tensor { ranks: tensor, groups }: Tensor, ranks: usize) -> Result<MeshShape> {
+    let data = groups.unwrap_or(ranks / tensor);
+    if data > 0 && data * tensor == ranks {
+        return Ok(MeshShape { data, pipeline: 1, tensor });
+    }
+    let wanted = match groups {
+        Some(data) => format!("{data} × {tensor}"),
+        None => format!("a multiple of {tensor}"),
+    };
+    Err(Error::usage(format!(
+        "--tensor {tensor}: this job has {ranks} rank{}, which are no groups of {tensor}; start {wanted}",
+        if ranks == 1 { "" } else { "s" }
+    )))
+}
+
+/// Among which ranks one's layers are split, of those of a job.
+pub fn group(config: &Config, [rank, ranks]: [usize; 2]) -> Option<Group> {
+    let tensor = config.tensor?.ranks;
+    let (place, groups) = (rank % tensor, ranks / tensor);
+    Some(Group { ranks: tensor, place, groups, micro_steps: config.accumulation })
 }
 
 /// How so many ranks are pipelines.

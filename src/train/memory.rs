@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::meeting::Anchor;
 use super::owned;
+use super::parts;
 use super::plans::Plans;
 use super::weights::Start;
 use crate::comm::World;
@@ -53,6 +54,8 @@ pub struct Memories {
     /// Where this rank holds the parameters alone that it owns: where others are gathered, and of an evaluation all.
     pub windows: Option<Travelling>,
     whole: Option<Memory>,
+    /// Where layers are split, in the group of the job's first rank: it.
+    pub beside: Option<World>,
 }
 
 impl Memories {
@@ -126,6 +129,7 @@ impl Memories {
             kept,
             windows,
             whole,
+            beside: None,
         })
     }
 
@@ -232,10 +236,12 @@ impl Memories {
             let average = self.average.as_ref().filter(|_| parameter.frozen && !self.owners.are_apart());
             let anchor =
                 self.anchor.as_ref().filter(|anchor| anchor.is_kept()).map(|anchor| &anchor.parameters);
-            let fill = |range: Range<usize>, piece: &mut [f32]| match &values {
+            let of_whole = |range: Range<usize>, piece: &mut [f32]| match &values {
                 Some(values) => piece.copy_from_slice(&values[range]),
-                None => first_values(parameter.init, key, range.start, piece, threads),
+                None => first_values_from(parameter.init, key, range.start, piece, threads),
             };
+            let fill =
+                |range: Range<usize>, piece: &mut [f32]| parts::fill(parameter, range, piece, of_whole);
             if self.holds_own() {
                 owned::fill(world, plan, self, device, parameter, &self.regions.parameters, fill)?;
                 continue;
@@ -418,6 +424,17 @@ fn first_values(init: Init, key: [u32; 2], first: usize, values: &mut [f32], thr
         }
         own.into_iter().for_each(|(_, values)| fill(first, values));
     });
+}
+
+/// The same from any element on.
+fn first_values_from(init: Init, key: [u32; 2], first: usize, values: &mut [f32], threads: usize) {
+    let before = first % 4;
+    if before == 0 {
+        return first_values(init, key, first, values, threads);
+    }
+    let mut more = vec![0f32; before + values.len()];
+    first_values(init, key, first - before, &mut more, threads);
+    values.copy_from_slice(&more[before..]);
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ mod memory;
 mod metrics;
 mod network;
 mod owned;
+mod parts;
 mod planner;
 mod plans;
 mod predicting;
@@ -379,8 +380,9 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
             ),
         )),
     };
-    let unlike =
-        job.memories.owners.are_apart() || job.memories.anchor.is_some() || job.groups.stage.is_some();
+    let Groups { stage, split, .. } = &job.groups;
+    let are_parts = stage.is_some() || split.is_some();
+    let unlike = job.memories.owners.are_apart() || job.memories.anchor.is_some() || are_parts;
     match unlike {
         false if found.is_ok() => Ok(()),
         _ => world.agree(found),

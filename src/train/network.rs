@@ -1,10 +1,11 @@
 //! What is trained: a model for the images and classes of this run.
 
+use super::groups;
 use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Frozen, Graph};
+use crate::graph::{DType, Frozen, Graph, Group, SplitLayers};
 use crate::model::{self, Model};
 use crate::record;
 
@@ -29,6 +30,8 @@ pub struct Network {
     pub statistics_of: usize,
     /// Among how many ranks images are cut by rows, and which of these this one is.
     rows: [usize; 2],
+    /// Where large linear layers are split: among whom.
+    split: Option<Group>,
 }
 
 impl Network {
@@ -39,7 +42,9 @@ impl Network {
     /// As for `new`; `Mismatch` when ranks have unlike files.
     pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
         let model = model.map_or_else(|| model::find(&config.model), Ok);
-        let network = world.agree(model.and_then(|model| Self::new(config, model, [world.rank(), ranks])))?;
+        let split = groups::group(config, [world.rank(), world.size()]);
+        let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
+        let network = world.agree(network.map(|network| Network { split, ..network }))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -71,6 +76,7 @@ impl Network {
             predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
             rows: [config.spatial, rank % config.spatial],
+            split: None,
         })
     }
 
@@ -97,8 +103,39 @@ impl Network {
     /// The graph of a training step for a batch.
     ///
     /// # Errors
-    /// `Usage` when the image is too small for a layer.
+    /// `Usage` when the image is too small for a layer, and where no layer is worth splitting that are to be split.
     pub fn training(&self, batch: usize) -> Result<Graph> {
+        Ok(self.split(self.learning(batch)?, batch)?.differentiate().trade_rows())
+    }
+
+    /// The layers of it that are split; none where none are to be.
+    ///
+    /// # Errors
+    /// As for `training`.
+    pub fn split_layers(&self, batch: usize) -> Result<Vec<SplitLayers>> {
+        let Some(group) = self.split else { return Ok(Vec::new()) };
+        let layers = self.learning(batch)?.worth_splitting(group);
+        match layers.is_empty() {
+            false => Ok(layers),
+            true => Err(Error::usage(format!(
+                "--tensor {}: {} has no linear layer whose gradients are more to send than its inputs and outputs are \
+                 for --batch {batch}, and whose width {} ranks divide; leave the flag out, or take a smaller batch",
+                group.ranks,
+                self.model.name(),
+                group.ranks
+            ))),
+        }
+    }
+
+    fn split(&self, graph: Graph, batch: usize) -> Result<Graph> {
+        match self.split {
+            Some(group) => Ok(graph.split(&self.split_layers(batch)?, group)),
+            None => Ok(graph),
+        }
+    }
+
+    /// The forward graph of a training step.
+    fn learning(&self, batch: usize) -> Result<Graph> {
         let mut graph = self.forward(self.model.build(batch, self.image, self.classes)?);
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
@@ -114,8 +151,7 @@ impl Network {
                 self.image[1]
             )));
         }
-        let graph = graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of);
-        Ok(graph.differentiate().trade_rows())
+        Ok(graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of))
     }
 
     /// The graph of an evaluation step for a batch.
@@ -124,7 +160,7 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.compact(self.forward(graph).for_evaluation());
+        let graph = self.split(self.compact(self.forward(graph).for_evaluation()), batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 

@@ -15,7 +15,7 @@ use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::fusion::compress;
-use crate::graph::{Graph, NodeId, Op, Role};
+use crate::graph::{Graph, NodeId, Op, Role, SplitLayers};
 use crate::host;
 use crate::model::Model;
 use crate::optim;
@@ -41,6 +41,8 @@ pub struct Plans {
     pub extent: Extent,
     /// With recomputation: what the activations would take without.
     pub kept: Option<usize>,
+    /// Layers that are split.
+    split: Vec<SplitLayers>,
 }
 
 impl Plans {
@@ -62,7 +64,8 @@ impl Plans {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
             let extent = extent(world, config, averaging, &training, device, false);
             let (sizes, stages, others) = (training.sizes, None, Vec::new());
-            return Ok(Plans { sizes, training, stages, others, evaluation: None, extent, kept: None });
+            let (evaluation, kept, split) = (None, None, Vec::new());
+            return Ok(Plans { sizes, training, stages, others, evaluation, extent, kept, split });
         }
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
@@ -110,7 +113,8 @@ impl Plans {
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
-        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept })
+        let split = network.split_layers(config.batch)?;
+        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split })
     }
 
     /// Makes sure that all ranks have the same plan. Collective.
@@ -170,12 +174,23 @@ impl Plans {
         config: &Config,
         ranks: &dyn Fn(&Plan, &Manner) -> Vec<usize>,
     ) -> Vec<Script> {
-        let of = |(stage, plan): (usize, &&Plan)| {
+        let of = |manner: &Manner, (stage, plan): (usize, &&Plan)| {
             let pipeline = manner.pipeline.map(|(_, schedule)| (stage, schedule));
             let manner = Manner { pipeline, ..manner.clone() };
             plan.scripts(&manner, &config.optimizer.rule, ranks(plan, &manner))
         };
-        self.of_stages(manner.pipeline.map(|(own, _)| own)).iter().enumerate().flat_map(of).collect()
+        let of_stages = || self.of_stages(manner.pipeline.map(|(own, _)| own));
+        let of_place = |tensor: usize| {
+            let manner = Manner { tensor, ..manner.clone() };
+            let mut scripts = Vec::new();
+            for (stage, plan) in of_stages().iter().enumerate() {
+                scripts.extend(of(&manner, (stage, plan)));
+            }
+            scripts
+        };
+        let mut scripts: Vec<Script> = (0..manner.mesh.tensor).flat_map(of_place).collect();
+        scripts.sort_by_key(|script| script.rank);
+        scripts
     }
 
     /// How the steps of a round are done, the one in which ranks meet last.
@@ -368,8 +383,10 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
-        let shards = self.shards(config, ranks) + &self.stage_table(layout, config, averaging);
-        let shards = shards + &self.rows(config);
+        let shards = self.shards(config, ranks)
+            + &self.stage_table(layout, config, averaging)
+            + &self.split_table(layout)
+            + &self.rows(config);
         Ok(described + &shards + &self.rehearsed(layout, config, averaging)? + &self.roofline(config))
     }
 
@@ -434,6 +451,23 @@ impl Plans {
             plan::describe_bytes(bytes),
             plan::group(bytes),
         )
+    }
+
+    /// A line for each layer, or pair of layers, that is split.
+    fn split_table(&self, layout: Layout) -> String {
+        if self.split.is_empty() {
+            return String::new();
+        }
+        let mut text = format!(
+            "\nlinear layers split over groups of {} ranks, of which there are {}\n  weights{:41}gradients a rank \
+             sends less  sends instead\n",
+            layout.mesh.tensor, layout.mesh.data, ""
+        );
+        for SplitLayers { weights, saved, exchanged } in &self.split {
+            let [saved, exchanged] = [*saved, *exchanged].map(plan::describe_bytes);
+            text += &format!("  {:<46}  {saved:>27}  {exchanged:>13}\n", weights.join(" and "));
+        }
+        text
     }
 
     /// What shards cost a rank, in words.
@@ -685,7 +719,8 @@ fn extent(
     // Gradients go to the host for the others to see.
     let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
     messages += if staged { summed } else { 0 };
-    let mapped = if mapped > 0 { (world.local_size() - 1) * summed } else { 0 };
+    // What ranks have parts of, no other one adds up in place.
+    let mapped = if mapped > 0 { (world.local_size() - 1) * (summed - plan.split) } else { 0 };
     // Batches have room for whole images, of which rows are kept.
     let read = 4 * config.batch * plan.graph.image().elements();
     let read_whole =
@@ -711,7 +746,7 @@ fn extent(
     let alone = expected_owners(world, config.strategy, true).are_apart();
     let beside = 1 + if alone { 0 } else { copies };
     let in_common = beside * plan.sizes.parameters + of_gradients;
-    let sharing = Sharing::expected(world, device, config.strategy, in_common);
+    let sharing = Sharing::expected(world, device, config, in_common);
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
     let share = largest_share(world, plan, &rule, owners);
     let kept = keeps(config) && sharing.ranks > 1;
@@ -797,8 +832,11 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
         Some(relaxed) => copies * world.size() + meeting::kept_copies(relaxed),
         None => copies,
     };
+    // Files have whole layers.
+    let whole = |p: &Parameter| p.layout.bytes() * p.shard.map_or(0, |shard| shard.of - 1);
+    let parts: usize = plan.parameters.iter().map(whole).sum();
     // A rank's own come to the first rank from a copy.
-    let bytes = copies * plan.sizes.parameters
+    let bytes = copies * (plan.sizes.parameters + parts)
         + world.size() * (plan.sizes.statistics + residuals)
         + residuals
         + passing;

@@ -251,9 +251,10 @@ pub fn prepare(
         }
     };
     description.attributes.push(("owners".into(), owners));
-    let (stages, parts) = (config.stages(), config.spatial);
+    let (stages, tensor, parts) = (config.stages(), groups.mesh.tensor, config.spatial);
+    let data_ranks = if tensor > 1 { groups.mesh.data } else { workers / parts };
     let rows = if parts > 1 { format!(", spatial {parts}") } else { String::new() };
-    let mesh = format!("data {}, pipeline {stages}, tensor 1{rows}", workers / parts);
+    let mesh = format!("data {data_ranks}, pipeline {stages}, tensor {tensor}{rows}");
     description.attributes.push(("mesh".into(), mesh));
     description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
     description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
@@ -390,6 +391,10 @@ fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<
 
 /// How gradients are averaged, among the ranks with the same parameters. Collective.
 fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
+    if groups.split.is_some() {
+        let averaging = Averaging::new(&groups.data, config, device, threads)?;
+        return Ok(averaging.over_groups(&groups.job, groups.mesh));
+    }
     if groups.stage.is_none() {
         return Averaging::new(&groups.data, config, device, threads);
     }

@@ -5,6 +5,7 @@
 use super::groups::Groups;
 use super::memory::Memories;
 use super::owned;
+use super::parts;
 use super::stages;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
@@ -160,7 +161,7 @@ impl State<'_> {
     /// The arrays as a checkpoint of so many ranks has them.
     pub fn arrays(&self, ranks: usize) -> Vec<Array> {
         let shared = self.shared().map(|(path, parameter, lies)| {
-            let one = &parameter.spec.shape.0;
+            let one = &parameter.whole().0;
             let shape = if let Lies::Own(_) = lies { [&[ranks], &one[..]].concat() } else { one.clone() };
             Array { path, shape }
         });
@@ -185,7 +186,14 @@ impl State<'_> {
         let mut to = Room { to, is_first: world.rank() == 0, twins };
         to.reserve(self.arrays(peers.size()).iter().map(Array::elements).sum());
         for (_, parameter, lies) in self.shared() {
-            let elements = parameter.spec.shape.elements();
+            let elements = parameter.whole().elements();
+            if let (Lies::Whole(region), Some(shard)) = (lies, parameter.shard) {
+                if let Some(group) = &self.memories.beside {
+                    let of = (parameter, shard);
+                    parts::gather(group, self.memories, device, of, region, to.next(elements))?;
+                }
+                continue;
+            }
             match lies {
                 Lies::Own(region) => {
                     let own = self.memories.read(device, parameter, region)?;
@@ -232,9 +240,9 @@ impl State<'_> {
         let (world, from) = (&groups.data, of_stage.as_ref().unwrap_or(from));
         self.check(from)?;
         for (index, (path, parameter, lies)) in self.shared().enumerate() {
-            let mut values = vec![0f32; parameter.spec.shape.elements()];
+            let mut values = vec![0f32; parameter.whole().elements()];
             let (kept, rows) = self.kept(&path, from);
-            let own = |kept: &&Array| kept.shape.len() > parameter.spec.shape.0.len();
+            let own = |kept: &&Array| kept.shape.len() > parameter.spec.shape.rank();
             let of_as_many = |kept: &Array| kept.shape[0] == peers.size();
             match (lies, kept.filter(own)) {
                 (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter_f32(rows, &mut values)?,
@@ -260,7 +268,9 @@ impl State<'_> {
                 }
                 Lies::Whole(region) if self.memories.sharing.writes(index) => {
                     self.memories.write(device, parameter, region, |range, piece| {
-                        piece.copy_from_slice(&values[range]);
+                        parts::fill(parameter, range, piece, |range, piece| {
+                            piece.copy_from_slice(&values[range]);
+                        });
                     })?;
                 }
                 Lies::Whole(_) => {}
@@ -314,9 +324,9 @@ impl State<'_> {
     fn check(&self, from: &Contents) -> Result<()> {
         let there = |path: &str| from.arrays.iter().find(|kept| kept.path == path);
         let shared = self.shared().filter(|(path, parameter, _)| {
-            let wanted = &parameter.spec.shape.0;
+            let wanted = parameter.whole().0;
             let fits = |kept: &Array| {
-                kept.shape == *wanted || kept.shape.first() > Some(&0) && kept.shape[1..] == wanted[..]
+                kept.shape == wanted || kept.shape.first() > Some(&0) && kept.shape[1..] == wanted[..]
             };
             // Its momentum begins with nothing.
             !path.starts_with(MOMENTUM) && !self.kept(path, from).0.is_some_and(fits)

@@ -443,7 +443,7 @@ impl Trainer {
     /// Whether ranks tell each other the norms of what each of them owns.
     fn has_norms_apart(&self) -> bool {
         let script = self.round.any();
-        (script.owners.are_apart() || script.mesh.pipeline > 1) && self.asynchronous.is_none()
+        (script.owners.are_apart() || script.mesh.ranks() > script.mesh.data) && self.asynchronous.is_none()
     }
 
     /// Bytes that this rank has sent so far.
@@ -627,7 +627,7 @@ impl Trainer {
         let squares = self.clip.as_mut().map_or(Ok(0.0), |clip| clip.measure(at.device))?;
         let script = self.round.any();
         // What ranks of a stage have alike counts once.
-        let counts = script.owners.are_apart() || script.place(Axis::Data) == 0;
+        let counts = script.owners.are_apart() || script.mesh.tensor > 1 || script.place(Axis::Data) == 0;
         self.fusion.set_norm(match at.broken {
             true => f64::NAN,
             false if counts => squares,

@@ -7,6 +7,7 @@ use super::groups::Groups;
 use super::memory::Memories;
 use super::network::Network;
 use super::owned;
+use super::parts;
 use super::stages;
 use crate::comm::World;
 use crate::config::Config;
@@ -187,6 +188,7 @@ pub fn save(
     agree_on_statistics(peers, device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
     let apart = memories.holds_own();
+    let split = groups.split.is_some();
     let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
         Some(parameter) if apart => {
             let is_first = groups.data.rank() == 0;
@@ -195,7 +197,17 @@ pub fn save(
             owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
             Ok(values)
         }
-        Some(parameter) => memories.read(device, parameter, &parameters),
+        Some(parameter) => match parameter.shard {
+            None => memories.read(device, parameter, &parameters),
+            Some(shard) => {
+                let Some(group) = &memories.beside else { return Ok(Vec::new()) };
+                let is_first = groups.job.rank() == 0;
+                let mut values = vec![0f32; if is_first { parameter.whole().elements() } else { 0 }];
+                let room = is_first.then_some(&mut values[..]);
+                parts::gather(group, memories, device, (parameter, shard), &parameters, room)?;
+                Ok(values)
+            }
+        },
         None => {
             let statistic = plan.statistic(name)?;
             let mut values = vec![0f32; statistic.spec.shape.elements()];
@@ -203,18 +215,18 @@ pub fn save(
             Ok(values)
         }
     };
-    let parts = plan.parameters.iter().map(|parameter| (&parameter.name, &parameter.spec));
-    let parts = parts.chain(plan.statistics.iter().map(|statistic| (&statistic.name, &statistic.spec)));
-    let mut shapes: Vec<_> = parts.map(|(name, spec)| (name.clone(), spec.shape.0.clone())).collect();
+    let learned = plan.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.whole().0));
+    let counted = plan.statistics.iter().map(|of| (of.name.clone(), of.spec.shape.0.clone()));
+    let mut shapes: Vec<_> = learned.chain(counted).collect();
     let world = &groups.job;
-    if groups.stage.is_none() && !apart {
+    if groups.stage.is_none() && !apart && !split {
         world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
         let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
         let mut all =
-            (apart || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
+            (apart || split || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
         all = all.filter(|_| groups.data.rank() == 0);
         let arrays = stages::collect(groups, own, &mut all)?;
         let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };

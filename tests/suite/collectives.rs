@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use dltrain::collective::tuning::Tuning;
-use dltrain::collective::{Collective, Gather, Operation, Route, segment, select, wait};
+use dltrain::collective::{AllToAll, Collective, Gather, InGroups, Operation, Route, segment, select, wait};
 use dltrain::comm::{Barrier, Family, Library, Mesh, NodeShared, Region, World};
 use dltrain::config::{AllreduceKind, MeshShape, Wire};
 use dltrain::cuts::Cuts;
@@ -419,6 +419,23 @@ fn gathers(world: &World) {
             let expected = (first..first + size)
                 .flat_map(|rank| (0..length).map(move |index| number(rank, round, index)));
             assert!(all.into_iter().eq(expected), "groups of {size}, round {round}");
+        }
+        let mut transposed = AllToAll::new(world, size, size * 1024).unwrap();
+        for (round, part) in [1, 1024, 0, 3].into_iter().enumerate() {
+            let for_each = |rank: usize| {
+                move |to: usize| (0..part).map(move |index| number(rank, round, to * 1024 + index))
+            };
+            let own: Vec<f32> = (0..size).flat_map(for_each(world.rank())).collect();
+            transposed.start(&own).unwrap();
+            while !transposed.is_done() {
+                transposed.poll().unwrap();
+                std::thread::yield_now();
+            }
+            let mut all = vec![-1.0; size * part];
+            transposed.read(&mut all);
+            let (first, place) = (world.rank() / size * size, world.rank() % size);
+            let expected = (first..first + size).flat_map(|rank| for_each(rank)(place));
+            assert!(all.into_iter().eq(expected), "all to all of {size}, round {round}");
         }
     }
     assert_eq!(Gather::new(world, world.size() + 1, 1).err().unwrap().kind, ErrorKind::Internal);

@@ -52,6 +52,7 @@ mod slurm;
 mod spatial;
 mod stall;
 mod strategies;
+mod tensor;
 mod tensorboard;
 mod timeline;
 mod training;

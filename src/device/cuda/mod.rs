@@ -106,6 +106,7 @@ impl Cuda {
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
             Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
             Op::BatchNormMoments => norm::moments(gpu, request),
+            Op::AllToAll { .. } => simple::exchange(gpu, request, 1),
             Op::Exchange { ranks, .. } => simple::exchange(gpu, request, ranks),
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),

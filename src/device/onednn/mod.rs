@@ -96,6 +96,7 @@ impl Cpu {
             Op::LinearBackwardData { .. } => primitive(linear::backward_data(engine, request)),
             Op::LinearBackwardWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
             Op::BatchNormMoments => host(sync_norm::moments(engine, workers, request)),
+            Op::AllToAll { .. } => host(sync_norm::all_to_all(engine, request)),
             Op::Exchange { ranks, .. } => host(sync_norm::exchange(engine, request, ranks)),
             Op::BatchNorm(norm) if norm.add => host(residual_norm::training(engine, workers, request, &norm)),
             Op::BatchNorm(norm) if norm.given => {

@@ -66,6 +66,9 @@ pub enum Op {
     /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`). With `rows`
     /// ranks have unlike many rows of images, and what is put there is `Statistics::even_out` of theirs.
     Exchange { ranks: usize, rows: Option<(Statistics, Rows)> },
+    /// x (R,…) → y (R,…): from each of R ranks what its x has in the row of this one. On a device alone y is x, as above.
+    /// It is its own gradient.
+    AllToAll { ranks: usize },
     /// x (N,C,H,W), w, b, running mean, running variance (C each) → y, mean, variance, running mean, running variance,
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
     /// mean and variance (of n = N·H·W values, divided by n) those of the batch. The running variance takes in the
@@ -221,6 +224,7 @@ impl Op {
             Op::LinearBackwardWeights { .. } => ("linear backward weights", BACKWARD_WEIGHTS),
             Op::BatchNormMoments => ("batch norm moments", Elements),
             Op::Exchange { .. } => ("exchange", Elements),
+            Op::AllToAll { .. } => ("all to all", Elements),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => (norm.name(), Elements),
             Op::BatchNormSums(_) => ("batch norm sums", Elements),
             Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
@@ -291,6 +295,7 @@ impl Op {
             Op::Dropout { p, layer, whole } => {
                 b.simple(id, node, Op::DropoutBackward { p, layer, whole }, vec![dy]);
             }
+            Op::AllToAll { ranks } => b.simple(id, node, Op::AllToAll { ranks }, vec![dy]),
             Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
             Op::Concat { axis } => arrange::concat_backward(b, id, node, axis, dy),
             Op::Slice { axis, from } => b.simple(id, node, Op::Pad { axis, before: from }, vec![dy]),

@@ -75,6 +75,7 @@ impl Writer<'_> {
             | Op::LinearBackwardWeights { .. }
             | Op::BatchNormMoments
             | Op::Exchange { .. }
+            | Op::AllToAll { .. }
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)

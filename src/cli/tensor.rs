@@ -1,0 +1,31 @@
+//! The flag of split layers.
+
+use dltrain::config::{MeshShape, Tensor};
+use dltrain::error::Result;
+
+use super::values::within;
+
+/// Ranks among which a layer is split: as wide as any is.
+const MOST: usize = 4096;
+
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Machine")]
+pub struct Args {
+    /// Split large linear layers over each T neighbouring ranks, where that sends less than their gradients; every rank
+    /// has images of its own all the same.
+    #[arg(long, value_name = "T", conflicts_with_all = ["mesh", "pipeline"])]
+    tensor: Option<usize>,
+}
+
+impl Args {
+    /// Over how many ranks layers are split, if over more than one.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn validate(&self, mesh: Option<MeshShape>) -> Result<Option<Tensor>> {
+        let ranks = self.tensor.or(mesh.map(|mesh| mesh.tensor)).unwrap_or(1);
+        within("tensor", ranks, MOST)?;
+        Ok((ranks > 1).then_some(Tensor { ranks, groups: mesh.map(|mesh| mesh.data) }))
+    }
+}

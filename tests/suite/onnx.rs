@@ -109,6 +109,52 @@ fn a_file_of_attention_is_the_network_that_pytorch_has() {
     assert!(model.file().unwrap().notes().is_empty(), "{:?}", model.file().unwrap().notes());
 }
 
+/// Some 30 steps one after the other, in sums of at most 288 products, of which the root is 17: 6e-5.
+const SIZES: f64 = 60.0 * 17.0 * ROUNDING;
+
+/// Transposed convolutions, and images in other sizes, in every way in which PyTorch exports them.
+#[test]
+fn a_file_of_images_that_grow_is_the_network_that_pytorch_has() {
+    as_pytorch("sizes.onnx", "sizes.json", SIZES, &Cpu::new(1).unwrap());
+    as_pytorch("sizes.onnx", "sizes.json", SIZES, &Reference);
+}
+
+/// What is computed again has the same bits, and bf16 differs by its roundings: 40 of 2⁻⁹ each.
+#[test]
+fn images_that_grow_are_computed_again_and_in_bf16() {
+    let cpu = Cpu::new(1).unwrap();
+    let expected: Value = serde_json::from_slice(&std::fs::read(fixture("sizes.json")).unwrap()).unwrap();
+    let model = model::open(&fixture("sizes.onnx")).unwrap();
+    let graph = || without_dropout(model.build(4, model.image, model.classes).unwrap()).simplify();
+    let gives = |graph: Graph| {
+        let mut run = Bound::new(&cpu, graph, 1 << 20);
+        let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
+        let labels: Vec<i32> = numbers(&expected["labels"]).iter().map(|&v| v as i32).collect();
+        run.set_batch(&images, &labels);
+        for parameter in &run.plan.parameters {
+            run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+        }
+        run.run(0..run.program.steps.len(), &Scalars { gradient_scale: 0.25, ..Scalars::default() });
+        let all = run.plan.parameters.iter().map(|parameter| run.gradient(parameter)).collect::<Vec<_>>();
+        (run.loss(), all)
+    };
+    let plain = gives(graph().differentiate());
+    let again = graph().differentiate().recompute();
+    let is_again = |id: &dltrain::graph::NodeId| matches!(again.node(*id).op, Op::Conv2dBackwardData(_));
+    assert!(again.recomputed.iter().any(is_again), "a transposed convolution is computed again");
+    assert_eq!(gives(again.clone()), plain);
+    if cpu.has_bf16().is_err() {
+        return println!("SKIPPED: this CPU multiplies no bf16");
+    }
+    let narrow = gives(graph().in_bf16().differentiate());
+    assert!((narrow.0 - plain.0).abs() <= 40.0 / 512.0 * plain.0, "{} and {}", narrow.0, plain.0);
+    for (narrow, plain) in narrow.1.iter().zip(&plain.1) {
+        let norm = |of: &mut dyn Iterator<Item = f32>| of.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let apart = norm(&mut narrow.iter().zip(plain).map(|(a, b)| a - b));
+        assert!(apart <= 80.0 / 512.0 * norm(&mut plain.iter().copied()), "{apart}");
+    }
+}
+
 /// Each of some 40 steps one after the other rounds to 2⁻⁹.
 #[test]
 fn a_file_of_attention_is_computed_in_bf16_too() {

@@ -4,12 +4,14 @@
 use std::ptr::null;
 use std::rc::Rc;
 
+use super::depthwise;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::host::Workers;
 use super::layout::data_type;
 use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, nchw, outputs, prop_kind};
 use super::sys;
 use super::window::Window;
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Spec};
 
@@ -166,9 +168,11 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d
 /// x, dy → dw, db?
 pub fn backward_weights(
     engine: &Rc<Engine>,
+    workers: &Rc<Workers>,
     request: &KernelRequest,
     conv: &Conv2d,
-) -> Result<PrimitiveKernel> {
+    subject: &str,
+) -> Result<Box<dyn Kernel>> {
     let [x, dy] = inputs(request)?;
     let dw = match conv.bias {
         true => outputs(request).map(|[dw, _]| dw)?,
@@ -197,7 +201,13 @@ pub fn backward_weights(
             attributes.raw(),
         )
     })?;
+    if desc.implementation().contains("gemm")
+        && let Some(kernel) = depthwise::backward_weights(engine, workers, request, conv, hint)?
+    {
+        return Ok(Box::new(kernel));
+    }
     let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
     let results = &results[..request.outputs.len()];
-    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)
+    let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)?;
+    Ok(Box::new(kernel.of(subject)))
 }

@@ -137,7 +137,9 @@ impl Builder {
         let count = extent.checked_mul(length).filter(|count| (1..=MOST_SHARES).contains(count));
         let scale = scale.unwrap_or(length as f64 / extent.max(1) as f64);
         if count.is_none() || !scale.is_finite() || scale <= 0.0 {
-            return Err(Error::usage(format!("layer {name}: no {length} elements along axis {axis} of {shape}")));
+            return Err(Error::usage(format!(
+                "layer {name}: no {length} elements along axis {axis} of {shape}"
+            )));
         }
         let shares = how.shares(extent, length, scale);
         let part = |part: &str| format!("{name}.{part}");
@@ -145,7 +147,8 @@ impl Builder {
         let last = if axis + 1 == rank { x } else { self.permute(&part("last"), x, &order)? };
         let rows = self.reshape(&part("rows"), last, dims([shape.elements() / extent, extent]))?;
         let matrix = self.constant(&part("shares"), dims([length, extent]), &shares)?;
-        let y = self.matmul(&part("product"), rows, matrix, MatMul { transposed: [false, true], scale: 1.0 })?;
+        let y =
+            self.matmul(&part("product"), rows, matrix, MatMul { transposed: [false, true], scale: 1.0 })?;
         let mut to = self.shape(last).clone();
         to.0[rank - 1] = length;
         let y = self.reshape(&part("back"), y, to)?;

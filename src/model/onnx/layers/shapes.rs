@@ -343,7 +343,8 @@ pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     Ok(Value::Tensor(x))
 }
 
-fn padded_along<'a>(
+/// With so many zeros before and behind along an axis; of a number below 0 as many less.
+pub fn padded_along<'a>(
     import: &mut Import<'a>,
     node: Node<'a>,
     mut x: TensorId,

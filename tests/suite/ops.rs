@@ -715,11 +715,11 @@ fn depthwise_convolutions_are_what_they_are_defined_to_be() {
     let kernels =
         (prop_oneof![Just(5usize), Just(7)], prop_oneof![Just(5usize), Just(7), Just(3)], 0usize..=3);
     let windows = (kernels, [1usize..=2, 1usize..=2], prop_oneof![3 => Just(1usize), 1 => Just(2)]);
-    let cases = (sizes, windows, [3usize..=15, 3usize..=15], numbers());
-    proptest!(config(32), |(((n, c), ((kw, kh, padding), stride, dilation), image, numbers) in cases)| {
+    let cases = (sizes, windows, [3usize..=15, 3usize..=15], any::<bool>(), numbers());
+    proptest!(config(32), |(((n, c), ((kw, kh, padding), stride, dilation), image, bias, numbers) in cases)| {
         let conv = Conv2d {
             kernel: [kh, kw], stride, padding: [padding.min(kh / 2), padding], dilation: [1, dilation], groups: c,
-            bias: false, relu: false,
+            bias, relu: false,
         };
         let Some(output) = conv.windows(image) else { return Ok(()) };
         let case = ConvCase { conv, x: [n, c, image[0], image[1]], filters: c, output };

@@ -18,6 +18,7 @@ use crate::graph::{Conv2d, DType};
 
 /// Channels of a block.
 const LANES: usize = 16;
+const HALF: usize = LANES / 2;
 /// Rows of the kernel at most.
 const MOST_ROWS: usize = 7;
 
@@ -32,7 +33,7 @@ struct Geometry {
     y: [usize; 2],
 }
 
-/// x, dy → dw, in the layouts that the forward op has; `None` where these are not of blocks of 16 channels, or the
+/// x, dy → dw, db?, in the layouts that the forward op has; `None` where these are not of blocks of 16 channels, or the
 /// convolution is none of a channel each with a kernel that this is made for.
 pub fn backward_weights(
     engine: &Engine,
@@ -48,29 +49,44 @@ pub fn backward_weights(
         let fits = layouts[at].dtype() == x.dtype && y.dtype == x.dtype;
         Ok(fits && Grid::of(&layouts[at], extents)?.is_some_and(|grid| grid.lanes == LANES))
     };
-    let fits = conv.groups == c && c == o && c > 1 && !conv.bias && kh <= MOST_ROWS && [5, 7].contains(&kw);
+    let fits = conv.groups == c && c == o && c > 1 && kh <= MOST_ROWS && [5, 7].contains(&kw);
     // Where there are 16 channels, channels-last looks alike and lies the same.
     if !fits || !is_blocked(0, [n, c, h, width])? || !is_blocked(1, [n, o, oh, ow])? {
         return Ok(None);
     }
     let at = Geometry { conv: *conv, images: n, channels: c, x: [h, width], y: [oh, ow] };
-    let dw = layout(Desc::plain(engine, &[c, 1, 1, kh, kw], sys::F32)?)?;
+    let mut results = vec![layout(Desc::plain(engine, &[c, 1, 1, kh, kw], sys::F32)?)?];
+    if conv.bias {
+        results.push(layout(Desc::plain(engine, &[c], sys::F32)?)?);
+    }
     let (workers, dtype) = (workers.clone(), x.dtype);
     let work = move |inputs: &[Memory], outputs: &[Memory], _: &_| {
         match (dtype, kw) {
-            (DType::BF16, 5) => of_all::<bf16, 5>(&at, &workers, inputs, &outputs[0]),
-            (DType::BF16, _) => of_all::<bf16, 7>(&at, &workers, inputs, &outputs[0]),
-            (_, 5) => of_all::<f32, 5>(&at, &workers, inputs, &outputs[0]),
-            (_, _) => of_all::<f32, 7>(&at, &workers, inputs, &outputs[0]),
+            (DType::BF16, 5) => of_all::<bf16, 5>(&at, &workers, inputs, outputs),
+            (DType::BF16, _) => of_all::<bf16, 7>(&at, &workers, inputs, outputs),
+            (_, 5) => of_all::<f32, 5>(&at, &workers, inputs, outputs),
+            (_, _) => of_all::<f32, 7>(&at, &workers, inputs, outputs),
         }
         Ok(())
     };
-    Ok(Some(HostKernel::new("depthwise weights", layouts.to_vec(), vec![dw], work)))
+    Ok(Some(HostKernel::new("depthwise weights", layouts.to_vec(), results, work)))
 }
 
-fn of_all<T: Element, const KW: usize>(at: &Geometry, workers: &Workers, inputs: &[Memory], dw: &Memory) {
-    let ([x, dy], dw) = ([0, 1].map(|index| Numbers::<T>::stored(&inputs[index])), Numbers::of(dw));
-    workers.each(at.channels.div_ceil(LANES), |block| of_block::<T, KW>(at, block, [&x, &dy], &dw));
+fn of_all<T: Element, const KW: usize>(
+    at: &Geometry,
+    workers: &Workers,
+    inputs: &[Memory],
+    outputs: &[Memory],
+) {
+    let [x, dy] = [0, 1].map(|index| Numbers::<T>::stored(&inputs[index]));
+    let dw = Numbers::of(&outputs[0]);
+    let db = outputs.get(1).filter(|_| at.conv.bias).map(Numbers::of);
+    workers.each(at.channels.div_ceil(LANES), |block| {
+        of_block::<T, KW>(at, block, [&x, &dy], &dw);
+        if let Some(db) = &db {
+            bias_of_block(at, block, &dy, db);
+        }
+    });
 }
 
 /// The weights of a block of channels: sums over an image in f32, over images in f64.
@@ -84,19 +100,43 @@ fn of_block<T: Element, const KW: usize>(
     let mut sums = [[[0f64; LANES]; KW]; MOST_ROWS];
     for image in 0..at.images {
         let mut of_image = [[[0f32; LANES]; KW]; MOST_ROWS];
-        let blocks = image * at.channels.div_ceil(LANES) + block;
-        add_up(at, blocks, tensors, &mut of_image);
+        add_up(at, image * at.channels.div_ceil(LANES) + block, tensors, &mut of_image);
         for (sums, of_image) in sums.iter_mut().flatten().flatten().zip(of_image.iter().flatten().flatten()) {
             *sums += f64::from(*of_image);
         }
     }
-    for channel in block * LANES..at.channels.min((block + 1) * LANES) {
+    for channel in at.own(block) {
         let own = channel * kh * KW..(channel + 1) * kh * KW;
         // SAFETY: each block has channels of its own.
         let own = unsafe { dw.part_mut(own) };
         for (place, own) in own.iter_mut().enumerate() {
             *own = sums[place / KW][place % KW][channel % LANES] as f32;
         }
+    }
+}
+
+/// The biases of a block of channels: sums of dy.
+fn bias_of_block<T: Element>(at: &Geometry, block: usize, dy: &Numbers<T>, db: &Numbers) {
+    let (blocks, rows) = (at.channels.div_ceil(LANES), at.y[0] * at.y[1]);
+    let mut sums = [0f64; LANES];
+    for image in 0..at.images {
+        let mut of_image = [0f32; LANES];
+        for row in 0..rows {
+            let dy: [f32; LANES] = load(dy, ((image * blocks + block) * rows + row) * LANES);
+            (0..LANES).for_each(|l| of_image[l] += dy[l]);
+        }
+        (0..LANES).for_each(|l| sums[l] += f64::from(of_image[l]));
+    }
+    for channel in at.own(block) {
+        // SAFETY: as above.
+        unsafe { db.part_mut(channel..channel + 1)[0] = sums[channel % LANES] as f32 };
+    }
+}
+
+impl Geometry {
+    /// The channels of a block that are there.
+    fn own(&self, block: usize) -> Range<usize> {
+        block * LANES..self.channels.min((block + 1) * LANES)
     }
 }
 
@@ -167,7 +207,8 @@ fn add_up_anywhere<T: Element, const KW: usize>(
     }
 }
 
-/// A row of dy with a row of x, where nothing is beyond the edges. The sums stay in registers.
+/// A row of dy with a row of x, where nothing is beyond the edges. The sums stay in registers: half of the channels at a
+/// time, for which there are enough.
 #[inline(always)]
 fn inside<T: Element, const KW: usize>(
     x: &Numbers<T>,
@@ -177,16 +218,21 @@ fn inside<T: Element, const KW: usize>(
     [stride, padding, dilation]: [usize; 3],
     sums: &mut [[f32; LANES]; KW],
 ) {
-    let mut own = *sums;
-    for column in columns {
-        let dy: [f32; LANES] = load(dy, (to + column) * LANES);
-        let place = from + column * stride - padding;
-        for (j, sum) in own.iter_mut().enumerate() {
-            let x: [f32; LANES] = load(x, (place + j * dilation) * LANES);
-            for l in 0..LANES {
-                sum[l] += x[l] * dy[l];
+    for first in [0, HALF] {
+        let mut own: [[f32; HALF]; KW] =
+            std::array::from_fn(|j| std::array::from_fn(|lane| sums[j][first + lane]));
+        for column in columns.clone() {
+            let dy: [f32; HALF] = load(dy, (to + column) * LANES + first);
+            let place = from + column * stride - padding;
+            for (j, sum) in own.iter_mut().enumerate() {
+                let x: [f32; HALF] = load(x, (place + j * dilation) * LANES + first);
+                for l in 0..HALF {
+                    sum[l] += x[l] * dy[l];
+                }
             }
         }
+        for (sums, own) in sums.iter_mut().zip(own) {
+            sums[first..first + HALF].copy_from_slice(&own);
+        }
     }
-    *sums = own;
 }

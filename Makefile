@@ -51,7 +51,7 @@ test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of t
 
 test-full: ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and every case of all tests, of the release build, under each MPI
 	@.ci/deps $(MPI) tests slurm
-	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full elastic::full combinations::full memory::full
+	@PROFILE=release IGNORED=1 .ci/test $(MPI) models::full collectives::full restart::full slurm::full elastic::full combinations::full memory::full pipeline::full
 	@set -e; for mpi in $(MPIS); do DLTRAIN_TEST_FULL=1 PROFILE=release .ci/test $$mpi; done
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI

@@ -378,7 +378,11 @@ impl Args {
     /// That what else is asked for goes with a network in stages.
     fn beside_stages(&self, strategy: Strategy) -> Result<()> {
         let wanted = [
-            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "stages own their parts whole"),
+            (
+                ![Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&strategy),
+                strategy.to_string(),
+                "a stage is summed over its ranks, and at most updated in shares (--zero 1)",
+            ),
             (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
             (self.global_batch.is_some(), "--global-batch".into(), "a batch is divided into --micro-batches"),
             (

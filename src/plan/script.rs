@@ -761,7 +761,7 @@ impl Script {
 
     /// A stage's passes in the order of its schedule, what comes and goes with them, and the sums that leave behind the
     /// last one. What lies in a context belongs to messages from the first pass of a micro-batch to that of the next one
-    /// in that context.
+    /// in that context. New parameters are awaited before their first reader, as in a network that is not cut.
     fn compute_stage(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
         let Some((stage, schedule)) = manner.pipeline else { return };
         let (stages, micro_batches) = (manner.mesh.pipeline, manner.micro_steps);
@@ -777,6 +777,9 @@ impl Script {
             self.pass(manner, outline, flow, work, &mut leaving[context]);
         }
         self.actions.extend(leaving.into_iter().flatten().map(Action::Wait));
+        let unread =
+            outline.readers.iter().zip(&flow.parameters).filter(|(reader, _)| **reader >= outline.steps);
+        self.actions.extend(unread.map(|(_, &id)| Action::Wait(id)));
         self.actions.push(Action::Tail);
         if manner.micro_steps > 1 || !manner.overlap {
             self.actions.extend(flow.sums.iter().map(|&id| Action::Start(id)));
@@ -807,6 +810,10 @@ impl Script {
                 }
                 false => before.push((edge.step, vec![Action::Wait(ids[context])])),
             }
+        }
+        if micro == 0 {
+            let renewed = outline.readers.iter().copied().zip(waits(&flow.parameters));
+            before.extend(renewed.filter(|(reader, _)| steps.contains(reader)));
         }
         for ((step, _), &id) in outline.exchanges.iter().zip(&flow.exchanges) {
             if steps.contains(step) {

@@ -243,7 +243,9 @@ impl Assembly<'_> {
         let Some(max_norm) = self.config.optimizer.clip_norm else { return Ok(None) };
         let summed = self.summed(memories);
         let is_alone = self.config.strategy.updates_alone();
-        if !device.is_host() && (is_alone || !memories.owners.are_apart()) {
+        // Stages tell each other their norms, and so do owners of other parts.
+        let is_told = self.groups.stage.is_some() || memories.owners.are_apart() && !is_alone;
+        if !device.is_host() && !is_told {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
         // The norm of a rank's own gradients is nobody else's, and that of shards is the same for any number of ranks.

@@ -235,6 +235,34 @@ fn gpus_train_alike(hosts: &Hosts) {
     }
 }
 
+/// With `--zero 1` the two ranks of each stage, on hosts of their own, have half of its optimizer state: the bits of
+/// accumulation, and a checkpoint that goes on where the network is whole.
+fn stages_share_their_updates(
+    directory: &tempfile::TempDir,
+    run: impl Fn(&str, &str, &str) -> (Vec<f64>, Vec<u8>),
+) {
+    let common = "--model mnist_small --warmup 0 --threads 1 --fusion-threshold-mb 0.01 --optimizer adam --ema 0.9 \
+                  --steps 4 --allreduce ring";
+    let kept = directory.path().join("stages");
+    let keep = format!("--checkpoint {} --checkpoint-every 2steps --checkpoint-keep 9", kept.display());
+    for (schedule, clip) in [("1f1b", ""), ("gpipe", "--clip-norm 0.5")] {
+        let cut = format!("{common} {clip} --batch 8 --pipeline 2 --micro-batches 2 --schedule {schedule}");
+        let whole = format!("{common} {clip} --batch 4 --accumulation 2");
+        let four = "h0:1,h1:1,h2:1,h3:1";
+        let plain = run(four, &format!("{schedule}-plain"), &cut);
+        let zero = run(four, &format!("{schedule}-zero"), &format!("{cut} --zero 1 {keep}"));
+        assert!(zero == plain, "{schedule}: {:?} and {:?}", zero.0, plain.0);
+        if clip.is_empty() {
+            let two = run("h0:1,h1:1", "stages-whole", &whole);
+            assert!(zero == two, "{schedule}: {:?} and {:?}", zero.0, two.0);
+            let resume = format!("--resume {}/step-00000002.h5", kept.display());
+            let rest = run("h0:1,h1:1", "stages-rest", &format!("{whole} {resume}"));
+            assert!(rest.0 == two.0[2..] && rest.1 == two.1, "{:?}", rest.0);
+        }
+        std::fs::remove_dir_all(&kept).unwrap();
+    }
+}
+
 /// Whoever updates what, and whoever keeps gradients and parameters: the same losses and weights to the bit, a
 /// checkpoint of any goes on with any other, and ZeRO has less memory, as planned.
 fn owners_train_alike(hosts: &Hosts) {
@@ -292,6 +320,7 @@ fn owners_train_alike(hosts: &Hosts) {
             assert!(zero == plain, "{slots} {words} --zero {stage}: {:?} and {:?}", zero.0, plain.0);
         }
     }
+    stages_share_their_updates(&directory, run);
     let central =
         |slots: &str, name: &str, flags: &str| run(slots, name, &format!("{common} --steps 4 {flags}"));
     let plain = central("h0:3", "shm", "--allreduce shm");

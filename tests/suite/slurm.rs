@@ -268,10 +268,16 @@ fn a_job_that_loses_a_node_goes_on_with_the_others() {
 mod full {
     use super::*;
 
+    use std::sync::{Mutex, PoisonError};
+
+    /// 128 nodes leave nothing of the machine to a job that must go on within its time.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
     /// Eight nodes, of which two crash one after the other.
     #[test]
     #[ignore = "minutes"]
     fn a_job_that_loses_one_node_after_the_other_goes_on() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(slurm) = Slurm::up(8, 1) else { return };
         let directory = tempfile::tempdir().unwrap();
         let flags = "--threads 1 --checkpoint-every 20steps --commit 5 --stall-warn 1 --stall-abort 4";
@@ -299,6 +305,7 @@ mod full {
     #[test]
     #[ignore = "minutes"]
     fn hundred_and_twenty_eight_nodes_plan_and_thirty_two_train() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(slurm) = Slurm::up(128, 1) else { return };
         let directory = tempfile::tempdir().unwrap();
         let said =

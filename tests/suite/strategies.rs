@@ -269,7 +269,7 @@ fn what_does_not_go_together_is_refused() {
         (2, "--sync leader", "it is one of allreduce, zero1, zero2, zero3, root, server[:K]"),
         (2, "--zero 4", "0..=3"),
         (2, "--zero 2 --sync root", "both say who updates what"),
-        (2, "--zero 2 --pipeline 2", "stages own their parts whole"),
+        (2, "--zero 2 --pipeline 2", "at most updated in shares (--zero 1)"),
         (2, "--zero 3 --shards 4", "another order"),
         (2, "--zero 2 --local-steps 4", "both say who updates what"),
         (2, "--zero 3 --compress topk", "--compress and --zero 3"),

@@ -26,8 +26,8 @@ pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use ops::{
-    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Pool2d, Statistics,
-    adaptive_window, windows,
+    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,
+    Reading, Resize, Statistics, adaptive_window, windows,
 };
 pub use rows::{Halo, Rows, Strip, Trade, Window};
 pub use shape::{Shape, dims};

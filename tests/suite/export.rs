@@ -20,8 +20,8 @@ use dltrain::device::memory::bytes_of;
 use dltrain::device::onednn::{Cpu, isa};
 use dltrain::error::Result;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, Graph, Init, LocalResponseNorm, Node, Op, Pool2d, Role,
-    TensorId, dims,
+    Activation, BatchNorm, Binary, Builder, Conv2d, Graph, Init, LocalResponseNorm, Node, Op, Pool2d, Resize,
+    Role, TensorId, dims,
 };
 use dltrain::model::{self, onnx};
 use dltrain::record::WeightsFile;
@@ -220,6 +220,10 @@ fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
         }
         x = net.activation(&format!("f{number}"), x, of);
     }
+    let apart = Conv2d { stride: [2, 1], groups: 3, ..Conv2d::square(3).padding(1) };
+    let y = net.conv_transpose2d("transposed", x, 9, apart, [1, 0])?;
+    let y = net.resize("smaller", y, smaller, Resize::BILINEAR)?;
+    x = net.concat("wider", &[x, y])?;
     x = net.pad("padded", x, 2, [1, 2])?;
     x = net.slice("cut", x, 1, 3..33)?;
     x = net.channel_shuffle("shuffled", x, 5)?;

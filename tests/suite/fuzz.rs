@@ -2,7 +2,7 @@
 //! does not justify.
 //!
 //! The seeds of `fuzz/` and some thousand changes of them, the same every time, go through the targets of `make fuzz`,
-//! on stable Rust and in seconds.
+//! on stable Rust and in seconds; for as many seconds a target as `DLTRAIN_FUZZ_SECONDS` says.
 
 #[path = "../../fuzz/targets.rs"]
 mod targets;
@@ -66,7 +66,9 @@ fn survives(target: &str) {
         seeds.iter().filter(|seed| targets::run(target, seed)).count() * 2 >= seeds.len(),
         "few sound seeds"
     );
-    for number in 0..CHANGES {
+    let seconds = std::env::var("DLTRAIN_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let (begun, least) = (std::time::Instant::now(), std::time::Duration::from_secs(seconds));
+    for number in (0..u32::MAX).take_while(|&number| number < CHANGES || begun.elapsed() < least) {
         let mut bytes = seeds[number as usize % seeds.len()].clone();
         let mut stream = Stream::at([1, 2], [number, 0]);
         let other = &seeds[stream.below(seeds.len() as u32) as usize];

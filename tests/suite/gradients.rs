@@ -103,6 +103,25 @@ proptest! {
         }
     }
 
+    /// Of a transposed convolution the convolution is the gradient.
+    #[test]
+    fn transposed_convolution(
+        n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 1usize..4, w in 1usize..4,
+        kh in 1usize..4, stride in 1usize..3, more in 0usize..2,
+    ) {
+        let conv = Conv2d { kernel: [kh, 2], stride: [stride, 1], groups, bias: false, ..Conv2d::square(1) };
+        let size = conv.transposed([h, w], [more.min(stride - 1), 0]).unwrap();
+        let x = random(dims([n, o * groups, h, w]), 1);
+        let weight = random(dims([o * groups, c, kh, 2]), 2);
+        let inputs = [x.clone(), weight.clone()];
+        let y = [f32s(dims([n, c * groups, size[0], size[1]]))];
+        let r = random(y[0].shape.clone(), 4);
+        let case = Case { op: Op::Conv2dBackwardData(conv), inputs: &inputs, outputs: &y, r: &r.1 };
+        case.check(0, &run(Op::Conv2d(conv), &[r.clone(), weight.clone()], from_ref(&x.0))[0], 1.0, 0.0);
+        let dw = &run(Op::Conv2dBackwardWeights(conv), &[r.clone(), x], from_ref(&weight.0))[0];
+        case.check(1, dw, 1.0, 0.0);
+    }
+
     #[test]
     fn linear(n in 1usize..4, c in 1usize..4, side in 1usize..4, o in 1usize..6) {
         let x = random(dims([n, c, side, side]), 1);

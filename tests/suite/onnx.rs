@@ -109,6 +109,52 @@ fn a_file_of_attention_is_the_network_that_pytorch_has() {
     assert!(model.file().unwrap().notes().is_empty(), "{:?}", model.file().unwrap().notes());
 }
 
+/// Some 30 steps one after the other, in sums of at most 288 products, of which the root is 17: 6e-5.
+const SIZES: f64 = 60.0 * 17.0 * ROUNDING;
+
+/// Transposed convolutions, and images in other sizes, in every way in which PyTorch exports them.
+#[test]
+fn a_file_of_images_that_grow_is_the_network_that_pytorch_has() {
+    as_pytorch("sizes.onnx", "sizes.json", SIZES, &Cpu::new(1).unwrap());
+    as_pytorch("sizes.onnx", "sizes.json", SIZES, &Reference);
+}
+
+/// What is computed again has the same bits, and bf16 differs by its roundings: 40 of 2⁻⁹ each.
+#[test]
+fn images_that_grow_are_computed_again_and_in_bf16() {
+    let cpu = Cpu::new(1).unwrap();
+    let expected: Value = serde_json::from_slice(&std::fs::read(fixture("sizes.json")).unwrap()).unwrap();
+    let model = model::open(&fixture("sizes.onnx")).unwrap();
+    let graph = || without_dropout(model.build(4, model.image, model.classes).unwrap()).simplify();
+    let gives = |graph: Graph| {
+        let mut run = Bound::new(&cpu, graph, 1 << 20);
+        let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
+        let labels: Vec<i32> = numbers(&expected["labels"]).iter().map(|&v| v as i32).collect();
+        run.set_batch(&images, &labels);
+        for parameter in &run.plan.parameters {
+            run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+        }
+        run.run(0..run.program.steps.len(), &Scalars { gradient_scale: 0.25, ..Scalars::default() });
+        let all = run.plan.parameters.iter().map(|parameter| run.gradient(parameter)).collect::<Vec<_>>();
+        (run.loss(), all)
+    };
+    let plain = gives(graph().differentiate());
+    let again = graph().differentiate().recompute();
+    let is_again = |id: &dltrain::graph::NodeId| matches!(again.node(*id).op, Op::Conv2dBackwardData(_));
+    assert!(again.recomputed.iter().any(is_again), "a transposed convolution is computed again");
+    assert_eq!(gives(again.clone()), plain);
+    if cpu.has_bf16().is_err() {
+        return println!("SKIPPED: this CPU multiplies no bf16");
+    }
+    let narrow = gives(graph().in_bf16().differentiate());
+    assert!((narrow.0 - plain.0).abs() <= 40.0 / 512.0 * plain.0, "{} and {}", narrow.0, plain.0);
+    for (narrow, plain) in narrow.1.iter().zip(&plain.1) {
+        let norm = |of: &mut dyn Iterator<Item = f32>| of.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let apart = norm(&mut narrow.iter().zip(plain).map(|(a, b)| a - b));
+        assert!(apart <= 80.0 / 512.0 * norm(&mut plain.iter().copied()), "{apart}");
+    }
+}
+
 /// Each of some 40 steps one after the other rounds to 2⁻⁹.
 #[test]
 fn a_file_of_attention_is_computed_in_bf16_too() {
@@ -176,6 +222,39 @@ fn what_an_export_in_inference_mode_left_out_is_said() {
     assert_eq!((norm.momentum, norm.epsilon), (0.2, 1e-3));
     let dropout = |node: &dltrain::graph::Node| matches!(node.op, Op::Dropout { p: 0.25, .. });
     assert!(graph.nodes.iter().any(dropout));
+}
+
+/// TensorFlow and Keras have channels last, and their exporters write orders of axes before and behind what ONNX has
+/// first, or pad one side. Nothing of that is left, but where Keras takes a mean over its last axes but one.
+#[test]
+fn a_file_with_channels_last_is_the_network_that_its_framework_has() {
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(fixture("channels_last.json")).unwrap()).unwrap();
+    let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
+    for (name, orders) in [("tf2onnx.onnx", 0), ("keras-torch.onnx", 2)] {
+        let model = model::open(&fixture(name)).unwrap();
+        assert_eq!((model.image, model.classes), ([3, 9, 9], 5), "{name}");
+        let graph = model.build_to_test(4, model.image, model.classes).unwrap();
+        let found = graph.nodes.iter().filter(|node| matches!(node.op, Op::Permute(_))).count();
+        assert!(found <= orders, "{name}: {found} orders of axes");
+        let mut run = Bound::new(&Reference, graph.for_evaluation().simplify(), 1 << 20);
+        run.set_batch(&images, &[0; 4]);
+        for parameter in &run.plan.parameters {
+            run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+        }
+        run.run(0..run.program.steps.len(), &Scalars::default());
+        for (scores, theirs) in run.logits().chunks(5).zip(numbers(&expected["probabilities"]).chunks(5)) {
+            let sum: f64 = scores.iter().map(|&score| f64::from(score).exp()).sum();
+            for (score, theirs) in scores.iter().zip(theirs) {
+                let ours = f64::from(*score).exp() / sum;
+                assert!((ours - theirs).abs() <= SMALL * 8.0, "{name}: {ours} and {theirs}");
+            }
+        }
+        let place = Place(tempfile::tempdir().unwrap());
+        place.run(1, &fixture(name), "--steps 2 --warmup 0 --results @a.h5");
+        let losses = series(Path::new(&place.path("a.h5")), "steps/loss");
+        assert!(losses.len() == 2 && losses[1] < losses[0], "{name}: {losses:?}");
+    }
 }
 
 /// resnet50.onnx says that its weights are in a file of zeros, which is made here.
@@ -270,7 +349,8 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
     let before = run.loss();
     for parameter in &run.plan.parameters {
         let gradient = run.gradient(parameter);
-        write(&format!("gradient {}", parameter.name), &gradient);
+        // TensorFlow's names are paths.
+        write(&format!("gradient {}", parameter.name.replace('/', "~")), &gradient);
         let next: Vec<f32> =
             values(&parameter.name).iter().zip(&gradient).map(|(w, g)| w - rate * g).collect();
         run.set_parameter(parameter, &next);

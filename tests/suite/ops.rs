@@ -409,8 +409,26 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     let op = Op::Conv2dBackwardWeights(conv);
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
-    let sum = y[0] * y[2] * y[3];
-    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    let rows = y[0] * y[2] * y[3];
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[rows, rows][..outputs.len()])?;
+    transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, [sum, per_group * kh * kw, rows])
+}
+
+/// The same as a transposed convolution has it: the way back comes first, and no convolution before it.
+fn transposed_agrees(
+    device: &dyn Device,
+    conv: Conv2d,
+    [x, w, dy]: [&Host; 3],
+    numbers: Numbers,
+    sums: [usize; 3],
+) -> Result<(), TestCaseError> {
+    let conv = Conv2d { bias: false, relu: false, ..conv };
+    let op = Op::Conv2dBackwardData(conv);
+    let forward = agrees(device, &op, &[dy, w], from_ref(&x.spec), None, numbers, &sums[..1])?;
+    let op = Op::Conv2d(conv);
+    agrees(device, &op, &[x, w], from_ref(&dy.spec), Some(&*forward), numbers, &sums[1..2])?;
+    let (op, dw) = (Op::Conv2dBackwardWeights(conv), spec(&w.spec.shape.0));
+    agrees(device, &op, &[x, dy], from_ref(&dw), Some(&*forward), numbers, &sums[2..])?;
     Ok(())
 }
 
@@ -687,6 +705,33 @@ fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
             agree.unwrap_or_else(|e| panic!("{case:?}: {e}"));
         }
     }
+}
+
+/// A channel each, with kernels that reach further, which has loops of its own on a CPU.
+#[test]
+fn depthwise_convolutions_are_what_they_are_defined_to_be() {
+    let devices = devices();
+    let sizes = (1usize..=3, prop_oneof![Just(16usize), Just(24), Just(32), Just(40)]);
+    let kernels =
+        (prop_oneof![Just(5usize), Just(7)], prop_oneof![Just(5usize), Just(7), Just(3)], 0usize..=3);
+    let windows = (kernels, [1usize..=2, 1usize..=2], prop_oneof![3 => Just(1usize), 1 => Just(2)]);
+    let cases = (sizes, windows, [3usize..=15, 3usize..=15], any::<bool>(), numbers());
+    proptest!(config(32), |(((n, c), ((kw, kh, padding), stride, dilation), image, bias, numbers) in cases)| {
+        let conv = Conv2d {
+            kernel: [kh, kw], stride, padding: [padding.min(kh / 2), padding], dilation: [1, dilation], groups: c,
+            bias, relu: false,
+        };
+        let Some(output) = conv.windows(image) else { return Ok(()) };
+        let case = ConvCase { conv, x: [n, c, image[0], image[1]], filters: c, output };
+        for &device in &devices {
+            conv_agrees(device, &case, numbers)?;
+        }
+        if let Some(devices) = devices_with_bf16() {
+            for device in devices {
+                conv_agrees_in_bf16(device, &case, numbers, [false; 2])?;
+            }
+        }
+    });
 }
 
 #[test]
@@ -1762,6 +1807,8 @@ fn conv_agrees_in_bf16(
         agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
         if !scores {
             joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
+            let sums = [sum, per_group * kh * kw, y[0] * y[2] * y[3]];
+            transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, sums)?;
         }
     }
     let op = Op::Conv2dBackwardWeights(conv);
@@ -2099,8 +2146,8 @@ mod on_the_cpu_alone {
         fails(Op::Conv2d(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
         let still = Conv2d { stride: [0, 1], ..conv };
         fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
-        fails(Op::Conv2dBackwardData(conv), &[&[1, 8, 5, 5], weights], &[1, 3, 9, 9], "forward op");
         let pool = Pool2d::square(3);
+        fails(Op::AvgPoolBackward(pool), &[&[1, 2, 3, 3]], &[1, 2, 9, 9], "forward op");
         fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
         fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
         fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");

@@ -46,10 +46,13 @@ fn seen(engine: &Engine, (spec, given): &(Spec, Option<Layout>), y: &Spec, keep:
     }
 }
 
-/// a, b → y, in the layout of the operand that is not stretched where the library is fast with that, else plain.
+/// a, b → y, in the layout of the operand that is not stretched where the library is fast with that, else plain. It is
+/// fast where the second operand is the stretched one, so that factors and addends change their places.
 pub fn binary(engine: &Rc<Engine>, request: &KernelRequest, of: Binary) -> Result<PrimitiveKernel> {
     let ([_, _], [y]) = (inputs(request)?, outputs(request)?);
     let whole = request.inputs.iter().position(|(spec, _)| spec.shape == y.shape);
+    let swaps = whole == Some(1) && matches!(of, Binary::Add | Binary::Multiply);
+    let arguments = if swaps { [sys::ARG_SRC_1, sys::ARG_SRC] } else { [sys::ARG_SRC, sys::ARG_SRC_1] };
     let mut slow = None;
     // What each operand may keep of its layout.
     for keep in [[true, true], [whole == Some(0), whole == Some(1)], [false, false]] {
@@ -60,7 +63,8 @@ pub fn binary(engine: &Rc<Engine>, request: &KernelRequest, of: Binary) -> Resul
             Some(_) => b.seen.copy()?,
             None => Desc::plain(engine, &y.shape.0, data_type(y.dtype)?)?,
         };
-        let Ok(made) = binary_desc(engine, of, [&a.seen, &b.seen, &to]) else { continue };
+        let operands = if swaps { [&b.seen, &a.seen, &to] } else { [&a.seen, &b.seen, &to] };
+        let Ok(made) = binary_desc(engine, of, operands) else { continue };
         let is_fast = !made.implementation().starts_with("ref");
         if is_fast || keep == [false, false] && slow.is_none() {
             slow = Some((made, a, b));
@@ -70,10 +74,14 @@ pub fn binary(engine: &Rc<Engine>, request: &KernelRequest, of: Binary) -> Resul
         }
     }
     let (made, a, b) = slow.ok_or_else(|| Error::internal("the library has no such arithmetic"))?;
-    let kernel = PrimitiveKernel::new(engine, made, &[sys::ARG_SRC, sys::ARG_SRC_1], &[sys::ARG_DST])?;
+    let kernel = PrimitiveKernel::new(engine, made, &arguments, &[sys::ARG_DST])?;
     let kernel = kernel.sees_in(0, a.kept).sees_in(1, b.kept);
     // The library reads what is stretched more than once.
-    Ok(if whole == Some(0) { kernel.in_place(0) } else { kernel })
+    Ok(match whole {
+        Some(0) => kernel.in_place(0),
+        Some(1) if swaps => kernel.in_place(1),
+        _ => kernel,
+    })
 }
 
 fn binary_desc(engine: &Rc<Engine>, of: Binary, [a, b, y]: [&Desc; 3]) -> Result<PrimitiveDesc> {

@@ -50,7 +50,7 @@ impl Grid {
     }
 
     /// The grid of a layout of images, if it is one.
-    fn of(layout: &Layout, extents: [usize; 4]) -> Result<Option<Grid>> {
+    pub fn of(layout: &Layout, extents: [usize; 4]) -> Result<Option<Grid>> {
         let desc = desc(layout)?;
         let (strides, padded) =
             (desc.vector(sys::QUERY_STRIDES, 4)?, desc.vector(sys::QUERY_PADDED_DIMS, 4)?);

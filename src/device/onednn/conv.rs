@@ -4,12 +4,14 @@
 use std::ptr::null;
 use std::rc::Rc;
 
+use super::depthwise;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::host::Workers;
 use super::layout::data_type;
-use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, nchw, outputs, prop_kind};
+use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, nchw, outputs, prop_kind};
 use super::sys;
 use super::window::Window;
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Spec};
 
@@ -56,24 +58,17 @@ impl Tensors {
     }
 }
 
-/// x, w, b? → y
-pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
-    let [y] = outputs(request)?;
-    let [x, w] = match conv.bias {
-        true => inputs(request).map(|[x, w, _]| [x, w])?,
-        false => inputs(request)?,
-    };
-    let multiplied = multiplied([x, y]);
-    let t = Tensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
-    let attributes = Attributes::new(engine, conv.relu)?;
+/// The primitive of a forward pass, which those of the ways back take as a hint.
+fn forward_desc(engine: &Rc<Engine>, t: &Tensors, kind: sys::PropKind, relu: bool) -> Result<PrimitiveDesc> {
+    let attributes = Attributes::new(engine, relu)?;
     let window = &t.window;
     let name = "dnnl_convolution_forward_primitive_desc_create";
     // SAFETY: descriptors, geometry and attributes outlive the call; a missing bias is null.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
+    PrimitiveDesc::create(engine, name, |desc| unsafe {
         (engine.library.functions.dnnl_convolution_forward_primitive_desc_create)(
             desc,
             engine.raw(),
-            prop_kind(request),
+            kind,
             DIRECT,
             t.x.raw(),
             t.w.raw(),
@@ -85,7 +80,50 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d)
             window.padding_after.as_ptr(),
             attributes.raw(),
         )
-    })?;
+    })
+}
+
+/// The hint of a way back: the forward op's primitive, or one made for the purpose where no convolution went before, as
+/// with a transposed one.
+enum Hint<'a> {
+    Given(&'a PrimitiveDesc),
+    Made(PrimitiveDesc),
+}
+
+impl Hint<'_> {
+    fn new<'a>(
+        engine: &Rc<Engine>,
+        request: &KernelRequest<'a>,
+        conv: &Conv2d,
+        tensors: [&Spec; 3],
+    ) -> Result<Hint<'a>> {
+        let kernel: Option<&PrimitiveKernel> =
+            request.forward.and_then(|kernel| kernel.as_any().downcast_ref());
+        if let Some(kernel) = kernel.filter(|kernel| kernel.is_forward()) {
+            return Ok(Hint::Given(&kernel.desc));
+        }
+        let t = Tensors::new(engine, conv, tensors, [multiplied([tensors[0], tensors[2]]); 3])?;
+        Ok(Hint::Made(forward_desc(engine, &t, sys::FORWARD_TRAINING, false)?))
+    }
+
+    fn desc(&self) -> &PrimitiveDesc {
+        match self {
+            Hint::Given(desc) => desc,
+            Hint::Made(desc) => desc,
+        }
+    }
+}
+
+/// x, w, b? → y
+pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
+    let [y] = outputs(request)?;
+    let [x, w] = match conv.bias {
+        true => inputs(request).map(|[x, w, _]| [x, w])?,
+        false => inputs(request)?,
+    };
+    let multiplied = multiplied([x, y]);
+    let t = Tensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
+    let desc = forward_desc(engine, &t, prop_kind(request), conv.relu)?;
     let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }
@@ -97,8 +135,8 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
     let multiplied = multiplied([dx, dy]);
     let t = Tensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
-    let (attributes, hint) = (attributes(engine)?, forward(request)?);
-    let window = &t.window;
+    let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [dx, w, dy])?);
+    let (hint, window) = (hint.desc(), &t.window);
     let name = "dnnl_convolution_backward_data_primitive_desc_create";
     let create = |dx: &Desc, dy: &Desc| {
         // SAFETY: descriptors, geometry, hint and attributes outlive the call.
@@ -114,12 +152,12 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d
                 window.dilation.as_ptr(),
                 window.padding.as_ptr(),
                 window.padding_after.as_ptr(),
-                hint.desc.raw(),
+                hint.raw(),
                 attributes.raw(),
             )
         })
     };
-    let present = create(&hint.desc.desc(sys::ARG_SRC)?, &hint.desc.desc(sys::ARG_DST)?);
+    let present = create(&hint.desc(sys::ARG_SRC)?, &hint.desc(sys::ARG_DST)?);
     let desc = match present {
         Ok(desc) if !desc.implementation().starts_with("ref") => desc,
         _ => create(&t.x, &t.y)?,
@@ -130,9 +168,11 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d
 /// x, dy → dw, db?
 pub fn backward_weights(
     engine: &Rc<Engine>,
+    workers: &Rc<Workers>,
     request: &KernelRequest,
     conv: &Conv2d,
-) -> Result<PrimitiveKernel> {
+    subject: &str,
+) -> Result<Box<dyn Kernel>> {
     let [x, dy] = inputs(request)?;
     let dw = match conv.bias {
         true => outputs(request).map(|[dw, _]| dw)?,
@@ -140,8 +180,8 @@ pub fn backward_weights(
     };
     let multiplied = multiplied([x, dy]);
     let t = Tensors::new(engine, conv, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
-    let (attributes, hint) = (attributes(engine)?, forward(request)?);
-    let window = &t.window;
+    let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [x, dw, dy])?);
+    let (hint, window) = (hint.desc(), &t.window);
     let name = "dnnl_convolution_backward_weights_primitive_desc_create";
     // SAFETY: descriptors, geometry, hint and attributes outlive the call; a missing bias is null.
     let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
@@ -157,11 +197,17 @@ pub fn backward_weights(
             window.dilation.as_ptr(),
             window.padding.as_ptr(),
             window.padding_after.as_ptr(),
-            hint.desc.raw(),
+            hint.raw(),
             attributes.raw(),
         )
     })?;
+    if desc.implementation().contains("gemm")
+        && let Some(kernel) = depthwise::backward_weights(engine, workers, request, conv, hint)?
+    {
+        return Ok(Box::new(kernel));
+    }
     let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
     let results = &results[..request.outputs.len()];
-    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)
+    let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)?;
+    Ok(Box::new(kernel.of(subject)))
 }

@@ -19,6 +19,7 @@ mod broadcast;
 mod channel_loops;
 mod concat;
 mod conv;
+mod depthwise;
 mod dropout;
 mod gemm;
 mod handle;
@@ -91,7 +92,9 @@ impl Cpu {
         match *request.op {
             Op::Conv2d(conv) => primitive(conv::forward_pass(engine, request, &conv)),
             Op::Conv2dBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
-            Op::Conv2dBackwardWeights(conv) => primitive(conv::backward_weights(engine, request, &conv)),
+            Op::Conv2dBackwardWeights(conv) => {
+                conv::backward_weights(engine, workers, request, &conv, subject)
+            }
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
             Op::LinearBackwardData { .. } => primitive(linear::backward_data(engine, request)),
             Op::LinearBackwardWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),

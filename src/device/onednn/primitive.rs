@@ -55,6 +55,11 @@ impl PrimitiveKernel {
         })
     }
 
+    /// Whether it is of a forward pass.
+    pub fn is_forward(&self) -> bool {
+        self.arguments.contains(&sys::ARG_DST) && !self.arguments.contains(&sys::ARG_DIFF_DST)
+    }
+
     /// Says what the kernel works on, for the error should it fail when it runs.
     pub fn of(self, subject: &str) -> PrimitiveKernel {
         PrimitiveKernel { subject: Rc::from(subject), ..self }

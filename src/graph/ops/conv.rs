@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{Binary, Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
@@ -63,6 +63,17 @@ impl Conv2d {
     pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
         windows(input, self.reach(), self.stride, self.padding)
     }
+
+    /// The size that a transposed convolution gives: the smallest one of which this convolution makes `input`, and
+    /// `more` rows and columns, fewer than the stride. `None` where there is none.
+    pub fn transposed(&self, input: [usize; 2], more: [usize; 2]) -> Option<[usize; 2]> {
+        let along = |axis: usize| {
+            let windows = input[axis].checked_sub(1)?.checked_mul(self.stride[axis])?;
+            (windows + self.reach()[axis] + more[axis]).checked_sub(2 * self.padding[axis])
+        };
+        let size = [along(0)?, along(1)?];
+        (self.windows(size) == Some(input) && !size.contains(&0)).then_some(size)
+    }
 }
 
 /// The output size (height, width) of a window that slides over an input; `None` where not even one fits.
@@ -102,6 +113,42 @@ impl Builder {
         }
         Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
     }
+
+    /// A transposed convolution to `channels` output channels: what takes gradients back through `conv`, as a layer
+    /// (Zeiler, Krishnan, Taylor, Fergus 2010). `more` is PyTorch's `output_padding`. Parameters `name.weight`, of the
+    /// shape (input channels, `channels`/groups, height, width), and `name.bias`.
+    ///
+    /// # Errors
+    /// `Usage` where channels do not divide into groups, or no image has this size.
+    pub fn conv_transpose2d(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        channels: usize,
+        conv: Conv2d,
+        more: [usize; 2],
+    ) -> Result<TensorId> {
+        let [n, c, h, w] = self.image_shape(name, x)?;
+        let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
+        let size = conv.transposed([h, w], more).filter(|_| divides(c) && divides(channels));
+        let [oh, ow] = size.ok_or_else(|| {
+            Error::usage(format!(
+                "layer {name}: no transposed convolution of {h}×{w} images, {c} to {channels} channels: {conv:?}"
+            ))
+        })?;
+        let [kh, kw] = conv.kernel;
+        let (fan_in, fan_out) = (channels / conv.groups * kh * kw, c * kh * kw);
+        let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
+        let weight = self.weight(name, dims([c, channels / conv.groups, kh, kw]), weight);
+        let op = Op::Conv2dBackwardData(Conv2d { bias: false, relu: false, ..conv });
+        let y = self.node(name, op, vec![x, weight], dims([n, channels, oh, ow]));
+        if !conv.bias {
+            return Ok(y);
+        }
+        let bias = self.bias(name, channels, bias);
+        let bias = self.reshape(&format!("{name}.bias.of_channels"), bias, dims([channels, 1, 1]))?;
+        self.binary(&format!("{name}.add"), Binary::Add, y, bias)
+    }
 }
 
 pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
@@ -112,6 +159,17 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy:
     b.weights(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
     if b.needs(x) {
         let dx = b.node(id, Op::Conv2dBackwardData(conv), vec![dy, w], x);
+        b.contribute(x, dx);
+    }
+}
+
+/// Of a transposed convolution. Its gradients are the convolution itself, and that of the convolution's weights with x
+/// and dy in each other's place.
+pub fn transposed_backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
+    let (x, w) = (node.inputs[0], node.inputs[1]);
+    b.weights(id, Op::Conv2dBackwardWeights(conv), dy, x, &node.inputs[1..]);
+    if b.needs(x) {
+        let dx = b.node(id, Op::Conv2d(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

@@ -18,6 +18,7 @@ mod loss;
 mod matmul;
 mod norm;
 mod pool;
+mod resize;
 
 pub use activation::Activation;
 pub use arrange::Permutation;
@@ -26,6 +27,7 @@ pub use conv::{Conv2d, windows};
 pub use matmul::MatMul;
 pub use norm::{BatchNorm, LocalResponseNorm, Statistics};
 pub use pool::{Pool2d, adaptive_window};
+pub use resize::{Places, Reading, Resize};
 
 use super::differentiate::Backward;
 use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
@@ -40,7 +42,8 @@ pub enum Op {
 
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
     Conv2d(Conv2d),
-    /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution.
+    /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution. In a forward pass it
+    /// is a transposed convolution, whose gradients are `Conv2d` and `Conv2dBackwardWeights`.
     Conv2dBackwardData(Conv2d),
     /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::fuse`).
     Conv2dBackwardDataRelu(Conv2d),
@@ -282,6 +285,7 @@ impl Op {
     pub(super) fn backward(&self, b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) {
         match *self {
             Op::Conv2d(conv) => conv::backward(b, id, node, conv, dy),
+            Op::Conv2dBackwardData(conv) => conv::transposed_backward(b, id, node, conv, dy),
             Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
             Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
             Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),
@@ -313,7 +317,6 @@ impl Op {
                 b.simple(id, node, op, node.inputs.clone());
             }
             Op::Conv2dMoments(_)
-            | Op::Conv2dBackwardData(_)
             | Op::Conv2dBackwardDataRelu(_)
             | Op::Conv2dBackwardDataAdd(_)
             | Op::Conv2dBackwardWeights(_)

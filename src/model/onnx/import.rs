@@ -10,7 +10,7 @@ use super::node::Node;
 use super::tensor::Wrong;
 use super::{File, Weight};
 use crate::error::{Error, Result};
-use crate::graph::{Builder, Init, Shape, TensorId};
+use crate::graph::{Builder, Init, Permutation, Shape, TensorId};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
@@ -63,8 +63,8 @@ pub enum Step {
     Sigmoid,
     /// x times a number.
     Scaled(f32),
-    /// x with its last two axes exchanged.
-    Swapped,
+    /// x with its axes in this order.
+    Turned(Permutation),
     /// erf(x/√2)
     Erf,
     /// 1 + erf(x/√2)
@@ -142,7 +142,11 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
     let wrong = |what: String| Error::data(&file.path, what);
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
     let needed = needed(file, &output.name).map_err(wrong)?;
-    let mut values = HashMap::from([(&*file.input, Value::Tensor(images))]);
+    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.channels_last) {
+        Some(order) => Value::Partly(Step::Turned(order), images),
+        None => Value::Tensor(images),
+    };
+    let mut values = HashMap::from([(&*file.input, given)]);
     for (name, &index) in &file.tensor_of {
         let stored = Stored { index, name: name.clone(), transposed: false };
         values.insert(name, Value::Stored(stored));

@@ -40,6 +40,8 @@ pub struct File {
     tensor_of: HashMap<String, usize>,
     /// The name of the images among the graph's inputs.
     input: String,
+    /// Whether the file wants them as (N, H, W, C).
+    channels_last: bool,
     /// The batch that its shapes are written for, where that is fixed.
     batch: Option<usize>,
     /// That of ONNX's ops.
@@ -99,7 +101,8 @@ impl File {
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
-        let (input, batch, image) = images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
+        let Images { input, channels_last, batch, image } =
+            images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
         let mut file = File {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
@@ -107,6 +110,7 @@ impl File {
             tensors,
             tensor_of,
             input,
+            channels_last,
             batch,
             version,
             initializers,
@@ -234,11 +238,19 @@ fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<
     Ok((tensors, tensor_of))
 }
 
+/// What the file says of its images.
+struct Images {
+    input: String,
+    channels_last: bool,
+    batch: Option<usize>,
+    image: [usize; 3],
+}
+
+/// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
+const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
+
 /// The name, the batch and the size of the images: the one input that is no weight.
-fn images(
-    graph: &GraphProto,
-    tensor_of: &HashMap<String, usize>,
-) -> std::result::Result<(String, Option<usize>, [usize; 3]), String> {
+fn images(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result::Result<Images, String> {
     let inputs: Vec<&ValueInfoProto> =
         graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
     let [input] = inputs[..] else {
@@ -255,10 +267,12 @@ fn images(
     let said: Option<Vec<usize>> =
         axes.iter().map(|axis| node::lengths(&[axis.dim_value]).map(|length| length[0])).collect();
     match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
-        (Some(&[batch, channels, height, width]), true) if channels > 0 => {
+        (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
+            let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);
+            let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
             let size = |length| if length == 0 { USUAL_SIZE } else { length };
-            let batch = Some(batch).filter(|&batch| batch > 0);
-            Ok((input.name.clone(), batch, [channels, size(height), size(width)]))
+            let (input, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
+            Ok(Images { input, channels_last, batch, image: [channels, size(height), size(width)] })
         }
         _ => Err(format!(
             "its input {} is no batch of images: real numbers of four axes, of which that of the channels is fixed",

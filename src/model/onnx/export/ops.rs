@@ -17,6 +17,7 @@ impl Writer<'_> {
                 let inputs = self.all(&node.inputs)?;
                 Ok(self.convolution(name, conv, inputs))
             }
+            Op::Conv2dBackwardData(conv) => self.transposed(node, conv),
             Op::Linear { relu, .. } => {
                 let y = self.linear(node)?;
                 Ok(self.relu(relu, name, y))
@@ -67,7 +68,6 @@ impl Writer<'_> {
             // What a device or a training puts into a graph, and the loss, which no file has.
             Op::Normalise { .. }
             | Op::Conv2dMoments(_)
-            | Op::Conv2dBackwardData(_)
             | Op::Conv2dBackwardDataRelu(_)
             | Op::Conv2dBackwardDataAdd(_)
             | Op::Conv2dBackwardWeights(_)
@@ -121,15 +121,19 @@ impl Writer<'_> {
     }
 
     pub(super) fn convolution(&mut self, layer: &str, conv: Conv2d, inputs: Vec<String>) -> String {
-        let attributes = vec![
-            int("group", conv.groups as i64),
-            ints("kernel_shape", &conv.kernel),
-            ints("strides", &conv.stride),
-            ints("pads", &[conv.padding, conv.padding].concat()),
-            ints("dilations", &conv.dilation),
-        ];
-        let y = self.node(layer, "Conv", inputs, attributes);
+        let y = self.node(layer, "Conv", inputs, window(&conv));
         self.relu(conv.relu, layer, y)
+    }
+
+    /// What the window's way back does not reach is said by itself.
+    fn transposed(&mut self, node: &Node, conv: Conv2d) -> Result<String> {
+        let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+        let more = [0, 1].map(|axis| {
+            let least = (x[axis] - 1) * conv.stride[axis] + conv.reach()[axis];
+            (y[axis] + 2 * conv.padding[axis]).saturating_sub(least)
+        });
+        let attributes = [window(&conv), vec![ints("output_padding", &more)]].concat();
+        self.simple(node, "ConvTranspose", attributes)
     }
 
     /// Gemm, which reads rows; where an image has several rows, a product along the last axis.
@@ -364,6 +368,17 @@ impl Writer<'_> {
         };
         Ok(self.node(layer, "Expand", vec![x_name, shape], Vec::new()))
     }
+}
+
+/// The geometry of a convolution.
+fn window(conv: &Conv2d) -> Vec<AttributeProto> {
+    vec![
+        int("group", conv.groups as i64),
+        ints("kernel_shape", &conv.kernel),
+        ints("strides", &conv.stride),
+        ints("pads", &[conv.padding, conv.padding].concat()),
+        ints("dilations", &conv.dilation),
+    ]
 }
 
 /// What the format calls it.

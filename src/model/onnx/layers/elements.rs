@@ -1,7 +1,7 @@
 //! Arithmetic: activations, spelled out or not, two tensors of which either is stretched, and sums over axes.
 
 use super::{Outcome, stated};
-use crate::graph::{Activation, Binary, Shape, TensorId};
+use crate::graph::{Activation, Binary, Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{Constant, Numbers, common, from_front};
 use crate::model::onnx::import::{Import, Step, Stop, Value};
 use crate::model::onnx::node::Node;
@@ -18,6 +18,10 @@ pub fn first(inputs: &[Value]) -> std::result::Result<&Value, Wrong> {
 // ---- activations ----
 
 pub fn activation<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Activation) -> Outcome {
+    // The order of the axes is nothing to it, and may yet be taken back.
+    if let Value::Partly(turned @ Step::Turned(_), x) = first(inputs)? {
+        return Ok(Value::Partly(*turned, activated(import, node, *x, of)));
+    }
     let x = import.tensor(node, first(inputs)?)?;
     Ok(Value::Tensor(activated(import, node, x, of)))
 }
@@ -43,12 +47,9 @@ pub fn finished(
             let layer = import.layer(&format!("{}.scaled", node.layer()));
             Ok(import.net.scaled(&layer, x, by))
         }
-        Step::Swapped => {
+        Step::Turned(order) => {
             let layer = import.layer(&format!("{}.transposed", node.layer()));
-            let mut axes: Vec<usize> = (0..import.net.shape(x).rank()).collect();
-            let last = axes.len() - 1;
-            axes.swap(last - 1, last);
-            Ok(import.net.permute(&layer, x, &axes)?)
+            Ok(import.net.permute(&layer, x, &order.axes())?)
         }
         Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => {
             Err("reads what is a part of GELU's formula".into())
@@ -232,8 +233,43 @@ pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
 /// Of two tensors, either stretched over the other.
 pub fn stretched<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Binary) -> Outcome {
     let [a, b] = inputs else { return Err("reads other than two tensors".into()) };
+    if let (Value::Partly(turned @ Step::Turned(order), _), _)
+    | (_, Value::Partly(turned @ Step::Turned(order), _)) = (a, b)
+    {
+        let both = [before(import, node, a, *order)?, before(import, node, b, *order)?];
+        if let [Some(a), Some(b)] = both {
+            return Ok(Value::Partly(*turned, put_together(import, node, of, a, b)?));
+        }
+    }
     let (a, b) = (import.tensor(node, a)?, import.tensor(node, b)?);
     Ok(Value::Tensor(put_together(import, node, of, a, b)?))
+}
+
+/// What becomes an operand when axes are put in this order; `None` where that is more than to give a row other axes.
+fn before<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    value: &Value,
+    order: Permutation,
+) -> std::result::Result<Option<TensorId>, Stop> {
+    match value {
+        Value::Partly(Step::Turned(other), x) if *other == order => return Ok(Some(*x)),
+        Value::Partly(..) | Value::Tensor(_) => return Ok(None),
+        _ => {}
+    }
+    let (x, axes) = (import.tensor(node, value)?, order.axes());
+    let shape = import.net.shape(x).clone();
+    let long: Vec<usize> = (0..shape.rank()).filter(|&axis| shape.0[axis] > 1).collect();
+    match (long[..].first(), axes.len().checked_sub(shape.rank())) {
+        (None, Some(_)) => Ok(Some(x)),
+        (Some(&axis), Some(more)) if long.len() == 1 => {
+            let mut extents = vec![1; axes.len()];
+            extents[axes[more + axis]] = shape.0[axis];
+            let layer = import.layer(&format!("{}.turned", node.layer()));
+            Ok(Some(import.net.reshape(&layer, x, Shape(extents))?))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The same of tensors of the network.
@@ -282,7 +318,10 @@ pub fn add<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     }
     let is_zero = |value: &&Value| import.single(value) == Some(0.0);
     let parts: Vec<Value> = inputs.iter().filter(|value| !is_zero(value)).cloned().collect();
-    let mut sum = Value::Tensor(import.tensor(node, first(&parts)?)?);
+    let mut sum = match &parts[..] {
+        [one] => Value::Tensor(import.tensor(node, one)?),
+        parts => first(parts)?.clone(),
+    };
     for value in &parts[1..] {
         sum = stretched(import, node, &[sum, value.clone()], Binary::Add)?;
     }

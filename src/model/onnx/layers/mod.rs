@@ -1,12 +1,13 @@
 //! What each op of the format becomes: a layer of the network, several, or nothing. Here is the table; the files beside
 //! have the ops with weights (`weights`), products and normalisations of what the network computes (`products`,
-//! `norms`), windows over images (`windows`), arithmetic (`elements`), what moves numbers (`shapes`), and what drops
+//! `norms`), windows over images (`windows`), images in another size (`resize`), arithmetic (`elements`), what moves numbers (`shapes`), and what drops
 //! some (`random`).
 
 mod elements;
 mod norms;
 mod products;
 mod random;
+mod resize;
 mod shapes;
 mod weights;
 mod windows;
@@ -37,6 +38,9 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Concat", &["axis"], shapes::concat),
     ("Constant", &["value", "value_float", "value_floats", "value_int", "value_ints"], shapes::constant),
     ("Conv", &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"], weights::conv),
+    ("ConvTranspose",
+        &["auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides"],
+        weights::conv_transpose),
     ("Div", &[], elements::divide),
     ("Dropout", &["ratio", "seed"], random::dropout),
     ("Einsum", &["equation"], products::einsum),
@@ -80,6 +84,10 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("ReduceSumSquare", &["axes", "keepdims", "noop_with_empty_axes"], elements::squares_over),
     ("Relu", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::RELU)),
     ("Reshape", &["allowzero"], shapes::reshape),
+    ("Resize",
+        &["antialias", "axes", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside",
+          "extrapolation_value", "keep_aspect_ratio_policy", "mode", "nearest_mode"],
+        resize::resize),
     ("ScatterND", &["reduction"], shapes::scatter),
     ("Shape", &["end", "start"], shapes::shape),
     ("Sigmoid", &[], elements::sigmoid),
@@ -94,6 +102,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Tanh", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Tanh)),
     ("Transpose", &["perm"], shapes::transpose),
     ("Unsqueeze", &["axes"], shapes::unsqueeze),
+    ("Upsample", &["mode", "scales"], resize::resize),
     ("Where", &[], elements::choose),
 ];
 

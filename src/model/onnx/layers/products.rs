@@ -17,7 +17,7 @@ struct Factor {
 fn factor<'a>(import: &mut Import<'a>, node: Node<'a>, value: &Value) -> std::result::Result<Factor, Stop> {
     let (id, transposed, scale) = match value {
         Value::Partly(Step::Scaled(by), x) => (*x, false, *by),
-        Value::Partly(Step::Swapped, x) => (*x, true, 1.0),
+        Value::Partly(Step::Turned(order), x) if shapes::swaps_last(&order.axes()) => (*x, true, 1.0),
         value => (import.tensor(node, value)?, false, 1.0),
     };
     Ok(Factor { id, transposed, scale })

@@ -2,7 +2,7 @@
 
 use super::elements::{self, first, multiply};
 use super::{Outcome, stated};
-use crate::graph::{Shape, TensorId};
+use crate::graph::{Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{
     Constant, Numbers, common, from_front, places, reshaped, squeezed, taken, unsqueezed,
 };
@@ -108,9 +108,10 @@ pub fn shape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 
 pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = first(inputs)?;
-    let rank = match import.dims_of(x) {
-        Some(dims) => dims.len(),
-        None => {
+    let rank = match (import.dims_of(x), x) {
+        (Some(dims), _) => dims.len(),
+        (None, Value::Partly(Step::Turned(order), _)) => order.axes().len(),
+        (None, _) => {
             let x = import.tensor(node, x)?;
             import.net.shape(x).rank()
         }
@@ -122,38 +123,39 @@ pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
     }
 }
 
-/// With its axes in this order. That of a stored matrix is kept in mind, and so is one of the last two axes, since a
-/// product may read them so.
+/// With its axes in this order. That of a stored matrix is kept in mind, and so is any other until somebody reads it: a
+/// product may read a transpose as it is, and exporters that want channels last put two orders behind each other that
+/// come to nothing.
 pub fn permuted<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, order: &[usize]) -> Outcome {
-    let rank = order.len();
-    let swaps = |a: usize, b: usize| {
-        order.iter().enumerate().all(|(place, &axis)| {
-            axis == if place == a {
-                b
-            } else if place == b {
-                a
-            } else {
-                place
-            }
-        })
-    };
-    match x {
+    let is_none = |order: &[usize]| order.iter().enumerate().all(|(place, &axis)| place == axis);
+    let (x, axes) = match x {
         Value::Stored(stored) if order == [1, 0] => {
-            Ok(Value::Stored(Stored { transposed: !stored.transposed, ..stored.clone() }))
+            return Ok(Value::Stored(Stored { transposed: !stored.transposed, ..stored.clone() }));
         }
-        x if order.iter().enumerate().all(|(place, &axis)| place == axis) => Ok(x.clone()),
-        x => {
-            let x = import.tensor(node, x)?;
-            if import.net.shape(x).rank() != rank {
-                return Err(format!("orders {rank} axes of {}", import.net.shape(x)).into());
-            }
-            if rank >= 2 && swaps(rank - 2, rank - 1) {
-                return Ok(Value::Partly(Step::Swapped, x));
-            }
-            let layer = import.layer(&node.layer());
-            Ok(Value::Tensor(import.net.permute(&layer, x, order)?))
+        x if is_none(order) => return Ok(x.clone()),
+        Value::Partly(Step::Turned(before), x) => {
+            let before = before.axes();
+            (*x, order.iter().filter_map(|&axis| before.get(axis).copied()).collect())
         }
+        x => (import.tensor(node, x)?, order.to_vec()),
+    };
+    let shape = import.net.shape(x);
+    match Permutation::new(&axes).filter(|_| axes.len() == shape.rank() && order.len() == axes.len()) {
+        Some(_) if is_none(&axes) => Ok(Value::Tensor(x)),
+        Some(order) => Ok(Value::Partly(Step::Turned(order), x)),
+        None => Err(format!("orders {} axes of {shape}", order.len()).into()),
     }
+}
+
+/// Whether it is an exchange of the last two axes.
+pub fn swaps_last(order: &[usize]) -> bool {
+    let rank = order.len();
+    let wanted = |place: usize| match rank - place {
+        1 => place - 1,
+        2 => place + 1,
+        _ => place,
+    };
+    rank >= 2 && order.iter().enumerate().all(|(place, &axis)| axis == wanted(place))
 }
 
 // ---- parts, and several together ----
@@ -343,7 +345,8 @@ pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     Ok(Value::Tensor(x))
 }
 
-fn padded_along<'a>(
+/// With so many zeros before and behind along an axis; of a number below 0 as many less.
+pub fn padded_along<'a>(
     import: &mut Import<'a>,
     node: Node<'a>,
     mut x: TensorId,
@@ -397,7 +400,7 @@ pub fn expand<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 
 pub fn same<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     match first(inputs)? {
-        noise @ Value::Noise(_) => Ok(noise.clone()),
+        same @ (Value::Noise(_) | Value::Partly(Step::Turned(_), _)) => Ok(same.clone()),
         x => Ok(Value::Tensor(import.tensor(node, x)?)),
     }
 }

@@ -5,6 +5,7 @@ use super::{Outcome, elements, image, products, shapes};
 use crate::graph::{Conv2d, dims};
 use crate::model::onnx::import::{Import, Stop, Stored, Value};
 use crate::model::onnx::node::{Node, lengths};
+use crate::model::onnx::tensor::Wrong;
 
 pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
@@ -51,6 +52,97 @@ pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     let y = import.net.conv2d(&layer, x, channels, conv)?;
     learned(import, &[Some(weight), bias])?;
     Ok(Value::Tensor(y))
+}
+
+/// The way back of a convolution. What its geometry has that no convolution's way back has (other paddings on the two
+/// sides, more rows than a stride) is cut off, or zeros that are added.
+pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
+    let x = image(import, node, x)?;
+    let (weight, extents) = import.stored(w, "weight", 4)?;
+    let kernel = [extents[2], extents[3]];
+    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(&kernel)) {
+        return Err(format!("kernel_shape is not that of its weight, {kernel:?}").into());
+    }
+    let groups = node.int("group").unwrap_or(1);
+    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
+    let dilation = node.pair("dilations", 1)?;
+    if dilation.contains(&0) {
+        return Err("dilations of 0".into());
+    }
+    let (stride, more, shape) =
+        (strides(node)?, node.pair("output_padding", 0)?, import.net.shape(x).clone());
+    if shape.0[1] != extents[0] {
+        return Err(format!("its weight is for {} channels, not for {}", extents[0], shape.0[1]).into());
+    }
+    let mut conv = Conv2d { stride, dilation, groups, bias: false, ..Conv2d::square(1) };
+    conv.kernel = kernel;
+    // Rows and columns that the layer would have without any padding.
+    let whole = [0, 1].map(|axis| {
+        let windows = (shape.0[axis + 2] - 1).saturating_mul(stride[axis]);
+        let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
+        windows.saturating_add(reach)
+    });
+    let [top, left, bottom, right] = transposed_pads(node, &shape.0[2..], whole, stride, more)?;
+    let layer = import.layer_of(node, &weight);
+    let channels = extents[1].saturating_mul(groups);
+    let fits = top == bottom && left == right && more[0] < stride[0] && more[1] < stride[1];
+    let y = match [usize::try_from(top), usize::try_from(left)] {
+        [Ok(top), Ok(left)] if fits => {
+            conv.padding = [top, left];
+            let y = import.net.conv_transpose2d(&layer, x, channels, conv, more)?;
+            learned(import, &[Some(weight)])?;
+            y
+        }
+        _ => {
+            let y = import.net.conv_transpose2d(&layer, x, channels, conv, [0; 2])?;
+            learned(import, &[Some(weight)])?;
+            let behind = [more[0] as i64 - bottom, more[1] as i64 - right];
+            let y = shapes::padded_along(import, node, y, 2, [-top, behind[0]])?;
+            shapes::padded_along(import, node, y, 3, [-left, behind[1]])?
+        }
+    };
+    match rest {
+        [] => Ok(Value::Tensor(y)),
+        [Value::Known(constant)] if constant.dims == [0] => Ok(Value::Tensor(y)),
+        [bias, ..] => {
+            import.stored(bias, "bias", 1)?;
+            let bias = import.tensor(node, bias)?;
+            let Value::Tensor(bias) = shapes::shaped(import, node, bias, vec![channels, 1, 1])? else {
+                return Err("its bias is computed, not stored".into());
+            };
+            elements::add(import, node, &[Value::Tensor(y), Value::Tensor(bias)])
+        }
+    }
+}
+
+/// What is cut off at the top, at the left, at the bottom and at the right.
+fn transposed_pads(
+    node: Node,
+    size: &[usize],
+    whole: [usize; 2],
+    stride: [usize; 2],
+    more: [usize; 2],
+) -> std::result::Result<[i64; 4], Wrong> {
+    let same = node.text("auto_pad").unwrap_or("NOTSET");
+    let wanted = match (node.ints("output_shape").map(lengths), same) {
+        (Some(Some(shape)), _) if shape.len() >= 2 => Some([shape[shape.len() - 2], shape[shape.len() - 1]]),
+        (Some(_), _) => return Err(format!("output_shape {:?}", node.ints("output_shape"))),
+        (None, "SAME_UPPER" | "SAME_LOWER") => {
+            Some([0, 1].map(|axis| size[axis].saturating_mul(stride[axis])))
+        }
+        (None, "NOTSET" | "VALID") => None,
+        (None, other) => return Err(format!("auto_pad {other}")),
+    };
+    let Some(wanted) = wanted else {
+        let given = node.ints("pads").filter(|_| same != "VALID").unwrap_or(&[0; 4]);
+        let pads = lengths(given).map(|pads| pads.iter().map(|&by| by as i64).collect::<Vec<_>>());
+        return pads.and_then(|pads| pads.try_into().ok()).ok_or_else(|| format!("pads {given:?}"));
+    };
+    let cut = [0, 1].map(|axis| (whole[axis] + more[axis]) as i64 - wanted[axis] as i64);
+    let (less, rest) = (cut.map(|all| all.div_euclid(2)), cut.map(|all| all - all.div_euclid(2)));
+    let [first, last] = if same == "SAME_UPPER" { [less, rest] } else { [rest, less] };
+    Ok([first[0], first[1], last[0], last[1]])
 }
 
 /// With a stored matrix a linear layer; else a product, and what is added to it.

@@ -3,8 +3,9 @@
 // One rank runs at a time. It runs until it has nothing to do and says so (sched_yield, as every loop that waits does); then it is the
 // next one's turn. When all have said so several times, and none has done anything that another one may see, time goes on to the next
 // event. So what happens when does not depend on how fast this machine is. For that the library is loaded first (LD_PRELOAD), where it
-// stands before sched_yield and before the calls of MPI that send. Without that a process has a clock of its own.
+// stands before sched_yield, clock_nanosleep and before the calls of MPI that send. Without that a process has a clock of its own.
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -291,6 +292,12 @@ void clock_trace(int stream, const char *what, int64_t from, int64_t to, size_t 
 int sched_yield() noexcept {
     if (at().joined && Clock::main_thread()) return at().idle(), 0;
     return int(syscall(SYS_sched_yield));
+}
+
+// In a long wait a rank sleeps between two polls: no time at all goes by in this clock.
+int clock_nanosleep(clockid_t clock, int flags, const timespec *time, timespec *left) {
+    if (at().joined && Clock::main_thread()) return at().idle(), 0;
+    return syscall(SYS_clock_nanosleep, clock, flags, time, left) == 0 ? 0 : errno;
 }
 
 int MPI_Isend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm, void *request) {

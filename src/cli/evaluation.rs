@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 41] = [
+const OF_TRAINING: [&str; 42] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -42,6 +42,7 @@ const OF_TRAINING: [&str; 41] = [
     "schedule",
     "script",
     "shards",
+    "spatial",
     "steps",
     "sync",
     "sync-bn",

@@ -106,7 +106,7 @@ fn networks_come_to_the_same() {
     let all = [
         (3, "resnet18", 64, 8, "1e-5"),
         (2, "densenet121", 64, 8, "1e-6"),
-        (2, "googlenet", 96, 4, "1e-6"),
+        (2, "googlenet", 96, 8, "1e-6"),
         (4, "mobilenet_v3_large", 64, 8, "1e-5"),
         (3, "squeezenet1_1", 63, 2, "0.01"),
         (2, "efficientnet_b0", 64, 8, "1e-5"),

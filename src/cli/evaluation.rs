@@ -42,6 +42,7 @@ const OF_TRAINING: [&str; 42] = [
     "schedule",
     "script",
     "shards",
+    "spatial",
     "steps",
     "sync",
     "sync-bn",

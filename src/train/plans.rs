@@ -123,11 +123,6 @@ impl Plans {
     /// `Mismatch`, with what ranks compute with where that differs.
     pub fn compare(&self, groups: &Groups, config: &Config, device: &dyn Device) -> Result<()> {
         let world = &groups.data;
-        // Ranks with other rows of images have other steps, and the same parameters.
-        let places: Vec<_> =
-            self.training.parameters.iter().map(|of| (&of.name, of.offset, &of.layout)).collect();
-        let places = format!("{places:?} {:?}", self.training.bucket_bytes());
-        world.check_same(&[("where parameters lie".into(), format!("{:016x}", fnv1a(places.bytes())))])?;
         let alike = match config.spatial {
             1 => world.clone(),
             parts => world.split(world.rank() % parts, world.rank())?,
@@ -144,7 +139,17 @@ impl Plans {
         let items = [("plan", self.training.hash()), ("script", script)]
             .map(|(name, hash)| (name.to_string(), format!("{hash:016x}")));
         let of_device = ("what they compute with".to_string(), device.describe());
-        alike.check_same(&items).or_else(|_| alike.check_same(&[&[of_device], &items[..]].concat()))
+        let same =
+            alike.check_same(&items).or_else(|_| alike.check_same(&[&[of_device], &items[..]].concat()));
+        if config.spatial == 1 {
+            return same;
+        }
+        // Ranks with other rows of images have other steps, and the same parameters.
+        world.agree(same)?;
+        let places: Vec<_> =
+            self.training.parameters.iter().map(|of| (&of.name, of.offset, &of.layout)).collect();
+        let places = format!("{places:?} {:?}", self.training.bucket_bytes());
+        world.check_same(&[("where parameters lie".into(), format!("{:016x}", fnv1a(places.bytes())))])
     }
 
     /// What all ranks do in a step, and how it goes: where ranks have parameters of their own, in one in which they

@@ -225,13 +225,14 @@ fn what_an_export_in_inference_mode_left_out_is_said() {
 }
 
 /// TensorFlow and Keras have channels last, and their exporters write orders of axes before and behind what ONNX has
-/// first, or pad one side. Nothing of that is left, but where Keras takes a mean over its last axes but one.
+/// first, or pad one side. Nothing is left of TensorFlow's; of Keras's 8 what stands around its padding, its clipping
+/// and its mean.
 #[test]
 fn a_file_with_channels_last_is_the_network_that_its_framework_has() {
     let expected: Value =
         serde_json::from_slice(&std::fs::read(fixture("channels_last.json")).unwrap()).unwrap();
     let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
-    for (name, orders) in [("tf2onnx.onnx", 0), ("keras-torch.onnx", 2)] {
+    for (name, orders) in [("tf2onnx.onnx", 0), ("keras-torch.onnx", 5)] {
         let model = model::open(&fixture(name)).unwrap();
         assert_eq!((model.image, model.classes), ([3, 9, 9], 5), "{name}");
         let graph = model.build_to_test(4, model.image, model.classes).unwrap();

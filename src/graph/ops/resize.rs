@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Builder, MatMul, TensorId, dims};
 
 /// Numbers of such a matrix at most.
-const MOST_SHARES: usize = 1 << 22;
+const MOST_SHARES: usize = 1 << 20;
 
 /// Where an element of the result lies among those of the operand. With i its number, s how many times longer the
 /// result is, and n and m the lengths:

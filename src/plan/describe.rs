@@ -340,12 +340,12 @@ impl Plan {
 
     fn describe_exchanges(&self, out: &mut String) {
         let exchanges = self.steps.iter().filter_map(|step| Some((self.exchanging(step)?, &step.inputs[0])));
-        let (count, sent) = exchanges.clone().fold((0, 0), |(count, sent), ((kind, ranks, _), own)| {
+        let (count, sent) = exchanges.clone().fold((0, 0), |(count, sent), ((kind, ranks), own)| {
             // What goes to all others, or a part of which goes to each.
             let bytes = if kind == Kind::AllToAll { own.bytes / ranks } else { own.bytes };
             (count + 1, sent + (ranks - 1) * bytes)
         });
-        if let Some(((kind, ranks, _), _)) = exchanges.clone().next() {
+        if let Some(((kind, ranks), _)) = exchanges.clone().next() {
             let what = if kind == Kind::AllToAll { "split layers" } else { "sync batch norm" };
             let _ = writeln!(
                 out,

@@ -366,12 +366,19 @@ impl Plan {
         cut(rank)..cut(rank + 1)
     }
 
-    /// How a step exchanges something with other ranks, with how many, and what becomes of it where ranks have unlike
-    /// many rows of images, if it does.
-    fn exchanging(&self, step: &PlannedStep) -> Option<(Kind, usize, Option<(Statistics, Rows)>)> {
+    /// How a step exchanges something with other ranks, and with how many, if it does.
+    fn exchanging(&self, step: &PlannedStep) -> Option<(Kind, usize)> {
         match self.graph.node(step.node?).op {
-            Op::Exchange { ranks, rows } => Some((Kind::Gather, ranks, rows)),
-            Op::AllToAll { ranks } => Some((Kind::AllToAll, ranks, None)),
+            Op::Exchange { ranks, .. } => Some((Kind::Gather, ranks)),
+            Op::AllToAll { ranks } => Some((Kind::AllToAll, ranks)),
+            _ => None,
+        }
+    }
+
+    /// What becomes of what a step exchanges where ranks have unlike many rows of images.
+    fn evened_out(&self, step: &PlannedStep) -> Option<(Statistics, Rows)> {
+        match self.graph.node(step.node?).op {
+            Op::Exchange { rows, .. } => rows,
             _ => None,
         }
     }

@@ -144,8 +144,8 @@ impl Plan {
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
             watched.push(self.watch(step, &inputs, &outputs));
-            if let Some((kind, ranks, rows)) = self.exchanging(step) {
-                let (own, all) = (inputs[0].clone(), outputs[0].clone());
+            if let Some((kind, ranks)) = self.exchanging(step) {
+                let (own, all, rows) = (inputs[0].clone(), outputs[0].clone(), self.evened_out(step));
                 exchanges.push(Exchange { step: index, kind, ranks, rows, own, all });
             }
         }

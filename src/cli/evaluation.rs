@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 42] = [
+const OF_TRAINING: [&str; 43] = [
     "accumulation",
     "allreduce",
     "async-order",

@@ -22,8 +22,8 @@ pub struct Args {
     #[arg(long, value_name = "M", conflicts_with = "accumulation")]
     micro_batches: Option<usize>,
     /// In which order stages compute: gpipe (all forward passes first), 1f1b (one forward, one backward: fewer
-    /// activations), interleaved:V (V pieces of the network a stage: less waiting) or zb-h1 (gradients of weights where a
-    /// stage would wait) [default: 1f1b].
+    /// activations), interleaved:V (V pieces of the network a stage: less waiting) or zb-h1 (gradients of weights where
+    /// a stage would wait) [default: 1f1b].
     #[arg(long, value_name = "ORDER")]
     schedule: Option<PipelineSchedule>,
     /// The first layer of each stage but the first one, as --dry-run has them [default: cut by predicted times, or by

@@ -159,8 +159,8 @@ pub struct Args {
     asynchronous: asynchronous::Args,
     #[command(flatten)]
     pipeline: pipeline::Args,
-    /// Cut images by rows over T neighbouring ranks, which work on the same --batch images: for images too large for one
-    /// rank, and for more speed with few images. The global batch is ranks / T × --batch × --accumulation.
+    /// Cut images by rows over T neighbouring ranks, which work on the same --batch images: for images too large for
+    /// one rank, and for more speed with few images. The global batch is ranks / T × --batch × --accumulation.
     #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Machine")]
     spatial: usize,
     #[command(flatten)]
@@ -413,10 +413,7 @@ impl Args {
             ),
             (self.max_batch.is_some(), "--max-batch".into(), "stages have unlike memory; see --dry-run"),
         ];
-        match wanted.into_iter().find(|(given, ..)| *given) {
-            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --pipeline: {why}; leave one out"))),
-            None => Ok(()),
-        }
+        refused_beside("--pipeline", &wanted)
     }
 
     /// That what else is asked for goes with images that are cut.
@@ -445,10 +442,7 @@ impl Args {
             (tensor, "--tensor".into(), "a split layer's ranks have images of their own"),
             (self.parallel.is_given(), "--parallel auto".into(), "it chooses among other ways"),
         ];
-        match wanted.into_iter().find(|(given, ..)| *given) {
-            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --spatial: {why}; leave one out"))),
-            None => Ok(()),
-        }
+        refused_beside("--spatial", &wanted)
     }
 
     /// That what else is asked for goes with split layers.
@@ -486,10 +480,7 @@ impl Args {
                 "sums are of unlike ranks, by dltrain's own messages; auto and ring go",
             ),
         ];
-        match wanted.into_iter().find(|(given, ..)| *given) {
-            Some((_, flag, why)) => Err(Error::usage(format!("{flag} and --tensor: {why}; leave one out"))),
-            None => Ok(()),
-        }
+        refused_beside("--tensor", &wanted)
     }
 
     /// That what is asked of weights goes with the files that there are.
@@ -674,6 +665,14 @@ impl Args {
             max_batch: self.max_batch,
         };
         Ok(if config.evaluate { config.to_test() } else { config })
+    }
+}
+
+/// That none of these, each with whether it is given and why it is not to be, stands beside a flag.
+fn refused_beside(beside: &str, wanted: &[(bool, String, &str)]) -> Result<()> {
+    match wanted.iter().find(|(given, ..)| *given) {
+        Some((_, flag, why)) => Err(Error::usage(format!("{flag} and {beside}: {why}; leave one out"))),
+        None => Ok(()),
     }
 }
 

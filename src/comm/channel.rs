@@ -76,8 +76,8 @@ impl Channel {
         self.communicator.size()
     }
 
-    /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent. One that is
-    /// to be `matched` ends only when it is being received, whatever room MPI has for it.
+    /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent. One that
+    /// is to be `matched` ends only when it is being received, whatever room MPI has for it.
     pub fn send(
         &self,
         region: &Rc<Region>,

@@ -27,7 +27,8 @@ const SAY_EVERY: u64 = 50_000_000;
 /// MPI is called so often during a wait (`progress`), whatever is waited for.
 const PROGRESS_EVERY: u64 = 100_000;
 /// After so long a rank leaves its core to others for a moment between two polls: one that only yields takes half of it
-/// from a rank that computes there, where there are more ranks than cores. What it waits for is late by a DOZE at most, a fortieth of the wait.
+/// from a rank that computes there, where there are more ranks than cores. What it waits for is late by a DOZE at most,
+/// a fortieth of the wait.
 const DOZE_AFTER: u64 = 4_000_000;
 const DOZE: Duration = Duration::from_micros(50);
 

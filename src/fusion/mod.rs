@@ -7,8 +7,8 @@
 //! (`tail`), which travel with the last bucket unless owners are apart. Between steps ranks also exchange the
 //! statistics of synchronised normalisations (`exchange`), and where owners are apart the norms of what each owns
 //! (`norms`). A server that answers one rank after the other has lines to each (`service`), and ranks tell it what they
-//! did in messages of their own (`notes`). Gradients may leave compressed (`compress`), or be added up by the devices (`on_device`, `peers`). May
-//! use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
+//! did in messages of their own (`notes`). Gradients may leave compressed (`compress`), or be added up by the devices
+//! (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 pub mod compress;
 mod edges;

@@ -8,7 +8,8 @@
 //! `Op::Halo` has gathered. Every place then has the same losses, and gradients of what is whole count as many times as
 //! there are places: the loss gradient is that much smaller, and sums over all ranks are right.
 //!
-//! Nikoli Dryden et al.: "Improving strong-scaling of CNN training by exploiting finer-grained parallelism", IPDPS 2019.
+//! Nikoli Dryden et al.: "Improving strong-scaling of CNN training by exploiting finer-grained parallelism", IPDPS
+//! 2019.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -202,8 +203,8 @@ impl Graph {
         graph
     }
 
-    /// Halos as what a rank does: it cuts strips out of its rows, trades them for those of others, and puts these beside
-    /// its own; backward it adds up the gradients of a row. To be called after `differentiate`.
+    /// Halos as what a rank does: it cuts strips out of its rows, trades them for those of others, and puts these
+    /// beside its own; backward it adds up the gradients of a row. To be called after `differentiate`.
     pub fn trade_rows(mut self) -> Graph {
         let forward_nodes = self.forward_nodes;
         let nodes = std::mem::take(&mut self.nodes);

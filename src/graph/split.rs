@@ -3,9 +3,9 @@
 //! Alex Krizhevsky: "One weird trick for parallelizing convolutional neural networks", arXiv 1404.5997 (2014). Every
 //! rank has images of its own. Before a split layer the ranks of a group tell each other its inputs, so that each has
 //! those of all their images, and computes its share of the outputs for them (the weights by rows of the matrix, which
-//! are the layer's columns). A second layer is split by its inputs, which are these outputs: what each rank then has are
-//! parts of sums, which go to the rank that has the image and are added up there. Between the two nothing is told. A
-//! layer alone is split by its inputs.
+//! are the layer's columns). A second layer is split by its inputs, which are these outputs: what each rank then has
+//! are parts of sums, which go to the rank that has the image and are added up there. Between the two nothing is told.
+//! A layer alone is split by its inputs.
 //!
 //! One op does all of it: in `AllToAll` each rank gives each other one something. It is its own way back, so that the
 //! backward pass needs nothing more.
@@ -35,8 +35,8 @@ impl Shard {
         shape
     }
 
-    /// Goes through a range of a part of this shape, in plain order: what lies together in the whole too, as elements of
-    /// the whole and of the range.
+    /// Goes through a range of a part of this shape, in plain order: what lies together in the whole too, as elements
+    /// of the whole and of the range.
     pub fn each_run(
         &self,
         part: &Shape,
@@ -103,8 +103,8 @@ fn summed(bytes: usize, ranks: usize) -> usize {
 }
 
 impl Graph {
-    /// The layers that are worth splitting, in their order: less is sent than by adding up their gradients. Of neighbours
-    /// those are paired by which most is saved. For a forward graph that is to be differentiated.
+    /// The layers that are worth splitting, in their order: less is sent than by adding up their gradients. Of
+    /// neighbours those are paired by which most is saved. For a forward graph that is to be differentiated.
     pub fn worth_splitting(&self, group: Group) -> Vec<SplitLayers> {
         let linear = |node: &Node| matches!(node.op, Op::Linear { .. });
         let candidates: Vec<usize> =

@@ -1,5 +1,5 @@
-//! Names to graphs: the zoo, one file a family, and networks from ONNX files (`onnx`). May use: `graph`, `files`, `error`.
-//! Used by: `record`, `train`, `bench`, `export`.
+//! Names to graphs: the zoo, one file a family, and networks from ONNX files (`onnx`). May use: `graph`, `files`,
+//! `error`. Used by: `record`, `train`, `bench`, `export`.
 
 mod alexnet;
 mod cifar;

@@ -1,5 +1,5 @@
-//! Vision transformers: Dosovitskiy et al., "An image is worth 16x16 words: transformers for image recognition at scale",
-//! 2021, with torchvision's names and first values.
+//! Vision transformers: Dosovitskiy et al., "An image is worth 16x16 words: transformers for image recognition at
+//! scale", 2021, with torchvision's names and first values.
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};

@@ -204,8 +204,8 @@ pub struct Plan {
     pub statistics: Vec<Statistic>,
     /// What is to be written before the first step (`Regions::write_constants`).
     pub constants: Vec<Constant>,
-    /// In the order of their offsets, which is that in which they become ready, but for those of parts: these come first.
-    /// Empty for an evaluation plan.
+    /// In the order of their offsets, which is that in which they become ready, but for those of parts: these come
+    /// first. Empty for an evaluation plan.
     pub gradients: Vec<Ready>,
     /// In the same order.
     pub buckets: Vec<Bucket>,

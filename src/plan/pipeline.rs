@@ -94,9 +94,9 @@ impl PipelineSchedule {
     }
 }
 
-/// What a stage does by ZB-H1. All stages are played with passes that take equally long: each does a backward pass if one
-/// can be, else a forward pass unless it is as far ahead as with 1F1B or keeps as much as the first stage does there, else
-/// the gradients of weights.
+/// What a stage does by ZB-H1. All stages are played with passes that take equally long: each does a backward pass if
+/// one can be, else a forward pass unless it is as far ahead as with 1F1B or keeps as much as the first stage does
+/// there, else the gradients of weights.
 fn zero_bubble(stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
     // For each stage when each pass of each phase was over.
     let mut over = vec![[const { Vec::<usize>::new() }; 3]; stages];

@@ -95,8 +95,8 @@ pub struct Program {
     watched: Vec<Watched>,
 }
 
-/// What ranks that share statistics, or layers, tell each other after a step. The step itself has put this rank's own numbers in
-/// every row; where there are other ranks, each row is to be what that rank has.
+/// What ranks that share statistics, or layers, tell each other after a step. The step itself has put this rank's own
+/// numbers in every row; where there are other ranks, each row is to be what that rank has.
 #[derive(Debug, Clone)]
 pub struct Exchange {
     /// The step that gives the rank's own row.

@@ -794,8 +794,8 @@ impl Script {
     }
 
     /// A stage's passes in the order of its schedule, what comes and goes with them, and the sums that leave behind the
-    /// last one. What lies in a context belongs to messages from the first pass of a micro-batch to that of the next one
-    /// in that context. New parameters are awaited before their first reader, as in a network that is not cut.
+    /// last one. What lies in a context belongs to messages from the first pass of a micro-batch to that of the next
+    /// one in that context. New parameters are awaited before their first reader, as in a network that is not cut.
     fn compute_stage(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
         let Some((stage, schedule)) = manner.pipeline else { return };
         let (stages, micro_batches) = (manner.mesh.pipeline, manner.micro_steps);

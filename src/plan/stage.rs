@@ -2,8 +2,8 @@
 //!
 //! The whole graph is compiled, and a rank drafts its own nodes alone. Kernels, layouts and bits are therefore those of
 //! the uncut network, and every rank knows what each stage costs without a message. A network is cut into chunks, one
-//! behind the other: as many as there are stages, or several for each (Narayanan et al., "Efficient large-scale language
-//! model training on GPU clusters using Megatron-LM", SC 2021: interleaved schedules).
+//! behind the other: as many as there are stages, or several for each (Narayanan et al., "Efficient large-scale
+//! language model training on GPU clusters using Megatron-LM", SC 2021: interleaved schedules).
 
 use std::collections::BTreeSet;
 use std::ops::Range;

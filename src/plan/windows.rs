@@ -29,7 +29,8 @@ pub struct Windows {
 pub struct Window {
     /// Bytes of the region.
     pub bytes: Range<usize>,
-    /// Of these, what lies between two gradients: with a place of its own it is zero, here it was something else before.
+    /// Of these, what lies between two gradients: with a place of its own it is zero, here it was something else
+    /// before.
     pub gaps: Vec<Range<usize>>,
     /// The step behind which all of them are there, and nobody reads the old parameters any more.
     pub ready: usize,
@@ -347,7 +348,8 @@ mod tests {
                 let expected = gradients(&plain);
                 assert!(expected.iter().any(|&byte| byte != 0));
                 assert!(gradients(&other) == expected, "{turns:?}");
-                // What is there at once: the largest layer, whose weights' gradient takes their place, and little besides.
+                // What is there at once: the largest layer, whose weights' gradient takes their place, and little
+                // besides.
                 assert!(
                     other.sizes.gradients < plain.sizes.gradients * 11 / 10,
                     "{turns:?}: {} of {}",

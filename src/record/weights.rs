@@ -1,5 +1,6 @@
-//! Files of weights: safetensors, HDF5 with a data set for each tensor, and what ONNX files have beside their network. Names and shapes are PyTorch's
-//! (`state_dict`), so that what torchvision saved can be trained here and what was trained here loads there.
+//! Files of weights: safetensors, HDF5 with a data set for each tensor, and what ONNX files have beside their network.
+//! Names and shapes are PyTorch's (`state_dict`), so that what torchvision saved can be trained here and what was
+//! trained here loads there.
 
 use std::borrow::Cow;
 use std::cell::RefCell;

@@ -53,8 +53,8 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Of steps for so many images, and of each byte that an update reads or writes. Of steps with one label the mean is
-    /// taken.
+    /// Of steps for so many images, and of each byte that an update reads or writes. Of steps with one label the mean
+    /// is taken.
     pub fn new<'a>(
         images: usize,
         steps: impl Iterator<Item = (&'a PlannedStep, f64)>,
@@ -205,8 +205,8 @@ impl Averaging {
         }
     }
 
-    /// The same of a network in stages, whose ranks are those of this job. Elsewhere all ranks are thought to send to the
-    /// next stage at a time.
+    /// The same of a network in stages, whose ranks are those of this job. Elsewhere all ranks are thought to send to
+    /// the next stage at a time.
     pub fn over_stages(self, job: &Topology) -> Averaging {
         let Parameters { within, between, .. } = self.tuning.parameters;
         let link = if job.nodes() > 1 { between } else { within };

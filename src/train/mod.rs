@@ -3,12 +3,12 @@
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
-//! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not wait
-//! for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and resumes
-//! what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a batch fits,
-//! `prediction` how fast the run would be elsewhere, `simgrid` for another simulator, `planner` which way to share the
-//! work is the fastest. There is no `if rank == 0` here: what only one rank says or writes is `record`'s business. May use:
-//! every room below. Used by: `main`, `elastic`, `export`.
+//! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not
+//! wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and
+//! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
+//! batch fits, `prediction` how fast the run would be elsewhere, `simgrid` for another simulator, `planner` which way
+//! to share the work is the fastest. There is no `if rank == 0` here: what only one rank says or writes is `record`'s
+//! business. May use: every room below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
 mod asynchronous;

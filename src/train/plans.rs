@@ -533,7 +533,8 @@ pub fn per_byte(config: &Config, averaging: &Averaging) -> f64 {
 /// Bytes that are read or written for each byte of gradients that is added to its sum.
 pub const ADDING: f64 = 3.0;
 
-/// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was given.
+/// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was
+/// given.
 pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<f64> {
     match config.roofline.filter(|_| averaging.machine().is_some()) {
         Some(rates) => plan.step_rooflines(rates),

@@ -3,11 +3,11 @@
 //!
 //! Frédéric Desprez et al.: "Improving the accuracy and efficiency of time-independent trace replay", PMBS 2012.
 //!
-//! A rank is several processes of SimGrid's on one node: one computes, and one for each line of transfers (`plan::Line`)
-//! carries these out, one after the other, as the rehearsal has them. They tell each other by messages of no bytes,
-//! which within a node take no time, when a transfer starts and when it is over. A round of a collective is one message
-//! each way, which both ends wait for. What is added, and what ranks do in memory in common, is computing. Seconds of
-//! a message that are none of its links' the sender sleeps before it.
+//! A rank is several processes of SimGrid's on one node: one computes, and one for each line of transfers
+//! (`plan::Line`) carries these out, one after the other, as the rehearsal has them. They tell each other by messages
+//! of no bytes, which within a node take no time, when a transfer starts and when it is over. A round of a collective
+//! is one message each way, which both ends wait for. What is added, and what ranks do in memory in common, is
+//! computing. Seconds of a message that are none of its links' the sender sleeps before it.
 
 use std::fmt::Write;
 use std::path::Path;

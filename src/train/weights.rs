@@ -33,8 +33,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// Opens the file of `--init-from`, or that of the network, if there is one, and compares it with the model and with what the other ranks
-    /// read. Collective.
+    /// Opens the file of `--init-from`, or that of the network, if there is one, and compares it with the model and
+    /// with what the other ranks read. Collective.
     ///
     /// # Errors
     /// `Data` with every tensor that is missing, unknown or of another shape; `Mismatch` when ranks have unlike files.

@@ -2,8 +2,9 @@
 //! the f32 numbers, so that a step casts none.
 //!
 //! A copy is believed only if it was right and nothing was written since but by the updates, or if these have just
-//! rewritten all that is read of it. What no update writes, frozen parameters, stays right. Whatever else writes to the parameters (a checkpoint, the first numbers, another rank) has the
-//! next reader cast all of them again, by one kernel.
+//! rewritten all that is read of it. What no update writes, frozen parameters, stays right. Whatever else writes to the
+//! parameters (a checkpoint, the first numbers, another rank) has the next reader cast all of them again, by one
+//! kernel.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

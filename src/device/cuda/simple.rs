@@ -141,8 +141,8 @@ pub fn dropout(
     Ok(CudaKernel::new(gpu, "own:dropout", vec![layout], outputs, bind).in_place(0))
 }
 
-/// (rows, elements of a row, elements of a row along one place of an axis) of a tensor whose rows go on along that axis:
-/// channels lie last, everything else lies as the host has it.
+/// (rows, elements of a row, elements of a row along one place of an axis) of a tensor whose rows go on along that
+/// axis: channels lie last, everything else lies as the host has it.
 fn rows_along(spec: &Spec, axis: usize) -> Result<(usize, usize, usize)> {
     if (spec.shape.rank(), axis) == (4, 1) {
         return rows(spec).map(|(rows, width)| (rows, width, 1));

@@ -1,5 +1,5 @@
-//! Concatenation along an axis, what takes it apart again, padding, and axes in another order. Channels are put together
-//! in blocked layouts where they allow it.
+//! Concatenation along an axis, what takes it apart again, padding, and axes in another order. Channels are put
+//! together in blocked layouts where they allow it.
 
 use std::any::Any;
 use std::ptr::null;

@@ -207,8 +207,8 @@ fn add_up_anywhere<T: Element, const KW: usize>(
     }
 }
 
-/// A row of dy with a row of x, where nothing is beyond the edges. The sums stay in registers: half of the channels at a
-/// time, for which there are enough.
+/// A row of dy with a row of x, where nothing is beyond the edges. The sums stay in registers: half of the channels at
+/// a time, for which there are enough.
 #[inline(always)]
 fn inside<T: Element, const KW: usize>(
     x: &Numbers<T>,

@@ -19,7 +19,8 @@ pub struct PrimitiveKernel {
     arguments: Vec<c_int>,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-    /// Inputs, then outputs, of which the primitive sees a part, or in which it sees other dimensions, and what it sees.
+    /// Inputs, then outputs, of which the primitive sees a part, or in which it sees other dimensions, and what it
+    /// sees.
     seen: Vec<(usize, Layout)>,
     /// Inputs that stand for further arguments.
     again: Vec<(usize, c_int)>,

@@ -69,8 +69,8 @@ pub enum Op {
     /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`). With `rows`
     /// ranks have unlike many rows of images, and what is put there is `Statistics::even_out` of theirs.
     Exchange { ranks: usize, rows: Option<(Statistics, Rows)> },
-    /// x (R,…) → y (R,…): from each of R ranks what its x has in the row of this one. On a device alone y is x, as above.
-    /// It is its own gradient.
+    /// x (R,…) → y (R,…): from each of R ranks what its x has in the row of this one. On a device alone y is x, as
+    /// above. It is its own gradient.
     AllToAll { ranks: usize },
     /// x (N,C,H,W), w, b, running mean, running variance (C each) → y, mean, variance, running mean, running variance,
     /// saved (where y > 0; only with `relu`). y = (x − mean)/√(variance + epsilon)·w + b, then ReLU if `relu`, with
@@ -154,8 +154,8 @@ pub enum Op {
     Halo(Halo),
     /// dy → dx: the sum of what all ranks have of each row.
     HaloBackward(Halo),
-    /// strips … → strips …, all (N,C,rows,W): what other ranks of a group are told, and what they tell. A device leaves the
-    /// strips that come as they are: whoever runs the steps of several ranks puts them there (`plan::Exchange`).
+    /// strips … → strips …, all (N,C,rows,W): what other ranks of a group are told, and what they tell. A device leaves
+    /// the strips that come as they are: whoever runs the steps of several ranks puts them there (`plan::Exchange`).
     Trade(Trade),
     /// x → y: the same elements with their axes in another order.
     Permute(Permutation),

@@ -117,8 +117,8 @@ pub fn dot(index: &[usize], strides: &[usize]) -> usize {
     index.iter().zip(strides).map(|(index, stride)| index * stride).sum()
 }
 
-/// How many elements a shape has; `None` for more than are computed with, also in a part of the axes of a shape that has
-/// none.
+/// How many elements a shape has; `None` for more than are computed with, also in a part of the axes of a shape that
+/// has none.
 pub fn count(dims: &[usize]) -> Option<usize> {
     let most = dims.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1)));
     most.filter(|&most| most <= MOST).map(|_| dims.iter().product())

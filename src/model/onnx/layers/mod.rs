@@ -1,7 +1,7 @@
 //! What each op of the format becomes: a layer of the network, several, or nothing. Here is the table; the files beside
 //! have the ops with weights (`weights`), products and normalisations of what the network computes (`products`,
-//! `norms`), windows over images (`windows`), images in another size (`resize`), arithmetic (`elements`), what moves numbers (`shapes`), and what drops
-//! some (`random`).
+//! `norms`), windows over images (`windows`), images in another size (`resize`), arithmetic (`elements`), what moves
+//! numbers (`shapes`), and what drops some (`random`).
 
 mod elements;
 mod norms;

@@ -5,7 +5,7 @@
 # (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Usage: run.sh DLTRAIN    (make bench-strategies); needs DLTRAIN_MPIRUN and iperf3; PyTorch where .deps/torch has it
-#        RATE=100mbit STEPS=5 SECONDS_TO_LEARN=60 run.sh …
+#        RATE=100mbit STEPS=5 SECONDS_TO_LEARN=60 PARTS="learned peers" run.sh …
 #
 # All strategies must give the same weights, to the bit, before a number is printed: plain, root and servers on one host
 # by shared memory's order of adding, ZeRO-1 by the ring's.
@@ -17,6 +17,7 @@ dltrain=$(realpath "$1")
 hosts=tests/support/hosts.sh
 rate=${RATE:-1gbit}
 steps=${STEPS:-3}
+parts=${PARTS:-compare learned peers}
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 # alexnet at small images: 244.4 MB of gradients, and little to compute. Sums begin after the backward pass, so that
 # what is waited for is what they take.
@@ -177,10 +178,14 @@ measure() {
     # Megabytes of each, in the order in which they leave.
     buckets=$("$dltrain" "${model[@]}" --dry-run |
         awk '/^bucket/ { on = 1; next } !NF { on = 0 } on && $3 == "MB" { print $2 }')
-    compare 3
-    compare 4
-    learned 4 "${SECONDS_TO_LEARN:-20}"
-    peers
+    local part
+    for part in $parts; do
+        case $part in
+            compare) compare 3; compare 4 ;;
+            learned) learned 4 "${SECONDS_TO_LEARN:-20}" ;;
+            peers) peers ;;
+        esac
+    done
 }
 
 report strategies "Who updates what over shaped links between hosts on one machine"

@@ -218,6 +218,7 @@ impl Plan {
                 let tensors = node.map(|node| of(node).iter().map(|id| self.graph.tensor(*id).name.as_str()));
                 tensors.map(Iterator::collect::<Vec<_>>).unwrap_or_default()
             };
+            let output = node.and_then(|node| node.outputs.first());
             let line = serde_json::json!({
                 "layer": node.map_or(step.label.trim_end_matches(" reorder"), |node| &node.name),
                 "op": node.map_or("reorder", |node| node.op.name()),
@@ -228,7 +229,7 @@ impl Plan {
                 "written": step.outputs.iter().map(|place| place.bytes).collect::<Vec<_>>(),
                 "inputs": names(|node| &node.inputs),
                 "outputs": names(|node| &node.outputs),
-                "output": node.and_then(|node| node.outputs.first()).map_or(&[][..], |id| &self.graph.tensor(*id).spec.shape.0),
+                "output": output.map_or(&[][..], |id| &self.graph.tensor(*id).spec.shape.0),
                 "implementation": step.kernel.implementation(),
             });
             let _ = writeln!(text, "{line}");

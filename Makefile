@@ -142,8 +142,8 @@ bench-pipeline: build ## measure a network in two stages against torch.distribut
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/pipeline/run.sh $(DLTRAIN)
 
-bench-zero: build ## measure gradients and parameters as shards against PyTorch's FSDP2 (root, Open MPI; installs PyTorch)
-	@.ci/deps $(MPI) torch
+bench-zero: build ## measure gradients and parameters as shards against PyTorch's FSDP2 and DeepSpeed (root, Open MPI; installs both)
+	@.ci/deps $(MPI) deepspeed
 	@$(WITH_MPI) benchmarks/zero/run.sh $(DLTRAIN)
 
 bench-collectives: ## measure the allreduces on one host against both MPIs and gloo (installs PyTorch)

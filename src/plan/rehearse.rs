@@ -713,6 +713,8 @@ mod tests {
     struct Example {
         buckets: Vec<Bucket>,
         steps: Vec<StepFacts>,
+        /// How many ranks tell each other statistics, if not all.
+        neighbours: Option<usize>,
     }
 
     impl Example {
@@ -732,7 +734,7 @@ mod tests {
             let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
             let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
             let backward = (0..count).map(|index| step(Region::Gradients, of(index)));
-            Example { steps: forward.chain(backward).collect(), buckets }
+            Example { steps: forward.chain(backward).collect(), buckets, neighbours: None }
         }
 
         fn sums(&self) -> usize {
@@ -750,6 +752,8 @@ mod tests {
         }
 
         fn scripts_of(&self, manner: &Manner, ranks: Vec<usize>) -> Vec<Script> {
+            let serves = |rank: &usize| manner.owners.serves(*rank);
+            let computing = (0..manner.mesh.data).filter(|rank| !serves(rank)).count();
             scripts(
                 manner,
                 &Outline {
@@ -757,7 +761,7 @@ mod tests {
                     forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
-                    exchanges: vec![(0, 0..64, Kind::Gather)],
+                    exchanges: vec![(0, 0..64, Kind::Gather, self.neighbours.unwrap_or(computing))],
                     split: 0,
                     windows: None,
                     sums: self.sums(),
@@ -856,6 +860,33 @@ mod tests {
         let (even, uneven) = (of(1.0), of(2.0));
         assert_eq!(uneven.seconds, even.seconds + 4.0);
         assert_eq!([uneven.exposed[0], uneven.exposed[2]], [even.exposed[0] + 4.0, even.exposed[2]]);
+    }
+
+    /// What neighbours tell each other the others do not wait for; what all add up they do.
+    #[test]
+    fn groups_wait_for_their_own_and_all_for_all_in_the_end() {
+        let example = Example { neighbours: Some(2), ..Example::new(&[4, 4]) };
+        let scripts = example.scripts(&plain(4));
+        let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
+        let prices = Prices {
+            transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
+            update: &|_| 0.0,
+            add: &|_| 0.0,
+            pace: &pace,
+            link: &|_, _| None,
+        };
+        let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
+        // Rank 2 computes for 12 seconds, its neighbour waits for the exchange after its first step, and both first
+        // ranks only in the end: all are through with the last bucket a quarter later.
+        assert_eq!(found.seconds, 12.75);
+        assert_eq!(found.exposed, [8.75, 8.75, 0.75, 8.75]);
+        let exchange = |rank: usize| {
+            let script: &Script = &scripts[rank];
+            let transfer = script.transfers.iter().find(|transfer| transfer.kind == Kind::Gather).unwrap();
+            (script.line(transfer), transfer.bytes_sent(0))
+        };
+        assert_eq!(exchange(3), (Line::Group(Axis::Data, 2, 2..4, None), 32));
+        assert_eq!(exchange(0).0, exchange(1).0);
     }
 
     fn plain(ranks: usize) -> Manner {

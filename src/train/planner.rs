@@ -8,16 +8,20 @@
 //! Albert Njoroge Kahira et al.: "An oracle for guiding large-scale model/hybrid parallel training of convolutional
 //! neural networks", HPDC 2021, chooses among fewer by formulas alone.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::device;
 use super::groups::Groups;
 use super::network::Network;
 use super::plans::{Plans, measured, step_seconds};
-use super::prediction::Predictor;
+use super::prediction::{Planned, Predictor};
 use crate::comm::World;
-use crate::config::{AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
+use crate::config::{
+    AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, Tensor, Wire,
+};
 use crate::error::{Error, Result};
+use crate::graph::SplitLayers;
 use crate::host;
 use crate::interconnect::Interconnect;
 use crate::model::Model;
@@ -28,8 +32,8 @@ use crate::reducer::Averaging;
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;
 
-/// The most stages that are looked at: each costs a plan.
-const MOST_STAGES: usize = 16;
+/// The most stages, and the most ranks of a group that shares layers or images, that are looked at: each costs a plan.
+const MOST_PARTS: usize = 16;
 
 /// A sketch that needs so many times the limit is not looked at again: sketches are off by some tenths.
 const SURELY_TOO_LARGE: f64 = 1.3;
@@ -37,6 +41,14 @@ const SURELY_TOO_LARGE: f64 = 1.3;
 /// Where one of ZeRO's stages needs no more than so many times the limit the stages behind it, which are no faster, are
 /// not looked at.
 const SURELY_FITS: f64 = 0.7;
+
+/// Where data parallelism fits, a way to share layers or images that by its sketch takes so many times as long is not
+/// looked at.
+const SURELY_SLOWER: f64 = 1.2;
+
+/// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
+/// edges.
+const OF_ROWS: f64 = 1.15;
 
 /// A candidate must be faster by so much to be taken before a simpler one: rehearsals are no better than that.
 const CLEARLY_FASTER: f64 = 0.99;
@@ -46,6 +58,10 @@ const CLEARLY_FASTER: f64 = 0.99;
 struct Candidate {
     /// Stages, micro-batches and their order.
     pipeline: Option<(usize, usize, PipelineSchedule)>,
+    /// Over how many ranks large linear layers are split; 1 is none.
+    tensor: usize,
+    /// Over how many ranks images are cut by rows, and micro-steps.
+    rows: Option<(usize, usize)>,
     /// ZeRO's stage; 0 is none.
     zero: u8,
     recompute: bool,
@@ -53,6 +69,10 @@ struct Candidate {
 }
 
 impl Candidate {
+    /// Data parallelism.
+    const PLAIN: Candidate =
+        Candidate { pipeline: None, tensor: 1, rows: None, zero: 0, recompute: false, wire: Wire::F32 };
+
     /// The flags that say the same.
     fn flags(&self, config: &Config) -> String {
         let mut flags = Vec::new();
@@ -62,6 +82,15 @@ impl Candidate {
             flags.extend(
                 (schedule != PipelineSchedule::OneForwardOneBackward)
                     .then(|| format!("--schedule {schedule}")),
+            );
+        }
+        flags.extend((self.tensor > 1).then(|| format!("--tensor {}", self.tensor)));
+        if let Some((parts, micro_steps)) = self.rows {
+            let of = self.of(config);
+            flags.push(format!("--spatial {parts}"));
+            flags.extend((of.batch != config.batch).then(|| format!("--batch {}", of.batch)));
+            flags.extend(
+                (micro_steps != config.accumulation).then(|| format!("--accumulation {micro_steps}")),
             );
         }
         flags.extend((self.zero > 0).then(|| self.strategy().to_string()));
@@ -84,6 +113,13 @@ impl Candidate {
         let strategy = self.strategy();
         let (recompute, wire) = (self.recompute, self.wire);
         let config = Config { strategy, recompute, wire, parallel: None, ..config.clone() };
+        if let Some((parts, micro_steps)) = self.rows {
+            let batch = config.batch * config.accumulation * parts / micro_steps;
+            return Config { spatial: parts, batch, accumulation: micro_steps, ..config };
+        }
+        if self.tensor > 1 {
+            return Config { tensor: Some(Tensor { ranks: self.tensor, groups: None }), ..config };
+        }
         let Some((stages, micro_batches, schedule)) = self.pipeline else { return config };
         let batch = config.batch * config.accumulation * stages / micro_batches;
         let pipeline = Some(Pipeline { stages, schedule, cuts: Vec::new(), data: None });
@@ -104,8 +140,13 @@ fn last_stage(config: &Config, ranks: usize) -> u8 {
     }
 }
 
+/// Into how many parts so many ranks can share something, each part one rank's.
+fn parts(ranks: usize) -> impl Iterator<Item = usize> {
+    (2..=ranks.min(MOST_PARTS)).filter(move |&parts| ranks.is_multiple_of(parts))
+}
+
 /// All that there are for so many ranks, the simpler ones first. With batch normalisation a micro-batch has as many
-/// images as the batch of a rank: else statistics would be of others.
+/// images as the batch of a rank: else statistics would be of others. Some may not be possible with this network.
 fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bool) -> Vec<Candidate> {
     let wires = match parallel.lossy && config.wire == Wire::F32 && config.compress.is_none() {
         true => vec![Wire::F32, Wire::Bf16],
@@ -116,14 +157,23 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
     for &wire in &wires {
         for &recompute in recompute {
             let zeros = 0..=last_stage(config, ranks);
-            all.extend(zeros.map(|zero| Candidate { pipeline: None, zero, recompute, wire }));
+            all.extend(zeros.map(|zero| Candidate { zero, recompute, wire, ..Candidate::PLAIN }));
         }
+    }
+    if parallel.without_split_layers.is_none() {
+        for (tensor, &wire) in parts(ranks).flat_map(|parts| wires.iter().map(move |wire| (parts, wire))) {
+            let of = |&recompute| Candidate { tensor, recompute, wire, ..Candidate::PLAIN };
+            all.extend(recompute.iter().map(of));
+        }
+    }
+    if parallel.without_rows.is_none() {
+        all.extend(of_rows(config, ranks, normalises, (recompute, &wires)));
     }
     if parallel.without_stages.is_some() {
         return all;
     }
     let images = config.batch * config.accumulation;
-    for stages in (2..=ranks.min(MOST_STAGES)).filter(|&stages| ranks.is_multiple_of(stages)) {
+    for stages in parts(ranks) {
         let counts = match normalises {
             true => vec![config.accumulation * stages],
             false => [stages, 2 * stages, 4 * stages].to_vec(),
@@ -137,8 +187,38 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
                 let pipeline = Some((stages, micro_batches, schedule));
                 // Between a single network's stages there is nothing to sum.
                 let wires = if ranks > stages { &wires[..] } else { &wires[..1] };
-                let of = |&wire| Candidate { pipeline, zero: 0, recompute: false, wire };
+                let of = |&wire| Candidate { pipeline, wire, ..Candidate::PLAIN };
                 all.extend(wires.iter().map(of));
+            }
+        }
+    }
+    all
+}
+
+/// Those with images that are cut by rows: all images of a group at a time, or as many as one rank has otherwise, which
+/// needs less memory. Statistics are those of so many, or where more ranks share them, of all that there are at a time.
+fn of_rows(
+    config: &Config,
+    ranks: usize,
+    normalises: bool,
+    (recompute, wires): (&[bool], &[Wire]),
+) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    for parts in parts(ranks) {
+        let [together, apart] = [config.accumulation, config.accumulation * parts];
+        let counts = match config.sync_bn {
+            SyncBatchNorm::Off if normalises => vec![apart],
+            SyncBatchNorm::Groups(of) if !of.is_multiple_of(parts) => continue,
+            SyncBatchNorm::All | SyncBatchNorm::Groups(_) => vec![together],
+            SyncBatchNorm::Off => vec![together, apart],
+        };
+        for (rows, &wire) in
+            counts.iter().flat_map(|&count| wires.iter().map(move |wire| ((parts, count), wire)))
+        {
+            for &recompute in recompute {
+                let zeros = 0..=last_stage(config, ranks).min(1);
+                let of = |zero| Candidate { rows: Some(rows), zero, recompute, wire, ..Candidate::PLAIN };
+                all.extend(zeros.map(of));
             }
         }
     }
@@ -166,9 +246,36 @@ struct Sketch {
     micro_steps: usize,
     batch: usize,
     ranks: usize,
+    /// By over how many ranks something is shared.
+    split: HashMap<usize, OfSplitLayers>,
+    rows: HashMap<usize, OfRows>,
+}
+
+/// What is sketched of split layers.
+struct OfSplitLayers {
+    /// The share of the sum of all gradients that is left.
+    left: f64,
+    /// Seconds of a step in which ranks tell each other inputs and outputs.
+    told: f64,
+    /// Bytes of parameters that a rank has not.
+    spared: usize,
+}
+
+/// What is sketched of images that are cut by rows.
+struct OfRows {
+    /// A rank's share of the work for an image.
+    work: f64,
+    /// Seconds in which ranks tell each other rows: of a micro-step, and of an image.
+    told: [f64; 2],
 }
 
 impl Sketch {
+    /// Whether the network has what is shared.
+    fn has(&self, candidate: &Candidate) -> bool {
+        let has_rows = candidate.rows.is_none_or(|(parts, _)| self.rows.contains_key(&parts));
+        has_rows && (candidate.tensor == 1 || self.split.contains_key(&candidate.tensor))
+    }
+
     /// Bytes that a rank leaves to those who update them.
     fn spared(&self, candidate: &Candidate) -> usize {
         let parameters = if self.evaluates { 0 } else { self.parameters };
@@ -188,16 +295,34 @@ impl Sketch {
         let computes = self.seconds[again] * self.micro_steps as f64;
         let wire = if candidate.wire == Wire::F32 { 1.0 } else { 0.5 };
         match candidate.pipeline {
+            None if let Some((parts, micro_steps)) = candidate.rows => {
+                let Some(OfRows { work, told: [each, of_image] }) = self.rows.get(&parts) else {
+                    return (f64::INFINITY, usize::MAX);
+                };
+                let images = self.batch * self.micro_steps * parts;
+                let batch = images / micro_steps;
+                let computes = computes * parts as f64 * work;
+                let told = micro_steps as f64 * each + images as f64 * of_image;
+                let hidden = if micro_steps == 1 { 0.5 * computes } else { 0.0 };
+                let of_all = self.activations[again] as f64;
+                let kept = of_all * (OF_ROWS * work).min(1.0) * batch as f64 / self.batch as f64;
+                let whole = self.total[again].saturating_sub(self.activations[again]);
+                let summed = if micro_steps > 1 && self.micro_steps == 1 { self.parameters } else { 0 };
+                let needed = whole + summed + kept as usize;
+                let seconds = computes + told + (wire * self.sum - hidden).max(0.0);
+                (seconds, needed.saturating_sub(self.spared(candidate)))
+            }
             None => {
+                let split = self.split.get(&candidate.tensor).filter(|_| candidate.tensor > 1);
+                let [left, told] = split.map_or([1.0, 0.0], |split| [split.left, split.told]);
+                let spared = split.map_or(0, |split| split.spared * (1 + self.beside));
                 let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
                 // Parameters are gathered twice, for which half of a sum each is what it takes.
                 let gathers =
                     if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
-                let seconds = computes + (wire * self.sum + gathers - hidden).max(0.0);
-                (
-                    seconds,
-                    (self.total[again] + self.windows(candidate)).saturating_sub(self.spared(candidate)),
-                )
+                let seconds = computes + told + (wire * left * self.sum + gathers - hidden).max(0.0);
+                let needed = self.total[again] + self.windows(candidate);
+                (seconds, needed.saturating_sub(self.spared(candidate) + spared))
             }
             Some((stages, micro_batches, schedule)) => {
                 let sum = if self.ranks > stages { wire * self.sum / stages as f64 } else { 0.0 };
@@ -217,8 +342,58 @@ impl Sketch {
 enum Outcome {
     /// Its step: seconds, images a second, seconds that a rank waits, bytes sent, bytes at the peak.
     Rehearsed { seconds: f64, images: f64, exposed: f64, sent: usize, memory: usize },
+    /// The network has nothing that could be shared so.
+    None,
     /// Why it was not looked at.
     Left(String),
+}
+
+/// What is sketched of ways to share layers or images.
+struct Shared<'a> {
+    predictor: &'a Predictor<'a>,
+    /// The whole network on each rank.
+    planned: &'a Planned,
+    ranks: usize,
+}
+
+impl Shared<'_> {
+    /// The network as ranks have it that share it so.
+    fn network(&self, config: &Config) -> Result<Network> {
+        self.predictor.network.among(config, [0, self.ranks])
+    }
+
+    /// Of layers that are split over so many ranks; `None` where that saves nothing.
+    fn split_layers(&self, tensor: usize) -> Option<OfSplitLayers> {
+        let planned = &self.planned.config;
+        let split = Some(Tensor { ranks: tensor, groups: None });
+        let network = self.network(&Config { tensor: split, ..planned.clone() }).ok()?;
+        let layers = network.split_layers(planned.batch).ok()?;
+        let bytes = |of: fn(&SplitLayers) -> usize| layers.iter().map(of).sum::<usize>() as f64;
+        let (saved, exchanged) = (bytes(|pieces| pieces.saved), bytes(|pieces| pieces.exchanged));
+        let [fixed, per_byte] = self.planned.averaging.between_neighbours(tensor);
+        // Inputs and sums, and their gradients.
+        let rounds = 4 * layers.len() * planned.accumulation;
+        let sent = |ranks: usize| 2.0 * (1.0 - 1.0 / ranks as f64);
+        let of_gradients = sent(self.ranks) * self.planned.plans.training.sizes.gradients as f64;
+        let split = saved / (sent(self.ranks) - sent(self.ranks / tensor) / tensor as f64);
+        Some(OfSplitLayers {
+            left: (1.0 - saved / of_gradients).max(0.0),
+            told: rounds as f64 * fixed + exchanged * per_byte,
+            spared: (split * (1.0 - 1.0 / tensor as f64)) as usize,
+        })
+    }
+
+    /// Of images that are cut into so many parts; `None` where they have not as many rows.
+    fn rows(&self, parts: usize) -> Option<OfRows> {
+        let planned = &self.planned.config;
+        let network = self.network(&Config { spatial: parts, ..planned.clone() }).ok()?;
+        let (cut, [count, bytes]) = network.outline(planned.batch).ok()?;
+        let (whole, _) = self.network(planned).ok()?.outline(planned.batch).ok()?;
+        let [fixed, per_byte] = self.planned.averaging.between_neighbours(parts);
+        // There and back.
+        let told = [2.0 * count as f64 * fixed, 2.0 * bytes as f64 / planned.batch as f64 * per_byte];
+        Some(OfRows { work: cut.flops as f64 / whole.flops as f64, told })
+    }
 }
 
 /// A plan of the whole network, with or without recomputation, for what is sketched.
@@ -240,6 +415,11 @@ fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -
     let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
     let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
     let sum = planned.averaging.seconds(plan.sizes.gradients, true);
+    let sum = if sum.is_finite() { sum } else { 0.0 };
+    let ranks = predictor.local * nodes;
+    let shared = Shared { predictor, planned: &planned, ranks };
+    let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
+    let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
     let sketch = Sketch {
         seconds,
         total,
@@ -249,10 +429,12 @@ fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -
         states: states * plan.sizes.parameters,
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
         evaluates: predictor.evaluate,
-        sum: if sum.is_finite() { sum } else { 0.0 },
+        sum,
         micro_steps: planned.config.accumulation,
         batch: planned.config.batch,
-        ranks: predictor.local * nodes,
+        ranks,
+        split,
+        rows,
     };
     Ok((sketch, plan.graph.has_batch_norm()))
 }
@@ -275,16 +457,29 @@ pub fn choose(
     let mut outcomes: Vec<(Candidate, Outcome)> = Vec::new();
     let mut promising: Vec<(usize, f64)> = Vec::new();
     for (index, candidate) in all.iter().enumerate() {
+        if !sketch.has(candidate) {
+            outcomes.push((candidate.clone(), Outcome::None));
+            continue;
+        }
         let (seconds, needed) = sketch.of(candidate);
         let fits = needed as f64 <= SURELY_TOO_LARGE * limit as f64;
         let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
-        let in_vain = candidate.zero > 1 && sketch.of(&before).1 as f64 <= SURELY_FITS * limit as f64;
+        let surely = |needed: usize| needed as f64 <= SURELY_FITS * limit as f64;
+        let plain = Candidate { tensor: 1, rows: None, ..candidate.clone() };
+        let is_shared = candidate.pipeline.is_none() && plain != *candidate;
+        let (least, of_plain) = sketch.of(&plain);
+        let is_slow = is_shared && surely(of_plain) && seconds > SURELY_SLOWER * least;
+        let in_vain = candidate.zero > 1 && surely(sketch.of(&before).1);
         let why = match fits {
             true => format!("by a sketch {:.3} ms", 1e3 * seconds),
             false => format!("by a sketch needs {}", bytes(needed)),
         };
-        let why = if in_vain { format!("{why}; {} fits", before.strategy()) } else { why };
-        promising.extend((fits && !in_vain).then_some((index, seconds)));
+        let why = match [in_vain, is_slow] {
+            [true, _] => format!("{why}; {} fits", before.strategy()),
+            [_, true] => format!("{why}; {} fits", plain.flags(config)),
+            _ => why,
+        };
+        promising.extend((fits && !in_vain && !is_slow).then_some((index, seconds)));
         outcomes.push((candidate.clone(), Outcome::Left(why)));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
@@ -328,8 +523,15 @@ fn best(outcomes: &[(Candidate, Outcome)], limit: usize) -> Option<usize> {
     best.map(|(index, _)| index)
 }
 
-fn refused(Parallel { without_stages, .. }: &Parallel) -> String {
-    without_stages.as_ref().map_or(String::new(), |why| format!("not looked at: pipelines ({why})\n"))
+fn refused(parallel: &Parallel) -> String {
+    let Parallel { without_stages, without_split_layers, without_rows, .. } = parallel;
+    let ways = [
+        ("pipelines", without_stages),
+        ("split layers", without_split_layers),
+        ("images by rows", without_rows),
+    ];
+    let refused = ways.iter().filter_map(|(way, why)| Some((way, why.as_ref()?)));
+    refused.map(|(way, why)| format!("not looked at: {way} ({why})\n")).collect()
 }
 
 fn table(
@@ -370,6 +572,7 @@ fn table(
                     bytes(*memory)
                 )
             }
+            Outcome::None => Ok(()),
             Outcome::Left(why) => writeln!(text, "{mark}{:>77}  {flags}: {why}", "-"),
         };
     }

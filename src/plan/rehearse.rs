@@ -180,6 +180,8 @@ struct Player<'a> {
     /// When it had pushed, in each step; of a server, when it had answered each rank.
     pushed: Vec<f64>,
     served: Vec<Vec<f64>>,
+    /// When the last sum that it has a part in is over.
+    summed: f64,
 }
 
 struct Stage<'a> {
@@ -206,6 +208,7 @@ impl<'a> Player<'a> {
             arrivals: Vec::new(),
             pushed: Vec::new(),
             served: Vec::new(),
+            summed: 0.0,
         }
     }
 
@@ -425,6 +428,18 @@ impl Stage<'_> {
         }
     }
 
+    /// Where layers are split: the places of those who do a sum. Some are among the ranks with the same parts, others
+    /// among all, over the same links: one after the other.
+    fn sharers(&self, rank: usize, transfer: &Transfer, line: &Line) -> Vec<usize> {
+        let script = self.ranks[rank].script;
+        match line {
+            Line::Group(axis, _, members, _) if script.mesh.tensor > 1 && transfer.kind == Kind::Sum => {
+                members.clone().filter_map(|place| self.at(script.peer(*axis, place))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
         let node = self.ranks[rank].script.node;
         self.ranks.iter().filter(move |other| other.script.node == node)
@@ -555,6 +570,8 @@ impl Stage<'_> {
         let (rank, action, _) = meetings[index].started[0];
         let seconds = (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
         self.unknown |= !seconds.is_finite();
+        let sharers = self.sharers(rank, transfer_of(&self.ranks, rank, action), line);
+        let begun = sharers.iter().fold(begun, |latest, &rank| latest.max(self.ranks[rank].summed));
         let begun = match line {
             Line::Pair(_, ends, _) => {
                 let taken = (self.prices.link)(transfer_of(&self.ranks, rank, action), *ends);
@@ -563,6 +580,7 @@ impl Stage<'_> {
             _ => begun,
         };
         let over = begun + seconds;
+        sharers.into_iter().for_each(|rank| self.ranks[rank].summed = over);
         self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
 

@@ -75,6 +75,11 @@ impl StepTimes {
         let seconds = each.map(|(label, [all, works])| (label, all / works)).collect();
         StepTimes { seconds, per_byte }
     }
+
+    /// What a step of a plan is thought to take, if steps of its label were measured.
+    fn of(&self, plan: &Plan, step: &PlannedStep) -> Option<f64> {
+        self.seconds.get(&step.label).map(|each| each * work(plan, step))
+    }
 }
 
 /// What of a run decides how its transfers travel.
@@ -306,8 +311,7 @@ impl Averaging {
         let mut expected = threshold::step_seconds(plan, &self.tuning.parameters, self.threads);
         if let Some(measured) = &self.measured {
             for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
-                let each = measured.seconds.get(&step.label);
-                *seconds = each.map_or(*seconds, |each| each * work(plan, step));
+                *seconds = measured.of(plan, step).unwrap_or(*seconds);
             }
         }
         expected
@@ -472,5 +476,41 @@ impl Averaging {
             true => "built in".into(),
             false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::reference::Reference;
+    use crate::graph::{Builder, Conv2d};
+    use crate::plan::{Options, plan};
+
+    /// Of more images, or fewer rows of them, what was measured takes longer or shorter; labels nobody measured are
+    /// told by rates.
+    #[test]
+    fn measured_steps_grow_with_their_work() {
+        let planned = |batch: usize, parts: usize| {
+            let (mut net, x) = Builder::new("one", batch, [1, 8, 8]);
+            let x = net.conv2d("conv", x, 3, Conv2d::square(1)).unwrap();
+            let x = net.linear("fc", x, 5);
+            let graph = net.finish(x).simplify().split_rows(parts, 0).differentiate().trade_rows();
+            let options = Options { fusion_threshold: 0, training: None, stage: None };
+            plan(graph, &Reference, &options).unwrap()
+        };
+        let of = |plan: &Plan, measured: &StepTimes, label: &str| {
+            let step = plan.steps.iter().find(|step| step.label == label).expect("the step");
+            measured.of(plan, step)
+        };
+        let here = planned(2, 1);
+        let steps = here.steps.iter().map(|step| ((&here, step), 0.5));
+        let measured = StepTimes::new(steps, 1.0);
+        let conv = here.steps.iter().find(|step| step.label.starts_with("conv ")).unwrap().label.clone();
+        let linear = here.steps.iter().find(|step| step.label.starts_with("fc ")).unwrap().label.clone();
+        assert_eq!(of(&here, &measured, &conv), Some(0.5));
+        assert_eq!(of(&planned(6, 1), &measured, &conv), Some(1.5));
+        let cut = planned(2, 2);
+        assert_eq!([&conv, &linear].map(|label| of(&cut, &measured, label)), [Some(0.25), Some(0.5)]);
+        assert!(cut.steps.iter().any(|step| measured.of(&cut, step).is_none()));
     }
 }

@@ -1,27 +1,26 @@
 //! Which way to share the work is the fastest that fits: `--parallel auto`.
 //!
-//! Every candidate is sketched: seconds and bytes by formulas over what two plans of the whole network say, with and
-//! without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed
+//! Every candidate is sketched (`sketch`): seconds and bytes by formulas over what two plans of the whole network say,
+//! with and without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed
 //! as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows from
 //! flags, the number of ranks and what was measured of the machine, so that the same question has the same answer.
 //!
 //! Albert Njoroge Kahira et al.: "An oracle for guiding large-scale model/hybrid parallel training of convolutional
 //! neural networks", HPDC 2021, chooses among fewer by formulas alone.
 
-use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::device;
 use super::groups::Groups;
 use super::network::Network;
-use super::plans::{Plans, measured, step_seconds};
-use super::prediction::{Planned, Predictor};
+use super::plans::{Plans, measured};
+use super::prediction::Predictor;
+use super::sketch::{Sketch, sketch};
 use crate::comm::World;
 use crate::config::{
     AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, Tensor, Wire,
 };
 use crate::error::{Error, Result};
-use crate::graph::SplitLayers;
 use crate::host;
 use crate::interconnect::Interconnect;
 use crate::model::Model;
@@ -46,26 +45,24 @@ const SURELY_FITS: f64 = 0.7;
 /// looked at.
 const SURELY_SLOWER: f64 = 1.2;
 
-/// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
-/// edges.
-const OF_ROWS: f64 = 1.15;
-
 /// A candidate must be faster by so much to be taken before a simpler one: rehearsals are no better than that.
 const CLEARLY_FASTER: f64 = 0.99;
 
 /// One way to share the work.
 #[derive(Debug, Clone, PartialEq)]
-struct Candidate {
+pub struct Candidate {
     /// Stages, micro-batches and their order.
-    pipeline: Option<(usize, usize, PipelineSchedule)>,
+    pub pipeline: Option<(usize, usize, PipelineSchedule)>,
     /// Over how many ranks large linear layers are split; 1 is none.
-    tensor: usize,
+    pub tensor: usize,
     /// Over how many ranks images are cut by rows, and micro-steps.
-    rows: Option<(usize, usize)>,
+    pub rows: Option<(usize, usize)>,
     /// ZeRO's stage; 0 is none.
-    zero: u8,
-    recompute: bool,
-    wire: Wire,
+    pub zero: u8,
+    /// Whether activations are computed again.
+    pub recompute: bool,
+    /// What gradients travel as.
+    pub wire: Wire,
 }
 
 impl Candidate {
@@ -99,6 +96,7 @@ impl Candidate {
         if flags.is_empty() { "data parallelism".into() } else { flags.join(" ") }
     }
 
+    /// Who updates what.
     fn strategy(&self) -> Strategy {
         match self.zero {
             0 => Strategy::ALLREDUCE,
@@ -141,7 +139,7 @@ fn last_stage(config: &Config, ranks: usize) -> u8 {
 }
 
 /// Into how many parts so many ranks can share something, each part one rank's.
-fn parts(ranks: usize) -> impl Iterator<Item = usize> {
+pub fn parts(ranks: usize) -> impl Iterator<Item = usize> {
     (2..=ranks.min(MOST_PARTS)).filter(move |&parts| ranks.is_multiple_of(parts))
 }
 
@@ -225,119 +223,6 @@ fn of_rows(
     all
 }
 
-/// What two plans of the whole network say, without and with recomputation, of a rank that computes it.
-struct Sketch {
-    /// Seconds of a micro-step.
-    seconds: [f64; 2],
-    /// Bytes of a rank in all, and of these the activations.
-    total: [usize; 2],
-    activations: [usize; 2],
-    parameters: usize,
-    /// Bytes beside each byte of parameters: gradients and states.
-    beside: usize,
-    /// Of these what owners alone would have.
-    states: usize,
-    /// About what gradients, and parameters in their place, take that are on their way.
-    windows: usize,
-    /// Whether a test set wants all parameters.
-    evaluates: bool,
-    /// Seconds of the sum of all gradients.
-    sum: f64,
-    micro_steps: usize,
-    batch: usize,
-    ranks: usize,
-    /// By over how many ranks something is shared.
-    split: HashMap<usize, OfSplitLayers>,
-    rows: HashMap<usize, OfRows>,
-}
-
-/// What is sketched of split layers.
-struct OfSplitLayers {
-    /// The share of the sum of all gradients that is left.
-    left: f64,
-    /// Seconds of a step in which ranks tell each other inputs and outputs.
-    told: f64,
-    /// Bytes of parameters that a rank has not.
-    spared: usize,
-}
-
-/// What is sketched of images that are cut by rows.
-struct OfRows {
-    /// A rank's share of the work for an image.
-    work: f64,
-    /// Seconds in which ranks tell each other rows: of a micro-step, and of an image.
-    told: [f64; 2],
-}
-
-impl Sketch {
-    /// Whether the network has what is shared.
-    fn has(&self, candidate: &Candidate) -> bool {
-        let has_rows = candidate.rows.is_none_or(|(parts, _)| self.rows.contains_key(&parts));
-        has_rows && (candidate.tensor == 1 || self.split.contains_key(&candidate.tensor))
-    }
-
-    /// Bytes that a rank leaves to those who update them.
-    fn spared(&self, candidate: &Candidate) -> usize {
-        let parameters = if self.evaluates { 0 } else { self.parameters };
-        let others = |bytes: usize| bytes - bytes / self.ranks;
-        let of_stages = [others(self.states), self.parameters, others(parameters)];
-        of_stages.iter().take(usize::from(candidate.zero)).sum()
-    }
-
-    /// Bytes in which gradients, and then parameters too, take turns.
-    fn windows(&self, candidate: &Candidate) -> usize {
-        if candidate.zero > 1 { self.windows } else { 0 }
-    }
-
-    /// Seconds and bytes.
-    fn of(&self, candidate: &Candidate) -> (f64, usize) {
-        let again = usize::from(candidate.recompute);
-        let computes = self.seconds[again] * self.micro_steps as f64;
-        let wire = if candidate.wire == Wire::F32 { 1.0 } else { 0.5 };
-        match candidate.pipeline {
-            None if let Some((parts, micro_steps)) = candidate.rows => {
-                let Some(OfRows { work, told: [each, of_image] }) = self.rows.get(&parts) else {
-                    return (f64::INFINITY, usize::MAX);
-                };
-                let images = self.batch * self.micro_steps * parts;
-                let batch = images / micro_steps;
-                let computes = computes * parts as f64 * work;
-                let told = micro_steps as f64 * each + images as f64 * of_image;
-                let hidden = if micro_steps == 1 { 0.5 * computes } else { 0.0 };
-                let of_all = self.activations[again] as f64;
-                let kept = of_all * (OF_ROWS * work).min(1.0) * batch as f64 / self.batch as f64;
-                let whole = self.total[again].saturating_sub(self.activations[again]);
-                let summed = if micro_steps > 1 && self.micro_steps == 1 { self.parameters } else { 0 };
-                let needed = whole + summed + kept as usize;
-                let seconds = computes + told + (wire * self.sum - hidden).max(0.0);
-                (seconds, needed.saturating_sub(self.spared(candidate)))
-            }
-            None => {
-                let split = self.split.get(&candidate.tensor).filter(|_| candidate.tensor > 1);
-                let [left, told] = split.map_or([1.0, 0.0], |split| [split.left, split.told]);
-                let spared = split.map_or(0, |split| split.spared * (1 + self.beside));
-                let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
-                // Parameters are gathered twice, for which half of a sum each is what it takes.
-                let gathers =
-                    if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
-                let seconds = computes + told + (wire * left * self.sum + gathers - hidden).max(0.0);
-                let needed = self.total[again] + self.windows(candidate);
-                (seconds, needed.saturating_sub(self.spared(candidate) + spared))
-            }
-            Some((stages, micro_batches, schedule)) => {
-                let sum = if self.ranks > stages { wire * self.sum / stages as f64 } else { 0.0 };
-                let part = |whole: usize| whole - whole / stages;
-                let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
-                let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
-                let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
-                let rest = self.total[0]
-                    .saturating_sub(self.activations[0] + part(self.parameters * (1 + self.beside)));
-                (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
-            }
-        }
-    }
-}
-
 /// What became of a candidate.
 enum Outcome {
     /// Its step: seconds, images a second, seconds that a rank waits, bytes sent, bytes at the peak.
@@ -346,97 +231,6 @@ enum Outcome {
     None,
     /// Why it was not looked at.
     Left(String),
-}
-
-/// What is sketched of ways to share layers or images.
-struct Shared<'a> {
-    predictor: &'a Predictor<'a>,
-    /// The whole network on each rank.
-    planned: &'a Planned,
-    ranks: usize,
-}
-
-impl Shared<'_> {
-    /// The network as ranks have it that share it so.
-    fn network(&self, config: &Config) -> Result<Network> {
-        self.predictor.network.among(config, [0, self.ranks])
-    }
-
-    /// Of layers that are split over so many ranks; `None` where that saves nothing.
-    fn split_layers(&self, tensor: usize) -> Option<OfSplitLayers> {
-        let planned = &self.planned.config;
-        let split = Some(Tensor { ranks: tensor, groups: None });
-        let network = self.network(&Config { tensor: split, ..planned.clone() }).ok()?;
-        let layers = network.split_layers(planned.batch).ok()?;
-        let bytes = |of: fn(&SplitLayers) -> usize| layers.iter().map(of).sum::<usize>() as f64;
-        let (saved, exchanged) = (bytes(|pieces| pieces.saved), bytes(|pieces| pieces.exchanged));
-        let [fixed, per_byte] = self.planned.averaging.between_neighbours(tensor);
-        // Inputs and sums, and their gradients.
-        let rounds = 4 * layers.len() * planned.accumulation;
-        let sent = |ranks: usize| 2.0 * (1.0 - 1.0 / ranks as f64);
-        let of_gradients = sent(self.ranks) * self.planned.plans.training.sizes.gradients as f64;
-        let split = saved / (sent(self.ranks) - sent(self.ranks / tensor) / tensor as f64);
-        Some(OfSplitLayers {
-            left: (1.0 - saved / of_gradients).max(0.0),
-            told: rounds as f64 * fixed + exchanged * per_byte,
-            spared: (split * (1.0 - 1.0 / tensor as f64)) as usize,
-        })
-    }
-
-    /// Of images that are cut into so many parts; `None` where they have not as many rows.
-    fn rows(&self, parts: usize) -> Option<OfRows> {
-        let planned = &self.planned.config;
-        let network = self.network(&Config { spatial: parts, ..planned.clone() }).ok()?;
-        let (cut, [count, bytes]) = network.outline(planned.batch).ok()?;
-        let (whole, _) = self.network(planned).ok()?.outline(planned.batch).ok()?;
-        let [fixed, per_byte] = self.planned.averaging.between_neighbours(parts);
-        // There and back.
-        let told = [2.0 * count as f64 * fixed, 2.0 * bytes as f64 / planned.batch as f64 * per_byte];
-        Some(OfRows { work: cut.flops as f64 / whole.flops as f64, told })
-    }
-}
-
-/// A plan of the whole network, with or without recomputation, for what is sketched.
-fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -> Result<(Sketch, bool)> {
-    let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
-    let mut whole = None;
-    for again in [false, true] {
-        let recompute = again || predictor.config.recompute;
-        let config = Config { recompute, parallel: None, ..predictor.config.clone() };
-        let planned = predictor.plan(nodes, &config, network, None)?;
-        let index = usize::from(again);
-        seconds[index] =
-            step_seconds(&planned.plans.training, &planned.config, &planned.averaging).iter().sum();
-        total[index] = planned.plans.total();
-        activations[index] = planned.plans.sizes.activations;
-        whole = Some(planned);
-    }
-    let planned = whole.ok_or_else(|| Error::internal("no plan"))?;
-    let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
-    let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
-    let sum = planned.averaging.seconds(plan.sizes.gradients, true);
-    let sum = if sum.is_finite() { sum } else { 0.0 };
-    let ranks = predictor.local * nodes;
-    let shared = Shared { predictor, planned: &planned, ranks };
-    let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
-    let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
-    let sketch = Sketch {
-        seconds,
-        total,
-        activations,
-        parameters: plan.sizes.parameters,
-        beside: 1 + states,
-        states: states * plan.sizes.parameters,
-        windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
-        evaluates: predictor.evaluate,
-        sum,
-        micro_steps: planned.config.accumulation,
-        batch: planned.config.batch,
-        ranks,
-        split,
-        rows,
-    };
-    Ok((sketch, plan.graph.has_batch_norm()))
 }
 
 /// The fastest way that fits on so many nodes, and a table of all.
@@ -457,30 +251,9 @@ pub fn choose(
     let mut outcomes: Vec<(Candidate, Outcome)> = Vec::new();
     let mut promising: Vec<(usize, f64)> = Vec::new();
     for (index, candidate) in all.iter().enumerate() {
-        if !sketch.has(candidate) {
-            outcomes.push((candidate.clone(), Outcome::None));
-            continue;
-        }
-        let (seconds, needed) = sketch.of(candidate);
-        let fits = needed as f64 <= SURELY_TOO_LARGE * limit as f64;
-        let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
-        let surely = |needed: usize| needed as f64 <= SURELY_FITS * limit as f64;
-        let plain = Candidate { tensor: 1, rows: None, ..candidate.clone() };
-        let is_shared = candidate.pipeline.is_none() && plain != *candidate;
-        let (least, of_plain) = sketch.of(&plain);
-        let is_slow = is_shared && surely(of_plain) && seconds > SURELY_SLOWER * least;
-        let in_vain = candidate.zero > 1 && surely(sketch.of(&before).1);
-        let why = match fits {
-            true => format!("by a sketch {:.3} ms", 1e3 * seconds),
-            false => format!("by a sketch needs {}", bytes(needed)),
-        };
-        let why = match [in_vain, is_slow] {
-            [true, _] => format!("{why}; {} fits", before.strategy()),
-            [_, true] => format!("{why}; {} fits", plain.flags(config)),
-            _ => why,
-        };
-        promising.extend((fits && !in_vain && !is_slow).then_some((index, seconds)));
-        outcomes.push((candidate.clone(), Outcome::Left(why)));
+        let (is_promising, outcome) = sketched(&sketch, candidate, config, limit);
+        promising.extend(is_promising.then_some((index, sketch.of(candidate).0)));
+        outcomes.push((candidate.clone(), outcome));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
     promising.truncate(REHEARSED);
@@ -509,6 +282,33 @@ pub fn choose(
             bytes(limit)
         ))),
     }
+}
+
+/// Whether a candidate may be planned, and what is said of it if it is not.
+fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usize) -> (bool, Outcome) {
+    if !sketch.has(candidate) {
+        return (false, Outcome::None);
+    }
+    let (seconds, needed) = sketch.of(candidate);
+    let surely = |needed: usize| needed as f64 <= SURELY_FITS * limit as f64;
+    let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
+    let plain = Candidate { tensor: 1, rows: None, ..candidate.clone() };
+    let (least, of_plain) = sketch.of(&plain);
+    let why = format!("by a sketch {:.3} ms", 1e3 * seconds);
+    let why = match candidate {
+        _ if needed as f64 > SURELY_TOO_LARGE * limit as f64 => {
+            format!("by a sketch needs {}", bytes(needed))
+        }
+        Candidate { zero: 2.., .. } if surely(sketch.of(&before).1) => {
+            format!("{why}; {} fits", before.strategy())
+        }
+        // What is shared in vain.
+        _ if plain != *candidate && surely(of_plain) && seconds > SURELY_SLOWER * least => {
+            format!("{why}; {} fits", plain.flags(config))
+        }
+        _ => return (true, Outcome::Left(why)),
+    };
+    (false, Outcome::Left(why))
 }
 
 /// The first of those that fit which none that is simpler comes near.

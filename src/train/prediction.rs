@@ -140,8 +140,9 @@ impl Predictor<'_> {
         let network = asked.network.as_deref().map(Interconnect::read).transpose()?;
         let planned_here = Config { pipeline: None, tensor: None, spatial: 1, ..self.config.clone() };
         let mut before = Some((plans, Shape::of(&planned_here, self.network)));
-        let mut rows = Vec::new();
-        let mut text = String::new();
+        let (mut rows, mut text) = (Vec::new(), String::new());
+        // For as many images at a time a rank alone is as fast.
+        let mut alone: Option<((usize, usize, bool), f64)> = None;
         for &nodes in &asked.nodes {
             has_room(network.as_ref(), nodes)?;
             let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
@@ -159,7 +160,12 @@ impl Predictor<'_> {
             }
             let case = planned.case();
             let found = case.predicted(asked.jitter, self.device)?;
-            rows.push(Row { efficiency: found.images / (found.ranks as f64 * self.alone(&planned)?), found });
+            let Config { batch, accumulation, recompute, .. } = planned.config;
+            let images = (batch, accumulation, recompute);
+            let known = alone.filter(|(known, _)| *known == images && chosen.pipeline.is_none());
+            let (_, each) = known.map_or_else(|| self.alone(&planned).map(|each| (images, each)), Ok)?;
+            alone = Some((images, each));
+            rows.push(Row { efficiency: found.images / (found.ranks as f64 * each), found });
             if nodes == *asked.nodes.last().unwrap_or(&nodes) {
                 text += &table(&rows);
                 text += &described(&planned.config, &planned.averaging);

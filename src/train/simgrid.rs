@@ -16,7 +16,7 @@ use super::plans::{self, ADDING, Plans, step_seconds};
 use super::prediction::Case;
 use crate::collective::course::{Course, Deed, Machine};
 use crate::error::{Error, Result};
-use crate::plan::{Action, Axis, Kind, Line, Script, Transfer};
+use crate::plan::{Action, Axis, Kind, Line, Manner, Plan, Script, Transfer};
 
 /// Steps that are traced: as many as are rehearsed.
 const STEPS: usize = 2;
@@ -92,6 +92,9 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
         steps: STEPS,
     };
     let written = write(directory, &cast)?;
+    // As it is predicted: the first place of a group stands for all.
+    let alike = |_: &Plan, manner: &Manner| (0..manner.mesh.data).collect();
+    let scripts = if parts > 1 { case.plans.scripts(manner, case.config, &alike) } else { scripts };
     let rehearsal = case.play(&scripts, &|_| 1.0)?;
     Ok(format!(
         "{written} are in {}: {STEPS} steps, to be replayed by {}/replay.sh; they are expected to take {:.6} s in all, \

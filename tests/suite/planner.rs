@@ -118,6 +118,80 @@ fn less_memory_takes_a_later_stage_of_zero() {
     assert!(printed.contains("--zero 2") && !printed.contains("--zero 3"), "{printed}");
 }
 
+/// Layers are split where links are slow, and not where they are fast.
+#[test]
+fn slow_links_split_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let flags = ["--model", "alexnet", "--batch", "16", "--global-batch", "32", "--predict-nodes", "2"];
+        let (printed, rows) = planned(&[&flags[..], &["--network", path.to_str().unwrap()]].concat());
+        assert!(rows.iter().any(|row| row.flags == "--tensor 2"), "{printed}");
+        rows.into_iter().find(|row| row.taken).unwrap().flags
+    };
+    assert_eq!(taken("slow.toml", FLAT.into()), "--tensor 2");
+    assert_ne!(taken("fast.toml", FLAT.replace("0.1", "1000.0").replace("20.0", "0.1")), "--tensor 2");
+    // Where there is no layer that is worth it, it is no candidate.
+    let none =
+        planned(&["--model", "squeezenet1_1", "--image-size", "64", "--batch", "8", "--predict-nodes", "2"])
+            .0;
+    assert!(!none.contains("--tensor"), "{none}");
+}
+
+/// Where whole images fit on no rank, they are cut; where they have too few rows, nothing fits.
+#[test]
+fn images_are_cut_where_nothing_else_fits() {
+    let flags = ["--model", "squeezenet1_1", "--image-size", "320", "--batch", "2", "--predict-nodes", "4"];
+    let (printed, all) = planned(&flags);
+    let least = |is_cut: bool| {
+        let such = all.iter().filter(|row| row.flags.contains("--spatial") == is_cut);
+        such.map(|row| row.memory).fold(f64::INFINITY, f64::min)
+    };
+    assert!(least(true) < 0.95 * least(false), "{printed}");
+    let limit = format!("{}MB", ((least(true) + least(false)) / 2e6).round());
+    let (printed, rows) = planned(&[&flags[..], &["--memory-limit", &limit]].concat());
+    let taken = rows.iter().find(|row| row.taken).unwrap();
+    assert!(taken.flags.contains("--spatial"), "{limit}: {printed}");
+    // As many images in a step: a group has those of its ranks.
+    let words: Vec<&str> = taken.flags.split(' ').collect();
+    let number = |flag: &str, otherwise: usize| {
+        let at = words.iter().position(|&word| word == flag);
+        at.map_or(otherwise, |at| words[at + 1].parse().unwrap())
+    };
+    let (parts, batch, micro_steps) =
+        (number("--spatial", 1), number("--batch", 2), number("--accumulation", 1));
+    assert_eq!(4 / parts * batch * micro_steps, 4 * 2, "{}", taken.flags);
+    // What does not go beside --spatial is said.
+    let without = planned(&[&flags[..], &["--global-batch", "8"]].concat()).0;
+    assert!(without.contains("not looked at: images by rows (--global-batch and --spatial"), "{without}");
+    assert!(!without.contains("  --spatial"), "{without}");
+}
+
+/// With batch normalisation a group has as many images at a time as a rank has otherwise, and where ranks share
+/// statistics as many as these have.
+#[test]
+fn statistics_are_of_as_many_images() {
+    let flags = ["--model", "resnet18", "--image-size", "64", "--batch", "4", "--predict-nodes", "4"];
+    let ways = |more: &[&str]| {
+        let printed = planned(&[&flags[..], more].concat()).0;
+        let of = |line: &str| Some(line.split_once("--spatial 2")?.1.split(':').next()?.trim().to_string());
+        printed.lines().filter_map(of).collect::<Vec<_>>()
+    };
+    let alone = ways(&[]);
+    assert!(
+        !alone.is_empty() && alone.iter().all(|flags| flags.starts_with("--accumulation 2")),
+        "{alone:?}"
+    );
+    for sync in ["--sync-bn", "--sync-bn=2"] {
+        let shared = ways(&[sync]);
+        assert!(
+            !shared.is_empty() && shared.iter().all(|flags| flags.starts_with("--batch 8")),
+            "{shared:?}"
+        );
+    }
+}
+
 /// A pipeline is predicted with the bubble of its formula at least, and what its stages compute at most.
 #[test]
 fn pipelines_are_predicted_with_their_bubble() {
@@ -171,6 +245,40 @@ fn pipelines_are_predicted_with_their_bubble() {
     }
 }
 
+/// Split layers and images by rows too, each where it is the best that fits.
+#[test]
+fn a_run_shares_layers_and_images_as_was_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    for (name, ranks, model, way) in [
+        ("tensor", 2, "--model alexnet --image-size 67 --batch 2", "--tensor"),
+        ("rows", 4, "--model squeezenet1_1 --image-size 160 --batch 2", "--spatial"),
+    ] {
+        let base = format!("{model} --classes 10 --steps 2 --warmup 0 --threads 1 --seed 3 --lr 0.001");
+        let base: Vec<&str> = base.split(' ').collect();
+        let train =
+            |more: &[&str], results: &str| run(ranks, &[&base[..], more, &["--results", results]].concat());
+        let all = rows(&train(&["--parallel", "auto"], &path(&format!("{name}-free.h5"))));
+        // Just enough for the smallest of these.
+        let such = all.iter().filter(|row| row.flags.contains(way));
+        let needed = such.map(|row| row.memory).fold(f64::INFINITY, f64::min);
+        let limit = format!("{}MB", (1.01 * needed / 1e6).ceil());
+        let auto = path(&format!("{name}.h5"));
+        let printed = train(&["--parallel", "auto", "--memory-limit", &limit], &auto);
+        let taken = rows(&printed).into_iter().find(|row| row.taken).expect("one is taken").flags;
+        assert!(taken.contains(way), "{limit}: {printed}");
+        let typed = path(&format!("{name}-typed.h5"));
+        let given: Vec<&str> = base.iter().copied().chain(["--results", &typed]).collect();
+        let words: Vec<&str> = taken.split(' ').collect();
+        let is_given = words.contains(&"--batch");
+        let at = given.iter().position(|&word| word == "--batch").unwrap();
+        let given = if is_given { [&given[..at], &given[at + 2..]].concat() } else { given };
+        run(ranks, &[&given[..], &words].concat());
+        let losses = |path: &str| series(path.as_ref(), "steps/loss");
+        assert_eq!(losses(&auto), losses(&typed), "{taken}");
+    }
+}
+
 #[test]
 fn a_run_does_what_was_chosen() {
     let folder = tempfile::tempdir().unwrap();
@@ -207,6 +315,8 @@ fn what_a_planner_is_not_to_choose_is_refused() {
         (vec!["--parallel", "auto", "--zero", "1"], "--zero"),
         (vec!["--parallel", "auto", "--pipeline", "2"], "--pipeline"),
         (vec!["--parallel", "auto", "--sync", "root"], "--sync"),
+        (vec!["--parallel", "auto", "--tensor", "2"], "--tensor"),
+        (vec!["--parallel", "auto", "--spatial", "2"], "--spatial"),
         (vec!["--memory-limit", "1GB"], "required arguments"),
         (vec!["--lossy"], "required arguments"),
         (vec!["--measure", "2"], "--measure: it is for --predict-nodes, --parallel auto and --pipeline"),

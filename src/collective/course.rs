@@ -344,6 +344,23 @@ impl Course {
         self.legs.iter().map(of).sum()
     }
 
+    /// For how many seconds of a sum by messages among all, or in groups, its links are busy; of anything else all of
+    /// its seconds.
+    pub fn busy(&self, machine: &Machine) -> f64 {
+        let of = |leg: &Leg| match leg {
+            Leg::Messages { steps, cuts, among } if *among != Among::Alike => {
+                let of_phase = |(index, phase): (usize, Phase)| {
+                    let loads = machine.loads((*steps, *among, index), &phase);
+                    let bytes = (4 * self.wire.words(phase.elements)) as f64;
+                    phase.rounds as f64 * (loads.seconds(bytes) - loads.seconds(0.0))
+                };
+                Some(steps.phases(cuts).into_iter().enumerate().map(of_phase).sum::<f64>())
+            }
+            _ => None,
+        };
+        self.legs.iter().map(of).sum::<Option<f64>>().unwrap_or_else(|| self.seconds(machine))
+    }
+
     fn phases(&self, steps: Steps, cuts: &Cuts, among: Among, machine: &Machine) -> f64 {
         let (mut clocks, mut floor, mut latest) = (vec![0.0f64; cuts.ranks()], 0.0f64, 0.0f64);
         let is_sent = |(_, phase): &(usize, Phase)| phase.elements > 0 && phase.rounds > 0;
@@ -594,6 +611,8 @@ mod tests {
         close(seconds(Course::together(all, vec![[0, 2, 10], [1, 3, 5], [2, 1, 3]])), 1.0 + 15.0);
         let cuts = Cuts::even(&(0..100), 2);
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
+        let busy = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).busy(&machine);
+        close(busy, 2.0 * 400.0);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
         let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();

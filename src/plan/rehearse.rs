@@ -40,6 +40,8 @@ type Busy = ([usize; 2], f64);
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
+    /// For how many of these seconds its links are busy.
+    pub busy: &'a dyn Fn(&Transfer) -> f64,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
     /// Seconds until so many bytes of gradients are added to their sums.
@@ -180,7 +182,7 @@ struct Player<'a> {
     /// When it had pushed, in each step; of a server, when it had answered each rank.
     pushed: Vec<f64>,
     served: Vec<Vec<f64>>,
-    /// When the last sum that it has a part in is over.
+    /// Until when the last sum that it has a part in keeps its links busy.
     summed: f64,
 }
 
@@ -580,7 +582,10 @@ impl Stage<'_> {
             _ => begun,
         };
         let over = begun + seconds;
-        sharers.into_iter().for_each(|rank| self.ranks[rank].summed = over);
+        if !sharers.is_empty() {
+            let busy = (self.prices.busy)(transfer_of(&self.ranks, rank, action));
+            sharers.into_iter().for_each(|rank| self.ranks[rank].summed = begun + busy);
+        }
         self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
 
@@ -800,6 +805,7 @@ mod tests {
                 &[&self.steps],
                 &Prices {
                     transfer: &|_| 1.0,
+                    busy: &|_| 0.0,
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
@@ -827,6 +833,7 @@ mod tests {
         let update = |bytes: usize| 2e-3 * bytes as f64;
         let prices = Prices {
             transfer: &transfer,
+            busy: &|_| 0.0,
             update: &update,
             add: &|_| 0.0,
             pace: &|_| 1.0,
@@ -868,6 +875,7 @@ mod tests {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
             let prices = Prices {
                 transfer: &|_| 0.5,
+                busy: &|_| 0.0,
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &pace,
@@ -888,6 +896,7 @@ mod tests {
         let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
         let prices = Prices {
             transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
+            busy: &|_| 0.0,
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &pace,
@@ -1085,6 +1094,7 @@ mod tests {
         let scripts = example.scripts(&plain(2));
         let prices = Prices {
             transfer: &|_| f64::NAN,
+            busy: &|_| 0.0,
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &|_| 1.0,

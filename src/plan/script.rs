@@ -1188,7 +1188,7 @@ impl Transfer {
     }
 
     /// By the member at a place of the axis.
-    fn bytes_sent(&self, place: usize) -> usize {
+    pub(super) fn bytes_sent(&self, place: usize) -> usize {
         let (all, own, others) =
             (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
         match self.kind {

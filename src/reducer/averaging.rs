@@ -367,6 +367,15 @@ impl Averaging {
         }
     }
 
+    /// For how many of these seconds its links are busy: not while ranks add, and while messages are on their way.
+    pub fn busy(&self, transfer: &Transfer, setting: Setting) -> f64 {
+        let course = match self.machine() {
+            Some(machine) => self.course(transfer, setting, machine),
+            None => self.in_groups(transfer, setting.trades),
+        };
+        course.map_or_else(|| self.transfer(transfer, setting), |course| course.busy(&self.ranks))
+    }
+
     /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a
     /// GPU does it, where gradients are compressed, and for what a server takes as it comes.
     pub fn course(&self, transfer: &Transfer, setting: Setting, machine: &Machine) -> Option<Course> {

@@ -407,8 +407,14 @@ impl Case<'_> {
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
-        let prices =
-            Prices { transfer: &|_| 0.0, update: &update, add: &add, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &|_| 0.0,
+            busy: &|_| 0.0,
+            update: &update,
+            add: &add,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         if places.stage.is_some() {
             // It does what all stages do.
             let of = |plan: &&Plan| {

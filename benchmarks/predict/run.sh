@@ -96,6 +96,13 @@ ways() { # network, nodes…
         [ $((count % 4)) -gt 0 ] || [ "$count" -gt 64 ] || for way in gpipe 1f1b zb-h1 interleaved:2; do
             pair 1 "$count" "$network" --model resnet50 --batch 32 --pipeline 4 --micro-batches 4 --schedule $way
         done
+        # Groups of neighbours, over nodes and within one.
+        [ $((count % 4)) -gt 0 ] || [ "$count" -gt 64 ] || for way in 2 4; do
+            pair 1 "$count" "$network" --model alexnet --batch 8 --tensor $way
+            pair 1 "$count" "$network" --model resnet50 --batch 8 --spatial $way
+        done
+        [ "$count" -gt 8 ] || pair 4 "$count" "$network" --model alexnet --batch 8 --tensor 4
+        [ "$count" -gt 8 ] || pair 4 "$count" "$network" --model resnet50 --batch 8 --spatial 2
         [ "$count" -ge 100 ] || pair 4 "$count" "$network" --model resnet50 --batch 8 --allreduce hierarchical
     done
 }

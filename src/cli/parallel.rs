@@ -16,10 +16,10 @@ enum Choice {
 #[group(skip)]
 #[command(next_help_heading = "Machine")]
 pub struct Args {
-    /// Let a planner choose: data parallelism, ZeRO, recomputation and pipelines are rehearsed for this job, or with
-    /// --dry-run for --predict-nodes, and the fastest that fits is taken.
+    /// Let a planner choose: data parallelism, ZeRO, recomputation, pipelines, split layers and images cut by rows are
+    /// rehearsed for this job, or with --dry-run for --predict-nodes, and the fastest that fits is taken.
     #[arg(long, value_name = "auto", conflicts_with_all = [
-        "pipeline", "tensor", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync", "local_steps",
+        "pipeline", "tensor", "spatial", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync", "local_steps",
         "max_batch",
     ])]
     parallel: Option<Choice>,
@@ -36,11 +36,6 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether a choice is asked for.
-    pub fn is_given(&self) -> bool {
-        self.parallel.is_some()
-    }
-
     /// Steps that are to be measured; `needed` if something is predicted of other nodes, or a network is to be cut.
     ///
     /// # Errors
@@ -57,12 +52,23 @@ impl Args {
         }
     }
 
-    /// What is asked for, if anything; `stages` is what other flags say of a network in stages.
-    pub fn validate(&self, stages: impl FnOnce() -> Result<(), Error>) -> Option<Parallel> {
+    /// What is asked for, if anything; the others are what other flags say of a network in stages, of split layers and
+    /// of images that are cut.
+    pub fn validate(
+        &self,
+        stages: Result<(), Error>,
+        split_layers: Result<(), Error>,
+        rows: Result<(), Error>,
+    ) -> Option<Parallel> {
+        let [without_stages, without_split_layers, without_rows] =
+            [stages, split_layers, rows].map(|said| said.err().map(|error| error.to_string()));
+        let Args { memory_limit, lossy, .. } = *self;
         let of = |Choice::Auto| Parallel {
-            memory_limit: self.memory_limit,
-            lossy: self.lossy,
-            without_stages: stages().err().map(|error| error.to_string()),
+            memory_limit,
+            lossy,
+            without_stages,
+            without_split_layers,
+            without_rows,
         };
         self.parallel.map(of)
     }

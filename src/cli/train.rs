@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Strategy, SyncBatchNorm,
-    Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Rate, Rule, Strategy,
+    SyncBatchNorm, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -434,13 +434,7 @@ impl Args {
                 "it is the ranks / T × --batch × --accumulation",
             ),
             (self.max_batch.is_some(), "--max-batch".into(), "it counts whole images; see --dry-run"),
-            (
-                self.prediction.is_given(),
-                "--predict-nodes".into(),
-                "what rows take between nodes is not predicted; see --dry-run",
-            ),
             (tensor, "--tensor".into(), "a split layer's ranks have images of their own"),
-            (self.parallel.is_given(), "--parallel auto".into(), "it chooses among other ways"),
         ];
         refused_beside("--spatial", &wanted)
     }
@@ -468,11 +462,6 @@ impl Args {
                 self.max_batch.is_some(),
                 "--max-batch".into(),
                 "which layers are worth splitting changes with the batch; see --dry-run",
-            ),
-            (
-                self.prediction.is_given(),
-                "--predict-nodes".into(),
-                "what split layers exchange is not predicted elsewhere; --dry-run rehearses it here",
             ),
             (
                 self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI,
@@ -568,15 +557,19 @@ impl Args {
         }
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = self.prediction.is_given() || is_to_be_cut;
-        let parallel = self.parallel.validate(|| self.beside_stages(Strategy::ALLREDUCE));
+        let plain = Strategy::ALLREDUCE;
+        let [stages, split_layers, rows] =
+            [self.beside_stages(plain), self.beside_split_layers(plain), self.beside_rows(plain, [false; 2])];
         let (optimizer, rate) = self.optimizer.validate()?;
-        if let (Some(tensor), true) = (tensor, optimizer.rule.has_trust()) {
-            return Err(Error::usage(format!(
-                "--optimizer {} and --tensor {}: it wants the norms of whole layers; adamw and sgd go",
-                optimizer.rule.name(),
-                tensor.ranks
-            )));
+        let whole_norms = beside_norms(&optimizer.rule);
+        if tensor.is_some() {
+            whole_norms.clone()?;
         }
+        let parallel = self.parallel.validate(
+            stages.and(same_rate(&rate, "--pipeline")),
+            split_layers.and(whole_norms),
+            rows.and(same_rate(&rate, "--spatial")),
+        );
         let session = self.session.validate()?;
         if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
             return Err(Error::usage(format!(
@@ -666,6 +659,24 @@ impl Args {
         };
         Ok(if config.evaluate { config.to_test() } else { config })
     }
+}
+
+/// That an update goes with split layers.
+fn beside_norms(rule: &Rule) -> Result<()> {
+    match rule.has_trust() {
+        false => Ok(()),
+        true => Err(Error::usage(format!(
+            "--optimizer {} and --tensor: it wants the norms of whole layers; adamw and sgd go",
+            rule.name()
+        ))),
+    }
+}
+
+/// That the learning rate does not depend on how many ranks have images of their own, of which a planner would choose
+/// other numbers.
+fn same_rate(rate: &Rate, beside: &str) -> Result<()> {
+    let why = "fewer ranks have images of their own, and the rate would be another";
+    refused_beside(beside, &[(rate.scale_by_ranks, "--lr-scale-by-ranks".into(), why)])
 }
 
 /// That none of these, each with whether it is given and why it is not to be, stands beside a flag.

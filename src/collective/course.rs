@@ -12,11 +12,12 @@ use std::rc::Rc;
 use super::schedule::{Apply, Group, Phase, Round};
 use super::tuning::Parameters;
 use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
+use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
 use crate::interconnect::{Contention, Interconnect, Loads};
 
-/// Nodes with as many ranks each, and what is known of them. Ranks are numbered node by node.
+/// Where ranks are, and what is known of it.
 pub struct Machine {
     /// Between the nodes.
     pub network: Interconnect,
@@ -26,40 +27,138 @@ pub struct Machine {
     pub local: usize,
     /// Within a node, and what a rank adds.
     pub parameters: Parameters,
+    node_of: Vec<usize>,
     /// What was found out of the rounds of an algorithm, and what finds it.
-    known: RefCell<HashMap<(Steps, bool, usize), Rc<Loads>>>,
+    known: RefCell<HashMap<(Steps, Among, usize), Rc<Loads>>>,
+    /// The same of messages that are under way at a time.
+    together: RefCell<HashMap<Together, f64>>,
     contention: RefCell<Contention>,
 }
 
 impl Machine {
-    /// With these.
+    /// Nodes with as many ranks each, which are numbered node by node.
     pub fn new(network: Interconnect, nodes: usize, local: usize, parameters: Parameters) -> Machine {
+        Machine::of(network, &Topology::of_nodes(nodes, local), parameters)
+    }
+
+    /// The ranks of a job, or of a group of them.
+    pub fn of(network: Interconnect, world: &Topology, parameters: Parameters) -> Machine {
+        let (nodes, local) = (world.nodes(), world.local_size());
+        let node_of = (0..world.size()).map(|rank| world.node_of(rank)).collect();
         let contention = RefCell::new(Contention::new(&network, nodes));
-        Machine { network, nodes, local, parameters, known: RefCell::default(), contention }
+        let (known, together) = (RefCell::default(), RefCell::default());
+        Machine { network, nodes, local, parameters, node_of, known, together, contention }
     }
 
     /// How many ranks it has.
     pub fn ranks(&self) -> usize {
-        self.nodes * self.local
+        self.node_of.len()
     }
 
-    /// What the messages of a phase take, which is one of several: of all ranks, or of each and its like on other
-    /// nodes.
-    fn loads(&self, (steps, alike, index): (Steps, bool, usize), phase: &Phase) -> Rc<Loads> {
+    /// What the messages of a phase take, which is one of several.
+    fn loads(&self, (steps, among, index): (Steps, Among, usize), phase: &Phase) -> Rc<Loads> {
         let mut known = self.known.borrow_mut();
-        let found = known.entry((steps, alike, index)).or_insert_with(|| {
-            let node = |rank: usize| rank / self.local;
+        let found = known.entry((steps, among, index)).or_insert_with(|| {
+            let node = |rank: usize| self.node_of[rank];
             let pairs = (phase.pairs)();
-            let messages: Vec<(usize, usize)> = match alike {
-                true => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
-                false => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
+            let messages: Vec<(usize, usize)> = match among {
+                Among::Alike => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
+                Among::All => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
+                Among::Groups(groups) => {
+                    let of = |first: usize| {
+                        let node = move |place: usize| node(groups.rank(first, place));
+                        pairs.iter().map(move |&(from, to)| (node(from), node(to)))
+                    };
+                    groups.first_ranks(self.ranks()).flat_map(of).collect()
+                }
             };
             let within = self.parameters.within;
             let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
-            Rc::new(if phase.rounds > 1 || alike { loads.slowest() } else { loads })
+            Rc::new(if phase.rounds > 1 || among != Among::All { loads.slowest() } else { loads })
         });
         found.clone()
     }
+
+    /// Seconds until messages of all groups are there that start at a time.
+    fn together(&self, together: &Together) -> f64 {
+        let mut known = self.together.borrow_mut();
+        if let Some(seconds) = known.get(together) {
+            return *seconds;
+        }
+        let Together { groups, messages } = together;
+        let of = |first: usize| {
+            let node = move |place: usize| self.node_of[groups.rank(first, place)];
+            messages.iter().map(move |&[from, to, bytes]| ([node(from), node(to)], bytes as f64))
+        };
+        let all: Vec<([usize; 2], f64)> = groups.first_ranks(self.ranks()).flat_map(of).collect();
+        let between = self.contention.borrow_mut().together(&all);
+        // What a rank sends to others of its node it copies, one after the other.
+        let within = self.parameters.within;
+        let near = |first: usize| {
+            let mut copied: HashMap<usize, usize> = HashMap::new();
+            let node = |place: usize| self.node_of[groups.rank(first, place)];
+            for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
+                debug_assert!(from != to);
+                *copied.entry(from).or_default() += bytes;
+            }
+            copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
+        };
+        let seconds = groups.first_ranks(self.ranks()).map(near).fold(between, f64::max);
+        known.insert(together.clone(), seconds);
+        seconds
+    }
+}
+
+/// Which ranks of a machine do something with each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Among {
+    /// All of them.
+    All,
+    /// Each and its like on the other nodes.
+    Alike,
+    /// Those of each group.
+    Groups(Groups),
+}
+
+/// Groups of ranks, of which there are as many as the machine has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// How many ranks are in one.
+    pub size: usize,
+    /// Ranks from one of them to the next: 1 of neighbours.
+    pub stride: usize,
+}
+
+impl Groups {
+    /// Runs of so many neighbours.
+    pub fn of_neighbours(size: usize) -> Groups {
+        Groups { size, stride: 1 }
+    }
+
+    /// The first rank of each.
+    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> {
+        let Groups { size, stride } = self;
+        (0..ranks / size).map(move |group| group / stride * stride * size + group % stride)
+    }
+
+    /// The rank at a place of the group with this first one.
+    fn rank(self, first: usize, place: usize) -> usize {
+        first + place * self.stride
+    }
+
+    /// The first rank of a rank's group, and its place there.
+    fn place(self, rank: usize) -> (usize, usize) {
+        let Groups { size, stride } = self;
+        let place = rank / stride % size;
+        (rank - place * stride, place)
+    }
+}
+
+/// Messages between places of each group that start at a time: from, to, bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Together {
+    groups: Groups,
+    messages: Vec<[usize; 3]>,
 }
 
 /// Who sends what to whom.
@@ -118,8 +217,10 @@ enum Leg {
     Meet,
     /// Every rank is busy for so many seconds.
     Work(f64),
-    /// Messages among all ranks, or among each and its like on the other nodes.
-    Messages { steps: Steps, cuts: Cuts, alike: bool },
+    /// Messages in rounds.
+    Messages { steps: Steps, cuts: Cuts, among: Among },
+    /// Messages that start at a time.
+    Together(Together),
 }
 
 /// What all ranks go through.
@@ -129,7 +230,7 @@ pub struct Course {
 }
 
 /// What one rank does, and then it does the next.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Deed {
     /// Waits for the others of its node.
     Meet,
@@ -141,6 +242,13 @@ pub enum Deed {
         send: Option<(usize, usize)>,
         /// Of whom, and how many.
         receive: Option<(usize, usize)>,
+    },
+    /// The same to and from several ranks, all at a time.
+    Together {
+        /// To whom, and how many.
+        sends: Vec<(usize, usize)>,
+        /// Of whom, and how many.
+        receives: Vec<(usize, usize)>,
     },
 }
 
@@ -162,21 +270,23 @@ impl Course {
         wire: Wire,
         machine: &Machine,
     ) -> Option<Course> {
-        let messages = |steps, alike| Leg::Messages { steps, cuts: cuts.clone(), alike };
+        let of = |steps, among| Leg::Messages { steps, cuts: cuts.clone(), among };
+        let messages = |steps| of(steps, Among::All);
+        let between = |steps| of(steps, Among::Alike);
         // A sum whose halves there are not is made whole.
         let ring = if share == Share::Own { Steps::Scatter } else { Steps::Sum(Pattern::Ring) };
         let legs = match kind {
-            AllreduceKind::Messages(Pattern::Ring) => vec![messages(ring, false)],
-            AllreduceKind::Messages(pattern) => vec![messages(Steps::Sum(pattern), false)],
+            AllreduceKind::Messages(Pattern::Ring) => vec![messages(ring)],
+            AllreduceKind::Messages(pattern) => vec![messages(Steps::Sum(pattern))],
             AllreduceKind::Shm => {
                 vec![Leg::Meet, Leg::Work(in_memory(2.0, 1.0, cuts, machine)), Leg::Meet]
             }
-            AllreduceKind::Hierarchical(NodeMemory::Host) if machine.local == 1 => vec![messages(ring, true)],
+            AllreduceKind::Hierarchical(NodeMemory::Host) if machine.local == 1 => vec![between(ring)],
             AllreduceKind::Hierarchical(NodeMemory::Host) => {
                 // Each element is read on its way to its sum, and the rank's own share of the sums once more.
                 let read = in_memory(1.0, 0.5 + 0.5 / machine.local as f64, cuts, machine);
                 let written = if share == Share::Own { 0.0 } else { in_memory(1.0, 0.5, cuts, machine) };
-                vec![Leg::Meet, Leg::Work(read), messages(ring, true), Leg::Work(written), Leg::Meet]
+                vec![Leg::Meet, Leg::Work(read), between(ring), Leg::Work(written), Leg::Meet]
             }
             AllreduceKind::Auto | AllreduceKind::Hierarchical(NodeMemory::Gpus) => return None,
             AllreduceKind::Vendor(Vendor::Mpi | Vendor::Nccl) => return None,
@@ -186,12 +296,29 @@ impl Course {
 
     /// What goes by messages alone, as f32.
     pub fn of(steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
-        Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), alike: false }], wire }
+        Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), among: Among::All }], wire }
+    }
+
+    /// The same in each group.
+    pub fn in_groups(groups: Groups, steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
+        let among = Among::Groups(groups);
+        Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), among }], wire }
+    }
+
+    /// Messages between places of each group, all at a time: from, to, bytes.
+    pub fn together(groups: Groups, messages: Vec<[usize; 3]>) -> Course {
+        Course { legs: vec![Leg::Together(Together { groups, messages })], wire: Wire::F32 }
+    }
+
+    /// Each place of a group gives each other one so many bytes.
+    pub fn all_to_all(groups: Groups, bytes: usize) -> Course {
+        let others = |from: usize| (1..groups.size).map(move |on| [from, (from + on) % groups.size, bytes]);
+        Course::together(groups, (0..groups.size).flat_map(others).collect())
     }
 
     /// What every rank owns, for all nodes, in memory that the ranks of a node have in common.
     pub fn between_nodes(cuts: &Cuts) -> Course {
-        let messages = Leg::Messages { steps: Steps::Collect, cuts: cuts.clone(), alike: true };
+        let messages = Leg::Messages { steps: Steps::Collect, cuts: cuts.clone(), among: Among::Alike };
         Course { legs: vec![Leg::Meet, messages, Leg::Meet], wire: Wire::F32 }
     }
 
@@ -202,28 +329,46 @@ impl Course {
         let of = |leg: &Leg| match leg {
             Leg::Meet => 0.0,
             Leg::Work(seconds) => *seconds,
-            Leg::Messages { steps, cuts, alike: false } => self.phases(*steps, cuts, false, machine),
-            Leg::Messages { steps, cuts, alike: true } => {
+            Leg::Together(together) => machine.together(together),
+            Leg::Messages { steps, cuts, among: Among::Alike } => {
                 // Of all local ranks the one that has most to send.
                 let most = |local: usize| {
-                    let of = among(cuts, local, machine);
+                    let of = share_of(cuts, local, machine);
                     (0..machine.nodes).map(|node| of.part(node).len()).max()
                 };
                 let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
-                self.phases(*steps, &among(cuts, local, machine), true, machine)
+                self.phases(*steps, &share_of(cuts, local, machine), Among::Alike, machine)
             }
+            Leg::Messages { steps, cuts, among } => self.phases(*steps, cuts, *among, machine),
         };
         self.legs.iter().map(of).sum()
     }
 
-    fn phases(&self, steps: Steps, cuts: &Cuts, alike: bool, machine: &Machine) -> f64 {
+    /// For how many seconds of a sum by messages among all, or in groups, its links are busy; of anything else all of
+    /// its seconds.
+    pub fn busy(&self, machine: &Machine) -> f64 {
+        let of = |leg: &Leg| match leg {
+            Leg::Messages { steps, cuts, among } if *among != Among::Alike => {
+                let of_phase = |(index, phase): (usize, Phase)| {
+                    let loads = machine.loads((*steps, *among, index), &phase);
+                    let bytes = (4 * self.wire.words(phase.elements)) as f64;
+                    phase.rounds as f64 * (loads.seconds(bytes) - loads.seconds(0.0))
+                };
+                Some(steps.phases(cuts).into_iter().enumerate().map(of_phase).sum::<f64>())
+            }
+            _ => None,
+        };
+        self.legs.iter().map(of).sum::<Option<f64>>().unwrap_or_else(|| self.seconds(machine))
+    }
+
+    fn phases(&self, steps: Steps, cuts: &Cuts, among: Among, machine: &Machine) -> f64 {
         let (mut clocks, mut floor, mut latest) = (vec![0.0f64; cuts.ranks()], 0.0f64, 0.0f64);
         let is_sent = |(_, phase): &(usize, Phase)| phase.elements > 0 && phase.rounds > 0;
         for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(is_sent) {
             let bytes = (4 * self.wire.words(phase.elements)) as f64;
             let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
-            let loads = machine.loads((steps, alike, index), &phase);
-            if phase.rounds > 1 || alike {
+            let loads = machine.loads((steps, among, index), &phase);
+            if phase.rounds > 1 || among != Among::All {
                 latest += phase.rounds as f64 * (loads.seconds(bytes) + handled);
                 floor = latest;
                 continue;
@@ -264,14 +409,29 @@ impl Course {
             match leg {
                 Leg::Meet => deeds.push(Deed::Meet),
                 Leg::Work(seconds) => deeds.push(Deed::Work(*seconds)),
-                Leg::Messages { steps, cuts, alike: false } => {
-                    let rounds = steps.rounds(&Group::all(rank, cuts.ranks()), cuts);
-                    rounds.iter().for_each(|round| self.exchange(round, machine, &mut deeds));
+                Leg::Together(Together { groups, messages }) => {
+                    let (first, place) = groups.place(rank);
+                    let other = |place: usize| groups.rank(first, place);
+                    let of = |own: usize, theirs: usize| {
+                        let own = messages.iter().filter(move |message| message[own] == place);
+                        own.map(|message| (other(message[theirs]), message[2])).collect()
+                    };
+                    deeds.push(Deed::Together { sends: of(0, 1), receives: of(1, 0) });
                 }
-                Leg::Messages { steps, cuts, alike: true } => {
-                    let alike = (0..machine.nodes).map(|node| node * machine.local + local).collect();
-                    let cuts = among(cuts, local, machine);
-                    let rounds = steps.rounds(&Group { ranks: alike, place: node }, &cuts);
+                Leg::Messages { steps, cuts, among } => {
+                    let rounds = match among {
+                        Among::All => steps.rounds(&Group::all(rank, cuts.ranks()), cuts),
+                        Among::Alike => {
+                            let alike = (0..machine.nodes).map(|node| node * machine.local + local).collect();
+                            let cuts = share_of(cuts, local, machine);
+                            steps.rounds(&Group { ranks: alike, place: node }, &cuts)
+                        }
+                        Among::Groups(groups) => {
+                            let (first, place) = groups.place(rank);
+                            let ranks = (0..groups.size).map(|place| groups.rank(first, place)).collect();
+                            steps.rounds(&Group { ranks, place }, cuts)
+                        }
+                    };
                     rounds.iter().for_each(|round| self.exchange(round, machine, &mut deeds));
                 }
             }
@@ -310,7 +470,7 @@ fn in_memory(waits: f64, copies: f64, cuts: &Cuts, machine: &Machine) -> f64 {
 
 /// What the ranks with one local rank work on, by node: where each rank owns a part, those; else a segment of the whole
 /// for each local rank, of which each node has a part.
-fn among(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
+fn share_of(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
     let alike: Vec<usize> = (0..machine.nodes).map(|node| node * machine.local + local).collect();
     match cuts.ranks() == machine.ranks() {
         true => cuts.among(&alike, [0, 1]),
@@ -322,9 +482,9 @@ fn among(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
 mod tests {
     use super::super::cost::tests::nodes;
     use super::super::cost::{CANDIDATES, Cost};
-    use super::super::tuning::Tuning;
+    use super::super::tuning::{Level, Tuning};
     use super::*;
-    use crate::interconnect::Topology;
+    use crate::interconnect::Topology as Joined;
 
     fn machine(nodes: usize, local: usize) -> Machine {
         let parameters = Tuning::built_in().parameters;
@@ -428,6 +588,48 @@ mod tests {
         }
     }
 
+    /// Four ranks on two nodes, a second a message and a second a byte between nodes: a tenth of both within.
+    #[test]
+    fn groups_are_in_the_way_of_each_other_between_nodes_alone() {
+        let parameters = Parameters {
+            within: Level { latency_us: 1e5, gb_per_s: 1e-8 },
+            add_gb_per_s: f64::INFINITY,
+            ..Tuning::built_in().parameters
+        };
+        let machine = Machine::new(Interconnect::flat(1.0, 1.0), 2, 2, parameters);
+        let near = Groups::of_neighbours(2);
+        let far = Groups { size: 2, stride: 2 };
+        let all = Groups::of_neighbours(4);
+        let seconds = |course: Course| course.seconds(&machine);
+        let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
+        close(seconds(Course::all_to_all(near, 10)), 0.1 + 1.0);
+        // Both ranks of a node send over its link.
+        close(seconds(Course::all_to_all(far, 10)), 1.0 + 20.0);
+        // Each of both to each of the other node.
+        close(seconds(Course::all_to_all(all, 10)), 1.0 + 40.0);
+        // Unlike messages of one group: the link of the first node carries both out.
+        close(seconds(Course::together(all, vec![[0, 2, 10], [1, 3, 5], [2, 1, 3]])), 1.0 + 15.0);
+        let cuts = Cuts::even(&(0..100), 2);
+        let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
+        let busy = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).busy(&machine);
+        close(busy, 2.0 * 400.0);
+        close(sum(near), 2.0 * (0.1 + 20.0));
+        close(sum(far), 2.0 * (1.0 + 400.0));
+        let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();
+        assert_eq!(firsts(Groups { size: 2, stride: 2 }), [0, 1, 4, 5]);
+        assert_eq!(firsts(Groups { size: 4, stride: 2 }), [0, 1]);
+        assert_eq!((Groups { size: 4, stride: 2 }.place(5), near.place(5)), ((1, 2), (4, 1)));
+        // Messages have both ends.
+        for rank in 0..4 {
+            let [Deed::Together { sends, receives }] =
+                &Course::all_to_all(far, 7).of_rank(rank, &machine)[..]
+            else {
+                panic!("one deed")
+            };
+            assert_eq!((sends, receives), (&vec![((rank + 2) % 4, 7)], &vec![((rank + 2) % 4, 7)]));
+        }
+    }
+
     /// Formulas by hand: four nodes, a second a message and a second a byte, nothing to add.
     #[test]
     fn the_formulas_hold_on_a_flat_network() {
@@ -485,7 +687,7 @@ mod tests {
     /// 65,536 nodes are looked at in a moment, whatever joins them.
     #[test]
     fn many_ranks_are_no_hindrance() {
-        let topology = Topology::FatTree { down: vec![32, 32, 64], up: vec![1, 16, 16] };
+        let topology = Joined::FatTree { down: vec![32, 32, 64], up: vec![1, 16, 16] };
         let network = Interconnect { hop: 1e-7, topology, ..Interconnect::flat(1e-5, 1.2e9) };
         let machine = Machine::new(network, 1 << 16, 1, Tuning::built_in().parameters);
         let cuts = Cuts::even(&(0..1 << 24), 1 << 16);

@@ -11,4 +11,8 @@ pub struct Parallel {
     pub lossy: bool,
     /// Why the network must not be cut into stages, where other flags say so.
     pub without_stages: Option<String>,
+    /// The same of linear layers that are split.
+    pub without_split_layers: Option<String>,
+    /// The same of images that are cut by rows.
+    pub without_rows: Option<String>,
 }

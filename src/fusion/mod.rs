@@ -227,7 +227,7 @@ impl Fusion {
                     exchanges += 1;
                     continue;
                 }
-                (Kind::Trade, _) => {
+                (Kind::Trade { .. }, _) => {
                     ways.push(Way::Trade(trades));
                     trades += 1;
                     continue;

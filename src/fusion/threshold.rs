@@ -34,8 +34,14 @@ pub fn cut(
     sum: &dyn Fn(&Transfer) -> f64,
 ) -> Result<()> {
     let facts = plan.facts(seconds);
-    let prices =
-        Prices { transfer: sum, update: &|_| 0.0, add: &|_| 0.0, pace: &|_| 1.0, link: &|_, _| None };
+    let prices = Prices {
+        transfer: sum,
+        busy: sum,
+        update: &|_| 0.0,
+        add: &|_| 0.0,
+        pace: &|_| 1.0,
+        link: &|_, _| None,
+    };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);
         let scripts = plan.scripts(manner, rule, 0..1);

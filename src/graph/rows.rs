@@ -172,6 +172,16 @@ impl Trade {
         if self.is_backward { [received, sent] } else { [sent, received] }
     }
 
+    /// What all places send: from which, to which, how many rows.
+    pub fn messages(self) -> impl Iterator<Item = [usize; 3]> {
+        let of = move |place: usize| {
+            let halo = Halo { rows: Rows { place, ..self.halo.rows }, ..self.halo };
+            let [sent, _] = Trade { halo, ..self }.strips();
+            sent.into_iter().map(move |strip| [place, strip.peer, strip.rows.len()])
+        };
+        (0..self.halo.rows.parts).flat_map(of)
+    }
+
     /// What tells its messages from those of others between the same two places.
     pub fn tag(&self) -> usize {
         2 * self.halo.number as usize + usize::from(self.is_backward)
@@ -201,6 +211,24 @@ impl Graph {
         graph.rows = Some(rows);
         graph.forward_nodes = graph.nodes.len();
         graph
+    }
+
+    /// How many times places tell each other rows in a forward pass, or statistics of rows, and the bytes that one sends
+    /// at the most. Of a graph whose halos are not lowered yet.
+    pub fn told_of_rows(&self) -> [usize; 2] {
+        let of = |node: &Node| match node.op {
+            Op::Halo(halo) => {
+                let spec = &self.tensor(node.inputs[0]).spec;
+                let of_row = spec.shape.elements() * spec.dtype.bytes() / halo.rows.own().len().max(1);
+                let mut sent = vec![0; halo.rows.parts];
+                let messages = Trade { halo, is_backward: false }.messages();
+                messages.for_each(|[from, _, rows]| sent[from] += rows);
+                [1, of_row * sent.into_iter().max().unwrap_or(0)]
+            }
+            Op::Exchange { .. } => [1, 0],
+            _ => [0; 2],
+        };
+        self.nodes.iter().map(of).fold([0; 2], |[count, bytes], [more, sent]| [count + more, bytes + sent])
     }
 
     /// Halos as what a rank does: it cuts strips out of its rows, trades them for those of others, and puts these
@@ -590,6 +618,15 @@ mod tests {
                 }
             }
             prop_assert_eq!(sent, halos.iter().map(|halo| halo.received().len()).sum::<usize>());
+            // Each place knows what all send.
+            for (place, &halo) in halos.iter().enumerate() {
+                let of_all: Vec<_> = Trade { halo, is_backward: false }.messages().collect();
+                let own = halo.sent().into_iter().map(|strip| [place, strip.peer, strip.rows.len()]);
+                prop_assert!(of_all.iter().filter(|message| message[0] == place).copied().eq(own));
+                let mut back: Vec<_> = Trade { halo, is_backward: true }.messages().map(|[a, b, n]| [b, a, n]).collect();
+                back.sort_unstable();
+                prop_assert_eq!(back, of_all);
+            }
         }
 
         /// All rows, in their order.

@@ -1,5 +1,7 @@
 //! What messages take that are all under way at a time.
 
+use std::collections::HashMap;
+
 use super::Interconnect;
 use super::routes::Link;
 
@@ -75,6 +77,28 @@ impl Contention {
             [fixed, self.links.iter().map(per_byte).fold(0.0, f64::max)]
         };
         Loads(messages.iter().map(&mut line).collect())
+    }
+
+    /// Seconds until the last of some messages of unlike sizes is there, all of which start at a time; those within a
+    /// node are left out. The link with most to carry for its capacity has carried all of it then, and is never idle
+    /// before.
+    pub fn together(&mut self, messages: &[([usize; 2], f64)]) -> f64 {
+        let mut carried: HashMap<Link, f64> = HashMap::new();
+        let far = || messages.iter().filter(|([from, to], bytes)| from != to && *bytes > 0.0);
+        for ([from, to], bytes) in far() {
+            self.network.route(*from, *to, &mut self.links);
+            for &link in &self.links {
+                *carried.entry(link).or_default() += bytes;
+            }
+        }
+        let mut last = 0.0f64;
+        for ([from, to], _) in far() {
+            self.network.route(*from, *to, &mut self.links);
+            let fixed = self.network.latency + self.network.hop * (self.links.len() - 2) as f64;
+            let busiest = self.links.iter().map(|link| carried[link] / self.network.capacity(*link));
+            last = last.max(fixed + busiest.fold(0.0, f64::max));
+        }
+        last
     }
 }
 

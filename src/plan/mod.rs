@@ -250,6 +250,10 @@ pub struct Trading {
     pub sent: Vec<(usize, Location)>,
     /// What comes from which, and where it is to lie.
     pub received: Vec<(usize, Location)>,
+    /// How many places the group has.
+    pub ranks: usize,
+    /// Of all of them what goes from which place to which: from, to, bytes.
+    pub messages: Vec<[usize; 3]>,
 }
 
 impl Trading {
@@ -392,12 +396,20 @@ impl Plan {
             let placed = |strips: Vec<Strip>, places: &[Location]| {
                 strips.iter().zip(places).map(|(strip, place)| (strip.peer, *place)).collect()
             };
+            let rows: usize = sent.iter().chain(&received).map(|strip| strip.rows.len()).sum();
+            let places = step.inputs.iter().chain(&step.outputs);
+            let bytes: usize = places.map(|place| place.bytes).sum();
             Some(Trading {
                 step: index,
                 layer: node.name.clone(),
                 tag: trade.tag(),
                 sent: placed(sent, &step.inputs),
                 received: placed(received, &step.outputs),
+                ranks: trade.halo.rows.parts,
+                messages: trade
+                    .messages()
+                    .map(|[from, to, count]| [from, to, count * bytes / rows])
+                    .collect(),
             })
         };
         self.steps.iter().enumerate().filter_map(of).collect()

@@ -40,6 +40,8 @@ type Busy = ([usize; 2], f64);
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
+    /// For how many of these seconds its links are busy.
+    pub busy: &'a dyn Fn(&Transfer) -> f64,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
     /// Seconds until so many bytes of gradients are added to their sums.
@@ -180,6 +182,8 @@ struct Player<'a> {
     /// When it had pushed, in each step; of a server, when it had answered each rank.
     pushed: Vec<f64>,
     served: Vec<Vec<f64>>,
+    /// Until when the last sum that it has a part in keeps its links busy.
+    summed: f64,
 }
 
 struct Stage<'a> {
@@ -206,6 +210,7 @@ impl<'a> Player<'a> {
             arrivals: Vec::new(),
             pushed: Vec::new(),
             served: Vec::new(),
+            summed: 0.0,
         }
     }
 
@@ -425,6 +430,18 @@ impl Stage<'_> {
         }
     }
 
+    /// Where layers are split: the places of those who do a sum. Some are among the ranks with the same parts, others
+    /// among all, over the same links: one after the other.
+    fn sharers(&self, rank: usize, transfer: &Transfer, line: &Line) -> Vec<usize> {
+        let script = self.ranks[rank].script;
+        match line {
+            Line::Group(axis, _, members, _) if script.mesh.tensor > 1 && transfer.kind == Kind::Sum => {
+                members.clone().filter_map(|place| self.at(script.peer(*axis, place))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
         let node = self.ranks[rank].script.node;
         self.ranks.iter().filter(move |other| other.script.node == node)
@@ -555,6 +572,8 @@ impl Stage<'_> {
         let (rank, action, _) = meetings[index].started[0];
         let seconds = (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
         self.unknown |= !seconds.is_finite();
+        let sharers = self.sharers(rank, transfer_of(&self.ranks, rank, action), line);
+        let begun = sharers.iter().fold(begun, |latest, &rank| latest.max(self.ranks[rank].summed));
         let begun = match line {
             Line::Pair(_, ends, _) => {
                 let taken = (self.prices.link)(transfer_of(&self.ranks, rank, action), *ends);
@@ -563,6 +582,10 @@ impl Stage<'_> {
             _ => begun,
         };
         let over = begun + seconds;
+        if !sharers.is_empty() {
+            let busy = (self.prices.busy)(transfer_of(&self.ranks, rank, action));
+            sharers.into_iter().for_each(|rank| self.ranks[rank].summed = begun + busy);
+        }
         self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
 
@@ -713,6 +736,8 @@ mod tests {
     struct Example {
         buckets: Vec<Bucket>,
         steps: Vec<StepFacts>,
+        /// How many ranks tell each other statistics, if not all.
+        neighbours: Option<usize>,
     }
 
     impl Example {
@@ -732,7 +757,7 @@ mod tests {
             let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
             let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
             let backward = (0..count).map(|index| step(Region::Gradients, of(index)));
-            Example { steps: forward.chain(backward).collect(), buckets }
+            Example { steps: forward.chain(backward).collect(), buckets, neighbours: None }
         }
 
         fn sums(&self) -> usize {
@@ -750,6 +775,8 @@ mod tests {
         }
 
         fn scripts_of(&self, manner: &Manner, ranks: Vec<usize>) -> Vec<Script> {
+            let serves = |rank: &usize| manner.owners.serves(*rank);
+            let computing = (0..manner.mesh.data).filter(|rank| !serves(rank)).count();
             scripts(
                 manner,
                 &Outline {
@@ -757,7 +784,7 @@ mod tests {
                     forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
-                    exchanges: vec![(0, 0..64, Kind::Gather)],
+                    exchanges: vec![(0, 0..64, Kind::Gather, self.neighbours.unwrap_or(computing))],
                     split: 0,
                     windows: None,
                     sums: self.sums(),
@@ -778,6 +805,7 @@ mod tests {
                 &[&self.steps],
                 &Prices {
                     transfer: &|_| 1.0,
+                    busy: &|_| 0.0,
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
@@ -805,6 +833,7 @@ mod tests {
         let update = |bytes: usize| 2e-3 * bytes as f64;
         let prices = Prices {
             transfer: &transfer,
+            busy: &|_| 0.0,
             update: &update,
             add: &|_| 0.0,
             pace: &|_| 1.0,
@@ -846,6 +875,7 @@ mod tests {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
             let prices = Prices {
                 transfer: &|_| 0.5,
+                busy: &|_| 0.0,
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &pace,
@@ -856,6 +886,34 @@ mod tests {
         let (even, uneven) = (of(1.0), of(2.0));
         assert_eq!(uneven.seconds, even.seconds + 4.0);
         assert_eq!([uneven.exposed[0], uneven.exposed[2]], [even.exposed[0] + 4.0, even.exposed[2]]);
+    }
+
+    /// What neighbours tell each other the others do not wait for; what all add up they do.
+    #[test]
+    fn groups_wait_for_their_own_and_all_for_all_in_the_end() {
+        let example = Example { neighbours: Some(2), ..Example::new(&[4, 4]) };
+        let scripts = example.scripts(&plain(4));
+        let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
+        let prices = Prices {
+            transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
+            busy: &|_| 0.0,
+            update: &|_| 0.0,
+            add: &|_| 0.0,
+            pace: &pace,
+            link: &|_, _| None,
+        };
+        let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
+        // Rank 2 computes for 12 seconds, its neighbour waits for the exchange after its first step, and both first
+        // ranks only in the end: all are through with the last bucket a quarter later.
+        assert_eq!(found.seconds, 12.75);
+        assert_eq!(found.exposed, [8.75, 8.75, 0.75, 8.75]);
+        let exchange = |rank: usize| {
+            let script: &Script = &scripts[rank];
+            let transfer = script.transfers.iter().find(|transfer| transfer.kind == Kind::Gather).unwrap();
+            (script.line(transfer), transfer.bytes_sent(0))
+        };
+        assert_eq!(exchange(3), (Line::Group(Axis::Data, 2, 2..4, None), 32));
+        assert_eq!(exchange(0).0, exchange(1).0);
     }
 
     fn plain(ranks: usize) -> Manner {
@@ -1036,6 +1094,7 @@ mod tests {
         let scripts = example.scripts(&plain(2));
         let prices = Prices {
             transfer: &|_| f64::NAN,
+            busy: &|_| 0.0,
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &|_| 1.0,

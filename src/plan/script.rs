@@ -49,7 +49,10 @@ pub enum Kind {
     /// Every rank gets what each has, in the order of ranks.
     Gather,
     /// Ranks of a group send each other rows of their images.
-    Trade,
+    Trade {
+        /// Which of the plan's trades it is (`Trading`).
+        tag: usize,
+    },
     /// Every rank gets what each has for it, in the order of ranks.
     AllToAll,
     /// A rank's part of the range goes to one.
@@ -284,8 +287,8 @@ pub struct Outline<'a> {
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
     /// What ranks tell each other in between (statistics, rows of images, parts of split layers): after which step,
-    /// where it lies in the arena, and how.
-    pub exchanges: Vec<(usize, Range<usize>, Kind)>,
+    /// where it lies in the arena, how, and how many neighbours do so.
+    pub exchanges: Vec<(usize, Range<usize>, Kind, usize)>,
     /// Bytes of the gradients of split layers: the first ones, which only ranks with the same parts add up.
     pub split: usize,
     /// Where gradients take turns: where and when.
@@ -431,6 +434,10 @@ impl Plan {
 
     /// Ranks of the data axis that stand for all where scripts are rehearsed.
     pub fn representatives(&self, manner: &Manner, rule: &Rule) -> Vec<usize> {
+        // Whoever has parts of layers updates all of them by itself: the first group stands for the others.
+        if manner.mesh.tensor > 1 {
+            return vec![0];
+        }
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
         representatives(manner, self.buckets.len(), &share)
@@ -460,15 +467,15 @@ impl Plan {
         };
         let rows =
             |step: &PlannedStep| step.outputs[0].offset..step.outputs[0].offset + step.outputs[0].bytes;
-        let told =
-            self.steps.iter().enumerate().filter_map(|(index, step)| {
-                self.exchanging(step).map(|(kind, ..)| (index, rows(step), kind))
-            });
+        let told = self.steps.iter().enumerate().filter_map(|(index, step)| {
+            self.exchanging(step).map(|(kind, ranks)| (index, rows(step), kind, ranks))
+        });
         let trades = self.trades().into_iter().map(|trading| {
             let start =
                 trading.received.first().or(trading.sent.first()).map_or(0, |(_, place)| place.offset);
             let [sent, received] = trading.bytes();
-            (trading.step, start..start + sent.max(received), Kind::Trade)
+            let kind = Kind::Trade { tag: trading.tag };
+            (trading.step, start..start + sent.max(received), kind, trading.ranks)
         });
         let mut exchanges: Vec<_> = told.chain(trades).collect();
         exchanges.sort_by_key(|(step, ..)| *step);
@@ -690,14 +697,9 @@ impl Flow {
             add_on(Axis::Data, Kind::FromOwners, area, cuts.moved(gathered.bytes.start))
         };
         let gathers = outline.windows.iter().flat_map(|windows| &windows.gathers).map(gather).collect();
-        // Servers have no statistics.
-        let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
-        let (over, sharing) = match manner.mesh.tensor {
-            1 => (Axis::Data, computing),
-            all => (Axis::Tensor, all),
-        };
-        let gather = |(_, rows, kind): &(usize, Range<usize>, Kind)| {
-            add_on(over, *kind, Area::Of(Region::Arena), Cuts::even(rows, sharing))
+        let over = if manner.mesh.tensor > 1 { Axis::Tensor } else { Axis::Data };
+        let gather = |(_, rows, kind, ranks): &(usize, Range<usize>, Kind, usize)| {
+            add_on(over, *kind, Area::Of(Region::Arena), Cuts::even(rows, *ranks))
         };
         let exchanges = outline.exchanges.iter().map(gather).collect();
         // Of all stages, where there are some.
@@ -1031,7 +1033,10 @@ impl Script {
     /// owns itself to each that lacks it.
     pub fn bytes_sent(&self) -> usize {
         let sent = |action: &Action| match action {
-            Action::Start(id) => self.transfers[*id].bytes_sent(self.place(self.transfers[*id].axis)),
+            Action::Start(id) => {
+                let transfer = &self.transfers[*id];
+                transfer.bytes_sent(self.place(transfer.axis) - self.members(transfer).start)
+            }
             _ => 0,
         };
         self.actions.iter().map(sent).sum()
@@ -1045,6 +1050,19 @@ impl Script {
         }
     }
 
+    /// Which places of the axis take part in a transfer of this rank: in what is told between two steps its run of
+    /// neighbours.
+    fn members(&self, transfer: &Transfer) -> Range<usize> {
+        let Range { start, end } = transfer.members;
+        match (transfer.kind, transfer.area) {
+            (Kind::Gather | Kind::AllToAll | Kind::Trade { .. }, Area::Of(_)) => {
+                let first = self.place(transfer.axis) / end.max(1) * end;
+                first..first + end
+            }
+            _ => start..end,
+        }
+    }
+
     /// With whom this rank does a transfer.
     pub fn line(&self, transfer: &Transfer) -> Line {
         let axis = transfer.axis;
@@ -1053,10 +1071,10 @@ impl Script {
             Kind::Send { to, tag } => Line::Pair(axis, [self.rank, self.peer(axis, to)], tag),
             Kind::Receive { from, tag } => Line::Pair(axis, [self.peer(axis, from), self.rank], tag),
             kind => {
-                let Transfer { members, cuts, .. } = transfer;
+                let (members, cuts) = (self.members(transfer), &transfer.cuts);
                 let towards = matches!(kind, Kind::SumToOwners | Kind::FromOwners)
                     && members.clone().any(|place| cuts.part(place).is_empty());
-                Line::Group(axis, self.peer(axis, members.start), members.clone(), towards.then_some(kind))
+                Line::Group(axis, self.peer(axis, members.start), members, towards.then_some(kind))
             }
         }
     }
@@ -1170,14 +1188,14 @@ impl Transfer {
     }
 
     /// By the member at a place of the axis.
-    fn bytes_sent(&self, place: usize) -> usize {
+    pub(super) fn bytes_sent(&self, place: usize) -> usize {
         let (all, own, others) =
             (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
         match self.kind {
             Kind::Sum => 2 * (all - all / (others + 1)),
             Kind::SumToOwners | Kind::AllToAll => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
-            Kind::Send { .. } | Kind::Trade | Kind::Mix { .. } | Kind::Push => all,
+            Kind::Send { .. } | Kind::Trade { .. } | Kind::Mix { .. } | Kind::Push => all,
             Kind::Receive { .. } | Kind::Pull => 0,
         }
     }
@@ -1192,7 +1210,7 @@ impl fmt::Display for Transfer {
             Kind::Push => "push".to_string(),
             Kind::Pull => "pull".to_string(),
             Kind::Gather => "gather".to_string(),
-            Kind::Trade => "trade of rows".to_string(),
+            Kind::Trade { .. } => "trade of rows".to_string(),
             Kind::AllToAll => "all to all".to_string(),
             Kind::Send { to, .. } => format!("send to place {to}"),
             Kind::Receive { from, .. } => format!("receive from place {from}"),

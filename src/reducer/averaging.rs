@@ -7,16 +7,16 @@ use super::gpu_direct;
 use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
-use crate::collective::course::{Course, Machine, Share, Steps};
+use crate::collective::course::{Course, Groups, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
-use crate::config::{AllreduceKind, Compression, Config, MeshShape, Strategy, Wire};
+use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Strategy, Wire};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
 use crate::interconnect::Interconnect;
-use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, TAIL, Transfer};
+use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, Region, Trading, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -33,46 +33,58 @@ pub struct Averaging {
     star: Option<Star>,
     /// In a gossip: the link to another rank.
     gossip: Option<Level>,
-    /// Where layers are split.
-    split: Option<Split>,
+    /// Where layers are split: over which ranks.
+    split: Option<MeshShape>,
     /// Of a network in stages: seconds until the first byte is at the next one, and seconds a byte.
-    stages: [f64; 2],
+    stages: Option<[f64; 2]>,
     wire: Wire,
-    /// Where the job is thought to be elsewhere: there.
-    machine: Option<Rc<Machine>>,
+    /// Where the ranks are.
+    ranks: Rc<Machine>,
+    /// Whether the job is thought to be there, and is elsewhere.
+    is_elsewhere: bool,
     /// What steps took here, if that was measured.
     measured: Option<Rc<StepTimes>>,
 }
 
 /// What steps took that were measured, by their labels.
 pub struct StepTimes {
-    /// Images in them: what they take is thought to grow with these.
-    images: usize,
+    /// Seconds for each operation, or byte (`work`): what a step takes is thought to grow with these.
     seconds: HashMap<String, f64>,
     per_byte: f64,
 }
 
+/// Operations of a step of a plan; bytes of one that only moves them.
+fn work(plan: &Plan, step: &PlannedStep) -> f64 {
+    let moved = || step.inputs.iter().chain(&step.outputs).map(|place| place.bytes as f64).sum();
+    step.node.map(|id| plan.graph.cost(id).flops as f64).filter(|&flops| flops > 0.0).unwrap_or_else(moved)
+}
+
 impl StepTimes {
-    /// Of steps for so many images, and of each byte that an update reads or writes. Of steps with one label the mean
-    /// is taken.
+    /// Of steps of plans, and of each byte that an update reads or writes. Of steps with one label the mean is taken.
     pub fn new<'a>(
-        images: usize,
-        steps: impl Iterator<Item = (&'a PlannedStep, f64)>,
+        steps: impl Iterator<Item = ((&'a Plan, &'a PlannedStep), f64)>,
         per_byte: f64,
     ) -> StepTimes {
-        let mut sums: HashMap<String, (f64, f64)> = HashMap::new();
-        for (step, seconds) in steps {
-            let sum = sums.entry(step.label.clone()).or_default();
-            *sum = (sum.0 + seconds, sum.1 + 1.0);
+        let mut sums: HashMap<String, [f64; 2]> = HashMap::new();
+        for ((plan, step), seconds) in steps {
+            let [all, works] = sums.entry(step.label.clone()).or_default();
+            *all += seconds;
+            *works += work(plan, step);
         }
-        let seconds = sums.into_iter().map(|(label, (sum, count))| (label, sum / count)).collect();
-        StepTimes { images, seconds, per_byte }
+        let each = sums.into_iter().filter(|(_, [_, works])| *works > 0.0);
+        let seconds = each.map(|(label, [all, works])| (label, all / works)).collect();
+        StepTimes { seconds, per_byte }
+    }
+
+    /// What a step of a plan is thought to take, if steps of its label were measured.
+    fn of(&self, plan: &Plan, step: &PlannedStep) -> Option<f64> {
+        self.seconds.get(&step.label).map(|each| each * work(plan, step))
     }
 }
 
 /// What of a run decides how its transfers travel.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting {
+pub struct Setting<'a> {
     /// Whether the ranks of a node see each other's gradients.
     pub shared: bool,
     /// Whether they have parameters in common.
@@ -81,6 +93,8 @@ pub struct Setting {
     pub apart: bool,
     /// Bytes of the last bucket.
     pub last: usize,
+    /// Rows of images that ranks of a group tell each other.
+    pub trades: &'a [Trading],
 }
 
 /// What goes between few owners and the others, over the link of each owner.
@@ -105,37 +119,19 @@ impl Star {
     }
 }
 
-/// The ranks that share layers, and those that have the same parts of them.
-#[derive(Clone, Copy)]
-struct Split {
-    mesh: MeshShape,
-    /// Between the ranks of a group, and between groups.
-    links: [Level; 2],
-}
-
-impl Split {
-    /// What a transfer of the script takes, if this says it: so many bytes by messages of each rank.
-    fn seconds(self, transfer: &Transfer) -> Option<f64> {
-        let (axis, ranks, rounds) = match (transfer.axis, transfer.kind) {
-            (Axis::Tensor, _) => (0, self.mesh.tensor, 1),
-            (Axis::Data, Kind::Sum) => (1, self.mesh.data, 2 * (self.mesh.data - 1)),
-            _ => return None,
-        };
-        let (link, bytes) = (self.links[axis], transfer.cuts.range().len());
-        let sent = rounds as f64 * bytes as f64 / ranks as f64;
-        // In one round each sends to all others.
-        let sent = if axis == 0 { sent * (ranks - 1) as f64 } else { sent };
-        Some(rounds as f64 * link.latency() + sent * link.per_byte())
-    }
-}
-
 /// What is decided before strategies are looked at.
 struct Averages {
     selection: Selection,
     tuning: Tuning,
     threads: usize,
     on_device: bool,
-    machine: Option<Rc<Machine>>,
+    ranks: Machine,
+    is_elsewhere: bool,
+}
+
+/// A network in which nodes have their links and nothing else is shared.
+fn flat(between: Level) -> Interconnect {
+    Interconnect::flat(between.latency(), 1.0 / between.per_byte())
 }
 
 /// A table of bytes in f32.
@@ -179,11 +175,13 @@ impl Averaging {
         let mut least = [threads as f64];
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
-        Ok(Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine: None }))
+        let ranks = Machine::of(flat(tuning.parameters.between), world, tuning.parameters);
+        let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere: false };
+        Ok(Averaging::of(world, config, averages))
     }
 
     fn of(world: &Topology, config: &Config, averages: Averages) -> Averaging {
-        let Averages { selection, tuning, threads, on_device, machine } = averages;
+        let Averages { selection, tuning, threads, on_device, ranks, is_elsewhere } = averages;
         let star = Star::new(world, config.strategy, &tuning.parameters);
         let link = if world.nodes() > 1 { tuning.parameters.between } else { tuning.parameters.within };
         let relaxed = config.relaxed(world.size());
@@ -198,9 +196,10 @@ impl Averaging {
             star,
             gossip,
             split: None,
-            stages: [0.0; 2],
+            stages: None,
             wire,
-            machine,
+            ranks: Rc::new(ranks),
+            is_elsewhere,
             measured: None,
         }
     }
@@ -210,7 +209,7 @@ impl Averaging {
     pub fn over_stages(self, job: &Topology) -> Averaging {
         let Parameters { within, between, .. } = self.tuning.parameters;
         let link = if job.nodes() > 1 { between } else { within };
-        let stages = match &self.machine {
+        let stages = match self.machine() {
             None => [link.latency(), link.per_byte()],
             Some(stage) => {
                 let network = stage.network.clone();
@@ -224,23 +223,26 @@ impl Averaging {
                 [of(few), per_byte]
             }
         };
-        Averaging { stages, ..self }
+        Averaging { stages: Some(stages), ..self }
     }
 
     /// The same where layers are split over a mesh of this job.
-    pub fn over_groups(self, job: &Topology, mesh: MeshShape) -> Averaging {
-        let Parameters { within, between, .. } = self.tuning.parameters;
-        let same = |ranks: &[usize]| ranks.iter().all(|&rank| job.node_of(rank) == job.node_of(ranks[0]));
-        let link = |is_near: bool| if is_near { within } else { between };
-        let groups =
-            (0..mesh.data).all(|d| same(&(0..mesh.tensor).map(|t| mesh.rank([d, 0, t])).collect::<Vec<_>>()));
-        let links = [link(groups), link(job.nodes() == 1)];
-        Averaging { split: Some(Split { mesh, links }), ..self }
+    pub fn over_groups(self, mesh: MeshShape) -> Averaging {
+        Averaging { split: Some(mesh), ..self }
+    }
+
+    /// The link over which one of so many neighbours sends to another: seconds until the first byte is there, and
+    /// seconds a byte.
+    pub fn between_neighbours(&self, ranks: usize) -> [f64; 2] {
+        let course = |bytes| Course::all_to_all(Groups::of_neighbours(ranks), bytes).seconds(&self.ranks);
+        let (few, many) = (4, 1 << 20);
+        let per_byte = (course(many) - course(few)) / ((many - few) * (ranks - 1)) as f64;
+        [course(few), per_byte]
     }
 
     /// The link between stages: seconds until the first byte is there, and seconds a byte.
     pub fn between_stages(&self) -> [f64; 2] {
-        self.stages
+        self.stages.unwrap_or_default()
     }
 
     /// The same where the ranks are on other nodes, as many on each, joined by a network; by that of what was measured
@@ -256,20 +258,20 @@ impl Averaging {
     ) -> Result<Averaging> {
         let mut tuning = Tuning { measured: Vec::new(), ..self.tuning.clone() };
         let between = tuning.parameters.between;
-        let measured = || Interconnect::flat(between.latency(), 1.0 / between.per_byte());
-        let network = network.cloned().unwrap_or_else(measured);
+        let network = network.cloned().unwrap_or_else(|| flat(between));
         tuning.parameters.between =
             Level { latency_us: 1e6 * network.latency, gb_per_s: 1e-9 * network.of_node() };
         let selection = Selection::new(self.selection.kind(), config.wire, &Nodes::of(world), &tuning)?;
-        let machine = Machine::new(network, world.nodes(), world.local_size(), tuning.parameters);
-        let (threads, on_device, machine) = (self.threads, self.on_device, Some(Rc::new(machine)));
-        let moved = Averaging::of(world, config, Averages { selection, tuning, threads, on_device, machine });
+        let ranks = Machine::of(network, world, tuning.parameters);
+        let (threads, on_device, is_elsewhere) = (self.threads, self.on_device, true);
+        let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere };
+        let moved = Averaging::of(world, config, averages);
         Ok(Averaging { measured: self.measured.clone(), ..moved })
     }
 
     /// Where the job is thought to be.
     pub fn machine(&self) -> Option<&Machine> {
-        self.machine.as_deref()
+        self.is_elsewhere.then_some(&*self.ranks)
     }
 
     /// For how long what goes from one stage to another has its links for itself.
@@ -292,13 +294,13 @@ impl Averaging {
         }
         // Whether there is room for shared memory may differ from node to node; buckets must not.
         let sum = |transfer: &Transfer| {
-            let split = self.split.and_then(|split| split.seconds(transfer));
-            split.unwrap_or_else(|| self.selection.choose(transfer.cuts.range().len(), true).seconds)
+            let of_groups = self.in_groups(transfer, &[]).map(|course| course.seconds(&self.ranks));
+            of_groups.unwrap_or_else(|| self.selection.choose(transfer.cuts.range().len(), true).seconds)
         };
         let (micro_steps, overlap) = (config.accumulation, config.overlap);
         let plain = match self.split {
             None => Manner::plain(vec![0]),
-            Some(Split { mesh, .. }) => Manner { mesh, ..Manner::plain(vec![0; mesh.ranks()]) },
+            Some(mesh) => Manner { mesh, ..Manner::plain(vec![0; mesh.ranks()]) },
         };
         let manner = Manner { micro_steps, overlap, ..plain };
         threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
@@ -308,9 +310,8 @@ impl Averaging {
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
         let mut expected = threshold::step_seconds(plan, &self.tuning.parameters, self.threads);
         if let Some(measured) = &self.measured {
-            let more = plan.graph.batch() as f64 / measured.images as f64;
             for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
-                *seconds = measured.seconds.get(&step.label).map_or(*seconds, |seconds| more * seconds);
+                *seconds = measured.of(plan, step).unwrap_or(*seconds);
             }
         }
         expected
@@ -346,8 +347,8 @@ impl Averaging {
         {
             return course.seconds(machine);
         }
-        if let Some(seconds) = self.split.and_then(|split| split.seconds(transfer)) {
-            return seconds;
+        if let Some(course) = self.in_groups(transfer, setting.trades) {
+            return course.seconds(&self.ranks);
         }
         let seconds = self.seconds(bytes, setting.shared);
         match transfer.kind {
@@ -355,9 +356,9 @@ impl Averaging {
                 self.star_seconds(bytes).unwrap_or(seconds / 2.0)
             }
             // To both sides at a time.
-            Kind::Send { .. } | Kind::Receive { .. } | Kind::Trade => self.message_seconds(bytes),
-            // Few bytes, to all and back.
-            _ if transfer.axis == Axis::Job && (bytes <= TAIL || transfer.area == Area::Norms) => {
+            Kind::Send { .. } | Kind::Receive { .. } => self.message_seconds(bytes),
+            // Few bytes, to all stages and back.
+            _ if transfer.axis == Axis::Job && self.split.is_none() => {
                 let rounds = transfer.cuts.ranks().max(2).ilog2() + 1;
                 f64::from(rounds) * self.message_seconds(bytes)
             }
@@ -366,14 +367,27 @@ impl Averaging {
         }
     }
 
+    /// For how many of these seconds its links are busy: not while ranks add, and while messages are on their way.
+    pub fn busy(&self, transfer: &Transfer, setting: Setting) -> f64 {
+        let course = match self.machine() {
+            Some(machine) => self.course(transfer, setting, machine),
+            None => self.in_groups(transfer, setting.trades),
+        };
+        course.map_or_else(|| self.transfer(transfer, setting), |course| course.busy(&self.ranks))
+    }
+
     /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a
     /// GPU does it, where gradients are compressed, and for what a server takes as it comes.
     pub fn course(&self, transfer: &Transfer, setting: Setting, machine: &Machine) -> Option<Course> {
         let cuts = in_elements(&transfer.cuts);
         let chosen = |bytes| self.selection.choose(bytes, setting.shared).kind;
         let sum = |kind, share| Course::sum(kind, share, &cuts, self.wire, machine);
+        if let Some(course) = self.in_groups(transfer, setting.trades) {
+            return Some(course);
+        }
         match transfer.kind {
-            _ if transfer.axis == Axis::Job => None,
+            // Of all stages, which are other ranks too.
+            _ if transfer.axis == Axis::Job && self.split.is_none() => None,
             Kind::Gather => Some(Course::of(Steps::Gather, &cuts, Wire::F32)),
             Kind::Mix { distance } => Some(Course::of(Steps::Shift(distance), &cuts, Wire::F32)),
             _ if self.compress.is_some() => None,
@@ -387,7 +401,32 @@ impl Averaging {
             Kind::FromOwners if setting.in_common => Some(Course::between_nodes(&cuts)),
             Kind::FromOwners => Some(Course::of(Steps::Collect, &cuts, Wire::F32)),
             Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } => None,
-            Kind::Trade | Kind::AllToAll => None,
+            Kind::Trade { .. } | Kind::AllToAll => None,
+        }
+    }
+
+    /// The same of what ranks of a group tell each other between two steps of the plan, and of sums among those that
+    /// have the same parts of layers, by messages of their own.
+    fn in_groups(&self, transfer: &Transfer, trades: &[Trading]) -> Option<Course> {
+        let cuts = in_elements(&transfer.cuts);
+        let neighbours = Groups::of_neighbours(cuts.ranks());
+        match transfer.kind {
+            Kind::Sum if transfer.axis == Axis::Data => {
+                let MeshShape { data, tensor, .. } = self.split?;
+                let alike = Groups { size: data, stride: tensor };
+                Some(Course::in_groups(alike, Steps::Sum(Pattern::Ring), &cuts, self.wire))
+            }
+            Kind::Gather if transfer.area == Area::Of(Region::Arena) => {
+                Some(Course::in_groups(neighbours, Steps::Gather, &cuts, Wire::F32))
+            }
+            Kind::AllToAll => {
+                Some(Course::all_to_all(neighbours, transfer.cuts.range().len() / neighbours.size))
+            }
+            Kind::Trade { tag } => {
+                let trading = trades.iter().find(|trading| trading.tag == tag)?;
+                Some(Course::together(Groups::of_neighbours(trading.ranks), trading.messages.clone()))
+            }
+            _ => None,
         }
     }
 
@@ -428,13 +467,13 @@ impl Averaging {
 
     /// Of gradients of split layers, which ranks with the same parts add up.
     fn of_split(&self, bytes: usize) -> Expected {
-        let Some(split) = self.split.filter(|split| split.mesh.data > 1) else {
+        let Some(MeshShape { data, .. }) = self.split.filter(|mesh| mesh.data > 1) else {
             return Expected { name: "its own", seconds: 0.0 };
         };
-        let cuts = Cuts::even(&(0..bytes), split.mesh.data);
-        let members = 0..split.mesh.data;
+        let (members, cuts) = (0..data, Cuts::even(&(0..bytes), data));
         let sum = Transfer { axis: Axis::Data, members, kind: Kind::Sum, area: Area::Sums, cuts };
-        Expected { name: "ring", seconds: split.seconds(&sum).unwrap_or(f64::NAN) }
+        let course = self.in_groups(&sum, &[]);
+        Expected { name: "ring", seconds: course.map_or(f64::NAN, |course| course.seconds(&self.ranks)) }
     }
 
     /// Where the figures come from, in words.
@@ -446,5 +485,41 @@ impl Averaging {
             true => "built in".into(),
             false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::reference::Reference;
+    use crate::graph::{Builder, Conv2d};
+    use crate::plan::{Options, plan};
+
+    /// Of more images, or fewer rows of them, what was measured takes longer or shorter; labels nobody measured are
+    /// told by rates.
+    #[test]
+    fn measured_steps_grow_with_their_work() {
+        let planned = |batch: usize, parts: usize| {
+            let (mut net, x) = Builder::new("one", batch, [1, 8, 8]);
+            let x = net.conv2d("conv", x, 3, Conv2d::square(1)).unwrap();
+            let x = net.linear("fc", x, 5);
+            let graph = net.finish(x).simplify().split_rows(parts, 0).differentiate().trade_rows();
+            let options = Options { fusion_threshold: 0, training: None, stage: None };
+            plan(graph, &Reference, &options).unwrap()
+        };
+        let of = |plan: &Plan, measured: &StepTimes, label: &str| {
+            let step = plan.steps.iter().find(|step| step.label == label).expect("the step");
+            measured.of(plan, step)
+        };
+        let here = planned(2, 1);
+        let steps = here.steps.iter().map(|step| ((&here, step), 0.5));
+        let measured = StepTimes::new(steps, 1.0);
+        let conv = here.steps.iter().find(|step| step.label.starts_with("conv ")).unwrap().label.clone();
+        let linear = here.steps.iter().find(|step| step.label.starts_with("fc ")).unwrap().label.clone();
+        assert_eq!(of(&here, &measured, &conv), Some(0.5));
+        assert_eq!(of(&planned(6, 1), &measured, &conv), Some(1.5));
+        let cut = planned(2, 2);
+        assert_eq!([&conv, &linear].map(|label| of(&cut, &measured, label)), [Some(0.25), Some(0.5)]);
+        assert!(cut.steps.iter().any(|step| measured.of(&cut, step).is_none()));
     }
 }

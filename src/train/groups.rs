@@ -55,14 +55,16 @@ impl Groups {
     /// # Errors
     /// `Usage`, the same on every rank, where the ranks do not divide into pipelines.
     pub fn new(job: &World, config: &Config) -> Result<Groups> {
+        // What is predicted is of other ranks.
+        if config.prediction.is_some() {
+            return Ok(Groups::whole(job));
+        }
         if let Some(tensor) = config.tensor {
             let Mesh { shape, data, tensor, .. } = Mesh::new(job, job.agree(in_groups(tensor, job.size()))?)?;
             let split = Some(Split { beside: tensor, alike: data });
             return Ok(Groups { split, mesh: shape, ..Groups::whole(job) });
         }
-        // What is predicted is of other ranks.
-        let pipeline = config.pipeline.as_ref().filter(|_| config.prediction.is_none());
-        let Some(pipeline) = pipeline else { return Ok(Groups::whole(job)) };
+        let Some(pipeline) = &config.pipeline else { return Ok(Groups::whole(job)) };
         let mesh = Mesh::new(job, job.agree(divided(pipeline, job.size()))?)?;
         let stage = mesh.shape.coordinates(job.rank())[1];
         Ok(Groups { job: job.clone(), data: mesh.data, split: None, mesh: mesh.shape, stage: Some(stage) })
@@ -94,7 +96,7 @@ impl Groups {
 ///
 /// # Errors
 /// `Usage` where they do not divide into them.
-fn in_groups(Tensor { ranks: tensor, groups }: Tensor, ranks: usize) -> Result<MeshShape> {
+pub fn in_groups(Tensor { ranks: tensor, groups }: Tensor, ranks: usize) -> Result<MeshShape> {
     let data = groups.unwrap_or(ranks / tensor);
     if data > 0 && data * tensor == ranks {
         return Ok(MeshShape { data, pipeline: 1, tensor });

@@ -5,7 +5,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Frozen, Graph, Group, SplitLayers};
+use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers};
 use crate::model::{self, Model};
 use crate::record;
 
@@ -56,13 +56,7 @@ impl Network {
     /// `Usage` for an unknown model, and where the ranks do not divide into the groups asked for; `Data` for a file
     /// whose network cannot be trained.
     fn new(config: &Config, model: Model, [rank, ranks]: [usize; 2]) -> Result<Network> {
-        if !ranks.is_multiple_of(config.spatial) {
-            return Err(Error::usage(format!(
-                "--spatial {0}: this job has {ranks} rank{1}; start a multiple of {0}",
-                config.spatial,
-                if ranks == 1 { "" } else { "s" }
-            )));
-        }
+        let rows = rows(config, [rank, ranks])?;
         let [channels, height, width] = model.image;
         Ok(Network {
             image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
@@ -75,7 +69,7 @@ impl Network {
             frozen: frozen(&config.freeze),
             predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
-            rows: [config.spatial, rank % config.spatial],
+            rows,
             split: None,
         })
     }
@@ -86,12 +80,31 @@ impl Network {
         Network { pixels: pixels.filter(|_| self.rows[0] == 1), ..self }
     }
 
-    /// The same for another number of ranks.
+    /// The same for another number of ranks, and as this run shares its layers and images among them: that of one of
+    /// them.
     ///
     /// # Errors
     /// `Usage` where they do not divide into the groups asked for.
-    pub fn among(&self, config: &Config, ranks: usize) -> Result<Network> {
-        Ok(Network { statistics_of: group(config.sync_bn, ranks)?, ..self.clone() })
+    pub fn among(&self, config: &Config, [rank, ranks]: [usize; 2]) -> Result<Network> {
+        let (statistics_of, rows) = (group(config.sync_bn, ranks)?, rows(config, [rank, ranks])?);
+        let split = groups::group(config, [rank, ranks]);
+        let pixels = self.pixels.clone();
+        Ok(Network { statistics_of, rows, split, ..self.clone() }.reading(pixels))
+    }
+
+    /// What the forward pass of a training step costs a rank, and how often it tells others rows of its images, with how
+    /// many bytes (`Graph::told_of_rows`).
+    ///
+    /// # Errors
+    /// As for `training`.
+    pub fn outline(&self, batch: usize) -> Result<(Cost, [usize; 2])> {
+        let graph = self.learning(batch)?;
+        Ok((graph.total_cost(true), graph.told_of_rows()))
+    }
+
+    /// Among whom layers are split.
+    pub fn group(&self) -> Option<Group> {
+        self.split
     }
 
     /// The same as the first of those among whom images are cut has it; `None` on that one, and where none are cut.
@@ -186,6 +199,18 @@ fn frozen(names: &[String]) -> Option<Frozen> {
         [] => None,
         [all] if all == "backbone" => Some(Frozen::Backbone),
         layers => Some(Frozen::Layers(layers.into())),
+    }
+}
+
+/// Among how many ranks images are cut, and which of them one is.
+fn rows(config: &Config, [rank, ranks]: [usize; 2]) -> Result<[usize; 2]> {
+    match ranks.is_multiple_of(config.spatial) {
+        true => Ok([config.spatial, rank % config.spatial]),
+        false => Err(Error::usage(format!(
+            "--spatial {0}: this job has {ranks} rank{1}; start a multiple of {0}",
+            config.spatial,
+            if ranks == 1 { "" } else { "s" }
+        ))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which way to share the work is the fastest that fits: `--parallel auto`.
 //!
-//! Every candidate is sketched: seconds and bytes by formulas over what two plans of the whole network say, with and
-//! without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed
+//! Every candidate is sketched (`sketch`): seconds and bytes by formulas over what two plans of the whole network say,
+//! with and without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed
 //! as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows from
 //! flags, the number of ranks and what was measured of the machine, so that the same question has the same answer.
 //!
@@ -13,10 +13,13 @@ use std::fmt::Write;
 use super::device;
 use super::groups::Groups;
 use super::network::Network;
-use super::plans::{Plans, measured, step_seconds};
+use super::plans::{Plans, measured};
 use super::prediction::Predictor;
+use super::sketch::{Sketch, sketch};
 use crate::comm::World;
-use crate::config::{AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, Wire};
+use crate::config::{
+    AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, Tensor, Wire,
+};
 use crate::error::{Error, Result};
 use crate::host;
 use crate::interconnect::Interconnect;
@@ -28,8 +31,8 @@ use crate::reducer::Averaging;
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;
 
-/// The most stages that are looked at: each costs a plan.
-const MOST_STAGES: usize = 16;
+/// The most stages, and the most ranks of a group that shares layers or images, that are looked at: each costs a plan.
+const MOST_PARTS: usize = 16;
 
 /// A sketch that needs so many times the limit is not looked at again: sketches are off by some tenths.
 const SURELY_TOO_LARGE: f64 = 1.3;
@@ -38,21 +41,35 @@ const SURELY_TOO_LARGE: f64 = 1.3;
 /// not looked at.
 const SURELY_FITS: f64 = 0.7;
 
+/// Where data parallelism fits, a way to share layers or images that by its sketch takes so many times as long is not
+/// looked at.
+const SURELY_SLOWER: f64 = 1.2;
+
 /// A candidate must be faster by so much to be taken before a simpler one: rehearsals are no better than that.
 const CLEARLY_FASTER: f64 = 0.99;
 
 /// One way to share the work.
 #[derive(Debug, Clone, PartialEq)]
-struct Candidate {
+pub struct Candidate {
     /// Stages, micro-batches and their order.
-    pipeline: Option<(usize, usize, PipelineSchedule)>,
+    pub pipeline: Option<(usize, usize, PipelineSchedule)>,
+    /// Over how many ranks large linear layers are split; 1 is none.
+    pub tensor: usize,
+    /// Over how many ranks images are cut by rows, and micro-steps.
+    pub rows: Option<(usize, usize)>,
     /// ZeRO's stage; 0 is none.
-    zero: u8,
-    recompute: bool,
-    wire: Wire,
+    pub zero: u8,
+    /// Whether activations are computed again.
+    pub recompute: bool,
+    /// What gradients travel as.
+    pub wire: Wire,
 }
 
 impl Candidate {
+    /// Data parallelism.
+    const PLAIN: Candidate =
+        Candidate { pipeline: None, tensor: 1, rows: None, zero: 0, recompute: false, wire: Wire::F32 };
+
     /// The flags that say the same.
     fn flags(&self, config: &Config) -> String {
         let mut flags = Vec::new();
@@ -64,12 +81,22 @@ impl Candidate {
                     .then(|| format!("--schedule {schedule}")),
             );
         }
+        flags.extend((self.tensor > 1).then(|| format!("--tensor {}", self.tensor)));
+        if let Some((parts, micro_steps)) = self.rows {
+            let of = self.of(config);
+            flags.push(format!("--spatial {parts}"));
+            flags.extend((of.batch != config.batch).then(|| format!("--batch {}", of.batch)));
+            flags.extend(
+                (micro_steps != config.accumulation).then(|| format!("--accumulation {micro_steps}")),
+            );
+        }
         flags.extend((self.zero > 0).then(|| self.strategy().to_string()));
         flags.extend((self.recompute && !config.recompute).then(|| "--recompute".into()));
         flags.extend((self.wire != config.wire).then(|| format!("--wire {}", self.wire)));
         if flags.is_empty() { "data parallelism".into() } else { flags.join(" ") }
     }
 
+    /// Who updates what.
     fn strategy(&self) -> Strategy {
         match self.zero {
             0 => Strategy::ALLREDUCE,
@@ -84,6 +111,13 @@ impl Candidate {
         let strategy = self.strategy();
         let (recompute, wire) = (self.recompute, self.wire);
         let config = Config { strategy, recompute, wire, parallel: None, ..config.clone() };
+        if let Some((parts, micro_steps)) = self.rows {
+            let batch = config.batch * config.accumulation * parts / micro_steps;
+            return Config { spatial: parts, batch, accumulation: micro_steps, ..config };
+        }
+        if self.tensor > 1 {
+            return Config { tensor: Some(Tensor { ranks: self.tensor, groups: None }), ..config };
+        }
         let Some((stages, micro_batches, schedule)) = self.pipeline else { return config };
         let batch = config.batch * config.accumulation * stages / micro_batches;
         let pipeline = Some(Pipeline { stages, schedule, cuts: Vec::new(), data: None });
@@ -104,8 +138,13 @@ fn last_stage(config: &Config, ranks: usize) -> u8 {
     }
 }
 
+/// Into how many parts so many ranks can share something, each part one rank's.
+pub fn parts(ranks: usize) -> impl Iterator<Item = usize> {
+    (2..=ranks.min(MOST_PARTS)).filter(move |&parts| ranks.is_multiple_of(parts))
+}
+
 /// All that there are for so many ranks, the simpler ones first. With batch normalisation a micro-batch has as many
-/// images as the batch of a rank: else statistics would be of others.
+/// images as the batch of a rank: else statistics would be of others. Some may not be possible with this network.
 fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bool) -> Vec<Candidate> {
     let wires = match parallel.lossy && config.wire == Wire::F32 && config.compress.is_none() {
         true => vec![Wire::F32, Wire::Bf16],
@@ -116,14 +155,23 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
     for &wire in &wires {
         for &recompute in recompute {
             let zeros = 0..=last_stage(config, ranks);
-            all.extend(zeros.map(|zero| Candidate { pipeline: None, zero, recompute, wire }));
+            all.extend(zeros.map(|zero| Candidate { zero, recompute, wire, ..Candidate::PLAIN }));
         }
+    }
+    if parallel.without_split_layers.is_none() {
+        for (tensor, &wire) in parts(ranks).flat_map(|parts| wires.iter().map(move |wire| (parts, wire))) {
+            let of = |&recompute| Candidate { tensor, recompute, wire, ..Candidate::PLAIN };
+            all.extend(recompute.iter().map(of));
+        }
+    }
+    if parallel.without_rows.is_none() {
+        all.extend(of_rows(config, ranks, normalises, (recompute, &wires)));
     }
     if parallel.without_stages.is_some() {
         return all;
     }
     let images = config.batch * config.accumulation;
-    for stages in (2..=ranks.min(MOST_STAGES)).filter(|&stages| ranks.is_multiple_of(stages)) {
+    for stages in parts(ranks) {
         let counts = match normalises {
             true => vec![config.accumulation * stages],
             false => [stages, 2 * stages, 4 * stages].to_vec(),
@@ -137,7 +185,7 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
                 let pipeline = Some((stages, micro_batches, schedule));
                 // Between a single network's stages there is nothing to sum.
                 let wires = if ranks > stages { &wires[..] } else { &wires[..1] };
-                let of = |&wire| Candidate { pipeline, zero: 0, recompute: false, wire };
+                let of = |&wire| Candidate { pipeline, wire, ..Candidate::PLAIN };
                 all.extend(wires.iter().map(of));
             }
         }
@@ -145,116 +193,44 @@ fn candidates(config: &Config, parallel: &Parallel, ranks: usize, normalises: bo
     all
 }
 
-/// What two plans of the whole network say, without and with recomputation, of a rank that computes it.
-struct Sketch {
-    /// Seconds of a micro-step.
-    seconds: [f64; 2],
-    /// Bytes of a rank in all, and of these the activations.
-    total: [usize; 2],
-    activations: [usize; 2],
-    parameters: usize,
-    /// Bytes beside each byte of parameters: gradients and states.
-    beside: usize,
-    /// Of these what owners alone would have.
-    states: usize,
-    /// About what gradients, and parameters in their place, take that are on their way.
-    windows: usize,
-    /// Whether a test set wants all parameters.
-    evaluates: bool,
-    /// Seconds of the sum of all gradients.
-    sum: f64,
-    micro_steps: usize,
-    batch: usize,
+/// Those with images that are cut by rows: all images of a group at a time, or as many as one rank has otherwise, which
+/// needs less memory. Statistics are those of so many, or where more ranks share them, of all that there are at a time.
+fn of_rows(
+    config: &Config,
     ranks: usize,
-}
-
-impl Sketch {
-    /// Bytes that a rank leaves to those who update them.
-    fn spared(&self, candidate: &Candidate) -> usize {
-        let parameters = if self.evaluates { 0 } else { self.parameters };
-        let others = |bytes: usize| bytes - bytes / self.ranks;
-        let of_stages = [others(self.states), self.parameters, others(parameters)];
-        of_stages.iter().take(usize::from(candidate.zero)).sum()
-    }
-
-    /// Bytes in which gradients, and then parameters too, take turns.
-    fn windows(&self, candidate: &Candidate) -> usize {
-        if candidate.zero > 1 { self.windows } else { 0 }
-    }
-
-    /// Seconds and bytes.
-    fn of(&self, candidate: &Candidate) -> (f64, usize) {
-        let again = usize::from(candidate.recompute);
-        let computes = self.seconds[again] * self.micro_steps as f64;
-        let wire = if candidate.wire == Wire::F32 { 1.0 } else { 0.5 };
-        match candidate.pipeline {
-            None => {
-                let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
-                // Parameters are gathered twice, for which half of a sum each is what it takes.
-                let gathers =
-                    if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
-                let seconds = computes + (wire * self.sum + gathers - hidden).max(0.0);
-                (
-                    seconds,
-                    (self.total[again] + self.windows(candidate)).saturating_sub(self.spared(candidate)),
-                )
-            }
-            Some((stages, micro_batches, schedule)) => {
-                let sum = if self.ranks > stages { wire * self.sum / stages as f64 } else { 0.0 };
-                let part = |whole: usize| whole - whole / stages;
-                let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
-                let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
-                let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
-                let rest = self.total[0]
-                    .saturating_sub(self.activations[0] + part(self.parameters * (1 + self.beside)));
-                (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
+    normalises: bool,
+    (recompute, wires): (&[bool], &[Wire]),
+) -> Vec<Candidate> {
+    let mut all = Vec::new();
+    for parts in parts(ranks) {
+        let [together, apart] = [config.accumulation, config.accumulation * parts];
+        let counts = match config.sync_bn {
+            SyncBatchNorm::Off if normalises => vec![apart],
+            SyncBatchNorm::Groups(of) if !of.is_multiple_of(parts) => continue,
+            SyncBatchNorm::All | SyncBatchNorm::Groups(_) => vec![together],
+            SyncBatchNorm::Off => vec![together, apart],
+        };
+        for (rows, &wire) in
+            counts.iter().flat_map(|&count| wires.iter().map(move |wire| ((parts, count), wire)))
+        {
+            for &recompute in recompute {
+                let zeros = 0..=last_stage(config, ranks).min(1);
+                let of = |zero| Candidate { rows: Some(rows), zero, recompute, wire, ..Candidate::PLAIN };
+                all.extend(zeros.map(of));
             }
         }
     }
+    all
 }
 
 /// What became of a candidate.
 enum Outcome {
     /// Its step: seconds, images a second, seconds that a rank waits, bytes sent, bytes at the peak.
     Rehearsed { seconds: f64, images: f64, exposed: f64, sent: usize, memory: usize },
+    /// The network has nothing that could be shared so.
+    None,
     /// Why it was not looked at.
     Left(String),
-}
-
-/// A plan of the whole network, with or without recomputation, for what is sketched.
-fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -> Result<(Sketch, bool)> {
-    let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
-    let mut whole = None;
-    for again in [false, true] {
-        let recompute = again || predictor.config.recompute;
-        let config = Config { recompute, parallel: None, ..predictor.config.clone() };
-        let planned = predictor.plan(nodes, &config, network, None)?;
-        let index = usize::from(again);
-        seconds[index] =
-            step_seconds(&planned.plans.training, &planned.config, &planned.averaging).iter().sum();
-        total[index] = planned.plans.total();
-        activations[index] = planned.plans.sizes.activations;
-        whole = Some(planned);
-    }
-    let planned = whole.ok_or_else(|| Error::internal("no plan"))?;
-    let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
-    let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
-    let sum = planned.averaging.seconds(plan.sizes.gradients, true);
-    let sketch = Sketch {
-        seconds,
-        total,
-        activations,
-        parameters: plan.sizes.parameters,
-        beside: 1 + states,
-        states: states * plan.sizes.parameters,
-        windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
-        evaluates: predictor.evaluate,
-        sum: if sum.is_finite() { sum } else { 0.0 },
-        micro_steps: planned.config.accumulation,
-        batch: planned.config.batch,
-        ranks: predictor.local * nodes,
-    };
-    Ok((sketch, plan.graph.has_batch_norm()))
 }
 
 /// The fastest way that fits on so many nodes, and a table of all.
@@ -275,17 +251,9 @@ pub fn choose(
     let mut outcomes: Vec<(Candidate, Outcome)> = Vec::new();
     let mut promising: Vec<(usize, f64)> = Vec::new();
     for (index, candidate) in all.iter().enumerate() {
-        let (seconds, needed) = sketch.of(candidate);
-        let fits = needed as f64 <= SURELY_TOO_LARGE * limit as f64;
-        let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
-        let in_vain = candidate.zero > 1 && sketch.of(&before).1 as f64 <= SURELY_FITS * limit as f64;
-        let why = match fits {
-            true => format!("by a sketch {:.3} ms", 1e3 * seconds),
-            false => format!("by a sketch needs {}", bytes(needed)),
-        };
-        let why = if in_vain { format!("{why}; {} fits", before.strategy()) } else { why };
-        promising.extend((fits && !in_vain).then_some((index, seconds)));
-        outcomes.push((candidate.clone(), Outcome::Left(why)));
+        let (is_promising, outcome) = sketched(&sketch, candidate, config, limit);
+        promising.extend(is_promising.then_some((index, sketch.of(candidate).0)));
+        outcomes.push((candidate.clone(), outcome));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
     promising.truncate(REHEARSED);
@@ -316,6 +284,33 @@ pub fn choose(
     }
 }
 
+/// Whether a candidate may be planned, and what is said of it if it is not.
+fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usize) -> (bool, Outcome) {
+    if !sketch.has(candidate) {
+        return (false, Outcome::None);
+    }
+    let (seconds, needed) = sketch.of(candidate);
+    let surely = |needed: usize| needed as f64 <= SURELY_FITS * limit as f64;
+    let before = Candidate { zero: candidate.zero.saturating_sub(1), ..candidate.clone() };
+    let plain = Candidate { tensor: 1, rows: None, ..candidate.clone() };
+    let (least, of_plain) = sketch.of(&plain);
+    let why = format!("by a sketch {:.3} ms", 1e3 * seconds);
+    let why = match candidate {
+        _ if needed as f64 > SURELY_TOO_LARGE * limit as f64 => {
+            format!("by a sketch needs {}", bytes(needed))
+        }
+        Candidate { zero: 2.., .. } if surely(sketch.of(&before).1) => {
+            format!("{why}; {} fits", before.strategy())
+        }
+        // What is shared in vain.
+        _ if plain != *candidate && surely(of_plain) && seconds > SURELY_SLOWER * least => {
+            format!("{why}; {} fits", plain.flags(config))
+        }
+        _ => return (true, Outcome::Left(why)),
+    };
+    (false, Outcome::Left(why))
+}
+
 /// The first of those that fit which none that is simpler comes near.
 fn best(outcomes: &[(Candidate, Outcome)], limit: usize) -> Option<usize> {
     let mut best: Option<(usize, f64)> = None;
@@ -328,8 +323,15 @@ fn best(outcomes: &[(Candidate, Outcome)], limit: usize) -> Option<usize> {
     best.map(|(index, _)| index)
 }
 
-fn refused(Parallel { without_stages, .. }: &Parallel) -> String {
-    without_stages.as_ref().map_or(String::new(), |why| format!("not looked at: pipelines ({why})\n"))
+fn refused(parallel: &Parallel) -> String {
+    let Parallel { without_stages, without_split_layers, without_rows, .. } = parallel;
+    let ways = [
+        ("pipelines", without_stages),
+        ("split layers", without_split_layers),
+        ("images by rows", without_rows),
+    ];
+    let refused = ways.iter().filter_map(|(way, why)| Some((way, why.as_ref()?)));
+    refused.map(|(way, why)| format!("not looked at: {way} ({why})\n")).collect()
 }
 
 fn table(
@@ -370,6 +372,7 @@ fn table(
                     bytes(*memory)
                 )
             }
+            Outcome::None => Ok(()),
             Outcome::Left(why) => writeln!(text, "{mark}{:>77}  {flags}: {why}", "-"),
         };
     }

@@ -21,7 +21,7 @@ use crate::model::Model;
 use crate::optim;
 use crate::plan::{
     self, Compiled, Extent, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage,
-    Stages, StepFacts, Transfer,
+    Stages, StepFacts, Trading, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
@@ -43,6 +43,8 @@ pub struct Plans {
     pub kept: Option<usize>,
     /// Layers that are split.
     split: Vec<SplitLayers>,
+    /// Rows of images that go between ranks.
+    trades: Vec<Trading>,
 }
 
 impl Plans {
@@ -64,8 +66,8 @@ impl Plans {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
             let extent = extent(world, config, averaging, &training, device, false);
             let (sizes, stages, others) = (training.sizes, None, Vec::new());
-            let (evaluation, kept, split) = (None, None, Vec::new());
-            return Ok(Plans { sizes, training, stages, others, evaluation, extent, kept, split });
+            let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
+            return Ok(Plans { sizes, training, stages, others, evaluation, extent, kept, split, trades });
         }
         let graph = network.training(config.batch)?;
         if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
@@ -113,8 +115,8 @@ impl Plans {
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
         let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
-        let split = network.split_layers(config.batch)?;
-        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split })
+        let (split, trades) = (network.split_layers(config.batch)?, training.trades());
+        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split, trades })
     }
 
     /// Makes sure that all ranks have the same plan. Collective.
@@ -211,13 +213,14 @@ impl Plans {
         Layout { data: world, .. }: Layout,
         config: &Config,
         averaging: &Averaging,
-    ) -> Setting {
+    ) -> Setting<'_> {
         let (in_common, buckets) = (self.extent.sharers > 1, self.training.bucket_bytes());
         Setting {
             shared: averaging.selection.expects_shared(world, &buckets),
             in_common,
             apart: expected_owners(world, config.strategy, in_common).are_apart(),
             last: buckets.last().copied().unwrap_or(0),
+            trades: &self.trades,
         }
     }
 
@@ -240,6 +243,7 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
+        let busy = |transfer: &Transfer| averaging.busy(transfer, setting);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
@@ -254,7 +258,7 @@ impl Plans {
         plan::rehearse(
             scripts,
             &facts,
-            &Prices { transfer: &seconds, update: &update, add: &add, pace, link: &link },
+            &Prices { transfer: &seconds, busy: &busy, update: &update, add: &add, pace, link: &link },
         )
     }
 
@@ -434,7 +438,7 @@ impl Plans {
     /// What of the network is cut by rows, and what of them goes between ranks.
     fn rows(&self, config: &Config) -> String {
         let Some(rows) = self.training.graph.rows else { return String::new() };
-        let trades = self.training.trades();
+        let trades = &self.trades;
         let bytes = trades.iter().map(|trading| trading.bytes()[0]).sum::<usize>() * config.accumulation;
         let graph = &self.training.graph;
         let whole = graph.nodes[..graph.forward_nodes].iter().find(|node| match node.op {
@@ -574,9 +578,9 @@ pub fn measured(
     let ranks = groups.data.size() as f64;
     seconds.iter_mut().for_each(|seconds| *seconds /= ranks);
     let moved: usize = all.iter().map(|plan| rule.bytes_moved(plan.sizes.parameters)).sum();
-    let steps = all.iter().flat_map(|plan| &plan.steps).zip(seconds);
+    let steps = all.iter().flat_map(|plan| plan.steps.iter().map(move |step| (*plan, step))).zip(seconds);
     let per_byte = updates[0] / ranks / moved.max(1) as f64;
-    Ok(averaging.with_steps(StepTimes::new(all[0].graph.batch(), steps, per_byte)))
+    Ok(averaging.with_steps(StepTimes::new(steps, per_byte)))
 }
 
 /// How a step of this run is done.

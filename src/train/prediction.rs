@@ -3,18 +3,20 @@
 //! The step is planned for as many ranks as there would be, and their scripts are rehearsed with the prices of the
 //! network that was given. Ranks that do the same are rehearsed once (`plan::representatives`).
 
+use std::ops::Range;
 use std::path::Path;
 
-use super::groups::{Layout, divided};
+use super::groups::{Layout, divided, in_groups};
 use super::network::Network;
 use super::planner;
 use super::plans::{ADDING, Plans, per_byte, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
-use crate::config::{Config, MeshShape, Pipeline, Prediction};
+use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::graph::Group;
 use crate::interconnect::Interconnect;
 use crate::plan::{self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes};
 use crate::random::{Purpose, key, normals, philox};
@@ -36,8 +38,6 @@ pub struct Predicted {
     pub exposed: f64,
     /// A second.
     pub images: f64,
-    /// Of what as many ranks would do alone.
-    efficiency: f64,
     /// Seconds of a step with slow ranks.
     jittered: Option<f64>,
     /// Of a rank at its peak.
@@ -58,15 +58,17 @@ pub struct Shape {
     /// Whether gradients, and parameters, take turns in windows, which are those of the plan's buckets.
     sharded: Sharded,
     pipeline: Option<Pipeline>,
+    split: Option<Group>,
+    spatial: usize,
 }
 
 impl Shape {
     /// Of a run of this network.
     pub fn of(config: &Config, network: &Network) -> Shape {
         let (statistics_of, pipeline) = (network.statistics_of, config.pipeline.clone());
-        let Config { batch, accumulation, recompute, .. } = *config;
-        let sharded = config.strategy.sharded(2);
-        Shape { batch, accumulation, statistics_of, recompute, sharded, pipeline }
+        let Config { batch, accumulation, recompute, spatial, .. } = *config;
+        let (sharded, split) = (config.strategy.sharded(2), network.group());
+        Shape { batch, accumulation, statistics_of, recompute, sharded, pipeline, split, spatial }
     }
 }
 
@@ -81,12 +83,15 @@ pub struct Planned {
     pub plans: Plans,
     /// What these serve for.
     pub shape: Shape,
+    /// Where images are cut by rows: what ranks at other places of a group would run, so far as they are planned.
+    beside: Vec<Plans>,
 }
 
 impl Planned {
     /// To be rehearsed.
     pub fn case(&self) -> Case<'_> {
-        Case { places: &self.places, config: &self.config, averaging: &self.averaging, plans: &self.plans }
+        let Planned { places, config, averaging, plans, beside, .. } = self;
+        Case { places, config, averaging, plans, beside }
     }
 }
 
@@ -133,10 +138,11 @@ impl Predictor<'_> {
     /// `Usage` where so many nodes cannot share the work, or the network has not so many; `Output` for traces.
     pub fn answer(&self, asked: &Prediction, plans: Plans) -> Result<String> {
         let network = asked.network.as_deref().map(Interconnect::read).transpose()?;
-        let planned_here = Config { pipeline: None, ..self.config.clone() };
+        let planned_here = Config { pipeline: None, tensor: None, spatial: 1, ..self.config.clone() };
         let mut before = Some((plans, Shape::of(&planned_here, self.network)));
-        let mut rows = Vec::new();
-        let mut text = String::new();
+        let (mut rows, mut text) = (Vec::new(), String::new());
+        // For as many images at a time a rank alone is as fast.
+        let mut alone: Option<((usize, usize, bool), f64)> = None;
         for &nodes in &asked.nodes {
             has_room(network.as_ref(), nodes)?;
             let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
@@ -148,9 +154,18 @@ impl Predictor<'_> {
                     chosen.config
                 }
             };
-            let planned = self.plan(nodes, &chosen, network.as_ref(), before.take()).map_err(named)?;
+            let mut planned = self.plan(nodes, &chosen, network.as_ref(), before.take()).map_err(named)?;
+            if asked.trace.is_some() {
+                planned.beside = self.beside(&planned, 1..planned.config.spatial)?;
+            }
             let case = planned.case();
-            rows.push(case.predicted(asked.jitter, self.device)?);
+            let found = case.predicted(asked.jitter, self.device)?;
+            let Config { batch, accumulation, recompute, .. } = planned.config;
+            let images = (batch, accumulation, recompute);
+            let known = alone.filter(|(known, _)| *known == images && chosen.pipeline.is_none());
+            let (_, each) = known.map_or_else(|| self.alone(&planned).map(|each| (images, each)), Ok)?;
+            alone = Some((images, each));
+            rows.push(Row { efficiency: found.images / (found.ranks as f64 * each), found });
             if nodes == *asked.nodes.last().unwrap_or(&nodes) {
                 text += &table(&rows);
                 text += &described(&planned.config, &planned.averaging);
@@ -167,18 +182,19 @@ impl Predictor<'_> {
     }
 
     /// All numbers, for a report and for other programs: seconds, bytes, shares of one.
-    fn save(&self, path: &Path, rows: &[Predicted]) -> Result<()> {
-        let point = |row: &Predicted| {
+    fn save(&self, path: &Path, rows: &[Row]) -> Result<()> {
+        let point = |Row { efficiency, found }: &Row| {
             serde_json::json!({
-                "nodes": row.nodes, "ranks": row.ranks, "step_seconds": row.seconds, "images_per_second": row.images,
-                "efficiency": row.efficiency, "exposed_seconds": row.exposed, "memory_bytes": row.memory,
-                "sent_bytes": row.sent, "step_seconds_with_jitter": row.jittered, "allreduce": row.sums,
+                "nodes": found.nodes, "ranks": found.ranks, "step_seconds": found.seconds,
+                "images_per_second": found.images, "efficiency": efficiency, "exposed_seconds": found.exposed,
+                "memory_bytes": found.memory, "sent_bytes": found.sent, "step_seconds_with_jitter": found.jittered,
+                "allreduce": found.sums,
             })
         };
         let strategy = match &self.config.pipeline {
             Some(pipeline) => format!("{} stages, {}", pipeline.stages, pipeline.schedule),
             None if self.config.parallel.is_some() => "--parallel auto".into(),
-            None => self.config.strategy.to_string(),
+            None => shared_by(self.config),
         };
         let points: Vec<_> = rows.iter().map(point).collect();
         let all = serde_json::json!({ "model": self.config.model, "strategy": strategy, "points": points });
@@ -206,8 +222,9 @@ impl Predictor<'_> {
             return Err(Error::usage(format!("{}: no rank is left to compute", config.strategy)));
         }
         let config = config.among(computing)?;
-        let trained = self.network.among(&config, computing)?;
+        let trained = self.network.among(&config, [0, computing])?;
         let averaging = self.averaging.elsewhere(&places.data, &config, network)?.over_stages(&places.all);
+        let averaging = if config.tensor.is_some() { averaging.over_groups(places.mesh) } else { averaging };
         let shape = Shape::of(&config, &trained);
         let mut plans = match before.filter(|(_, known)| *known == shape && !shape.sharded.gradients) {
             Some((mut plans, _)) => {
@@ -217,14 +234,48 @@ impl Predictor<'_> {
             None => Plans::new(places.layout(), &config, &trained, self.device, &averaging, self.evaluate)?,
         };
         plans.extent.program = self.program;
-        Ok(Planned { places, config, averaging, plans, shape })
+        let mut planned = Planned { places, config, averaging, plans, shape, beside: Vec::new() };
+        // The first place has as many rows as any, and the second neighbours on both sides.
+        if planned.config.spatial > 2 {
+            planned.beside = self.beside(&planned, 1..2)?;
+        }
+        Ok(planned)
+    }
+
+    /// What ranks at some other places of a group run that has the same images.
+    fn beside(&self, planned: &Planned, others: Range<usize>) -> Result<Vec<Plans>> {
+        let Planned { places, config, averaging, .. } = planned;
+        let of = |place: usize| {
+            let network = self.network.among(config, [place, config.data_ranks(places.all.size())])?;
+            let layout = places.layout();
+            let mut plans = Plans::new(layout, config, &network, self.device, averaging, self.evaluate)?;
+            plans.extent.program = self.program;
+            Ok(plans)
+        };
+        others.map(of).collect()
+    }
+
+    /// Images a second of a rank that computes whole images of the whole network, and has nobody to wait for.
+    fn alone(&self, planned: &Planned) -> Result<f64> {
+        let Planned { config, averaging, .. } = planned;
+        let images = (config.batch * config.accumulation) as f64;
+        if config.tensor.is_none() && config.spatial == 1 {
+            return Ok(images / planned.case().alone()?);
+        }
+        let config = Config { tensor: None, spatial: 1, sync_bn: SyncBatchNorm::Off, ..config.clone() };
+        let (all, network) = (Topology::of_nodes(1, 1), self.network.among(&config, [0, 1])?);
+        let places = Places { data: all.clone(), mesh: MeshShape::of_data(1), all, stage: None };
+        let plans = Plans::new(places.layout(), &config, &network, self.device, averaging, false)?;
+        let case = Case { places: &places, config: &config, averaging, plans: &plans, beside: &[] };
+        Ok(images / case.alone()?)
     }
 
     /// Where the ranks of so many nodes would be.
     fn places(&self, nodes: usize, config: &Config) -> Result<Places> {
         let all = Topology::of_nodes(nodes, self.local);
         let Some(pipeline) = &config.pipeline else {
-            let mesh = MeshShape::of_data(all.size());
+            let of_groups = config.tensor.map(|tensor| in_groups(tensor, all.size())).transpose()?;
+            let mesh = of_groups.unwrap_or_else(|| MeshShape::of_data(all.size()));
             return Ok(Places { data: all.clone(), all, mesh, stage: None });
         };
         let mesh = divided(pipeline, all.size())?;
@@ -263,6 +314,8 @@ pub struct Case<'a> {
     pub averaging: &'a Averaging,
     /// What each would run.
     pub plans: &'a Plans,
+    /// What ranks at other places of a group would run, so far as they are planned.
+    pub beside: &'a [Plans],
 }
 
 impl Case<'_> {
@@ -271,7 +324,7 @@ impl Case<'_> {
     /// # Errors
     /// `Usage` where something takes a time of which nothing is known.
     pub fn predicted(&self, jitter: Option<f64>, device: &dyn Device) -> Result<Predicted> {
-        let Case { places, config, averaging, plans } = *self;
+        let Case { places, config, averaging, plans, beside } = *self;
         let (ranks, computing) = (places.all.size(), config.data_ranks(places.all.size()));
         let scripts = self.rounds()?;
         let [seconds, exposed] = self.mean(&scripts, &|_| 1.0)?;
@@ -280,12 +333,12 @@ impl Case<'_> {
                 "--predict-nodes: of this --allreduce, or of --compress, nothing is known to predict by; use another",
             ));
         }
-        let images = config.images_a_step(computing) as f64 / seconds;
-        let alone = (config.batch * config.accumulation) as f64 / self.alone()?;
+        let images = (config.images_a_step(computing) / config.spatial) as f64 / seconds;
         let shared = plans.setting(places.layout(), config, averaging).shared;
         let sent = scripts
             .last()
             .map_or(0, |(_, scripts)| scripts.iter().map(Script::bytes_sent).max().unwrap_or(0));
+        let largest = |plans: &Plans| plans.largest(places.layout(), config, averaging, device);
         let mut names: Vec<_> =
             averaging.choices(&plans.training, shared).iter().map(|choice| choice.name).collect();
         names.sort_unstable();
@@ -296,10 +349,9 @@ impl Case<'_> {
             seconds,
             exposed,
             images,
-            efficiency: images / (ranks as f64 * alone),
             jittered: jitter.map(|cv| self.jittered(&scripts, cv)).transpose()?,
             sent,
-            memory: plans.largest(places.layout(), config, averaging, device),
+            memory: beside.iter().map(largest).fold(largest(plans), usize::max),
             sums: names.join(" and "),
         })
     }
@@ -349,14 +401,20 @@ impl Case<'_> {
 
     /// Seconds of a step of one rank that has nobody to wait for.
     fn alone(&self) -> Result<f64> {
-        let Case { config, plans, averaging, places } = *self;
+        let Case { config, plans, averaging, places, .. } = *self;
         let rule = config.optimizer.rule;
         let micro_steps = config.accumulation;
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
-        let prices =
-            Prices { transfer: &|_| 0.0, update: &update, add: &add, pace: &|_| 1.0, link: &|_, _| None };
+        let prices = Prices {
+            transfer: &|_| 0.0,
+            busy: &|_| 0.0,
+            update: &update,
+            add: &add,
+            pace: &|_| 1.0,
+            link: &|_, _| None,
+        };
         if places.stage.is_some() {
             // It does what all stages do.
             let of = |plan: &&Plan| {
@@ -400,13 +458,29 @@ fn paces(seed: u64, step: u32, ranks: usize, cv: f64) -> Vec<f64> {
     (0..ranks.div_ceil(4)).flat_map(four).take(ranks).map(pace).collect()
 }
 
-fn table(rows: &[Predicted]) -> String {
-    let jitters = rows.iter().any(|row| row.jittered.is_some());
+/// Who shares what, in words.
+fn shared_by(config: &Config) -> String {
+    match (config.tensor, config.spatial) {
+        (Some(tensor), _) => format!("{}, --tensor {}", config.strategy, tensor.ranks),
+        (None, 1) => config.strategy.to_string(),
+        (None, parts) => format!("{}, --spatial {parts}", config.strategy),
+    }
+}
+
+/// A row of the table.
+struct Row {
+    /// Of what as many ranks would do alone.
+    efficiency: f64,
+    found: Predicted,
+}
+
+fn table(rows: &[Row]) -> String {
+    let jitters = rows.iter().any(|row| row.found.jittered.is_some());
     let jitter = if jitters { "  with jitter" } else { "" };
     let mut text = format!(
         "\n   nodes   ranks          step{jitter}    images/s  efficiency       exposed  memory a rank  allreduce\n"
     );
-    for row in rows {
+    for Row { efficiency, found: row } in rows {
         let milliseconds = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
         let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", milliseconds(seconds)));
         text += &format!(
@@ -415,7 +489,7 @@ fn table(rows: &[Predicted]) -> String {
             row.ranks,
             milliseconds(row.seconds),
             row.images,
-            1e2 * row.efficiency,
+            1e2 * efficiency,
             milliseconds(row.exposed),
             bytes(row.memory),
             row.sums
@@ -434,7 +508,7 @@ fn described(config: &Config, averaging: &Averaging) -> String {
     format!(
         "predicted: {}; ranks compute at {computes}; network {network}\n\
          It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
-        config.strategy
+        shared_by(config)
     )
 }
 

@@ -146,8 +146,8 @@ pub fn prepare(
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
             let averaging = measured(groups, config, &*device, &plans, averaging)?;
-            let Config { strategy, pipeline, .. } = asked.clone();
-            let config = &Config { strategy, pipeline, ..config.clone() };
+            let Config { strategy, pipeline, tensor, spatial, .. } = asked.clone();
+            let config = &Config { strategy, pipeline, tensor, spatial, ..config.clone() };
             let answer =
                 predicted(world, config, prediction, (&network, &*device, &averaging, evaluate), plans);
             record::say(world, &world.agree(answer)?);
@@ -280,7 +280,7 @@ pub fn prepare(
 fn planned_here(world: &World, config: &Config) -> Config {
     let mut planned = config.clone();
     if config.prediction.is_some() {
-        planned.pipeline = None;
+        (planned.pipeline, planned.tensor, planned.spatial) = (None, None, 1);
         if world.size() == 1 && config.strategy.computing(1) == 0 {
             planned.strategy = Strategy::ALLREDUCE;
         }
@@ -393,7 +393,7 @@ fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<
 fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
     if groups.split.is_some() {
         let averaging = Averaging::new(&groups.data, config, device, threads)?;
-        return Ok(averaging.over_groups(&groups.job, groups.mesh));
+        return Ok(averaging.over_groups(groups.mesh));
     }
     if groups.stage.is_none() {
         return Averaging::new(&groups.data, config, device, threads);

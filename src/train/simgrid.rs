@@ -12,11 +12,11 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::plans::{self, ADDING, step_seconds};
+use super::plans::{self, ADDING, Plans, step_seconds};
 use super::prediction::Case;
 use crate::collective::course::{Course, Deed, Machine};
 use crate::error::{Error, Result};
-use crate::plan::{Action, Axis, Kind, Line, Script, Transfer};
+use crate::plan::{Action, Axis, Kind, Line, Manner, Plan, Script, Transfer};
 
 /// Steps that are traced: as many as are rehearsed.
 const STEPS: usize = 2;
@@ -43,34 +43,58 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     let layout = case.places.layout();
     let manners = case.plans.manners(layout, case.config);
     let manner = manners.last().ok_or_else(|| Error::internal("a round without steps"))?;
-    let scripts = case.plans.scripts(manner, case.config, &|_, manner| (0..manner.mesh.data).collect());
-    let setting = case.plans.setting(layout, case.config, case.averaging);
+    // Where images are cut by rows each place of a group has a plan of its own.
+    let parts = 1 + case.beside.len();
+    let plans: Vec<&Plans> = std::iter::once(case.plans).chain(case.beside).collect();
+    let of_place = |(place, plans): (usize, &&Plans)| {
+        plans.scripts(manner, case.config, &|_, manner| (place..manner.mesh.data).step_by(parts).collect())
+    };
+    let mut scripts: Vec<Script> = plans.iter().enumerate().flat_map(of_place).collect();
+    scripts.sort_by_key(|script| script.rank);
     let rule = case.config.optimizer.rule;
     let per_byte = plans::per_byte(case.config, case.averaging);
-    let mut stages = Vec::new();
-    for (index, plan) in case.plans.of_stages(layout.stage).into_iter().enumerate() {
-        let script = &scripts[index * layout.data.size()];
-        let courses = script.transfers.iter().map(|transfer| match transfer.kind {
-            // The two ends of an edge, and what few bytes go round among all, have messages of their own.
-            Kind::Send { .. } | Kind::Receive { .. } => Some(None),
-            _ if transfer.axis == Axis::Job => Some(None),
-            _ => case.averaging.course(transfer, setting, machine).map(Some),
-        });
-        let courses: Option<Vec<Option<Course>>> = courses.collect();
-        let courses = courses.ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
-        let seconds = step_seconds(plan, case.config, case.averaging);
-        stages.push(Stage::new(script, courses, seconds));
+    let (mut stages, mut lines) = (Vec::new(), Vec::new());
+    for of_place in &plans {
+        let setting = of_place.setting(layout, case.config, case.averaging);
+        for plan in of_place.of_stages(layout.stage) {
+            let script = &scripts[stages.len() * if parts > 1 { 1 } else { layout.data.size() }];
+            let courses = script.transfers.iter().map(|transfer| match transfer.kind {
+                // The two ends of an edge, and what few bytes go round among all stages, have messages of their own.
+                Kind::Send { .. } | Kind::Receive { .. } => Some(None),
+                _ if transfer.axis == Axis::Job && layout.stage.is_some() => Some(None),
+                _ => case.averaging.course(transfer, setting, machine).map(Some),
+            });
+            let courses: Option<Vec<Option<Course>>> = courses.collect();
+            let courses =
+                courses.ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
+            let seconds = step_seconds(plan, case.config, case.averaging);
+            // Places of a group find each other's carriers by the same numbers; stages have others.
+            if layout.stage.is_some() {
+                lines.clear();
+            }
+            stages.push(Stage::new(script, courses, seconds, &mut lines));
+        }
     }
+    if parts > 1 {
+        stages.iter_mut().for_each(|stage| stage.lines = lines.len());
+    }
+    let stage_of =
+        |script: &Script| if parts > 1 { script.rank % parts } else { script.place(Axis::Pipeline) };
     let cast = Cast {
         machine,
         local: case.places.all.local_size(),
+        first: first_processes(scripts.iter().map(|script| &stages[stage_of(script)])),
         scripts: &scripts,
         stages: &stages,
+        stage_of: &stage_of,
         update: &|bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte,
         add: &|bytes: usize| ADDING * bytes as f64 * per_byte,
         steps: STEPS,
     };
     let written = write(directory, &cast)?;
+    // As it is predicted: the first place of a group stands for all.
+    let alike = |_: &Plan, manner: &Manner| (0..manner.mesh.data).collect();
+    let scripts = if parts > 1 { case.plans.scripts(manner, case.config, &alike) } else { scripts };
     let rehearsal = case.play(&scripts, &|_| 1.0)?;
     Ok(format!(
         "{written} are in {}: {STEPS} steps, to be replayed by {}/replay.sh; they are expected to take {:.6} s in all, \
@@ -82,12 +106,22 @@ pub fn export(directory: &Path, case: &Case) -> Result<String> {
     ))
 }
 
-/// What the ranks of a stage have in common; all of them where the network is not cut.
+/// Of each rank the number of its first process, in their order.
+fn first_processes<'a>(stages: impl Iterator<Item = &'a Stage>) -> Vec<usize> {
+    let mut next = 0;
+    let first = |stage: &Stage| {
+        next += 1 + stage.lines;
+        next - 1 - stage.lines
+    };
+    stages.map(first).collect()
+}
+
+/// What the ranks of a stage have in common, or those that have the same rows of images; else all of them.
 struct Stage {
     /// Of each transfer; `None` of what ranks of several stages do.
     courses: Vec<Option<Course>>,
-    /// Of each transfer: the carrier of its line, counted in the order in which lines are first started. Ranks of a
-    /// stage have the same transfers.
+    /// Of each transfer: the carrier of its line, counted in the order in which lines are first started. Its ranks have
+    /// the same transfers.
     carriers: Vec<usize>,
     /// How many there are.
     lines: usize,
@@ -96,12 +130,16 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(script: &Script, courses: Vec<Option<Course>>, seconds: Vec<f64>) -> Stage {
-        let mut lines: Vec<Line> = Vec::new();
+    /// `lines` has those that are known, and is given the others.
+    fn new(script: &Script, courses: Vec<Option<Course>>, seconds: Vec<f64>, lines: &mut Vec<Line>) -> Stage {
         let mut carriers = vec![0; script.transfers.len()];
         for action in &script.actions {
             let Action::Start(id) = action else { continue };
-            let line = script.line(&script.transfers[*id]);
+            let line = match script.line(&script.transfers[*id]) {
+                // Whatever group it is.
+                Line::Group(axis, _, members, kind) => Line::Group(axis, 0, 0..members.len(), kind),
+                line => line,
+            };
             carriers[*id] = lines.iter().position(|known| *known == line).unwrap_or_else(|| {
                 lines.push(line);
                 lines.len() - 1
@@ -119,7 +157,9 @@ struct Cast<'a> {
     local: usize,
     /// By rank.
     scripts: &'a [Script],
+    first: Vec<usize>,
     stages: &'a [Stage],
+    stage_of: &'a dyn Fn(&Script) -> usize,
     update: &'a dyn Fn(usize) -> f64,
     add: &'a dyn Fn(usize) -> f64,
     /// Steps that are traced.
@@ -150,7 +190,8 @@ fn write(directory: &Path, cast: &Cast) -> Result<String> {
     put("platform.xml", cast.machine.network.platform(nodes, cores, within)?)?;
     put("traces.txt", traces)?;
     put("hosts.txt", hosts)?;
-    put("replay.sh", replay(cast.process(ranks, None)))?;
+    let processes = cast.scripts.iter().map(|script| 1 + cast.stage(script.rank).lines).sum();
+    put("replay.sh", replay(processes))?;
     Ok(format!("traces of {ranks} ranks"))
 }
 
@@ -171,22 +212,18 @@ fn replay(processes: usize) -> String {
 }
 
 impl Cast<'_> {
-    fn stage(&self, rank: usize) -> usize {
-        rank / self.machine.ranks()
+    fn stage(&self, rank: usize) -> &Stage {
+        &self.stages[(self.stage_of)(&self.scripts[rank])]
     }
 
     /// The process of a rank that computes, or that carries a line.
     fn process(&self, rank: usize, line: Option<usize>) -> usize {
-        let of_stage = |stage: usize| 1 + self.stages[stage].lines;
-        let (stage, data) = (self.stage(rank), rank % self.machine.ranks());
-        let before: usize = (0..stage).map(|stage| self.machine.ranks() * of_stage(stage)).sum();
-        let beside = if data > 0 { data * of_stage(stage) } else { 0 };
-        before + beside + line.map_or(0, |line| line + 1)
+        self.first[rank] + line.map_or(0, |line| line + 1)
     }
 
     /// The process that carries a transfer of a rank.
     fn carrier(&self, rank: usize, id: usize) -> usize {
-        self.process(rank, Some(self.stages[self.stage(rank)].carriers[id]))
+        self.process(rank, Some(self.stage(rank).carriers[id]))
     }
 
     /// The process at the other end of an edge.
@@ -198,7 +235,7 @@ impl Cast<'_> {
 
     /// The traces of a rank: of the process that computes, then of each line.
     fn rank(&self, script: &Script) -> Vec<String> {
-        let lines = self.stages[self.stage(script.rank)].lines;
+        let lines = self.stage(script.rank).lines;
         let carriers = (0..lines).map(|line| self.carries(script, line));
         std::iter::once(self.computes(script)).chain(carriers).collect()
     }
@@ -207,7 +244,7 @@ impl Cast<'_> {
         let me = self.process(script.rank, None);
         let mut trace = Trace::new(me);
         let carrier = |id: usize| self.carrier(script.rank, id);
-        let seconds = &self.stages[self.stage(script.rank)].seconds;
+        let seconds = &self.stage(script.rank).seconds;
         let mut under_way: Vec<usize> = Vec::new();
         for _ in 0..self.steps {
             for action in &script.actions {
@@ -247,7 +284,7 @@ impl Cast<'_> {
     fn carries(&self, script: &Script, line: usize) -> String {
         let (me, computes) = (self.process(script.rank, Some(line)), self.process(script.rank, None));
         let mut trace = Trace::new(me);
-        let stage = &self.stages[self.stage(script.rank)];
+        let stage = self.stage(script.rank);
         let started = script.actions.iter().filter_map(|action| match action {
             Action::Start(id) if stage.carriers[*id] == line => Some(*id),
             _ => None,
@@ -260,7 +297,7 @@ impl Cast<'_> {
                     Some(course) => {
                         let place = script.rank % self.machine.ranks();
                         let deeds = course.of_rank(place, self.machine);
-                        deeds.iter().for_each(|deed| self.deed(script.rank, line, *deed, &mut trace));
+                        deeds.iter().for_each(|deed| self.deed(script.rank, line, deed, &mut trace));
                     }
                     None => self.between_stages(script, *id, &mut trace),
                 }
@@ -326,9 +363,11 @@ impl Cast<'_> {
         trace.add("waitall", &[]);
     }
 
-    fn deed(&self, rank: usize, line: usize, deed: Deed, trace: &mut Trace) {
+    fn deed(&self, rank: usize, line: usize, deed: &Deed, trace: &mut Trace) {
+        let first = rank - rank % self.machine.ranks();
+        let there = |place: usize| (first + place, self.process(first + place, Some(line)));
         match deed {
-            Deed::Work(seconds) => trace.compute(seconds),
+            Deed::Work(seconds) => trace.compute(*seconds),
             Deed::Meet => {
                 let others: Vec<usize> =
                     self.beside(rank).map(|other| self.process(other, Some(line))).collect();
@@ -336,11 +375,31 @@ impl Cast<'_> {
                 others.iter().for_each(|&other| trace.hear(other, MEETING));
             }
             Deed::Exchange { send, receive } => {
-                let first = self.stage(rank) * self.machine.ranks();
-                let there = |place: usize| (first + place, self.process(first + place, Some(line)));
                 let send = send.map(|(to, bytes)| (there(to), bytes));
                 let receive = receive.map(|(from, bytes)| (there(from).1, bytes));
                 self.message(rank, send, receive, trace);
+            }
+            Deed::Together { sends, receives } => {
+                let is_near = |to: usize| to / self.local == rank / self.local;
+                for &(from, bytes) in receives {
+                    trace.add("irecv", &[there(from).1, MESSAGE, bytes]);
+                }
+                // All that leaves the node is on its way at a time; what stays there is copied one after the other.
+                let (near, far): (Vec<_>, Vec<_>) = sends.iter().partition(|(to, _)| is_near(first + to));
+                for (sends, latency) in [
+                    (&far, self.machine.network.before_links()),
+                    (&near, self.machine.parameters.within.latency()),
+                ] {
+                    trace.sleep(if sends.is_empty() { 0.0 } else { latency });
+                    for (to, bytes) in sends {
+                        let process = there(*to).1;
+                        trace.add("isend", &[process, MESSAGE, *bytes]);
+                        if near.len() > 1 && is_near(first + to) {
+                            trace.add("wait", &[trace.process, process, MESSAGE]);
+                        }
+                    }
+                }
+                trace.add("waitall", &[]);
             }
         }
     }

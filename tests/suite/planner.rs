@@ -118,6 +118,88 @@ fn less_memory_takes_a_later_stage_of_zero() {
     assert!(printed.contains("--zero 2") && !printed.contains("--zero 3"), "{printed}");
 }
 
+/// Layers are split where links are slow, and not where they are fast and memory too, so that nothing is gained.
+#[test]
+fn slow_links_split_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        // Batches that no pipeline divides.
+        let flags = "--model alexnet --batch 16 --global-batch 32 --predict-nodes 2 --roofline 1,10000";
+        let flags: Vec<&str> = flags.split(' ').chain(["--dry-run", "--parallel", "auto"]).collect();
+        let printed = run(1, &[&flags[..], &["--network", path.to_str().unwrap()]].concat());
+        let rows = rows(&printed);
+        assert!(rows.iter().any(|row| row.flags == "--tensor 2"), "{printed}");
+        rows.into_iter().find(|row| row.taken).unwrap().flags
+    };
+    assert_eq!(taken("slow.toml", FLAT.into()), "--tensor 2");
+    assert_eq!(taken("fast.toml", FLAT.replace("0.1", "10000.0").replace("20.0", "0.1")), "data parallelism");
+    // Where there is no layer that is worth it, it is no candidate.
+    let flags = ["--model", "squeezenet1_1", "--image-size", "64", "--batch", "8", "--predict-nodes", "2"];
+    let none = planned(&flags).0;
+    assert!(!none.contains("--tensor"), "{none}");
+}
+
+/// What all others need at the least of what was rehearsed, in MB, less so much that they do not fit.
+fn too_little_for_whole_images(rows: &[Row]) -> String {
+    let whole = rows.iter().filter(|row| !row.flags.contains("--spatial"));
+    let least = whole.map(|row| row.memory).fold(f64::INFINITY, f64::min);
+    format!("{}MB", (0.85 * least / 1e6).round())
+}
+
+/// Where whole images fit on no rank, they are cut.
+#[test]
+fn images_are_cut_where_nothing_else_fits() {
+    let flags = ["--model", "squeezenet1_1", "--image-size", "640", "--batch", "2", "--predict-nodes", "4"];
+    let limit = too_little_for_whole_images(&planned(&flags).1);
+    let (printed, rows) = planned(&[&flags[..], &["--memory-limit", &limit]].concat());
+    let is_cut = |row: &Row| row.flags.contains("--spatial");
+    assert!(
+        rows.iter().all(|row| is_cut(row) || row.flags.ends_with(": does not fit")),
+        "{limit}: {printed}"
+    );
+    let taken = rows.iter().find(|row| row.taken).unwrap();
+    assert!(is_cut(taken), "{limit}: {printed}");
+    // As many images in a step: a group has those of its ranks.
+    let words: Vec<&str> = taken.flags.split(' ').collect();
+    let number = |flag: &str, otherwise: usize| {
+        let at = words.iter().position(|&word| word == flag);
+        at.map_or(otherwise, |at| words[at + 1].parse().unwrap())
+    };
+    let [parts, batch, micro_steps] =
+        [("--spatial", 1), ("--batch", 2), ("--accumulation", 1)].map(|(flag, usual)| number(flag, usual));
+    assert_eq!(4 / parts * batch * micro_steps, 4 * 2, "{}", taken.flags);
+    // What does not go beside --spatial is said.
+    let without = planned(&[&flags[..], &["--global-batch", "8"]].concat()).0;
+    assert!(without.contains("not looked at: images by rows (--global-batch and --spatial"), "{without}");
+    assert!(!without.contains("  --spatial"), "{without}");
+}
+
+/// With batch normalisation a group has as many images at a time as a rank has otherwise, and where ranks share
+/// statistics as many as these have.
+#[test]
+fn statistics_are_of_as_many_images() {
+    let flags = ["--model", "resnet18", "--image-size", "64", "--batch", "4", "--predict-nodes", "4"];
+    let ways = |more: &[&str]| {
+        let printed = planned(&[&flags[..], more].concat()).0;
+        let of = |line: &str| Some(line.split_once("--spatial 2")?.1.split(':').next()?.trim().to_string());
+        printed.lines().filter_map(of).collect::<Vec<_>>()
+    };
+    let alone = ways(&[]);
+    assert!(
+        !alone.is_empty() && alone.iter().all(|flags| flags.starts_with("--accumulation 2")),
+        "{alone:?}"
+    );
+    for sync in ["--sync-bn", "--sync-bn=2"] {
+        let shared = ways(&[sync]);
+        assert!(
+            !shared.is_empty() && shared.iter().all(|flags| flags.starts_with("--batch 8")),
+            "{shared:?}"
+        );
+    }
+}
+
 /// A pipeline is predicted with the bubble of its formula at least, and what its stages compute at most.
 #[test]
 fn pipelines_are_predicted_with_their_bubble() {
@@ -171,6 +253,40 @@ fn pipelines_are_predicted_with_their_bubble() {
     }
 }
 
+/// Split layers and images by rows too, each where it is the best that fits.
+#[test]
+fn a_run_shares_layers_and_images_as_was_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    for (name, ranks, model, way) in [
+        ("tensor", 2, "--model alexnet --image-size 67 --batch 2", "--tensor"),
+        ("rows", 2, "--model squeezenet1_1 --image-size 448 --batch 2", "--spatial"),
+    ] {
+        let base = format!("{model} --classes 10 --steps 2 --warmup 0 --threads 1 --seed 3 --lr 0.001");
+        let base: Vec<&str> = base.split(' ').collect();
+        let train =
+            |more: &[&str], results: &str| run(ranks, &[&base[..], more, &["--results", results]].concat());
+        let all = rows(&train(&["--parallel", "auto"], &path(&format!("{name}-free.h5"))));
+        let limit = match way {
+            "--spatial" => too_little_for_whole_images(&all),
+            _ => "100GB".into(),
+        };
+        let auto = path(&format!("{name}.h5"));
+        let printed = train(&["--parallel", "auto", "--memory-limit", &limit], &auto);
+        let taken = rows(&printed).into_iter().find(|row| row.taken).expect("one is taken").flags;
+        assert!(taken.contains(way), "{limit}: {printed}");
+        let typed = path(&format!("{name}-typed.h5"));
+        let given: Vec<&str> = base.iter().copied().chain(["--results", &typed]).collect();
+        let words: Vec<&str> = taken.split(' ').collect();
+        let is_given = words.contains(&"--batch");
+        let at = given.iter().position(|&word| word == "--batch").unwrap();
+        let given = if is_given { [&given[..at], &given[at + 2..]].concat() } else { given };
+        run(ranks, &[&given[..], &words].concat());
+        let losses = |path: &str| series(path.as_ref(), "steps/loss");
+        assert_eq!(losses(&auto), losses(&typed), "{taken}");
+    }
+}
+
 #[test]
 fn a_run_does_what_was_chosen() {
     let folder = tempfile::tempdir().unwrap();
@@ -207,6 +323,8 @@ fn what_a_planner_is_not_to_choose_is_refused() {
         (vec!["--parallel", "auto", "--zero", "1"], "--zero"),
         (vec!["--parallel", "auto", "--pipeline", "2"], "--pipeline"),
         (vec!["--parallel", "auto", "--sync", "root"], "--sync"),
+        (vec!["--parallel", "auto", "--tensor", "2"], "--tensor"),
+        (vec!["--parallel", "auto", "--spatial", "2"], "--spatial"),
         (vec!["--memory-limit", "1GB"], "required arguments"),
         (vec!["--lossy"], "required arguments"),
         (vec!["--measure", "2"], "--measure: it is for --predict-nodes, --parallel auto and --pipeline"),

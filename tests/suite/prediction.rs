@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use crate::support::cases::first;
 use crate::support::job::{refused, run};
 
 const FLAT: &str = "name = \"test\"\nlatency_us = 20.0\nhop_us = 2.0\ngb_per_s = 2.0\nlinks_a_node = 1\ntopology = \"flat\"\n";
@@ -23,6 +24,79 @@ fn rows(printed: &str) -> HashMap<usize, [f64; 5]> {
         Some((number(0)? as usize, figures))
     };
     table.lines().skip(1).map_while(row).collect()
+}
+
+/// Milliseconds of a step that a rehearsal of the ranks that are there has found.
+fn rehearsed(printed: &str) -> f64 {
+    let said = printed.split_once("; expected ").expect("a step that was rehearsed").1;
+    said.split_once(" ms a step").expect("milliseconds").0.parse().unwrap()
+}
+
+/// What is predicted of the ranks that are there is what their own rehearsal says: groups that share layers, images or
+/// statistics among them.
+#[test]
+fn of_the_same_ranks_the_same_is_predicted_as_rehearsed() {
+    let base = ["--batch", "8", "--threads", "1", "--dry-run"];
+    for flags in first(
+        2,
+        [
+            "--model alexnet --image-size 67 --tensor 2",
+            "--model squeezenet1_1 --image-size 66 --spatial 2",
+            "--model mnist_small --spatial 4 --accumulation 2 --zero 1",
+            "--model alexnet --image-size 67 --mesh data=1,tensor=4 --clip-norm 1",
+            "--model resnet18 --image-size 64 --spatial 2 --sync-bn --recompute",
+            "--model resnet18 --image-size 64 --sync-bn 2",
+        ],
+    ) {
+        let flags: Vec<&str> = flags.split(' ').chain(base).collect();
+        let here = rehearsed(&run(4, &flags));
+        let printed = run(4, &[&flags[..], &["--predict-nodes", "1"]].concat());
+        let [ranks, step, ..] = rows(&printed)[&1];
+        assert_eq!(ranks, 4.0);
+        // Printed with three digits behind the point.
+        assert!((step / here - 1.0).abs() < 1e-4, "{flags:?}: {step} predicted, {here} rehearsed");
+    }
+}
+
+/// Rows that two ranks tell each other: each trade takes α and its bytes, and nothing hides it.
+#[test]
+fn rows_take_what_their_messages_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let network = network(directory.path(), FLAT);
+    let flags = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--roofline", "1000000,1000000"];
+    let alike = ["--no-overlap", "--fusion-threshold-mb", "1000", "--allreduce", "ring"];
+    let exposed = |more: &[&str]| {
+        let predicted = ["--network", &network, "--predict-nodes", "2"];
+        rows(&run(1, &[&flags[..], &alike, &predicted, more].concat()))[&2][4]
+    };
+    let plan = run(2, &[&flags[..], &alike, &["--spatial", "2"]].concat());
+    let line = plan.lines().find(|line| line.starts_with("images by rows:")).expect("a line of rows");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let of = |word: &str| words.iter().position(|&other| other == word).expect(line);
+    let trades: f64 = words[of("trades") - 1].parse().unwrap();
+    let bytes: f64 = words[of("bytes)") - 1].replace(['(', ','], "").parse().unwrap();
+    let found = exposed(&["--spatial", "2"]) - exposed(&[]);
+    let expected = 1e3 * (trades * 20e-6 + bytes / 2e9);
+    assert!((found - expected).abs() < 0.003, "{found}, not {expected}: {line}");
+}
+
+/// As many ranks and groups, within nodes and over them.
+#[test]
+fn groups_within_a_node_wait_less_than_those_between_nodes() {
+    let directory = tempfile::tempdir().unwrap();
+    let network = network(directory.path(), &FLAT.replace("gb_per_s = 2.0", "gb_per_s = 0.2"));
+    for way in
+        ["--model alexnet --image-size 67 --tensor 2", "--model squeezenet1_1 --image-size 66 --spatial 2"]
+    {
+        let exposed = |ranks: usize, nodes: &str| {
+            let base = ["--batch", "8", "--dry-run", "--roofline", "1000,1000", "--allreduce", "ring"];
+            let asked = ["--network", &network, "--predict-nodes", nodes];
+            let flags = way.split(' ').chain(base).chain(asked);
+            rows(&run(ranks, &flags.collect::<Vec<_>>()))[&nodes.parse().unwrap()][4]
+        };
+        let (within, between) = (exposed(2, "2"), exposed(1, "4"));
+        assert!(between > 1.2 * within, "{way}: {within} within nodes, {between} between them");
+    }
 }
 
 /// A step that computes in no time and hides nothing, on a network whose formula is short: 2(P−1) rounds of α + βn, and
@@ -60,25 +134,25 @@ fn a_step_on_a_flat_network_takes_what_its_formula_says() {
 
 #[test]
 fn slow_ranks_cost_more_the_more_there_are() {
-    let flags = [
-        "--model",
-        "mnist_small",
-        "--batch",
-        "4",
-        "--dry-run",
-        "--jitter",
-        "0.2",
-        "--predict-nodes",
-        "1,4,64",
-    ];
-    let jittered = || -> Vec<f64> {
-        let printed = run(1, &flags);
-        let rows = printed.split_once("with jitter").expect("a column").1.lines().skip(1).take(3);
-        rows.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
-    };
-    let (first, second) = (jittered(), jittered());
-    assert!(first.windows(2).all(|pair| pair[1] > 1.05 * pair[0]), "{first:?}");
-    assert_eq!(first, second, "the same ranks are slow");
+    for (way, nodes) in [("", "1,4,64"), ("--tensor 2", "2,8,64"), ("--spatial 2", "2,8,64")] {
+        // Nearly all of the step is computing.
+        let flags =
+            "--model mnist_small --batch 4 --dry-run --jitter 0.2 --roofline 0.0001,1 --predict-nodes";
+        let flags: Vec<&str> = flags.split(' ').chain([nodes]).chain(way.split_whitespace()).collect();
+        let times_as_long = || -> Vec<f64> {
+            let printed = run(1, &flags);
+            let rows = printed.split_once("with jitter").expect("a column").1.lines().skip(1).take(3);
+            let of = |line: &str| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                let [step, jittered] = [words[2], words[4]].map(|word| word.parse::<f64>().unwrap());
+                jittered / step
+            };
+            rows.map(of).collect()
+        };
+        let (found, again) = (times_as_long(), times_as_long());
+        assert!(found.windows(2).all(|pair| pair[1] > 1.05 * pair[0]), "{way}: {found:?}");
+        assert_eq!(found, again, "the same ranks are slow");
+    }
 }
 
 #[test]
@@ -100,6 +174,20 @@ fn what_cannot_be_predicted_is_refused_by_flag() {
         ),
         (vec!["--predict-nodes", "4", "--global-batch", "3"], "--predict-nodes 4: --global-batch 3"),
         (vec!["--predict-nodes", "2", "--sync", "server:2"], "no rank is left to compute"),
+        (
+            vec!["--predict-nodes", "2,3", "--tensor", "2"],
+            "--predict-nodes 3: --tensor 2: this job has 3 ranks, which are no groups of 2; start a multiple of 2",
+        ),
+        (vec!["--predict-nodes", "2", "--mesh", "data=2,tensor=2"], "--predict-nodes 2: --tensor 2"),
+        (
+            vec!["--predict-nodes", "3", "--spatial", "2"],
+            "--predict-nodes 3: --spatial 2: this job has 3 ranks; start a multiple of 2",
+        ),
+        (vec!["--predict-nodes", "29", "--spatial", "29"], "images of 28 rows cannot be cut so often"),
+        (
+            vec!["--predict-nodes", "2", "--tensor", "2", "--batch", "65536"],
+            "has no linear layer whose gradients are more to send",
+        ),
         (vec!["--predict-nodes", "4", "--compress", "1bit"], "nothing is known"),
         (vec!["--predict-nodes", "2,4", "--export-trace", trace], "--export-trace"),
         (
@@ -168,6 +256,20 @@ fn a_trace_has_the_messages_of_the_schedules() {
         ),
         (3, vec!["--sync", "server"], vec![n, n, 2.0 * n]),
         (3, vec!["--sync", "root"], vec![2.0 * n, n, n]),
+        // A row of 28 numbers of 4 images; 7 rows of 14 columns and 32 channels for the layers behind, and their
+        // gradients.
+        (
+            2,
+            vec!["--spatial", "2", "--allreduce", "ring"],
+            vec![n + 64.0 + 16.0 * (28.0 + 2.0 * 7.0 * 14.0 * 32.0); 2],
+        ),
+        // Half of the inputs of both linear layers and all their sums, for 4 images, and the gradients of these; sums of
+        // what is not split, and of losses and hits.
+        (
+            2,
+            vec!["--tensor", "2", "--allreduce", "ring"],
+            vec![2.0 * 16.0 * (3136.0 + 64.0 + 32.0 + 10.0) + 1600.0 + 64.0; 2],
+        ),
         // Two stages: activations of 32×14×14 for each of 4 images there, and as much back.
         (
             2,

@@ -1,0 +1,233 @@
+//! What formulas say of a way to share the work, so that poor ones need not be planned (`planner`): seconds and bytes,
+//! from two plans of the whole network.
+
+use std::collections::HashMap;
+
+use super::network::Network;
+use super::planner::{Candidate, parts};
+use super::plans::step_seconds;
+use super::prediction::{Planned, Predictor};
+use crate::config::{Config, Tensor, Wire};
+use crate::error::{Error, Result};
+use crate::graph::SplitLayers;
+use crate::interconnect::Interconnect;
+
+/// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
+/// edges.
+const OF_ROWS: f64 = 1.15;
+
+/// What two plans of the whole network say, without and with recomputation, of a rank that computes it.
+pub struct Sketch {
+    /// Seconds of a micro-step.
+    seconds: [f64; 2],
+    /// Bytes of a rank in all, and of these the activations.
+    total: [usize; 2],
+    activations: [usize; 2],
+    parameters: usize,
+    /// Bytes beside each byte of parameters: gradients and states.
+    beside: usize,
+    /// Of these what owners alone would have.
+    states: usize,
+    /// About what gradients, and parameters in their place, take that are on their way.
+    windows: usize,
+    /// Whether a test set wants all parameters.
+    evaluates: bool,
+    /// Seconds of the sum of all gradients.
+    sum: f64,
+    micro_steps: usize,
+    batch: usize,
+    ranks: usize,
+    /// By over how many ranks something is shared.
+    split: HashMap<usize, OfSplitLayers>,
+    rows: HashMap<usize, OfRows>,
+}
+
+/// What is sketched of split layers.
+struct OfSplitLayers {
+    /// The share of the sum of all gradients that is left.
+    left: f64,
+    /// Seconds of a step in which ranks tell each other inputs and outputs.
+    told: f64,
+    /// Bytes of parameters that a rank has not.
+    spared: usize,
+}
+
+/// What is sketched of images that are cut by rows.
+struct OfRows {
+    /// A rank's share of the work for an image.
+    work: f64,
+    /// Seconds in which ranks tell each other rows: of a micro-step, and of an image.
+    told: [f64; 2],
+}
+
+impl Sketch {
+    /// Whether the network has what is shared.
+    pub fn has(&self, candidate: &Candidate) -> bool {
+        let has_rows = candidate.rows.is_none_or(|(parts, _)| self.rows.contains_key(&parts));
+        has_rows && (candidate.tensor == 1 || self.split.contains_key(&candidate.tensor))
+    }
+
+    /// Bytes that a rank leaves to those who update them.
+    fn spared(&self, candidate: &Candidate) -> usize {
+        let parameters = if self.evaluates { 0 } else { self.parameters };
+        let others = |bytes: usize| bytes - bytes / self.ranks;
+        let of_stages = [others(self.states), self.parameters, others(parameters)];
+        of_stages.iter().take(usize::from(candidate.zero)).sum()
+    }
+
+    /// Bytes in which gradients, and then parameters too, take turns.
+    fn windows(&self, candidate: &Candidate) -> usize {
+        if candidate.zero > 1 { self.windows } else { 0 }
+    }
+
+    /// Seconds and bytes.
+    pub fn of(&self, candidate: &Candidate) -> (f64, usize) {
+        match (candidate.pipeline, candidate.rows) {
+            (Some(_), _) => self.of_pipeline(candidate),
+            (_, Some(rows)) => self.of_rows(candidate, rows),
+            _ => self.of_data(candidate),
+        }
+    }
+
+    /// Seconds that a rank computes for its images of a step, and of the sum of all gradients.
+    fn whole(&self, candidate: &Candidate) -> [f64; 2] {
+        let computes = self.seconds[usize::from(candidate.recompute)] * self.micro_steps as f64;
+        [computes, if candidate.wire == Wire::F32 { self.sum } else { 0.5 * self.sum }]
+    }
+
+    fn of_data(&self, candidate: &Candidate) -> (f64, usize) {
+        let [computes, sum] = self.whole(candidate);
+        let split = self.split.get(&candidate.tensor);
+        let [left, told] = split.map_or([1.0, 0.0], |split| [split.left, split.told]);
+        let spared = split.map_or(0, |split| split.spared * (1 + self.beside));
+        let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
+        // Parameters are gathered twice, for which half of a sum each is what it takes.
+        let gathers = if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
+        let needed = self.total[usize::from(candidate.recompute)] + self.windows(candidate);
+        let seconds = computes + told + (left * sum + gathers - hidden).max(0.0);
+        (seconds, needed.saturating_sub(self.spared(candidate) + spared))
+    }
+
+    fn of_rows(&self, candidate: &Candidate, (parts, micro_steps): (usize, usize)) -> (f64, usize) {
+        let Some(OfRows { work, told: [each, of_image] }) = self.rows.get(&parts) else {
+            return (f64::INFINITY, usize::MAX);
+        };
+        let ([computes, sum], again) = (self.whole(candidate), usize::from(candidate.recompute));
+        let images = self.batch * self.micro_steps * parts;
+        let computes = computes * parts as f64 * work;
+        let told = micro_steps as f64 * each + images as f64 * of_image;
+        let hidden = if micro_steps == 1 { 0.5 * computes } else { 0.0 };
+        let batches = (images / micro_steps) as f64 / self.batch as f64;
+        let kept = self.activations[again] as f64 * (OF_ROWS * work).min(1.0) * batches;
+        let rest = self.total[again].saturating_sub(self.activations[again]);
+        let sums = if micro_steps > 1 && self.micro_steps == 1 { self.parameters } else { 0 };
+        let seconds = computes + told + (sum - hidden).max(0.0);
+        (seconds, (rest + sums + kept as usize).saturating_sub(self.spared(candidate)))
+    }
+
+    fn of_pipeline(&self, candidate: &Candidate) -> (f64, usize) {
+        let Some((stages, micro_batches, schedule)) = candidate.pipeline else {
+            return (f64::INFINITY, usize::MAX);
+        };
+        let [computes, sum] = self.whole(candidate);
+        let sum = if self.ranks > stages { sum / stages as f64 } else { 0.0 };
+        let part = |whole: usize| whole - whole / stages;
+        let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
+        let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
+        let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
+        let of_others = part(self.parameters * (1 + self.beside));
+        let rest = self.total[0].saturating_sub(self.activations[0] + of_others);
+        (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
+    }
+}
+
+/// What is sketched of ways to share layers or images.
+struct Shared<'a> {
+    predictor: &'a Predictor<'a>,
+    /// The whole network on each rank.
+    planned: &'a Planned,
+    ranks: usize,
+}
+
+impl Shared<'_> {
+    /// The network as ranks have it that share it so.
+    fn network(&self, config: &Config) -> Result<Network> {
+        self.predictor.network.among(config, [0, self.ranks])
+    }
+
+    /// Of layers that are split over so many ranks; `None` where that saves nothing.
+    fn split_layers(&self, tensor: usize) -> Option<OfSplitLayers> {
+        let planned = &self.planned.config;
+        let split = Some(Tensor { ranks: tensor, groups: None });
+        let network = self.network(&Config { tensor: split, ..planned.clone() }).ok()?;
+        let layers = network.split_layers(planned.batch).ok()?;
+        let bytes = |of: fn(&SplitLayers) -> usize| layers.iter().map(of).sum::<usize>() as f64;
+        let (saved, exchanged) = (bytes(|pieces| pieces.saved), bytes(|pieces| pieces.exchanged));
+        let [fixed, per_byte] = self.planned.averaging.between_neighbours(tensor);
+        // Inputs and sums, and their gradients.
+        let rounds = 4 * layers.len() * planned.accumulation;
+        let sent = |ranks: usize| 2.0 * (1.0 - 1.0 / ranks as f64);
+        let of_gradients = sent(self.ranks) * self.planned.plans.training.sizes.gradients as f64;
+        let split = saved / (sent(self.ranks) - sent(self.ranks / tensor) / tensor as f64);
+        Some(OfSplitLayers {
+            left: (1.0 - saved / of_gradients).max(0.0),
+            told: rounds as f64 * fixed + exchanged * per_byte,
+            spared: (split * (1.0 - 1.0 / tensor as f64)) as usize,
+        })
+    }
+
+    /// Of images that are cut into so many parts; `None` where they have not as many rows.
+    fn rows(&self, parts: usize) -> Option<OfRows> {
+        let planned = &self.planned.config;
+        let network = self.network(&Config { spatial: parts, ..planned.clone() }).ok()?;
+        let (cut, [count, bytes]) = network.outline(planned.batch).ok()?;
+        let (whole, _) = self.network(planned).ok()?.outline(planned.batch).ok()?;
+        let [fixed, per_byte] = self.planned.averaging.between_neighbours(parts);
+        // There and back.
+        let told = [2.0 * count as f64 * fixed, 2.0 * bytes as f64 / planned.batch as f64 * per_byte];
+        Some(OfRows { work: cut.flops as f64 / whole.flops as f64, told })
+    }
+}
+
+/// A plan of the whole network, with or without recomputation, for what is sketched.
+pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -> Result<(Sketch, bool)> {
+    let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
+    let mut whole = None;
+    for again in [false, true] {
+        let recompute = again || predictor.config.recompute;
+        let config = Config { recompute, parallel: None, ..predictor.config.clone() };
+        let planned = predictor.plan(nodes, &config, network, None)?;
+        let index = usize::from(again);
+        seconds[index] =
+            step_seconds(&planned.plans.training, &planned.config, &planned.averaging).iter().sum();
+        total[index] = planned.plans.total();
+        activations[index] = planned.plans.sizes.activations;
+        whole = Some(planned);
+    }
+    let planned = whole.ok_or_else(|| Error::internal("no plan"))?;
+    let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
+    let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
+    let sum = planned.averaging.seconds(plan.sizes.gradients, true);
+    let sum = if sum.is_finite() { sum } else { 0.0 };
+    let ranks = predictor.local * nodes;
+    let shared = Shared { predictor, planned: &planned, ranks };
+    let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
+    let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
+    let sketch = Sketch {
+        seconds,
+        total,
+        activations,
+        parameters: plan.sizes.parameters,
+        beside: 1 + states,
+        states: states * plan.sizes.parameters,
+        windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
+        evaluates: predictor.evaluate,
+        sum,
+        micro_steps: planned.config.accumulation,
+        batch: planned.config.batch,
+        ranks,
+        split,
+        rows,
+    };
+    Ok((sketch, plan.graph.has_batch_norm()))
+}

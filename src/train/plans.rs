@@ -82,25 +82,28 @@ impl Plans {
                  counts them as black images"
             );
         }
-        let (graph, kept) = match config.recompute {
-            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
-            false => (graph, None),
-        };
-        let (training, stages, others) = match layout.stage {
+        let (training, stages, others, kept) = match layout.stage {
             None => {
+                let (graph, kept) = match config.recompute {
+                    true => (
+                        graph.clone().recompute(),
+                        Some(plan::plan(graph, device, &options)?.sizes.activations),
+                    ),
+                    false => (graph, None),
+                };
                 let first = match network.of_first_place() {
                     Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
                     None => None,
                 };
-                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new())
+                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new(), kept)
             }
             Some(own) => {
-                let (mut training, stages, mut others) =
+                let (mut training, stages, mut others, kept) =
                     in_stages(graph, own, config, device, averaging, &options)?;
                 for plan in others.iter_mut().chain([&mut training]) {
                     averaging.cut(plan, config)?;
                 }
-                (training, stages, others)
+                (training, stages, others, kept)
             }
         };
         let evaluation = if evaluate {
@@ -648,7 +651,8 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
     }
 }
 
-/// This rank's plan, where the network is cut, and the plans of the others.
+/// This rank's plan, where the network is cut, the plans of the others, and with recomputation what activations would
+/// take without.
 fn in_stages(
     graph: Graph,
     own: usize,
@@ -656,11 +660,11 @@ fn in_stages(
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
-) -> Result<(Plan, Option<Stages>, Vec<Plan>)> {
+) -> Result<(Plan, Option<Stages>, Vec<Plan>, Option<usize>)> {
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
-    let compiled = Compiled::new(graph, device, None)?;
+    let compiled = Compiled::new(graph.clone(), device, None)?;
     let stages = match cuts.is_empty() {
         false => Stages { ranks: *ranks, cuts: cuts.clone() },
         true => {
@@ -672,18 +676,30 @@ fn in_stages(
                 // A reorder is for the node behind it.
                 waiting += taken;
                 if let Some(node) = step.node {
-                    seconds[node.0] += std::mem::take(&mut waiting) + beside(&whole.graph, node);
+                    let times =
+                        if config.recompute && node.0 < whole.graph.forward_nodes { 2.0 } else { 1.0 };
+                    seconds[node.0] += times * std::mem::take(&mut waiting) + beside(&whole.graph, node);
                 }
             }
             let pieces = ranks * schedule.chunks();
             Stages::balanced(&whole.graph, [*ranks, pieces], &seconds, averaging.between_stages())?
         }
     };
-    let of = |own: usize| {
-        let contexts = schedule.in_flight(own, *ranks, config.accumulation);
+    let in_flight = |own: usize| schedule.in_flight(own, *ranks, config.accumulation);
+    let of_stage = |compiled: &Compiled, own: usize| {
         let splits_weights = schedule.splits_weights();
-        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
-        let plan = compiled.plan(device, &Options { stage, ..*options })?;
+        let stage = Some(Stage { stages: &stages, own, contexts: in_flight(own), splits_weights });
+        compiled.plan(device, &Options { stage, ..*options })
+    };
+    let (compiled, kept) = match config.recompute {
+        true => {
+            let kept = of_stage(&compiled, own)?.sizes.activations;
+            (Compiled::new(stages.recompute(graph, in_flight)?, device, None)?, Some(kept))
+        }
+        false => (compiled, None),
+    };
+    let of = |own: usize| {
+        let plan = of_stage(&compiled, own)?;
         match plan.gradients.is_empty() {
             true => Err(Error::usage(format!(
                 "--pipeline: stage {own} has no layer that learns; cut the network elsewhere (--pipeline-cuts)"
@@ -693,7 +709,7 @@ fn in_stages(
     };
     let mut plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
     let training = plans.remove(own);
-    Ok((training, Some(stages), plans))
+    Ok((training, Some(stages), plans, kept))
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and

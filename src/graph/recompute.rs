@@ -85,7 +85,7 @@ impl Graph {
     pub fn recompute(self) -> Graph {
         let piece = Piece { nodes: (0..self.forward_nodes).collect(), copies: 1 };
         let made = self.made(&piece.nodes);
-        let extents = extents(&made, self.forward_nodes);
+        let extents = extents(&made, &self.ends(&piece.nodes));
         let high = least_room(&extents, 1);
         // More room makes fewer segments, which a real placement may prefer.
         let tries = [100, 103, 107, 112, 118, 125].map(|percent| high / 100 * percent);
@@ -110,7 +110,7 @@ impl Graph {
             let nodes = (0..self.forward_nodes).filter(|&node| chunk_of[node] == chunk).collect();
             let piece = Piece { nodes, copies };
             let made = self.made(&piece.nodes);
-            let extents = extents(&made, piece.nodes.len());
+            let extents = extents(&made, &self.ends(&piece.nodes));
             let room = least_room(&extents, copies);
             let whole = extents[piece.nodes.len()].first().copied().unwrap_or_default();
             let plain = Extent { kept: whole.kept + whole.inside, inside: 0, ..whole };
@@ -145,6 +145,22 @@ impl Graph {
         let mut made: Vec<Made> = of_tensor.into_iter().flatten().collect();
         made.sort_by_key(|made| made.by);
         made
+    }
+
+    /// Behind which of some nodes a segment may end, and before the first: not between a normalisation and an addition
+    /// that a device may compute as one op (`fuse`). Apart they would round twice.
+    fn ends(&self, nodes: &[usize]) -> Vec<bool> {
+        let mut may_end = vec![true; nodes.len() + 1];
+        let additions =
+            nodes.iter().enumerate().filter(|(_, node)| matches!(self.nodes[**node].op, Op::Add { .. }));
+        for (place, &addition) in additions {
+            let norm =
+                self.norm_before(addition).and_then(|(norm, _)| nodes.iter().position(|&node| node == norm));
+            if let Some(norm) = norm {
+                may_end[norm + 1..=place].fill(false);
+            }
+        }
+        may_end
     }
 
     pub(super) fn bytes_of(&self, id: TensorId) -> usize {
@@ -268,13 +284,15 @@ impl Graph {
     }
 }
 
-/// The extent of every segment of nodes: `[to][from]`.
-fn extents(made: &[Made], nodes: usize) -> Vec<Vec<Extent>> {
+/// The extent of every segment of nodes: `[to][from]`; none where it may not end.
+fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
+    let nodes = may_end.len() - 1;
     let mut by_node: Vec<Vec<&Made>> = vec![Vec::new(); nodes];
     made.iter().for_each(|made| by_node[made.by].push(made));
     let ending_at = |to: usize| {
         let mut extent = Extent::default();
-        let mut row = vec![extent; to];
+        let mut row = vec![extent; if may_end[to] { to } else { 0 }];
+        let to = row.len();
         for from in (0..to).rev() {
             for made in &by_node[from] {
                 match made.until >= to {
@@ -313,9 +331,8 @@ fn cuts(extents: &[Vec<Extent>], room: usize, copies: usize) -> Option<Vec<usize
     let mut best: Vec<Option<(usize, usize)>> = vec![None; nodes + 1];
     best[0] = Some((0, 0));
     for to in 1..=nodes {
-        for from in 0..to {
+        for (from, extent) in extents[to].iter().enumerate() {
             let Some((before, _)) = best[from] else { continue };
-            let extent = &extents[to][from];
             let kept = before + extent.kept;
             if extent.total(before, copies) <= room && best[to].is_none_or(|(least, _)| kept < least) {
                 best[to] = Some((kept, from));
@@ -334,6 +351,7 @@ fn cuts(extents: &[Vec<Extent>], room: usize, copies: usize) -> Option<Vec<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{BatchNorm, Builder, Conv2d, OpFusions};
     use proptest::prelude::*;
 
     /// The most that a segment takes, and what all of them keep.
@@ -346,6 +364,35 @@ mod tests {
             from = to;
         }
         (most, kept)
+    }
+
+    /// Whatever is in flight, an addition stays with its normalisation: two blocks of which the largest numbers are
+    /// between both.
+    #[test]
+    fn what_a_device_joins_is_in_one_segment() {
+        let (mut net, mut x) = Builder::new("blocks", 4, [3, 16, 16]);
+        for block in ["a", "b", "c", "d"] {
+            let y = net.conv2d(&format!("{block}.conv"), x, 3, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.batch_norm(&format!("{block}.norm"), y, BatchNorm::default()).unwrap();
+            let sum = net.add(&format!("{block}.add"), y, x).unwrap();
+            x = net.relu(&format!("{block}.relu"), sum);
+        }
+        let logits = net.linear("fc", x, 10);
+        let graph = net.finish(logits).simplify().differentiate();
+        let joined = |graph: Graph| {
+            let graph = graph.fuse(OpFusions { addition: true, ..OpFusions::default() });
+            let first = graph.nodes[..graph.forward_nodes].iter();
+            first.filter(|node| matches!(node.op, Op::BatchNorm(norm) if norm.add)).count()
+        };
+        let chunk_of = vec![0; graph.nodes.len()];
+        assert_eq!(joined(graph.clone()), 4);
+        for copies in 1..6 {
+            let again = graph.clone().recompute_in_chunks(&chunk_of, &[copies]);
+            assert!(!again.recomputed.is_empty());
+            assert_eq!(joined(again), 4, "{copies}");
+        }
+        let ends = graph.ends(&(0..graph.forward_nodes).collect::<Vec<_>>());
+        assert_eq!(ends.iter().filter(|may_end| !**may_end).count(), 4);
     }
 
     proptest! {
@@ -362,7 +409,7 @@ mod tests {
                 .enumerate()
                 .map(|(by, &(bytes, more, wanted))| Made { bytes, by, until: (by + more).min(nodes - 1), wanted })
                 .collect();
-            let extents = extents(&made, nodes);
+            let extents = extents(&made, &vec![true; nodes + 1]);
             let room = extents[nodes][0].total(0, copies) * percent / 100;
             let ways = (0..1usize << (nodes - 1)).map(|mask| {
                 (1..=nodes).filter(|&end| end == nodes || mask & (1 << (end - 1)) != 0).collect::<Vec<_>>()

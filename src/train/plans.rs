@@ -297,34 +297,6 @@ impl Plans {
         self.others.iter().map(of).fold(self.total(), usize::max)
     }
 
-    /// The same in a line, or with rank 0's whole script.
-    fn rehearsed(&self, layout: Layout, config: &Config, averaging: &Averaging) -> Result<String> {
-        if config.evaluate {
-            return Ok(String::new());
-        }
-        let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
-        let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
-        if config.script {
-            text += &scripts[0].lines();
-        }
-        text += &match scripts.len() {
-            1 => "rehearsed with 1 rank".to_string(),
-            ranks => format!("rehearsed with {ranks} ranks: none waits for ever"),
-        };
-        if rehearsal.seconds.is_finite() {
-            let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
-            let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
-            let of = match config.relaxed(layout.data.size()) {
-                Some(relaxed) if !relaxed.sends_parameters() => {
-                    format!("a step in which ranks meet, one in {}", relaxed.every)
-                }
-                _ => "a step".into(),
-            };
-            text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
-        }
-        Ok(text + "\n")
-    }
-
     /// What must be the same in a run that goes on, by name.
     pub fn identity(
         &self,
@@ -391,11 +363,19 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
+        let (waits, script) = match config.evaluate {
+            true => (Vec::new(), String::new()),
+            false => {
+                let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
+                let script = rehearsed(layout, config, &scripts, &rehearsal);
+                (rehearsal.exposed.iter().map(|waits| waits / rehearsal.seconds).collect(), script)
+            }
+        };
         let shards = self.shards(config, ranks)
-            + &self.stage_table(layout, config, averaging)
+            + &self.stage_table(layout, config, averaging, &waits)
             + &self.split_table(layout)
             + &self.rows(config);
-        Ok(described + &shards + &self.rehearsed(layout, config, averaging)? + &self.roofline(config))
+        Ok(described + &shards + &script + &self.roofline(config))
     }
 
     /// The training plans of all stages, in their order; the one that there is where the network is not cut.
@@ -405,12 +385,12 @@ impl Plans {
         before.chain([&self.training]).chain(&self.others[own..]).collect()
     }
 
-    /// A line for each stage.
-    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging) -> String {
+    /// A line for each stage. `waits` has of each rank of the job the share of a step in which it waits.
+    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging, waits: &[f64]) -> String {
         let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
         let mut text = format!(
             "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
-             layers{:34}parameters  activations  in flight  sends a step  seconds\n",
+             layers{:34}parameters  activations  in flight  sends a step  seconds   idle\n",
             pipeline.stages,
             config.accumulation,
             config.batch,
@@ -423,8 +403,10 @@ impl Plans {
             let seconds: f64 = averaging.step_seconds(plan).iter().sum::<f64>() * config.accumulation as f64;
             let sent =
                 plan.edges.iter().filter(|edge| edge.sends).map(|edge| edge.place.bytes).sum::<usize>();
+            let idle = waits.get(layout.mesh.rank([0, stage, 0])).copied().unwrap_or(f64::NAN);
+            let idle = if idle.is_finite() { format!("{:.1}%", 100.0 * idle) } else { "-".into() };
             text += &format!(
-                "  {stage:>5}  {layers:<38}  {:>10}  {:>11}  {:>9}  {:>12}  {seconds:.4}\n",
+                "  {stage:>5}  {layers:<38}  {:>10}  {:>11}  {:>9}  {:>12}  {seconds:>7.4}  {idle:>5}\n",
                 plan::describe_bytes(plan.sizes.parameters),
                 plan::describe_bytes(plan.sizes.activations),
                 plan.contexts.count,
@@ -525,6 +507,30 @@ impl Plans {
             config.batch as f64 / step,
         )
     }
+}
+
+/// What a rehearsal says, in a line, or with rank 0's whole script.
+fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Rehearsal) -> String {
+    let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
+    if config.script {
+        text += &scripts[0].lines();
+    }
+    text += &match scripts.len() {
+        1 => "rehearsed with 1 rank".to_string(),
+        ranks => format!("rehearsed with {ranks} ranks: none waits for ever"),
+    };
+    if rehearsal.seconds.is_finite() {
+        let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
+        let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
+        let of = match config.relaxed(layout.data.size()) {
+            Some(relaxed) if !relaxed.sends_parameters() => {
+                format!("a step in which ranks meet, one in {}", relaxed.every)
+            }
+            _ => "a step".into(),
+        };
+        text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
+    }
+    text + "\n"
 }
 
 /// Seconds a byte that an update reads or writes.

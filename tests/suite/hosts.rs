@@ -211,7 +211,9 @@ fn trains_alike(hosts: &Hosts) {
 fn groups_train_alike(hosts: &Hosts) {
     let directory = tempfile::tempdir().unwrap();
     let run = |slots: &str, words: &str| {
-        let [results, weights] = ["run.h5", "run.safetensors"].map(|name| directory.path().join(name));
+        let number = std::fs::read_dir(directory.path()).unwrap().count();
+        let file = |kind: &str| directory.path().join(format!("run{number}.{kind}"));
+        let [results, weights] = ["h5", "safetensors"].map(file);
         let words = format!(
             "{words} --steps 3 --warmup 0 --threads 1 --lr 0.01 --allreduce ring --fusion-threshold-mb 0.1 \
              --results {} --save-weights {}",

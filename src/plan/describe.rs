@@ -239,13 +239,18 @@ impl Plan {
 
     fn describe_recomputation(&self, out: &mut String, kept: usize) {
         let share = |part: f64, whole: f64| 100.0 * part / whole.max(1.0);
-        let (ids, saved) = (&self.graph.recomputed, kept.saturating_sub(self.sizes.activations));
-        let again: u64 = ids.iter().map(|&id| self.graph.cost(id).flops).sum();
-        let once = self.graph.total_cost(false).flops - again;
+        let saved = kept.saturating_sub(self.sizes.activations);
+        // Of a network in stages those of this one.
+        let is_own = |again: bool| {
+            let own = self.steps.iter().filter_map(|step| step.node);
+            own.filter(move |id| self.graph.recomputed.contains(id) == again)
+        };
+        let work = |again| is_own(again).map(|id| self.graph.cost(id).flops).sum::<u64>();
+        let (again, once) = (work(true), work(false));
         let _ = writeln!(
             out,
             "  recomputing {} ops saves {} of activations ({:.0}%) for {}FLOP more ({:.0}%)",
-            ids.len(),
+            is_own(true).count(),
             bytes(saved),
             share(saved as f64, kept as f64),
             flops(again),

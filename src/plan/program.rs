@@ -101,6 +101,8 @@ pub struct Program {
 pub struct Exchange {
     /// The step that gives the rank's own row.
     pub step: usize,
+    /// What it is called, for those who wait for it.
+    pub label: String,
     /// Whether every rank gets what each has (`Gather`), or what each has for it (`AllToAll`).
     pub kind: Kind,
     /// How many ranks' rows there are.
@@ -146,7 +148,8 @@ impl Plan {
             watched.push(self.watch(step, &inputs, &outputs));
             if let Some((kind, ranks)) = self.exchanging(step) {
                 let (own, all, rows) = (inputs[0].clone(), outputs[0].clone(), self.evened_out(step));
-                exchanges.push(Exchange { step: index, kind, ranks, rows, own, all });
+                let label = step.label.clone();
+                exchanges.push(Exchange { step: index, label, kind, ranks, rows, own, all });
             }
         }
         Ok(Program {

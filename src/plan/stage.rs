@@ -254,6 +254,17 @@ impl Stages {
         Ok(Stages { ranks, cuts: best.into_iter().map(|piece| starts[piece - 1].to_string()).collect() })
     }
 
+    /// The same step with less memory, chunk by chunk. `in_flight` has how many micro-batches each stage keeps. To be
+    /// called after `differentiate`.
+    ///
+    /// # Errors
+    /// `Usage` for cuts that this network does not have.
+    pub fn recompute(&self, graph: Graph, in_flight: impl Fn(usize) -> usize) -> Result<Graph> {
+        let chunks = self.of_nodes(&graph)?;
+        let copies: Vec<usize> = (0..self.chunks()).map(|chunk| in_flight(chunk % self.ranks)).collect();
+        Ok(graph.recompute_in_chunks(&chunks, &copies))
+    }
+
     /// The first and the last layer of each of a stage's chunks: "conv1 … layer2.0.bn2".
     pub fn layers_of(&self, graph: &Graph, stage: usize) -> Vec<String> {
         let layers = Self::layers(graph);
@@ -295,11 +306,14 @@ impl Stages {
     }
 
     /// The chunk of each node. A node is in that of its parameters, or where it has none in the last one that it reads
-    /// from; a backward node in that of its forward node, or in the first one that it reads from.
+    /// from; a backward node in that of its forward node, or in the first one that it reads from. What is computed again
+    /// is where it was the first time.
     pub(super) fn of_nodes(&self, graph: &Graph) -> Result<Vec<usize>> {
         let of_parameter = self.of_parameters(graph)?;
         let mut of_tensor = vec![None; graph.tensors.len()];
         let mut of = Vec::with_capacity(graph.nodes.len());
+        let mut again = vec![false; graph.nodes.len()];
+        graph.recomputed.iter().for_each(|id| again[id.0] = true);
         for (index, node) in graph.nodes.iter().enumerate() {
             let chunk_of = |id: &TensorId| match graph.tensor(*id).role {
                 Role::Parameter => Some(of_parameter[id.0]),
@@ -308,7 +322,7 @@ impl Stages {
             let read = node.inputs.iter().filter_map(chunk_of);
             let chunk = match node.forward {
                 Some(forward) if index >= graph.forward_nodes => of[forward.0],
-                _ if index < graph.forward_nodes => read.max().unwrap_or(0),
+                _ if index < graph.forward_nodes || again[index] => read.max().unwrap_or(0),
                 _ => read.min().unwrap_or(0),
             };
             of.push(chunk);
@@ -469,8 +483,11 @@ mod tests {
 
     impl Held {
         fn new(device: &dyn Device, stage: Option<Stage>) -> Held {
-            let plan =
-                plan(network(), device, &Options { fusion_threshold: 1, training: None, stage }).unwrap();
+            Held::of(network(), device, stage)
+        }
+
+        fn of(graph: Graph, device: &dyn Device, stage: Option<Stage>) -> Held {
+            let plan = plan(graph, device, &Options { fusion_threshold: 1, training: None, stage }).unwrap();
             let of = |bytes: usize| Memory::host(bytes).unwrap();
             let regions =
                 Regions::new(&plan.sizes, of(plan.sizes.parameters), of(plan.sizes.gradients), Memory::host);
@@ -575,28 +592,33 @@ mod tests {
         ] {
             let stages = Stages { ranks, cuts: cuts.iter().map(ToString::to_string).collect() };
             let splits_weights = ranks == 3;
-            let mut held: Vec<Held> = (0..ranks)
-                .map(|own| {
-                    Held::new(device, Some(Stage { stages: &stages, own, contexts: 2, splits_weights }))
-                })
-                .collect();
-            let chunks = stages.chunks();
-            for micro in 0..2 {
-                held[0].inputs(micro);
-                (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Forward, micro));
-            }
-            for (micro, expected) in expected.iter().enumerate() {
-                (0..chunks).rev().for_each(|chunk| pass(&mut held, chunk, Phase::Backward, micro));
-                if splits_weights {
-                    (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Weights, micro));
+            let of = |graph: &Graph, splits_weights| -> Vec<Held> {
+                let stage = |own| Stage { stages: &stages, own, contexts: 2, splits_weights };
+                (0..ranks).map(|own| Held::of(graph.clone(), device, Some(stage(own)))).collect()
+            };
+            let again = stages.recompute(network(), |_| 2).unwrap();
+            assert!(!again.recomputed.is_empty());
+            for (mut held, splits_weights) in
+                [(of(&network(), splits_weights), splits_weights), (of(&again, false), false)]
+            {
+                let chunks = stages.chunks();
+                for micro in 0..2 {
+                    held[0].inputs(micro);
+                    (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Forward, micro));
                 }
-                let mut found: Vec<_> = held.iter().flat_map(Held::gradients).collect();
-                found.sort();
-                assert!(found == *expected, "{cuts:?} over {ranks}, micro-batch {micro}");
+                for (micro, expected) in expected.iter().enumerate() {
+                    (0..chunks).rev().for_each(|chunk| pass(&mut held, chunk, Phase::Backward, micro));
+                    if splits_weights {
+                        (0..chunks).for_each(|chunk| pass(&mut held, chunk, Phase::Weights, micro));
+                    }
+                    let mut found: Vec<_> = held.iter().flat_map(Held::gradients).collect();
+                    found.sort();
+                    assert!(found == *expected, "{cuts:?} over {ranks}, micro-batch {micro}");
+                }
+                // Two micro-batches of half a network take about as much as one of all.
+                let arenas = held.iter().map(|stage| stage.plan.sizes.activations);
+                assert!(cuts != ["b.conv1"] || arenas.max() < Some(3 * whole.plan.sizes.activations / 2));
             }
-            // Two micro-batches of half a network take about as much as one of all.
-            let arenas = held.iter().map(|stage| stage.plan.sizes.activations);
-            assert!(cuts != ["b.conv1"] || arenas.max() < Some(3 * whole.plan.sizes.activations / 2));
         }
     }
 

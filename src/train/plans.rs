@@ -84,25 +84,28 @@ impl Plans {
                  counts them as black images"
             );
         }
-        let (graph, kept) = match config.recompute {
-            true => (graph.clone().recompute(), Some(plan::plan(graph, device, &options)?.sizes.activations)),
-            false => (graph, None),
-        };
-        let (training, stages, others) = match layout.stage {
+        let (training, stages, others, kept) = match layout.stage {
             None => {
+                let (graph, kept) = match config.recompute {
+                    true => (
+                        graph.clone().recompute(),
+                        Some(plan::plan(graph, device, &options)?.sizes.activations),
+                    ),
+                    false => (graph, None),
+                };
                 let first = match network.of_first_place() {
                     Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
                     None => None,
                 };
-                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new())
+                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new(), kept)
             }
             Some(own) => {
-                let (mut training, stages, mut others) =
+                let (mut training, stages, mut others, kept) =
                     in_stages(graph, own, config, device, averaging, &options)?;
                 for plan in others.iter_mut().chain([&mut training]) {
                     averaging.cut(plan, config)?;
                 }
-                (training, stages, others)
+                (training, stages, others, kept)
             }
         };
         let evaluation = if evaluate {
@@ -298,34 +301,6 @@ impl Plans {
         self.others.iter().map(of).fold(self.total(), usize::max)
     }
 
-    /// The same in a line, or with rank 0's whole script.
-    fn rehearsed(&self, layout: Layout, config: &Config, averaging: &Averaging) -> Result<String> {
-        if config.evaluate {
-            return Ok(String::new());
-        }
-        let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
-        let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
-        if config.script {
-            text += &scripts[0].lines();
-        }
-        text += &match scripts.len() {
-            1 => "rehearsed with 1 rank".to_string(),
-            ranks => format!("rehearsed with {ranks} ranks: none waits for ever"),
-        };
-        if rehearsal.seconds.is_finite() {
-            let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
-            let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
-            let of = match config.relaxed(layout.data.size()) {
-                Some(relaxed) if !relaxed.sends_parameters() => {
-                    format!("a step in which ranks meet, one in {}", relaxed.every)
-                }
-                _ => "a step".into(),
-            };
-            text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
-        }
-        Ok(text + "\n")
-    }
-
     /// What must be the same in a run that goes on, by name.
     pub fn identity(
         &self,
@@ -392,11 +367,19 @@ impl Plans {
             config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
             self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
         );
+        let (waits, script) = match config.evaluate {
+            true => (Vec::new(), String::new()),
+            false => {
+                let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
+                let script = rehearsed(layout, config, &scripts, &rehearsal);
+                (rehearsal.exposed.iter().map(|waits| waits / rehearsal.seconds).collect(), script)
+            }
+        };
         let shards = self.shards(config, ranks)
-            + &self.stage_table(layout, config, averaging)
+            + &self.stage_table(layout, config, averaging, &waits)
             + &self.split_table(layout)
             + &self.rows(config);
-        Ok(described + &shards + &self.rehearsed(layout, config, averaging)? + &self.roofline(config))
+        Ok(described + &shards + &script + &self.roofline(config))
     }
 
     /// The training plans of all stages, in their order; the one that there is where the network is not cut.
@@ -406,12 +389,12 @@ impl Plans {
         before.chain([&self.training]).chain(&self.others[own..]).collect()
     }
 
-    /// A line for each stage.
-    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging) -> String {
+    /// A line for each stage. `waits` has of each rank of the job the share of a step in which it waits.
+    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging, waits: &[f64]) -> String {
         let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
         let mut text = format!(
             "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
-             layers{:34}parameters  activations  in flight  sends a step  seconds\n",
+             layers{:34}parameters  activations  in flight  sends a step  seconds   idle\n",
             pipeline.stages,
             config.accumulation,
             config.batch,
@@ -424,8 +407,10 @@ impl Plans {
             let seconds: f64 = averaging.step_seconds(plan).iter().sum::<f64>() * config.accumulation as f64;
             let sent =
                 plan.edges.iter().filter(|edge| edge.sends).map(|edge| edge.place.bytes).sum::<usize>();
+            let idle = waits.get(layout.mesh.rank([0, stage, 0])).copied().unwrap_or(f64::NAN);
+            let idle = if idle.is_finite() { format!("{:.1}%", 100.0 * idle) } else { "-".into() };
             text += &format!(
-                "  {stage:>5}  {layers:<38}  {:>10}  {:>11}  {:>9}  {:>12}  {seconds:.4}\n",
+                "  {stage:>5}  {layers:<38}  {:>10}  {:>11}  {:>9}  {:>12}  {seconds:>7.4}  {idle:>5}\n",
                 plan::describe_bytes(plan.sizes.parameters),
                 plan::describe_bytes(plan.sizes.activations),
                 plan.contexts.count,
@@ -526,6 +511,30 @@ impl Plans {
             config.batch as f64 / step,
         )
     }
+}
+
+/// What a rehearsal says, in a line, or with rank 0's whole script.
+fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Rehearsal) -> String {
+    let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
+    if config.script {
+        text += &scripts[0].lines();
+    }
+    text += &match scripts.len() {
+        1 => "rehearsed with 1 rank".to_string(),
+        ranks => format!("rehearsed with {ranks} ranks: none waits for ever"),
+    };
+    if rehearsal.seconds.is_finite() {
+        let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
+        let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
+        let of = match config.relaxed(layout.data.size()) {
+            Some(relaxed) if !relaxed.sends_parameters() => {
+                format!("a step in which ranks meet, one in {}", relaxed.every)
+            }
+            _ => "a step".into(),
+        };
+        text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
+    }
+    text + "\n"
 }
 
 /// Seconds a byte that an update reads or writes.
@@ -652,7 +661,8 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
     }
 }
 
-/// This rank's plan, where the network is cut, and the plans of the others.
+/// This rank's plan, where the network is cut, the plans of the others, and with recomputation what activations would
+/// take without.
 fn in_stages(
     graph: Graph,
     own: usize,
@@ -660,11 +670,11 @@ fn in_stages(
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
-) -> Result<(Plan, Option<Stages>, Vec<Plan>)> {
+) -> Result<(Plan, Option<Stages>, Vec<Plan>, Option<usize>)> {
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
-    let compiled = Compiled::new(graph, device, None)?;
+    let compiled = Compiled::new(graph.clone(), device, None)?;
     let stages = match cuts.is_empty() {
         false => Stages { ranks: *ranks, cuts: cuts.clone() },
         true => {
@@ -676,18 +686,30 @@ fn in_stages(
                 // A reorder is for the node behind it.
                 waiting += taken;
                 if let Some(node) = step.node {
-                    seconds[node.0] += std::mem::take(&mut waiting) + beside(&whole.graph, node);
+                    let times =
+                        if config.recompute && node.0 < whole.graph.forward_nodes { 2.0 } else { 1.0 };
+                    seconds[node.0] += times * std::mem::take(&mut waiting) + beside(&whole.graph, node);
                 }
             }
             let pieces = ranks * schedule.chunks();
             Stages::balanced(&whole.graph, [*ranks, pieces], &seconds, averaging.between_stages())?
         }
     };
-    let of = |own: usize| {
-        let contexts = schedule.in_flight(own, *ranks, config.accumulation);
+    let in_flight = |own: usize| schedule.in_flight(own, *ranks, config.accumulation);
+    let of_stage = |compiled: &Compiled, own: usize| {
         let splits_weights = schedule.splits_weights();
-        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
-        let plan = compiled.plan(device, &Options { stage, ..*options })?;
+        let stage = Some(Stage { stages: &stages, own, contexts: in_flight(own), splits_weights });
+        compiled.plan(device, &Options { stage, ..*options })
+    };
+    let (compiled, kept) = match config.recompute {
+        true => {
+            let kept = of_stage(&compiled, own)?.sizes.activations;
+            (Compiled::new(stages.recompute(graph, in_flight)?, device, None)?, Some(kept))
+        }
+        false => (compiled, None),
+    };
+    let of = |own: usize| {
+        let plan = of_stage(&compiled, own)?;
         match plan.gradients.is_empty() {
             true => Err(Error::usage(format!(
                 "--pipeline: stage {own} has no layer that learns; cut the network elsewhere (--pipeline-cuts)"
@@ -697,7 +719,7 @@ fn in_stages(
     };
     let mut plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
     let training = plans.remove(own);
-    Ok((training, Some(stages), plans))
+    Ok((training, Some(stages), plans, kept))
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and

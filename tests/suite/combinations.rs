@@ -134,11 +134,29 @@ impl Draw {
         if !has("--accumulation") {
             all.push(format!(" --global-batch {}", ranks * batch + 1));
         }
-        let whole = ["--accumulation", "--compress", "--recompute", "--freeze"];
+        let whole = ["--accumulation", "--compress", "--freeze"];
         if ranks.is_multiple_of(2) && !whole.into_iter().any(has) {
             // One image alone has no statistics where it is a pixel.
             let parts = if has("--sync-bn") || !has("--model mnist") { 1 } else { batch };
             all.push(format!(" --pipeline 2 --micro-batches {parts}"));
+        }
+        if ranks.is_multiple_of(2) {
+            all.push(" --spatial 2".into());
+            all.extend(
+                (!has("--compress") && !has("--allreduce mpi")).then(|| " --spatial 2 --zero 1".into()),
+            );
+            let dense = ["mnist_net", "alexnet", "vgg"]
+                .into_iter()
+                .any(|name| flags.contains(&format!("--model {name}")));
+            let whole = [
+                "--sync-bn",
+                "--compress",
+                "--allreduce mpi",
+                "--optimizer lars",
+                "--optimizer lamb",
+                "--freeze backbone",
+            ];
+            all.extend((dense && !whole.into_iter().any(has)).then(|| " --tensor 2".into()));
         }
         let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
         // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to
@@ -146,7 +164,7 @@ impl Draw {
         if chosen.contains("server") && (ranks == 1 || has("--sync-bn") || has("--checkpoint")) {
             chosen.clear();
         }
-        let may_commit = !chosen.contains("server") && !chosen.contains("--pipeline");
+        let may_commit = !["server", "--pipeline", "--tensor"].into_iter().any(|flag| chosen.contains(flag));
         if has("--checkpoint") && may_commit && self.one_in(2) {
             chosen += " --commit 1";
         }

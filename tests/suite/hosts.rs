@@ -116,6 +116,7 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
     assert!(message.contains("as many ranks on every node"), "{message}");
     halves_and_groups(&hosts);
     trains_alike(&hosts);
+    groups_train_alike(&hosts);
     gpus_train_alike(&hosts);
     owners_train_alike(&hosts);
     if full() {
@@ -203,6 +204,37 @@ fn trains_alike(hosts: &Hosts) {
     let used = used.read_raw::<hdf5::types::VarLenUnicode>().unwrap();
     // On two nodes of two ranks these are the same idea.
     assert!(["hierarchical", "torus"].contains(&used[0].as_str()), "{used:?}");
+}
+
+/// Ranks that have the same images, or parts of the same layers, within a host, across hosts, and both in one job: what
+/// they tell each other is in the order of ranks wherever these are, and so are sums along a ring.
+fn groups_train_alike(hosts: &Hosts) {
+    let directory = tempfile::tempdir().unwrap();
+    let run = |slots: &str, words: &str| {
+        let number = std::fs::read_dir(directory.path()).unwrap().count();
+        let file = |kind: &str| directory.path().join(format!("run{number}.{kind}"));
+        let [results, weights] = ["h5", "safetensors"].map(file);
+        let words = format!(
+            "{words} --steps 3 --warmup 0 --threads 1 --lr 0.01 --allreduce ring --fusion-threshold-mb 0.1 \
+             --results {} --save-weights {}",
+            results.display(),
+            weights.display()
+        );
+        hosts.run(slots, &words.split_whitespace().collect::<Vec<_>>());
+        (series(&results, "steps/loss"), std::fs::read(weights).unwrap())
+    };
+    let resnet = "--model resnet18 --image-size 36 --classes 10 --batch 2 --accumulation 2 --zero 1";
+    for (one, many, words) in [
+        ("h0:2", "h0:1,h1:1", "--model mnist_small --batch 4 --spatial 2"),
+        // Groups with two ranks on one host and the third on another.
+        ("h0:6", "h0:2,h1:2,h2:2", &format!("{resnet} --spatial 3")),
+        // All groups across hosts.
+        ("h0:4", "h0:1,h1:2,h2:1", &format!("{resnet} --spatial 2 --sync-bn")),
+        ("h0:4", "h0:1,h1:2,h2:1", "--model mnist_net --batch 2 --tensor 2 --clip-norm 0.5"),
+    ] {
+        let (one, many) = (run(one, words), run(many, words));
+        assert!(one == many, "{words}: {:?} and {:?}", many.0, one.0);
+    }
 }
 
 /// GPUs that add up in each other's memory, with rings of their segments between the hosts, in several pieces: the same

@@ -1,7 +1,7 @@
 //! A network in stages: ranks that compute its layers one behind the other.
 //!
-//! - losses, tests and weights are those of gradient accumulation, bit for bit, with every schedule, and beside other
-//!   ranks with other images;
+//! - losses, tests and weights are those of gradient accumulation, bit for bit, with every schedule, beside other ranks
+//!   with other images, and with activations that are computed again;
 //! - a checkpoint of any number of stages resumes with any other;
 //! - memory is as planned, less with fewer micro-batches in flight; on GPUs the numbers are those of the CPU;
 //! - a stage that dies ends the job, and one that stops is named;
@@ -11,12 +11,12 @@
 
 use crate::support::cases::first;
 use crate::support::digits::few_tests;
+use crate::support::disturbed::disturbed;
 use crate::support::gpu_job;
 use crate::support::job::{self, job, run, series};
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 struct Scratch(tempfile::TempDir);
 
@@ -90,6 +90,31 @@ fn stages_have_the_bits_of_accumulation() {
     }
 }
 
+/// Of each stage activations are computed again, with other micro-batches in flight meanwhile: in one chunk or in two,
+/// with statistics and dropout.
+#[test]
+fn what_is_computed_again_changes_no_bit() {
+    let scratch = Scratch::new();
+    let resnet = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --steps 3 --optimizer adam";
+    let cases = [
+        (resnet, 1, 2, 4, 2, "gpipe"),
+        (&format!("--model mnist_net --data {} --steps 4", few_tests()), 2, 2, 4, 4, "1f1b"),
+        (resnet, 1, 2, 4, 2, "interleaved:2"),
+        (&format!("{resnet} --precision bf16 --ema 0.9"), 1, 3, 4, 4, "1f1b"),
+        (resnet, 1, 3, 3, 2, "gpipe --pipeline-cuts layer2.0.downsample.0,layer3.1.conv2"),
+    ];
+    for (words, data, stages, parts, images, schedule) in first(3, cases) {
+        let words = format!("{words} --warmup 0 --threads 1");
+        let plain = scratch.train(data, &format!("{words} --batch {images} --accumulation {parts}"));
+        let flags = format!(
+            "--batch {} --pipeline {stages} --micro-batches {parts} --schedule {schedule} --recompute",
+            images * parts
+        );
+        let cut = scratch.train(data * stages, &format!("{words} {flags}"));
+        assert!(cut == plain, "{words} {flags}: {:?} and {:?}", cut.losses, plain.losses);
+    }
+}
+
 /// Clipping adds the norms of stages, in place of those of buckets.
 #[test]
 fn a_norm_is_that_of_all_stages() {
@@ -143,8 +168,8 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
 fn memory_is_as_planned() {
     let scratch = Scratch::new();
     let mut peaks = Vec::new();
-    for schedule in ["gpipe", "1f1b"] {
-        let results = scratch.path(&format!("{schedule}.h5"));
+    for (number, schedule) in ["gpipe", "1f1b", "gpipe --recompute"].into_iter().enumerate() {
+        let results = scratch.path(&format!("{number}.h5"));
         let words = format!(
             "--model resnet18 --image-size 96 --batch 32 --pipeline 2 --pipeline-cuts layer2.0.conv1 --micro-batches 8 \
              --schedule {schedule} --steps 2 --warmup 0 --threads 1 --results {}",
@@ -158,6 +183,8 @@ fn memory_is_as_planned() {
     // Eight micro-batches of four images in flight, or one in the second stage, which has most parameters and memory.
     let [planned, measured] = [0, 1].map(|which| peaks[0][which] - peaks[1][which]);
     assert!(planned > 20e6 && (measured - planned).abs() < 0.3 * planned, "{peaks:?}");
+    // Of a micro-batch in flight less is there than of one that is not computed again.
+    assert!((0..2).all(|which| peaks[2][which] < peaks[0][which] - 20e6), "{peaks:?}");
 }
 
 #[test]
@@ -187,36 +214,20 @@ fn gpus_come_to_the_same() {
     }
 }
 
-/// A job of which one rank gets a signal so many seconds after steps have begun: how it ends.
-fn disturbed(ranks: usize, flags: &str, victim: usize, signal: &str, seconds: f32) -> job::Finished {
-    let directory = tempfile::tempdir().unwrap();
-    let results = directory.path().join("run.h5");
-    let flags = format!("{flags} --steps 1000000 --threads 1 --stall-warn 0.3 --stall-abort 1.5");
-    // When the record is there steps begin.
-    let (program, results) = (job::DLTRAIN, results.display());
-    let is_it = format!("[ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = {victim} ]");
-    let later = format!("(until [ -e {results} ]; do sleep 0.1; done; sleep {seconds}; kill -{signal} $$)");
-    let script = format!("{is_it} && {later} & exec {program} {flags} --results {results}");
-    let done = job::finish_within(job::start(ranks, &["sh", "-c", &script]), Duration::from_secs(120));
-    assert!(!done.success, "{flags}: rank {victim}, {signal} after {seconds} s: {}", done.stdout);
-    if signal == "STOP" {
-        let named = done.stderr.contains("edge") && done.stderr.contains(&format!("rank {victim} "));
-        assert!(named, "{flags}: rank {victim}, {signal} after {seconds} s: {}", done.stderr);
-    }
-    done
-}
+/// What stages wait for of each other.
+const EDGE: &[&str] = &["edge"];
 
 #[test]
 fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
     for signal in ["KILL", "STOP"] {
-        disturbed(2, "--model mnist_small --batch 16 --pipeline 2 --micro-batches 4", 1, signal, 1.0);
+        disturbed(2, "--model mnist_small --batch 16 --pipeline 2 --micro-batches 4", 1, signal, 1.0, EDGE);
     }
 }
 
 /// What takes minutes: `make test-full`.
 mod full {
     use super::*;
-    use dltrain::random::Stream;
+    use crate::support::disturbed::disturbed_often;
 
     /// Each large model of the zoo in two stages has the bits of accumulation, and its memory is as planned.
     #[test]
@@ -244,14 +255,9 @@ mod full {
     #[test]
     #[ignore = "minutes"]
     fn a_stage_may_die_or_stop_at_fifty_moments() {
-        let schedules = ["gpipe", "1f1b", "zb-h1", "1f1b --micro-batches 1"];
-        let mut stream = Stream::new([19, 0]);
-        for turn in 0..50 {
-            let schedule = schedules[turn / 2 % schedules.len()];
-            let flags = format!("--model mnist_large --batch 16 --pipeline 2 --schedule {schedule}");
-            let victim = stream.below(2) as usize;
-            disturbed(2, &flags, victim, ["KILL", "STOP"][turn % 2], 0.2 + stream.uniform());
-        }
+        let flags = ["gpipe", "1f1b", "zb-h1", "1f1b --micro-batches 1"]
+            .map(|schedule| format!("--model mnist_large --batch 16 --pipeline 2 --schedule {schedule}"));
+        disturbed_often(19, 50, &flags.each_ref().map(|flags| (2, flags.as_str())), EDGE);
     }
 }
 
@@ -286,6 +292,11 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --freeze backbone", "has 1 layers that learn"),
         (2, "--pipeline 2 --pipeline-cuts fc2 --freeze fc2", "stage 1 has no layer that learns"),
         (4, "--pipeline 4", "which make no 4 stages"),
+        (
+            4,
+            "--mesh data=2,pipeline=2 --sync-bn 4 --model resnet18",
+            "--sync-bn 4: 2 ranks cannot be divided",
+        ),
         (3, "--pipeline 2", "this job has 3 ranks; start a multiple of 2"),
         (2, "--mesh data=2,pipeline=2", "this job has 2 ranks; start 2 × 2"),
         (2, "--mesh data=2,depth=2", "depth is no axis"),
@@ -295,15 +306,18 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --shards 2", "--shards and --pipeline"),
         (2, "--pipeline 2 --global-batch 64", "--global-batch and --pipeline"),
         (2, "--pipeline 2 --compress topk", "--compress and --pipeline"),
-        (2, "--pipeline 2 --recompute", "--recompute and --pipeline"),
+        (2, "--pipeline 2 --recompute --schedule zb-h1", "--recompute and --schedule zb-h1"),
         (2, "--pipeline 2 --max-batch 1GB", "--max-batch and --pipeline"),
         (2, "--pipeline 2 --schedule zb-v", "interleaved:V"),
     ] {
         let flags: Vec<&str> =
             flags.split_whitespace().chain(["--model", "mnist_small", "--threads", "1"]).collect();
-        let message = job::refused(&[(ranks, &flags)]);
+        let message = job::misused(ranks, &flags);
         assert!(message.contains(said), "{flags:?}: {message}");
     }
+    let groups = "--model resnet18 --image-size 32 --threads 1 --mesh data=2,pipeline=2 --sync-bn 4";
+    let message = job::misused(4, &groups.split_whitespace().collect::<Vec<_>>());
+    assert!(message.contains("--sync-bn 4: 2 ranks cannot be divided into groups of 4"), "{message}");
 }
 
 #[test]
@@ -315,10 +329,17 @@ fn the_plan_says_what_each_stage_has() {
         "conv1 … layer1.0.bn2",
         "layer1.1.conv1 … layer3.0.bn1",
         "layer3.0.conv2 … fc",
+        "sends a step  seconds   idle",
         "rehearsed with 3 ranks: none waits for ever",
     ] {
         assert!(said.contains(wanted), "{wanted}: {said}");
     }
+    // The share of a step in which a stage waits, as it was rehearsed: at least that of a pipeline that is even, in one
+    // of the stages.
+    let lines = said.lines().skip_while(|line| !line.contains("sends a step")).skip(1).take(3);
+    let idle = |line: &str| line.rsplit(' ').next()?.strip_suffix('%')?.parse::<f64>().ok();
+    let idle: Vec<f64> = lines.map(|line| idle(line).expect("a share")).collect();
+    assert!(idle.iter().all(|&share| share < 100.0) && idle.iter().any(|&share| share >= 20.0), "{idle:?}");
     let job = job(&[(
         2,
         &["--model", "mnist_small", "--pipeline", "2", "--dry-run", "--script", "--threads", "1"],

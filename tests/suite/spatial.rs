@@ -8,13 +8,15 @@
 //! - what does not go together is refused, and a rank that is killed ends the job.
 
 use crate::support::cases::first;
+use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
 use crate::support::job;
 
 use std::fs;
 use std::path::PathBuf;
 
-use job::{refused, run, scalar, series, within_plan};
+use dltrain::device::onednn::Cpu;
+use job::{misused, refused, run, scalar, series, within_plan};
 use safetensors::SafeTensors;
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -144,6 +146,102 @@ fn what_only_moves_work_changes_no_bit() {
     }
 }
 
+/// In 8 bits, and on GPUs in 11, with a loss scale that all ranks change together.
+#[test]
+fn halves_are_close() {
+    let scratch = Scratch::new();
+    let words = "--model mnist_small --batch 4 --steps 3 --lr 0.01";
+    let close = |cut: &[f64], whole: &[f64], share: f64| {
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < share * b.abs();
+        assert!(cut.len() == whole.len() && cut.iter().zip(whole).all(near), "{cut:?} and {whole:?}");
+    };
+    if Cpu::new(1).is_ok_and(|cpu| cpu.has_bf16().is_ok()) {
+        let train = |ranks, more: &str| scratch.train(ranks, &format!("{words} --precision bf16 {more}"));
+        let [cut, whole] =
+            [train(2, "--spatial 2"), train(1, "")].map(|files| series(&files[0], "steps/loss"));
+        close(&cut, &whole, 0.02);
+    }
+    let mut results = gpu_job::Results::new();
+    let words = format!("{words} --device cuda --precision f16 --threads 1");
+    let [cut, whole] =
+        [(2, "--spatial 2"), (1, "")].map(|(ranks, more)| results.losses(ranks, &format!("{words} {more}")));
+    close(&cut, &whole, 0.0025);
+}
+
+/// Files besides, sums that are rounded, and what a run may have of the rest.
+#[test]
+fn other_flags_go_with_it() {
+    let scratch = Scratch::new();
+    let words = format!(
+        "--model mnist_small --data {DIGITS} --repeat-data 1 --steps 4 --batch 4 --lr 0.01 --wire bf16 --ema 0.9 \
+         --clip-norm 1 --accumulation 2 --label-smoothing 0.1"
+    );
+    let whole = scratch.train(2, &words);
+    let files = "--timeline DIR/t.json --tensorboard DIR/events --tensorboard-histograms 2 --checkpoint DIR/kept \
+                 --checkpoint-every 2steps --commit 2";
+    let cut = scratch.train(4, &format!("{words} --spatial 2 {files}"));
+    let [found, expected] = [&cut, &whole].map(|files| series(&files[0], "steps/loss"));
+    // Gradients are rounded to 8 bits on their way.
+    near(&found, &expected, 0.02, &words);
+    let timeline = fs::read_to_string(scratch.path("t.json")).unwrap();
+    assert!(timeline.contains("rank 3") && timeline.contains("forward"), "{timeline:.2000}");
+    let events =
+        fs::read_dir(scratch.path("events")).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap());
+    let named = |name: &[u8], bytes: &Vec<u8>| bytes.windows(name.len()).any(|window| window == name);
+    assert!(events.into_iter().any(|bytes| named(b"conv1.weight", &bytes)), "no histograms");
+    let test = format!("--model mnist_small --data {DIGITS} --evaluate --init-from w --spatial 2");
+    let refused = refused(&[(2, &test.split_whitespace().collect::<Vec<_>>())]);
+    assert!(refused.contains("--spatial would do nothing"), "{refused}");
+}
+
+/// What ranks with the same images wait for of each other.
+const ROWS: &[&str] = &["rows of ", "exchange"];
+
+#[test]
+fn a_rank_of_a_group_that_dies_ends_the_job_and_one_that_stops_is_named() {
+    for (signal, victim) in [("KILL", 1), ("STOP", 0)] {
+        disturbed(2, "--model mnist_small --batch 4 --spatial 2", victim, signal, 0.5, ROWS);
+    }
+}
+
+/// What takes minutes: `make test-full`.
+mod full {
+    use super::*;
+
+    /// Nowhere in a step does the rest of the job wait for ever.
+    #[test]
+    #[ignore = "minutes"]
+    fn a_rank_of_a_group_may_die_or_stop_at_fifty_moments() {
+        let jobs = [
+            (2, "--model mnist_small --batch 4 --spatial 2"),
+            (3, "--model resnet18 --image-size 36 --batch 2 --spatial 3"),
+            (4, "--model mnist_small --batch 4 --spatial 2 --accumulation 2 --zero 1 --no-overlap"),
+        ];
+        disturbed_often(29, 50, &jobs, ROWS);
+    }
+
+    /// The largest images of the zoo. Its auxiliary head and poolings of unlike windows see rows of 299, 149, 147, 73, 71,
+    /// 35, 17 and 8. Statistics are put together as with `--sync-bn`, to which it is compared; beside those of one rank, in
+    /// other kernels, 94 normalisations of few numbers lift what is rounded in four images to 1.7e-5 of the loss.
+    #[test]
+    #[ignore = "minutes"]
+    fn inception_at_its_own_size_comes_to_the_same() {
+        let scratch = Scratch::new();
+        let train = |ranks: usize, words: &str| {
+            let words = format!("--model inception_v3 --steps 2 --optimizer sgd --lr 1e-8 {words}");
+            let [results, _] = scratch.train(ranks, &words);
+            within_plan(&results, &words).unwrap_or_else(|what| panic!("{words}: {what}"));
+            (series(&results, "steps/loss"), scalar(&results, "summary/peak_memory"))
+        };
+        for (ranks, whole, cut) in [(1, "--batch 2", "--batch 2"), (2, "--batch 2 --sync-bn", "--batch 4")] {
+            let (whole, cut) = (train(ranks, whole), train(2, &format!("{cut} --spatial 2")));
+            near(&cut.0, &whole.0, ROUNDING * whole.0[0], "losses");
+            println!("{:?} with {} bytes, {:?} with {}", cut.0, cut.1, whole.0, whole.1);
+            assert!(ranks > 1 || cut.1 < whole.1, "{} and {} bytes", cut.1, whole.1);
+        }
+    }
+}
+
 #[test]
 fn gpus_come_to_the_same() {
     let mut results = gpu_job::Results::new();
@@ -214,7 +312,12 @@ fn what_does_not_go_together_is_refused() {
         (1, "--spatial 2", "--spatial 2: this job has 1 rank; start a multiple of 2"),
         (2, "--spatial 2 --pipeline 2", "--pipeline and --spatial"),
         (2, "--spatial 2 --zero 2", "--zero 2 and --spatial"),
+        (2, "--spatial 2 --zero 3", "--zero 3 and --spatial"),
+        (2, "--spatial 2 --sync root", "--sync root and --spatial"),
         (2, "--spatial 2 --local-steps 2", "and --spatial"),
+        (2, "--spatial 2 --max-batch 1GB", "--max-batch and --spatial"),
+        (2, "--spatial 2 --dry-run --predict-nodes 2", "--predict-nodes and --spatial"),
+        (2, "--spatial 2 --dry-run --parallel auto", "--parallel auto and --spatial"),
         (2, "--spatial 2 --shards 2", "--shards and --spatial"),
         (2, "--spatial 2 --global-batch 8", "--global-batch and --spatial"),
         (2, "--spatial 2 --sync-bn 3", "--sync-bn 3 and --spatial 2"),
@@ -222,10 +325,10 @@ fn what_does_not_go_together_is_refused() {
     ] {
         let words = format!("{small} {flags}");
         let flags: Vec<&str> = words.split_whitespace().collect();
-        let message = refused(&[(ranks, &flags)]);
+        let message = misused(ranks, &flags);
         assert!(message.contains(said), "{words}: {message}");
     }
     let words = format!("{small} --image-size 30 --spatial 31");
     let flags: Vec<&str> = words.split_whitespace().collect();
-    assert!(refused(&[(31, &flags)]).contains("images of 30 rows cannot be cut so often"));
+    assert!(misused(31, &flags).contains("images of 30 rows cannot be cut so often"));
 }

@@ -90,6 +90,7 @@ impl Running {
         let status = self.child.wait().unwrap();
         Finished {
             success: status.success(),
+            code: status.code(),
             stdout: self.printed.take().unwrap().join().unwrap(),
             stderr: std::mem::take(&mut self.said),
             took: begun.elapsed(),

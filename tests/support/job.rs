@@ -3,6 +3,7 @@
 //! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried. A job
 //! that hangs is ended at its limit, with all its processes.
 
+use dltrain::error::ErrorKind;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +60,7 @@ pub fn start(ranks: usize, program: &[&str]) -> Command {
 /// What a finished job left.
 pub struct Finished {
     pub success: bool,
+    pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
     pub took: Duration,
@@ -77,7 +79,7 @@ pub fn finish_within(mut command: Command, limit: Duration) -> Finished {
     if let Some(processes) = watch.ended() {
         panic!("{command:?} still ran after {limit:?}, and was ended:\n{processes}\n{stdout}\n{stderr}");
     }
-    Finished { success: status.success(), stdout, stderr, took: begun.elapsed() }
+    Finished { success: status.success(), code: status.code(), stdout, stderr, took: begun.elapsed() }
 }
 
 /// How long a job may take: a third of what `.ci/test` gives to a file of tests.
@@ -143,14 +145,25 @@ pub fn refused(groups: &[(usize, &[&str])]) -> String {
     refused_by(job(groups))
 }
 
+/// The same where flags are at fault: the code is that of usage, which the launcher passes on.
+pub fn misused(ranks: usize, flags: &[&str]) -> String {
+    let done = finish(job(&[(ranks, flags)]));
+    assert_eq!(done.code, Some(ErrorKind::Usage as i32), "{flags:?}: {}", done.stderr);
+    only_message(&done)
+}
+
 /// As `refused`, for a job that has more said about it than flags.
 pub fn refused_by(job: Command) -> String {
-    let done = finish(job);
+    only_message(&finish(job))
+}
+
+fn only_message(done: &Finished) -> String {
     assert!(!done.success, "succeeded: {}", done.stdout);
     assert!(done.took < SECONDS, "took {:?}", done.took);
     let mut messages = done.stderr.lines().filter(|line| line.contains("error: "));
     let message = messages.next().unwrap_or_else(|| panic!("no message: {}", done.stderr)).to_string();
     assert_eq!(messages.next(), None, "more than one message: {}", done.stderr);
+    assert!(!done.stderr.contains("panicked at"), "{}", done.stderr);
     message
 }
 

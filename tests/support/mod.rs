@@ -3,6 +3,7 @@
 pub mod bound;
 pub mod cases;
 pub mod digits;
+pub mod disturbed;
 pub mod driver;
 pub mod fake_cuda;
 pub mod gpu_job;

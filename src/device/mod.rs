@@ -115,6 +115,11 @@ pub trait Device {
     fn op_fusions(&self) -> OpFusions {
         OpFusions::default()
     }
+    /// From how many operations for each element of an activation on, in what reads it on the way back, the plan is to
+    /// have it made again from what is kept anyway (`Graph::remake`); `None` keeps everything.
+    fn remakes_from(&self) -> Option<u64> {
+        None
+    }
     /// One line for the record: library, version, instruction set, threads.
     fn describe(&self) -> String;
     /// Zeroed memory.

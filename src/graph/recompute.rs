@@ -9,6 +9,9 @@
 //! The same kernels on the same numbers give the same bits. Two ops need care. A normalisation does not look at its
 //! batch again: it takes the mean and variance that are there, and leaves the running ones alone. Dropout is a
 //! function of seed, step and place, and so the same each time.
+//!
+//! Of that one part is so cheap that a device may want it always (`Graph::remake`, `Device::remakes_from`): activations
+//! and layer normalisations whose input is kept anyway, made again for the weights' gradient of a large linear layer.
 
 use super::{DType, Graph, Node, NodeId, Op, Role, TensorId};
 
@@ -120,6 +123,63 @@ impl Graph {
             }
         }
         self.recomputed_in(&segments, chunk_of)
+    }
+
+    /// The same step with what activations and layer normalisations give made again for the backward pass, where their
+    /// input is kept for their own gradient anyway and sums of at least `operations` for each element read it. To be
+    /// called after `differentiate`; what `recompute` has cut into segments stays as it is.
+    pub fn remake(mut self, operations: u64) -> Graph {
+        let mut before: Vec<Vec<NodeId>> = vec![Vec::new(); self.nodes.len()];
+        if !self.recomputed.is_empty() {
+            return self;
+        }
+        for index in 0..self.forward_nodes {
+            if let Some((reader, again)) = self.remade(index, operations) {
+                before[reader].extend(again);
+            }
+        }
+        let mut new_ids: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
+        let backward = self.nodes.split_off(self.forward_nodes);
+        for (mut node, before) in backward.into_iter().zip(before.split_off(self.forward_nodes)) {
+            for id in before {
+                let again = self.node_again(id, &mut new_ids);
+                self.recomputed.push(NodeId(self.nodes.len()));
+                // It belongs to the backward pass of its layer's stage, whoever sends what it reads.
+                self.nodes.push(Node { forward: Some(id), ..again });
+            }
+            for id in &mut node.inputs {
+                *id = new_ids.get(id.0).copied().flatten().unwrap_or(*id);
+            }
+            self.nodes.push(node);
+        }
+        self
+    }
+
+    /// The backward node that a forward node is worth being made again for, and with which of its reshapes.
+    fn remade(&self, index: usize, operations: u64) -> Option<(usize, Vec<NodeId>)> {
+        let node = &self.nodes[index];
+        match node.op {
+            Op::Activation(of) if !of.from_output() => {}
+            Op::LayerNorm { .. } => {}
+            _ => return None,
+        }
+        // What it gives, in whatever shape; moments are small, and stay.
+        let (mut family, mut again) = (vec![node.outputs[0]], vec![NodeId(index)]);
+        for (later, node) in self.nodes.iter().enumerate().take(self.forward_nodes).skip(index + 1) {
+            if node.op == Op::Reshape && family.contains(&node.inputs[0]) {
+                family.push(node.outputs[0]);
+                again.push(NodeId(later));
+            }
+        }
+        let backward = self.forward_nodes..self.nodes.len();
+        let reads = |reader: &usize, id: &TensorId| self.nodes[*reader].inputs.contains(id);
+        let readers: Vec<usize> =
+            backward.clone().filter(|reader| family.iter().any(|id| reads(reader, id))).collect();
+        let first = *readers.first()?;
+        let sums: u64 = readers.iter().map(|&reader| self.products(NodeId(reader))).sum();
+        let elements = self.tensor(family[0]).spec.shape.elements() as u64;
+        let is_kept = backward.rev().any(|reader| reader >= first && reads(&reader, &node.inputs[0]));
+        (is_kept && sums >= operations * elements).then_some((first, again))
     }
 
     /// The activations that some nodes of the forward pass make, in order, with places among these.

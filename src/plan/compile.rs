@@ -40,6 +40,10 @@ impl Compiled {
     /// Asks the device for a kernel for each node, in order, telling it the layouts chosen so far. `training`: as in
     /// `Options`.
     pub fn new(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
+        let graph = match device.remakes_from() {
+            Some(operations) => graph.remake(operations),
+            None => graph,
+        };
         let graph = graph.fuse(device.op_fusions());
         let trains = graph.nodes.len() > graph.forward_nodes;
         let plain = |tensor: &Tensor| {

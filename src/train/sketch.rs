@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::network::Network;
 use super::planner::{Candidate, parts};
-use super::plans::step_seconds;
+use super::plans::{ADDING, per_byte, step_seconds};
 use super::prediction::{Planned, Predictor};
 use crate::config::{Config, Tensor, Wire};
 use crate::error::{Error, Result};
@@ -15,6 +15,10 @@ use crate::interconnect::Interconnect;
 /// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
 /// edges.
 const OF_ROWS: f64 = 1.15;
+
+/// How often a micro-step passes over all parameters, whatever its images: both ways it reads them, and it writes their
+/// gradients.
+const PASSES: f64 = 3.0;
 
 /// What two plans of the whole network say, without and with recomputation, of a rank that computes it.
 pub struct Sketch {
@@ -34,6 +38,8 @@ pub struct Sketch {
     evaluates: bool,
     /// Seconds of the sum of all gradients.
     sum: f64,
+    /// Seconds in which as many bytes as all parameters have pass through memory.
+    pass: f64,
     micro_steps: usize,
     batch: usize,
     ranks: usize,
@@ -130,6 +136,12 @@ impl Sketch {
             return (f64::INFINITY, usize::MAX);
         };
         let [computes, sum] = self.whole(candidate);
+        // A stage has a part of the parameters, and passes over them for every micro-batch.
+        let turns = micro_batches as f64 / stages as f64;
+        let before = self.micro_steps as f64;
+        let added = if self.micro_steps > 1 { ADDING * before } else { 0.0 };
+        let passes = PASSES * (turns - before) + ADDING * turns - added;
+        let computes = computes + passes * self.pass;
         let sum = if self.ranks > stages { sum / stages as f64 } else { 0.0 };
         let part = |whole: usize| whole - whole / stages;
         let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
@@ -223,6 +235,7 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
         evaluates: predictor.evaluate,
         sum,
+        pass: per_byte(&planned.config, &planned.averaging) * plan.sizes.parameters as f64,
         micro_steps: planned.config.accumulation,
         batch: planned.config.batch,
         ranks,

@@ -697,9 +697,14 @@ impl Flow {
             add_on(Axis::Data, Kind::FromOwners, area, cuts.moved(gathered.bytes.start))
         };
         let gathers = outline.windows.iter().flat_map(|windows| &windows.gathers).map(gather).collect();
-        let over = if manner.mesh.tensor > 1 { Axis::Tensor } else { Axis::Data };
+        // Servers have no statistics. A rank that is rehearsed alone has no neighbours.
+        let computing = (0..ranks).filter(|&rank| !owners.serves(rank)).count();
+        let (over, most) = match manner.mesh.tensor {
+            1 => (Axis::Data, computing),
+            all => (Axis::Tensor, all),
+        };
         let gather = |(_, rows, kind, ranks): &(usize, Range<usize>, Kind, usize)| {
-            add_on(over, *kind, Area::Of(Region::Arena), Cuts::even(rows, *ranks))
+            add_on(over, *kind, Area::Of(Region::Arena), Cuts::even(rows, most.min(*ranks)))
         };
         let exchanges = outline.exchanges.iter().map(gather).collect();
         // Of all stages, where there are some.

@@ -67,8 +67,8 @@ impl Segments {
         Segments { of: vec![0; forward_nodes], again: vec![false] }
     }
 
-    /// Those of a piece, which end at `cuts`. The backward pass of the last one follows at once where nothing else is in
-    /// flight.
+    /// Those of a piece, which end at `cuts`. The backward pass of the last one follows at once where nothing else is
+    /// in flight.
     fn add(&mut self, piece: &Piece, cuts: &[usize]) {
         for (at, &node) in piece.nodes.iter().enumerate() {
             self.of[node] = self.again.len() + cuts.partition_point(|&end| end <= at);

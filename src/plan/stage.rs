@@ -306,8 +306,8 @@ impl Stages {
     }
 
     /// The chunk of each node. A node is in that of its parameters, or where it has none in the last one that it reads
-    /// from; a backward node in that of its forward node, or in the first one that it reads from. What is computed again
-    /// is where it was the first time.
+    /// from; a backward node in that of its forward node, or in the first one that it reads from. What is computed
+    /// again is where it was the first time.
     pub(super) fn of_nodes(&self, graph: &Graph) -> Result<Vec<usize>> {
         let of_parameter = self.of_parameters(graph)?;
         let mut of_tensor = vec![None; graph.tensors.len()];

@@ -220,9 +220,10 @@ mod full {
         disturbed_often(29, 50, &jobs, ROWS);
     }
 
-    /// The largest images of the zoo. Its auxiliary head and poolings of unlike windows see rows of 299, 149, 147, 73, 71,
-    /// 35, 17 and 8. Statistics are put together as with `--sync-bn`, to which it is compared; beside those of one rank, in
-    /// other kernels, 94 normalisations of few numbers lift what is rounded in four images to 1.7e-5 of the loss.
+    /// The largest images of the zoo. Its auxiliary head and poolings of unlike windows see rows of 299, 149, 147, 73,
+    /// 71, 35, 17 and 8. Statistics are put together as with `--sync-bn`, to which it is compared; beside those of one
+    /// rank, in other kernels, 94 normalisations of few numbers lift what is rounded in four images to 1.7e-5 of the
+    /// loss.
     #[test]
     #[ignore = "minutes"]
     fn inception_at_its_own_size_comes_to_the_same() {

@@ -73,9 +73,10 @@ fn weights_apart(one: &Path, other: &Path) -> f64 {
 }
 
 /// Dropout between two split layers, a layer split alone, a batch that ranks share unevenly, clipping, averages,
-/// accumulation, weights that stay, recomputation. Large networks take one step: of some million numbers before a ReLU one
-/// is as near to 0 as rounding is far in each of the next, and biases, which begin at 0, show whether it passes (one unit
-/// of vgg11 in the second step, of size 1e-3 in all biases before it, where all other differences are below 1e-6).
+/// accumulation, weights that stay, recomputation. Large networks take one step: of some million numbers before a ReLU
+/// one is as near to 0 as rounding is far in each of the next, and biases, which begin at 0, show whether it passes
+/// (one unit of vgg11 in the second step, of size 1e-3 in all biases before it, where all other differences are below
+/// 1e-6).
 #[test]
 fn split_layers_come_to_what_data_parallelism_does() {
     let scratch = Scratch::new();

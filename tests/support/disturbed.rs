@@ -8,11 +8,12 @@ use dltrain::comm::{Family, Library};
 use dltrain::random::Stream;
 
 /// What ranks wait for of each other whatever is cut: sums, and the parts of an update.
-const OF_ALL: [&str; 4] = ["bucket", "the step's sums", "the end of the backward pass", "new parameters"];
+const OF_ALL: [&str; 5] =
+    ["bucket", "the step's sums", "the norms of gradients", "the end of the backward pass", "new parameters"];
 
-/// A job of which one rank gets a signal (KILL or STOP) so many seconds after steps have begun. It ends by itself within
-/// seconds; of a killed rank the launcher speaks (Open MPI says in nearly all cases which it was), and of a stopped one
-/// another rank does, with what is waited for: one of `waits`, or what ranks wait for in any run.
+/// A job of which one rank gets a signal (KILL or STOP) so many seconds after steps have begun. It ends by itself
+/// within seconds; of a killed rank the launcher speaks (Open MPI says in nearly all cases which it was), and of a
+/// stopped one another rank does, with what is waited for: one of `waits`, or what ranks wait for in any run.
 pub fn disturbed(ranks: usize, flags: &str, victim: usize, signal: &str, seconds: f32, waits: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let results = directory.path().join("run.h5");

@@ -587,7 +587,7 @@ fn the_cpu_remakes_what_large_linear_layers_read() {
         let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
         let [kept, remade] =
             [graph, remade].map(|graph| plan(graph, &Reference, &options).unwrap().sizes.activations);
-        // Of the 19 widths that a layer keeps of each token (3 of them probabilities) 6 are remade, one layer at a time.
+        // Of the 19 widths that a layer keeps of each token (3 of them probabilities) 6 are remade.
         assert!(
             if layers == 0 { remade == kept } else { remade * 100 < kept * 80 },
             "{name}: {remade} of {kept}"

@@ -538,8 +538,8 @@ fn recomputation_suits_every_model() {
 
 /// Attention-like: normalised rows, and GELU between two linear layers.
 fn transformer_net() -> Result<Graph> {
-    let (mut net, x) = Builder::new("rows", 2, [1, 6, 16]);
-    let mut x = net.reshape("rows", x, dims([2, 6, 16]))?;
+    let (mut net, x) = Builder::new("rows", BATCH, [1, 6, 16]);
+    let mut x = net.reshape("rows", x, dims([BATCH, 6, 16]))?;
     for block in 0..4 {
         let named = |layer: &str| format!("{block}.{layer}");
         let y = net.layer_norm(&named("norm"), x, 1, 1e-6)?;
@@ -548,7 +548,7 @@ fn transformer_net() -> Result<Graph> {
         let y = net.linear_along(&named("down"), y, 16)?;
         x = net.add(&named("add"), x, y)?;
     }
-    let x = net.reshape("joined", x, dims([2, 96]))?;
+    let x = net.reshape("joined", x, dims([BATCH, 96]))?;
     let x = net.linear("fc", x, 7);
     Ok(net.finish(x))
 }
@@ -558,14 +558,14 @@ fn what_is_remade_has_the_same_bits_in_less_memory() {
     let graph = transformer_net().unwrap().simplify().differentiate();
     // Sums of 2·16 operations read an element of a GELU's output, and 2·32 one of a normalisation's.
     let counts = [1, 33, 65].map(|operations| graph.clone().remake(operations).recomputed.len());
-    let reshapes = |count: usize| 2 * count;
-    assert_eq!(counts, [reshapes(8), reshapes(4), 0], "a norm or GELU with its reshape, for each block");
+    // A normalisation or GELU with its reshape, in each of four blocks.
+    assert_eq!(counts, [16, 8, 0]);
     let again = graph.clone().remake(1);
     let cpu = Cpu::new(2).unwrap();
     for device in [&Reference as &dyn Device, &cpu] {
         let [mut kept, mut remade] = [&graph, &again].map(|graph| Run::new(device, graph.clone(), 1 << 12));
         let sizes = [kept.plan.sizes.activations, remade.plan.sizes.activations];
-        assert!(3 * sizes[1] < 2 * sizes[0], "{}: {sizes:?} bytes of activations", device.name());
+        assert!(5 * sizes[1] < 4 * sizes[0], "{}: {sizes:?} bytes of activations", device.name());
         assert!(kept.gradients() == remade.gradients(), "{}: gradients differ", device.name());
         assert_eq!(kept.loss(false).to_bits(), remade.loss(false).to_bits());
     }
@@ -587,9 +587,9 @@ fn the_cpu_remakes_what_large_linear_layers_read() {
         let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
         let [kept, remade] =
             [graph, remade].map(|graph| plan(graph, &Reference, &options).unwrap().sizes.activations);
-        // A third of what a layer keeps: 24 of 76 widths of a token, and probabilities.
+        // Of the 19 widths that a layer keeps of each token (3 of them probabilities) 6 are remade.
         assert!(
-            if layers == 0 { remade == kept } else { remade * 100 < kept * 75 },
+            if layers == 0 { remade == kept } else { remade * 100 < kept * 80 },
             "{name}: {remade} of {kept}"
         );
     }

@@ -192,8 +192,8 @@ impl Device for Cpu {
         OpFusions { addition: true, ..OpFusions::default() }
     }
 
-    /// An element that is made again takes a core 0.5 ns, the sums that read it 5 ns and more, and the layer three times
-    /// that.
+    /// An element that is made again takes a core 0.5 ns, the sums that read it 5 ns and more, and all of the layer
+    /// three times that.
     fn remakes_from(&self) -> Option<u64> {
         Some(1024)
     }

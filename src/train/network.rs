@@ -88,7 +88,7 @@ impl Network {
     pub fn among(&self, config: &Config, [rank, ranks]: [usize; 2]) -> Result<Network> {
         let (statistics_of, rows) = (group(config.sync_bn, ranks)?, rows(config, [rank, ranks])?);
         let split = groups::group(config, [rank, ranks]);
-        let pixels = self.pixels.clone();
+        let pixels = self.pixels;
         Ok(Network { statistics_of, rows, split, ..self.clone() }.reading(pixels))
     }
 

@@ -9,7 +9,7 @@ use super::meeting;
 use super::memory::keeps as keeps_sums;
 use super::network::Network;
 use crate::comm::{Topology, World};
-use crate::config::{Config, Pipeline, Precision, Session, SyncBatchNorm};
+use crate::config::{Config, Pipeline, PipelineSchedule, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -100,12 +100,9 @@ impl Plans {
                 (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new(), kept)
             }
             Some(own) => {
-                let (mut training, stages, mut others, kept) =
-                    in_stages(graph, own, config, device, averaging, &options)?;
-                for plan in others.iter_mut().chain([&mut training]) {
-                    averaging.cut(plan, config)?;
-                }
-                (training, stages, others, kept)
+                let (stages, mut plans, kept) = in_stages(graph, own, config, device, averaging, &options)?;
+                plans.iter_mut().try_for_each(|plan| averaging.cut(plan, config))?;
+                (plans.remove(own), Some(stages), plans, kept)
             }
         };
         let evaluation = if evaluate {
@@ -661,8 +658,33 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
     }
 }
 
-/// This rank's plan, where the network is cut, the plans of the others, and with recomputation what activations would
-/// take without.
+/// Where a network is cut so that its stages take equally long.
+fn balanced(
+    compiled: &Compiled,
+    (ranks, schedule): (usize, PipelineSchedule),
+    config: &Config,
+    device: &dyn Device,
+    averaging: &Averaging,
+    options: &Options,
+) -> Result<Stages> {
+    let whole = compiled.plan(device, options)?;
+    let mut seconds = vec![0.0; whole.graph.nodes.len()];
+    let mut waiting = 0.0;
+    let beside = of_gradients(config, per_byte(config, averaging));
+    for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
+        // A reorder is for the node behind it.
+        waiting += taken;
+        if let Some(node) = step.node {
+            let times = if config.recompute && node.0 < whole.graph.forward_nodes { 2.0 } else { 1.0 };
+            seconds[node.0] += times * std::mem::take(&mut waiting) + beside(&whole.graph, node);
+        }
+    }
+    let pieces = ranks * schedule.chunks();
+    Stages::balanced(&whole.graph, [ranks, pieces], &seconds, averaging.between_stages())
+}
+
+/// Where the network is cut, the plans of its stages, and with recomputation what activations of this rank's would take
+/// without.
 fn in_stages(
     graph: Graph,
     own: usize,
@@ -670,30 +692,14 @@ fn in_stages(
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
-) -> Result<(Plan, Option<Stages>, Vec<Plan>, Option<usize>)> {
+) -> Result<(Stages, Vec<Plan>, Option<usize>)> {
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
     let compiled = Compiled::new(graph.clone(), device, None)?;
     let stages = match cuts.is_empty() {
         false => Stages { ranks: *ranks, cuts: cuts.clone() },
-        true => {
-            let whole = compiled.plan(device, options)?;
-            let mut seconds = vec![0.0; whole.graph.nodes.len()];
-            let mut waiting = 0.0;
-            let beside = of_gradients(config, per_byte(config, averaging));
-            for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
-                // A reorder is for the node behind it.
-                waiting += taken;
-                if let Some(node) = step.node {
-                    let times =
-                        if config.recompute && node.0 < whole.graph.forward_nodes { 2.0 } else { 1.0 };
-                    seconds[node.0] += times * std::mem::take(&mut waiting) + beside(&whole.graph, node);
-                }
-            }
-            let pieces = ranks * schedule.chunks();
-            Stages::balanced(&whole.graph, [*ranks, pieces], &seconds, averaging.between_stages())?
-        }
+        true => balanced(&compiled, (*ranks, *schedule), config, device, averaging, options)?,
     };
     let in_flight = |own: usize| schedule.in_flight(own, *ranks, config.accumulation);
     let of_stage = |compiled: &Compiled, own: usize| {
@@ -717,9 +723,8 @@ fn in_stages(
             false => Ok(plan),
         }
     };
-    let mut plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
-    let training = plans.remove(own);
-    Ok((training, Some(stages), plans, kept))
+    let plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
+    Ok((stages, plans, kept))
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and

@@ -659,6 +659,9 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
 
 /// This rank's plan, where the network is cut, the plans of the others, and with recomputation what activations would
 /// take without.
+type Planned = (Plan, Option<Stages>, Vec<Plan>, Option<usize>);
+
+/// Plans all stages of a network.
 fn in_stages(
     graph: Graph,
     own: usize,
@@ -666,7 +669,7 @@ fn in_stages(
     device: &dyn Device,
     averaging: &Averaging,
     options: &Options,
-) -> Result<(Plan, Option<Stages>, Vec<Plan>, Option<usize>)> {
+) -> Result<Planned> {
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };

@@ -32,7 +32,8 @@ trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 slow() {
     local dnnl=${DLTRAIN_DNNL:-$(ldconfig -p | sed -n 's/.*libdnnl.so.3.* => //p;T;q')}
     mkdir -p "$scratch/dnnl/lib"
-    cc -O2 -shared -fPIC -o "$scratch/dnnl/lib/libdnnl.so.3" benchmarks/predict/slow.c -Wl,--no-as-needed "$dnnl" -Wl,-rpath,"$(dirname "$dnnl")"
+    cc -O2 -shared -fPIC -o "$scratch/dnnl/lib/libdnnl.so.3" benchmarks/predict/slow.c \
+        -Wl,--no-as-needed "$dnnl" -Wl,-rpath,"$(dirname "$dnnl")"
     cat >"$scratch/slow" <<SH
 #!/bin/sh
 export SLOW=$slow DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3
@@ -117,9 +118,10 @@ choice() { # hosts, ranks on each, model
         way = $0; sub(/^.*B  /, "", way); print seconds, taken, way
     }' "$scratch/said" >"$scratch/ways"
     while read -r predicted taken way; do
+        [ "$way" != "data parallelism" ] || way=
         # shellcheck disable=SC2086
-        took=$(measured "$1" "$2" "${given[@]}" $([ "$way" = "data parallelism" ] || echo $way))
-        awk -v predicted="$predicted" -v took="$took" -v taken="$taken" -v way="$way" -v count="$1" -v each="$2" \
+        took=$(measured "$1" "$2" "${given[@]}" $way)
+        awk -v predicted="$predicted" -v took="$took" -v taken="$taken" -v way="${way:-data parallelism}" -v count="$1" -v each="$2" \
             -v model="$3" 'BEGIN {
             printf "%d x %d  %-12s %10.3f %10.3f %s %s\n", count, each, model, predicted, took, taken, way
         }'

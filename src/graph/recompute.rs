@@ -126,8 +126,9 @@ impl Graph {
     }
 
     /// The same step with what activations and layer normalisations give made again for the backward pass, where their
-    /// input is kept for their own gradient anyway and sums of at least `operations` for each element read it. To be
-    /// called after `differentiate`; what `recompute` has cut into segments stays as it is.
+    /// input is kept for their own gradient anyway and the gradients of linear layers' weights read it, with sums of at
+    /// least `operations` for each element. To be called after `differentiate`; what `recompute` has cut into segments
+    /// stays as it is.
     pub fn remake(mut self, operations: u64) -> Graph {
         let mut before: Vec<Vec<NodeId>> = vec![Vec::new(); self.nodes.len()];
         if !self.recomputed.is_empty() {
@@ -176,7 +177,9 @@ impl Graph {
         let readers: Vec<usize> =
             backward.clone().filter(|reader| family.iter().any(|id| reads(reader, id))).collect();
         let first = *readers.first()?;
-        let sums: u64 = readers.iter().map(|&reader| self.products(NodeId(reader))).sum();
+        let is_linear = |reader: &&usize| matches!(self.nodes[**reader].op, Op::LinearBackwardWeights { .. });
+        let sums = readers.iter().filter(is_linear).map(|&reader| self.products(NodeId(reader)));
+        let sums: u64 = sums.sum();
         let elements = self.tensor(family[0]).spec.shape.elements() as u64;
         let is_kept = backward.rev().any(|reader| reader >= first && reads(&reader, &node.inputs[0]));
         (is_kept && sums >= operations * elements).then_some((first, again))

@@ -436,7 +436,7 @@ impl<'a> Planner<'a> {
             inputs.push(self.value_in(*tensor, wanted)?);
         }
         let mut outputs = Vec::with_capacity(node.outputs.len());
-        let mut moved = Vec::new();
+        let (mut moved, made) = (Vec::new(), self.ready.len());
         for (index, (tensor, layout)) in node.outputs.iter().zip(kernel.outputs()).enumerate() {
             let home = match self.graph.tensor(*tensor).role {
                 // Another rank's kernel gives it as parameters are kept, and this one's does not.
@@ -465,7 +465,11 @@ impl<'a> Planner<'a> {
         let operands: Vec<usize> = inputs.iter().chain(&outputs).copied().collect();
         self.drafts.push(Draft { label, node: Some(id), kernel, inputs, outputs });
         operands.into_iter().for_each(|value| self.touch(value));
-        moved.into_iter().try_for_each(|(gradient, value)| self.move_gradient(gradient, value))
+        moved.into_iter().try_for_each(|(gradient, value)| self.move_gradient(gradient, value))?;
+        // What a node makes is there together, on ranks that move none of it too: buckets are cut alike.
+        let last = self.drafts.len() - 1;
+        self.ready[made..].iter_mut().for_each(|(_, step)| *step = last);
+        Ok(())
     }
 
     /// How the parameter of a gradient is kept.

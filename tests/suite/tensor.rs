@@ -283,7 +283,8 @@ fn what_does_not_go_together_is_refused() {
         (2, "--tensor 2 --tensorboard t --tensorboard-histograms 2", "--tensorboard-histograms and --tensor"),
         (2, "--tensor 2 --allreduce mpi", "--allreduce mpi and --tensor"),
         (2, "--tensor 2 --max-batch 1GB", "--max-batch and --tensor"),
-        (2, "--tensor 2 --predict-nodes 2", "--predict-nodes and --tensor"),
+        (1, "--tensor 3 --predict-nodes 2", "which are no groups of 3"),
+        (2, "--tensor 2 --parallel auto", "'--parallel <auto>'"),
         (1, "--tensor 2", "this job has 1 rank"),
     ] {
         let flags = format!("{flags} --model mnist_net --threads 1 --dry-run");

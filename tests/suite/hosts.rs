@@ -389,7 +389,7 @@ fn large_models_gather(hosts: &Hosts) {
     for model in names.split_whitespace() {
         let size = match model {
             "vit_b_16" | "swin_t" => 224,
-            "inception_v3" => 96,
+            "inception_v3" => 299,
             _ => 64,
         };
         let [plain, zero] = ["", "--zero 3"].map(|flags| {

@@ -1,6 +1,6 @@
-"""One training job of PyTorch's FSDP2 or of DeepSpeed over gloo, two processes of one thread on this machine, with Adam.
-FSDP2: every layer that learns is a group of its own, as in PyTorch's tutorial every block is one. DeepSpeed: as it comes
-with its stage of ZeRO. Prints images a second of both ranks, and the peak resident set of the larger in MB.
+"""One training job of PyTorch's FSDP2 or of DeepSpeed over gloo, two processes of one thread on this machine, with
+Adam. FSDP2: every layer that learns is a group of its own, as in PyTorch's tutorial every block is one. DeepSpeed: as
+it comes with its stage of ZeRO. Prints images a second of both ranks, and the peak resident set of the larger in MB.
 
 usage: peer.py fsdp2|deepspeed STAGE [MODEL [BATCH [STEPS]]]    (stage 2 or 3; a model of torchvision: vgg11, 2, 4)
 """

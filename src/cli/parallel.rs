@@ -19,8 +19,8 @@ pub struct Args {
     /// Let a planner choose: data parallelism, ZeRO, recomputation, pipelines, split layers and images cut by rows are
     /// rehearsed for this job, or with --dry-run for --predict-nodes, and the fastest that fits is taken.
     #[arg(long, value_name = "auto", conflicts_with_all = [
-        "pipeline", "tensor", "spatial", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync", "local_steps",
-        "max_batch",
+        "pipeline", "tensor", "spatial", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync",
+        "local_steps", "max_batch",
     ])]
     parallel: Option<Choice>,
     /// With --parallel auto: what a rank may have at its peak, such as 2GiB [default: what is free].

@@ -213,8 +213,8 @@ impl Graph {
         graph
     }
 
-    /// How many times places tell each other rows in a forward pass, or statistics of rows, and the bytes that one sends
-    /// at the most. Of a graph whose halos are not lowered yet.
+    /// How many times places tell each other rows, or statistics of rows, in a forward pass, and the bytes that one
+    /// sends at the most. Of a graph whose halos are not lowered yet.
     pub fn told_of_rows(&self) -> [usize; 2] {
         let of = |node: &Node| match node.op {
             Op::Halo(halo) => {
@@ -623,7 +623,8 @@ mod tests {
                 let of_all: Vec<_> = Trade { halo, is_backward: false }.messages().collect();
                 let own = halo.sent().into_iter().map(|strip| [place, strip.peer, strip.rows.len()]);
                 prop_assert!(of_all.iter().filter(|message| message[0] == place).copied().eq(own));
-                let mut back: Vec<_> = Trade { halo, is_backward: true }.messages().map(|[a, b, n]| [b, a, n]).collect();
+                let back = Trade { halo, is_backward: true }.messages();
+                let mut back: Vec<_> = back.map(|[a, b, n]| [b, a, n]).collect();
                 back.sort_unstable();
                 prop_assert_eq!(back, of_all);
             }

@@ -92,7 +92,7 @@ impl Network {
         Ok(Network { statistics_of, rows, split, ..self.clone() }.reading(pixels))
     }
 
-    /// What the forward pass of a training step costs a rank, and how often it tells others rows of its images, with how
+    /// What the forward pass of a training step costs a rank, how often it tells others rows of its images, and in how
     /// many bytes (`Graph::told_of_rows`).
     ///
     /// # Errors

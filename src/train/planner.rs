@@ -1,9 +1,9 @@
 //! Which way to share the work is the fastest that fits: `--parallel auto`.
 //!
 //! Every candidate is sketched (`sketch`): seconds and bytes by formulas over what two plans of the whole network say,
-//! with and without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and rehearsed
-//! as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows from
-//! flags, the number of ranks and what was measured of the machine, so that the same question has the same answer.
+//! with and without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and
+//! rehearsed as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows
+//! from flags, the number of ranks and what was measured of the machine, so that the same question has the same answer.
 //!
 //! Albert Njoroge Kahira et al.: "An oracle for guiding large-scale model/hybrid parallel training of convolutional
 //! neural networks", HPDC 2021, chooses among fewer by formulas alone.
@@ -251,8 +251,8 @@ pub fn choose(
     let mut outcomes: Vec<(Candidate, Outcome)> = Vec::new();
     let mut promising: Vec<(usize, f64)> = Vec::new();
     for (index, candidate) in all.iter().enumerate() {
-        let (is_promising, outcome) = sketched(&sketch, candidate, config, limit);
-        promising.extend(is_promising.then_some((index, sketch.of(candidate).0)));
+        let (promises, outcome) = sketched(&sketch, candidate, config, limit);
+        promising.extend(promises.map(|seconds| (index, seconds)));
         outcomes.push((candidate.clone(), outcome));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
@@ -284,10 +284,10 @@ pub fn choose(
     }
 }
 
-/// Whether a candidate may be planned, and what is said of it if it is not.
-fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usize) -> (bool, Outcome) {
+/// The seconds that a candidate promises, if it may be planned, and what is said of it if it is not.
+fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usize) -> (Option<f64>, Outcome) {
     if !sketch.has(candidate) {
-        return (false, Outcome::None);
+        return (None, Outcome::None);
     }
     let (seconds, needed) = sketch.of(candidate);
     let surely = |needed: usize| needed as f64 <= SURELY_FITS * limit as f64;
@@ -306,9 +306,9 @@ fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usiz
         _ if plain != *candidate && surely(of_plain) && seconds > SURELY_SLOWER * least => {
             format!("{why}; {} fits", plain.flags(config))
         }
-        _ => return (true, Outcome::Left(why)),
+        _ => return (Some(seconds), Outcome::Left(why)),
     };
-    (false, Outcome::Left(why))
+    (None, Outcome::Left(why))
 }
 
 /// The first of those that fit which none that is simpler comes near.

@@ -263,8 +263,8 @@ fn a_trace_has_the_messages_of_the_schedules() {
             vec!["--spatial", "2", "--allreduce", "ring"],
             vec![n + 64.0 + 16.0 * (28.0 + 2.0 * 7.0 * 14.0 * 32.0); 2],
         ),
-        // Half of the inputs of both linear layers and all their sums, for 4 images, and the gradients of these; sums of
-        // what is not split, and of losses and hits.
+        // Half of the inputs of both linear layers and all their sums, for 4 images, and the gradients of these; sums
+        // of what is not split, and of losses and hits.
         (
             2,
             vec!["--tensor", "2", "--allreduce", "ring"],

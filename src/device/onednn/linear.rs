@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::layout::{data_type, desc};
+use super::matmul;
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, outputs, prop_kind};
 use super::sys;
 use crate::device::KernelRequest;
@@ -100,29 +101,16 @@ pub fn forward_pass(
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }
 
-/// The rows from which on the gradient of a layer's input is a product of matrices. oneDNN 3.2's
-/// inner product has half the speed on the way back that it has on the way forth (it seems to turn the weights over for
-/// each block of rows). For a product they are reordered once, which costs as much as 50 to 100 rows.
+/// The rows from which on the gradient of a layer's input is a product of matrices. oneDNN 3.2's inner product has half
+/// the speed backward that it has forward (it seems to transpose the weights for each block of rows). For a product they
+/// are reordered once, which costs as much as 50 to 100 rows.
 const MANY_ROWS: usize = 256;
 
 /// dy, w → dx as the product of two matrices, with weights in the layout that the library chooses for it.
 fn product(engine: &Rc<Engine>, [dy, w, dx]: [&Spec; 3], of: sys::DataType) -> Result<PrimitiveKernel> {
     let plain = |spec: &Spec, of| Desc::plain(engine, &spec.shape.0, of);
     let (a, b, y) = (plain(dy, of)?, Desc::any(engine, &w.shape.0, of)?, plain(dx, data_type(dx.dtype)?)?);
-    let attributes = attributes(engine)?;
-    // SAFETY: descriptors and attributes outlive the call; there is no bias.
-    let desc = PrimitiveDesc::create(engine, "dnnl_matmul_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_matmul_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            a.raw(),
-            b.raw(),
-            null(),
-            y.raw(),
-            attributes.raw(),
-        )
-    })?;
-    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])
+    matmul::product(engine, [&a, &b, &y], &attributes(engine)?)
 }
 
 /// dy, w → dx

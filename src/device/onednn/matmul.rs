@@ -10,6 +10,27 @@ use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 use crate::graph::{MatMul, Spec};
 
+/// x, w → y as the library sees them.
+pub(super) fn product(
+    engine: &Rc<Engine>,
+    [x, w, y]: [&Desc; 3],
+    attributes: &Attributes,
+) -> Result<PrimitiveKernel> {
+    // SAFETY: descriptors and attributes outlive the call; there is no bias.
+    let desc = PrimitiveDesc::create(engine, "dnnl_matmul_primitive_desc_create", |desc| unsafe {
+        (engine.library.functions.dnnl_matmul_primitive_desc_create)(
+            desc,
+            engine.raw(),
+            x.raw(),
+            w.raw(),
+            std::ptr::null(),
+            y.raw(),
+            attributes.raw(),
+        )
+    })?;
+    PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])
+}
+
 /// a, b → y
 pub fn matmul(engine: &Rc<Engine>, request: &KernelRequest, of: &MatMul) -> Result<PrimitiveKernel> {
     let ([a, b], [y]) = (inputs(request)?, outputs(request)?);
@@ -28,19 +49,7 @@ pub fn matmul(engine: &Rc<Engine>, request: &KernelRequest, of: &MatMul) -> Resu
     let w = seen([inner, columns], of.transposed[1])?;
     let to = seen([rows, columns], false)?;
     let attributes = Attributes::with(engine, (of.scale != 1.0).then_some((sys::ELTWISE_LINEAR, of.scale)))?;
-    // SAFETY: descriptors and attributes outlive the call; there is no bias.
-    let desc = PrimitiveDesc::create(engine, "dnnl_matmul_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_matmul_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            x.raw(),
-            w.raw(),
-            std::ptr::null(),
-            to.raw(),
-            attributes.raw(),
-        )
-    })?;
-    let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])?;
+    let kernel = product(engine, [&x, &w, &to], &attributes)?;
     let kernel = kernel.sees_in(0, plain(engine, &a)?).sees_in(1, plain(engine, &b)?);
     Ok(kernel.gives_in(0, plain(engine, y)?))
 }

@@ -53,8 +53,10 @@ pub fn answer(
         next => format!("; one image more needs {}", bytes(next)),
     };
     Ok(format!(
-        "{name}: the largest batch within {limit} a rank is {batch}, which needs {}{beyond}",
-        bytes(needed)
+        "{name}: the largest batch within {limit} a rank is {batch}, which needs {}, {} of them for code and libraries\
+         {beyond}",
+        bytes(needed),
+        bytes(program),
     ))
 }
 

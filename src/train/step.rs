@@ -18,7 +18,7 @@ use super::stop::Flags;
 use crate::comm::{Barrier, World};
 use crate::data::Batch;
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Memory, Scalars, Squares, Step, Usage, clip_factor};
+use crate::device::{Device, Event, Memory, Scalars, Squares, Step, Usage, clip_factor};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};

@@ -4,8 +4,9 @@
 # hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Every rank computes SLOW times as long as it does and sleeps the rest (slow.c), so that there is a core for what each
-# does with its messages, however many ranks there are. Predicted and tuned is with the same. Steps are SLOW times as
-# long, and MPI moves nothing while one runs: a thread of Open MPI's does (PROGRESS=0 without it).
+# does with its messages, however many ranks there are. Predictions and autotune run the same way. A step of the
+# network is then SLOW times as long, and Open MPI moves no message while one runs, unless by its progress thread, which
+# is on here (PROGRESS=0: off).
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
 #        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=10 PROGRESS=0 \

@@ -33,8 +33,25 @@ fn outer_rule(meeting: Meeting) -> Rule {
 
 /// Copies of the parameters that ranks which meet so have beside their own: the anchor, and its momentum; or what comes
 /// from another rank.
-pub fn copies(relaxed: Option<Relaxed>) -> usize {
+fn copies(relaxed: Option<Relaxed>) -> usize {
     relaxed.map_or(0, |relaxed| 1 + outer_rule(relaxed.meeting).states())
+}
+
+/// Bytes that these take. What is frozen has no momentum: its place in memory of the host is never touched.
+pub fn memory(relaxed: Option<Relaxed>, plan: &Plan, own_memory: bool) -> usize {
+    let Some(Relaxed { meeting, .. }) = relaxed else { return 0 };
+    let learned = if own_memory { plan.sizes.parameters } else { learned_bytes(plan) };
+    plan.sizes.parameters + outer_rule(meeting).states() * learned
+}
+
+/// Bytes that a rank has beside while it takes the mean of all: numbers as f32, as f64, and what of these comes in.
+pub fn mean_memory(relaxed: Option<Relaxed>, plan: &Plan) -> usize {
+    relaxed.map_or(0, |_| (4 + 8 + 8) * PIECE.min(learned_bytes(plan) / 4))
+}
+
+/// What is frozen lies behind all that has gradients.
+fn learned_bytes(plan: &Plan) -> usize {
+    plan.sizes.parameters.min(plan.sizes.gradients - TAIL)
 }
 
 /// The same of those that a run needs to go on.
@@ -78,7 +95,7 @@ pub struct Meetings {
     parts: Vec<Part>,
     /// In a gossip: what adds another rank's parameters to the own ones, and halves the sum.
     mixes: Vec<[Box<dyn Step>; 2]>,
-    /// The ranks' own optimizers.
+    /// What the ranks' own optimizers have of each part.
     state: Vec<Memory>,
 }
 
@@ -135,7 +152,10 @@ impl Meetings {
             Meeting::Gossip => mixes = memories.parts.iter().map(mix).collect::<Result<_>>()?,
             _ => parts = memories.parts.iter().map(part).collect::<Result<_>>()?,
         }
-        Ok(Some(Meetings { meeting, ranks, parts, mixes, state: memories.state.clone() }))
+        let buckets = || 0..memories.parts.len();
+        let of_state = |state| buckets().map(move |bucket| memories.of_part(state, bucket));
+        let state = memories.state.iter().flat_map(of_state).collect();
+        Ok(Some(Meetings { meeting, ranks, parts, mixes, state }))
     }
 
     /// How far the parameters are from the anchor, to where gradients were.

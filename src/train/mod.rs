@@ -278,7 +278,8 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         if result.diverged {
             // Parameters may be on their way.
             job.trainer.settle(&*job.device)?;
-            return world.agree(Err(diverged(world, result.diverged_in.unwrap_or(done), &result)));
+            let step = result.diverged_in.unwrap_or(done);
+            return world.agree(Err(diverged(world, step, &result, job.remedy)));
         }
         // The same on every rank.
         if let Some(scaling) = job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
@@ -376,10 +377,7 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
         None => Ok(()),
         Some(name) => Err(Error::new(
             ErrorKind::Diverged,
-            format!(
-                "parameter {name} is not finite after step {}. Try a smaller --lr, or --lr-warmup",
-                job.standing.at.done - 1
-            ),
+            format!("parameter {name} is not finite after step {}. {}", job.standing.at.done - 1, job.remedy),
         )),
     };
     let Groups { stage, split, .. } = &job.groups;
@@ -423,7 +421,7 @@ fn stopped(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> 
 }
 
 /// The one message about a loss that is no longer finite: from the lowest rank that found out where.
-fn diverged(world: &World, step: usize, result: &StepResult) -> Error {
+fn diverged(world: &World, step: usize, result: &StepResult, remedy: &str) -> Error {
     let place = match world.gather_text(result.where_diverged.as_deref().unwrap_or("")) {
         Err(error) => return error,
         Ok(found) => found.into_iter().enumerate().find(|(_, text)| !text.is_empty()),
@@ -435,8 +433,7 @@ fn diverged(world: &World, step: usize, result: &StepResult) -> Error {
     Error::new(
         ErrorKind::Diverged,
         format!(
-            "the loss is not a finite number at step {step} (learning rate {}): {first}. \
-             Try a smaller --lr, or --lr-warmup",
+            "the loss is not a finite number at step {step} (learning rate {}): {first}. {remedy}",
             result.learning_rate
         ),
     )

@@ -787,7 +787,8 @@ fn extent(
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
     let share = largest_share(world, plan, &rule, owners);
     let kept = keeps(config) && sharing.ranks > 1;
-    let anchors = meeting::copies(config.relaxed(world.size())) * plan.sizes.parameters;
+    let relaxed = config.relaxed(world.size());
+    let anchors = meeting::memory(relaxed, plan, own_memory);
     let optimizer = match owners {
         // Who serves has no graph: it takes more than another rank where this is more than what steps need.
         _ if owners.serves(world.size() - 1) => {
@@ -815,7 +816,8 @@ fn extent(
         false => plan.sizes.parameters,
     };
     // From the host's memory parameters of a device go to other ranks.
-    messages += match config.relaxed(world.size()) {
+    messages += meeting::mean_memory(relaxed, plan);
+    messages += match relaxed {
         _ if !own_memory => 0,
         // They are gathered where sums are, or where there is no place for these.
         _ if plan.gathers() && config.accumulation > 1 => plan.sizes.gradients,

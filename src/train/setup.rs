@@ -25,7 +25,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, Pipeline, Prediction, Strategy, environment};
+use crate::config::{Config, JpegDecoder, Pipeline, Prediction, Strategy, Wire, environment};
 use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -56,6 +56,8 @@ pub struct Job {
     pub states: &'static [&'static str],
     pub standing: Standing,
     pub saver: Saver,
+    /// What to do where numbers are no longer finite.
+    pub remedy: &'static str,
     /// Copies of the state in memory, where they are wanted.
     pub commits: Option<Commits>,
     pub plan: Plan,
@@ -218,6 +220,10 @@ pub fn prepare(
         // Stages have unlike memory, and what is measured is that of the rank that has most.
         planned_memory: greatest(world, plans.total())?,
         states: optim::state_names(&rule),
+        remedy: match config.wire {
+            Wire::F16 => "Try --wire bf16 (with f16 a gradient beyond 65504 is infinite), or a smaller --lr",
+            Wire::F32 | Wire::Bf16 => "Try a smaller --lr, or --lr-warmup",
+        },
         plan: plans.training,
         device,
         source,

@@ -118,6 +118,11 @@ fn what_diverges_or_is_not_understood_stops_with_one_message() {
         let message = refused(&[(1, &["--compress", scheme])]);
         assert!(message.contains("--compress") && message.contains(why), "{message}");
     }
+    // Where halves may be what a gradient did not fit into, that is said first.
+    let path = directory.path().join("f16.h5");
+    let flags = ["--data", DIGITS, "--optimizer", "sgd", "--lr", "1e20", "--wire", "f16", "--results"];
+    let message = refused(&[(2, &[&flags[..], &[path.to_str().unwrap()]].concat())]);
+    assert!(message.contains("finite") && message.contains("Try --wire bf16"), "{message}");
     let message = refused(&[(2, &["--compress", "topk", "--wire", "bf16"])]);
     assert!(message.contains("--wire bf16"), "{message}");
     let message = refused(&[(1, &["--compress", "topk"]), (1, &["--compress", "1bit"])]);

@@ -31,7 +31,8 @@ fn check(ranks: usize, flags: &str) {
 }
 
 /// Large parameters (alexnet) with state that ranks share, large activations (resnet18), messages instead of shared
-/// memory, an accumulated sum, averaged and frozen parameters, a copy for checkpoints, a data set with its evaluation.
+/// memory, an accumulated sum, averaged and frozen parameters, ranks with parameters of their own, a copy for
+/// checkpoints, a data set with its evaluation.
 #[test]
 fn a_run_has_the_memory_that_its_plan_says() {
     let digits = concat!("--model mnist_small --data ", env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -40,6 +41,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
         (2, "--model resnet18 --batch 8 --allreduce ring --optimizer rmsprop"),
         (4, "--model alexnet --image-size 63 --batch 2 --allreduce mpi --fusion-threshold-mb 0"),
         (1, "--model resnet18 --image-size 64 --batch 2 --freeze backbone --ema 0.9"),
+        (2, "--model resnet18 --image-size 64 --batch 2 --freeze backbone --sync bmuf:2"),
         (2, digits),
         (
             2,
@@ -50,7 +52,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
         (3, "--model alexnet --batch 1 --optimizer lars"),
         (1, "--model alexnet --batch 1 --accumulation 2 --ema 0.9"),
     ];
-    for (ranks, flags) in first(6, all) {
+    for (ranks, flags) in first(7, all) {
         check(ranks, flags);
     }
 }

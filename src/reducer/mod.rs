@@ -15,5 +15,5 @@ pub use averaging::{Averaging, Expected, Setting, StepTimes};
 pub use carriers::{Carrying, Places, Pushes, edges, exchanges};
 pub use sharing::{
     Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes, seats,
-    shares_gradients, turns, windows_apart,
+    share_of, shares_gradients, turns, windows_apart,
 };

@@ -264,9 +264,13 @@ pub fn windows_apart(world: &World, device: &dyn Device, bytes: usize) -> Result
 
 /// The most bytes of parameters that a rank updates.
 pub fn largest_share(world: &Topology, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
-    let seats = seats(world);
-    let of = |rank| plan.owned(owners, rule, seats[rank], rank).iter().map(ExactSizeIterator::len).sum();
+    let of = |rank| share_of(world, plan, rule, owners, rank);
     (0..world.size()).map(of).max().unwrap_or(0)
+}
+
+/// Bytes of parameters that a rank updates.
+pub fn share_of(world: &Topology, plan: &Plan, rule: &Rule, owners: Owners, rank: usize) -> usize {
+    plan.owned(owners, rule, seats(world)[rank], rank).iter().map(ExactSizeIterator::len).sum()
 }
 
 /// The region as memory of a host device.

@@ -25,7 +25,7 @@ use crate::plan::{
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
-    shares_gradients, turns,
+    share_of, shares_gradients, turns,
 };
 use crate::strategy::Owners;
 
@@ -785,16 +785,30 @@ fn extent(
     let in_common = beside * plan.sizes.parameters + of_gradients;
     let sharing = Sharing::expected(world, device, config, in_common);
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
-    let share = largest_share(world, plan, &rule, owners);
+    let mut share = largest_share(world, plan, &rule, owners);
+    let mut checkpoint = checkpoint_bytes(world, config, plan, untouched);
+    // Who serves has no graph.
+    let (serves, steps) =
+        (owners.serves(world.size() - 1), plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs);
+    // The first rank alone copies what goes to a checkpoint, and where owners are apart it may have less than another:
+    // what counts is the fuller of the two.
+    let copied_by_first =
+        matches!(config.session, Session { checkpoint: Some(_), commit: None, resume: None, .. });
+    if copied_by_first && owners.are_apart() {
+        let first = share_of(world, plan, &rule, owners, 0);
+        let regions = copies + usize::from(keeps_sums(plan, config)) + usize::from(plan.gathers());
+        let more = if serves { (copies * share).saturating_sub(steps) } else { (share - first) * regions };
+        match more > checkpoint {
+            true => checkpoint = 0,
+            false => share = first,
+        }
+    }
     let kept = keeps(config) && sharing.ranks > 1;
     let relaxed = config.relaxed(world.size());
     let anchors = meeting::memory(relaxed, plan, own_memory);
     let optimizer = match owners {
-        // Who serves has no graph: it takes more than another rank where this is more than what steps need.
-        _ if owners.serves(world.size() - 1) => {
-            let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
-            (copies * share).saturating_sub(steps)
-        }
+        // It takes more than another rank where this is more than what steps need.
+        _ if serves => (copies * share).saturating_sub(steps),
         _ if owners.are_apart() => copies * share,
         // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank
         // that writes checkpoints reads what others have touched.
@@ -837,7 +851,7 @@ fn extent(
         batches_on_device: if sent_ahead { 2 } else { 1 },
         mapped,
         messages: messages + read_whole * (1 + read_ahead),
-        checkpoint: checkpoint_bytes(world, config, plan, untouched),
+        checkpoint,
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
         program: host::resident().unwrap_or(0),

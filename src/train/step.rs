@@ -69,6 +69,9 @@ impl Stretch {
     }
 }
 
+/// Bytes of parameters and of their averages that change places at a time.
+const EXCHANGED: usize = 4 << 20;
+
 /// A program, and what of it runs without a pause.
 pub struct Bound {
     pub program: Program,
@@ -702,11 +705,19 @@ impl Trainer {
         world.barrier()?;
         for (bucket, part) in memories.parts.iter().enumerate() {
             let places = [memories.of_parameters(bucket), memories.of_part(average, bucket)];
-            let mut values = [vec![0u8; part.len()], vec![0u8; part.len()]];
-            for (place, values) in places.iter().zip(&mut values) {
-                device.download(place, values)?;
+            for start in (0..part.len()).step_by(EXCHANGED) {
+                let bytes = EXCHANGED.min(part.len() - start);
+                let places = places.each_ref().map(|place| place.slice(start, bytes));
+                let mut values = [vec![0u8; bytes], vec![0u8; bytes]];
+                for (place, values) in places.iter().zip(&mut values) {
+                    device.download(place, values)?;
+                }
+                places
+                    .iter()
+                    .rev()
+                    .zip(&values)
+                    .try_for_each(|(place, values)| device.upload(values, place))?;
             }
-            places.iter().rev().zip(&values).try_for_each(|(place, values)| device.upload(values, place))?;
         }
         let is_new = |transfer: &Transfer| {
             matches!(transfer.kind, Kind::FromOwners | Kind::Pull)

@@ -159,9 +159,8 @@ impl Draw {
             all.extend((dense && !whole.into_iter().any(has)).then(|| " --tensor 2".into()));
         }
         let mut chosen = all[self.0.below(all.len() as u32) as usize].clone();
-        // A server computes nothing, and one rank is no group. With a checkpoint the plan adds what a server has to
-        // what rank 0 has, though no rank has both.
-        if chosen.contains("server") && (ranks == 1 || has("--sync-bn") || has("--checkpoint")) {
+        // A server computes nothing, and one rank is no group.
+        if chosen.contains("server") && (ranks == 1 || has("--sync-bn")) {
             chosen.clear();
         }
         // Copies of the large networks' state, of each rank where ranks have their own, fill the memory of a workstation.

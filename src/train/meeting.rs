@@ -37,11 +37,13 @@ fn copies(relaxed: Option<Relaxed>) -> usize {
     relaxed.map_or(0, |relaxed| 1 + outer_rule(relaxed.meeting).states())
 }
 
-/// Bytes that these take. What is frozen has no momentum: its place in memory of the host is never touched.
+/// Bytes that these take. What is frozen has no momentum and is not sent: its place there is never touched, which in
+/// memory of the host takes none.
 pub fn memory(relaxed: Option<Relaxed>, plan: &Plan, own_memory: bool) -> usize {
     let Some(Relaxed { meeting, .. }) = relaxed else { return 0 };
     let learned = if own_memory { plan.sizes.parameters } else { learned_bytes(plan) };
-    plan.sizes.parameters + outer_rule(meeting).states() * learned
+    let anchor = if meeting == Meeting::Gossip { learned } else { plan.sizes.parameters };
+    anchor + outer_rule(meeting).states() * learned
 }
 
 /// Bytes that a rank has beside while it takes the mean of all: numbers as f32, as f64, and what of these comes in.

@@ -114,7 +114,8 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let extent = extent(world, config, averaging, &training, device, evaluation.is_some());
+        let mut extent = extent(world, config, averaging, &training, device, evaluation.is_some());
+        extent.checkpoint += of_other_stages(layout, config, &others);
         let (split, trades) = (network.split_layers(config.batch)?, training.trades());
         Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split, trades })
     }
@@ -279,6 +280,7 @@ impl Plans {
         let evaluates = self.evaluation.is_some();
         self.extent =
             Extent { program, ..extent(layout.data, config, averaging, &self.training, device, evaluates) };
+        self.extent.checkpoint += of_other_stages(layout, config, &self.others);
         Ok(())
     }
 
@@ -900,6 +902,12 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
         _ => 0,
     }
+}
+
+/// Bytes of a checkpoint that the first rank has of other stages than its own.
+fn of_other_stages(layout: Layout, config: &Config, others: &[Plan]) -> usize {
+    let of = |plan: &Plan| checkpoint_bytes(layout.data, config, plan, 0);
+    if layout.stage == Some(0) { others.iter().map(of).sum() } else { 0 }
 }
 
 /// Whether the state of the run is copied to a checkpoint, or from one.

@@ -322,7 +322,9 @@ impl Memories {
         let width = spec.shape.elements() / rows;
         let kernel = |rows: &Range<usize>| device.reorder_rows(spec, layout, rows, into);
         let mut most = (PIECE / (4 * width.max(1))).max(1).next_multiple_of(ROWS).min(rows);
-        if most < rows && !is_plain && kernel(&(0..most))?.is_none() {
+        // The second piece tells whether one may begin in the middle: some blocks have 512 rows.
+        let second = most..rows.min(2 * most);
+        if most < rows && !is_plain && (kernel(&(0..most))?.is_none() || kernel(&second)?.is_none()) {
             most = rows;
         }
         let plain = if is_plain { at.clone() } else { self.passing(device, 4 * most * width)? };

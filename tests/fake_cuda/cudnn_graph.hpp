@@ -325,9 +325,8 @@ inline std::vector<double> read(const Tensor &tensor, const void *memory) {
 }
 
 // Adds to each of some numbers the product of a factor and another number: these lie `step` apart, those `stride`.
-__attribute__((no_sanitize("alignment"))) inline void add_products(double *__restrict to, int64_t step, double factor,
-                                                                   const double *__restrict of, int64_t stride,
-                                                                   int count) {
+inline void add_products(double *__restrict to, int64_t step, double factor, const double *__restrict of,
+                         int64_t stride, int count) {
     if (step == 1 && stride == 1) {
         for (int i = 0; i < count; ++i) to[i] += factor * of[i];
     } else {

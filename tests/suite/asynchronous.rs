@@ -11,7 +11,7 @@
 //!   were and whether the run can be repeated;
 //! - what does not go together is refused.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
 use crate::support::gpu_job;
 use crate::support::job;
 
@@ -243,7 +243,7 @@ fn memory_is_as_planned() {
     let results = Scratch::new();
     let file = results.path("run.h5");
     let words = format!(
-        "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam --ema 0.9 \
+        "--model mnist_large --image-size 64 --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam --ema 0.9 \
          --sync server-async --results {}",
         file.display()
     );
@@ -253,7 +253,7 @@ fn memory_is_as_planned() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    for (ranks, flags, said) in [
+    let cases = [
         (2, "--sync server-async:2", "none is left to compute"),
         (1, "--sync server-async", "none is left to compute"),
         (2, "--async-order arrival", "add --sync server-async"),
@@ -267,9 +267,10 @@ fn what_does_not_go_together_is_refused() {
         (2, "--sync server-async --local-steps 2", "--local-steps 2 and --sync server-async"),
         (2, "--sync server-async --zero 1", "both say who updates what"),
         (2, "--sync server-async --checkpoint /tmp/none --commit 2", "--commit and --sync server-async"),
-    ] {
+    ];
+    each(cases, |(ranks, flags, said)| {
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let message = refused(&[(ranks, &flags)]);
         assert!(message.contains(said), "{flags:?}: {message}");
-    }
+    });
 }

@@ -1,6 +1,7 @@
 //! `dltrain bench`: whole tables of finite numbers, and refusals. (What collectives give: collectives.rs.) `bench
 //! autotune`: its file, and what a run does with a good or a bad one; `bench fusion`: right sums in every cut.
 
+use crate::support::cases::each;
 use crate::support::gpu_job::with_cuda;
 use crate::support::job;
 
@@ -189,7 +190,7 @@ fn the_sum_over_ranks_is_at_least_their_number_times_the_slowest() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    for (flags, named) in [
+    let cases = [
         (["bench", "layers", "--steps", "0"], "--steps 0"),
         (["bench", "layers", "--batch", "0"], "--batch 0"),
         (["bench", "layers", "--device", "auto"], "cpu, or cuda"),
@@ -210,10 +211,11 @@ fn what_cannot_be_measured_is_refused() {
         (["bench", "allreduce", "--iterations", "0"], "--iterations 0"),
         (["bench", "allreduce", "--results", "/proc/nothing/b.h5"], "/proc/nothing"),
         (["bench", "allreduce", "--results", DLTRAIN], "cannot write in"),
-    ] {
+    ];
+    each(cases, |(flags, named)| {
         let message = refused(&[(2, &flags)]);
         assert!(message.contains(named), "{message}");
-    }
+    });
     let wire = |wire| ["bench", "allreduce", "--lengths", "7", "--wire", wire];
     let message = refused(&[(1, &wire("f32")), (1, &wire("bf16"))]);
     assert!(message.contains("ranks differ in --wire: f32 (rank 0 on "), "{message}");

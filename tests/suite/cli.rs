@@ -4,6 +4,7 @@
 //! written · ranks given different flags, data or programs · output that nobody gets · a loss that is not finite · a
 //! rank killed · help and info
 
+use crate::support::cases::each;
 use crate::support::job;
 
 use std::fs;
@@ -49,7 +50,7 @@ fn a_missing_or_damaged_data_file_is_named_once() {
 
 #[test]
 fn wrong_flags_and_impossible_combinations_are_named_once() {
-    for (flags, named) in [
+    let cases = [
         (vec!["--model", "resnet51"], "resnet51"),
         (vec!["--bach", "3"], "--bach"),
         (vec!["--batch", "0"], "--batch 0"),
@@ -75,10 +76,11 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--model", "vgg16", "--sync-bn"], "vgg16 has no batch normalisation"),
         (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
         (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
-    ] {
+    ];
+    each(cases, |(flags, named)| {
         let message = refused(&[(2, &flags)]);
         assert!(message.contains(named), "{flags:?}: {message}");
-    }
+    });
 }
 
 #[test]
@@ -95,17 +97,23 @@ fn results_are_never_overwritten() {
 
 #[test]
 fn ranks_given_different_flags_are_told_which() {
-    let message = refused(&[(1, &["--seed", "1", "--dry-run"]), (1, &["--seed", "2", "--dry-run"])]);
-    assert!(message.contains("seed") && message.contains('1') && message.contains('2'), "{message}");
-    let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "16"])]);
-    assert!(message.contains("batch"), "{message}");
-    let message = refused(&[(1, &["--allreduce", "ring"]), (1, &["--allreduce", "recursive-doubling"])]);
-    assert!(message.contains("ranks differ in allreduce: ring (rank 0 on "), "{message}");
-    let message = refused(&[(1, &["--wire", "bf16"]), (1, &["--wire", "f16"])]);
-    assert!(message.contains("ranks differ in wire: bf16 (rank 0 on "), "{message}");
-    // One rank's flags are refused by itself: the others must not wait for it.
-    let message = refused(&[(1, &["--batch", "8"]), (1, &["--batch", "0"])]);
-    assert!(message.contains("--batch 0") && message.contains("rank 1"), "{message}");
+    /// The flags of two ranks, and what is said.
+    type Case<'a> = ([&'a [&'a str]; 2], &'a [&'a str]);
+    let cases: [Case; 5] = [
+        ([&["--seed", "1", "--dry-run"], &["--seed", "2", "--dry-run"]], &["seed", "1", "2"]),
+        ([&["--batch", "8"], &["--batch", "16"]], &["batch"]),
+        (
+            [&["--allreduce", "ring"], &["--allreduce", "recursive-doubling"]],
+            &["ranks differ in allreduce: ring (rank 0 on "],
+        ),
+        ([&["--wire", "bf16"], &["--wire", "f16"]], &["ranks differ in wire: bf16 (rank 0 on "]),
+        // One rank's flags are refused by itself: the others must not wait for it.
+        ([&["--batch", "8"], &["--batch", "0"]], &["--batch 0", "rank 1"]),
+    ];
+    each(cases, |([one, other], named)| {
+        let message = refused(&[(1, one), (1, other)]);
+        assert!(named.iter().all(|text| message.contains(text)), "{message}");
+    });
 }
 
 /// One of them may end before MPI starts, which the others would wait for there.
@@ -121,10 +129,10 @@ fn ranks_that_were_asked_for_unlike_things_are_told_so() {
         ([(1, &["models"]), (1, &["man"])], ["dltrain models (rank 0 on ", "dltrain man (rank 1 on "]),
         ([(1, &digits), (1, &["--help"])], ["a training", "dltrain --help or --version (rank 1 on "]),
     ];
-    for (groups, named) in cases {
+    each(cases, |(groups, named)| {
         let message = refused(&groups);
         assert!(named.iter().all(|text| message.contains(text)), "{groups:?}: {message}");
-    }
+    });
     // What is about the program alone is said once.
     let version = run(2, &["--version"]);
     assert_eq!(version.matches("dltrain ").count(), 1, "{version}");
@@ -196,19 +204,20 @@ fn what_is_printed_in_vain_is_an_error_unless_nobody_reads_on() {
 fn two_flags_that_mean_one_file_are_named_before_anything_is_done() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
-    for (one, two) in [
+    let cases = [
         ("--results", "--save-weights"),
         ("--timeline", "--save-weights"),
         ("--checkpoint", "--results"),
         ("--init-from", "--save-weights"),
         ("--tensorboard", "--timeline"),
-    ] {
+    ];
+    each(cases, |(one, two)| {
         let (a, b) = (at("a.h5"), at("./a.h5"));
         let message = refused(&[(2, &["--data", DIGITS, one, &a, two, &b])]);
         assert!(message.contains("means the same file"), "{message}");
         assert!([one, two].iter().all(|flag| message.contains(flag)), "{message}");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0, "something was written");
-    }
+    });
 }
 
 #[test]

@@ -15,7 +15,7 @@
 //!
 //! Every op by itself: tests/suite/ops.rs. Sums that never come to the host: tests/gpu_sums.rs.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
 use crate::support::digits::DIGITS;
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
@@ -418,7 +418,7 @@ fn without_a_flag_a_gpu_rounds_products_and_says_so() {
 fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
     let cuda = "--model mnist_small --steps 1 --device cuda";
     let path = fake_cuda::libraries().to_str().unwrap();
-    for (flags, variables, words) in [
+    let cases = [
         (cuda.to_string(), vec![("FAKE_CUDA_DEVICES", "0")], vec!["sees no GPU", "--device cpu"]),
         (cuda.into(), vec![("FAKE_CUDNN_VERSION", "8907")], vec!["cuDNN 8.9.7", "needs 9"]),
         (cuda.into(), vec![("FAKE_CUDA_DRIVER", "11080")], vec!["CUDA 11.8", "CUDA 12.0 or newer"]),
@@ -434,10 +434,11 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
             vec![("FAKE_CUDA_MEMORY", "5000000000")],
             vec!["--batch 512 needs", "free on the rank's GPU", "the largest --batch that fits is"],
         ),
-    ] {
+    ];
+    each(cases, |(flags, variables, words)| {
         let message = refused(2, &flags, &variables);
         words.iter().for_each(|word| assert!(message.contains(word), "{flags} {variables:?}: {message}"));
-    }
+    });
     // Without any of it, and with a driver but none of the rest.
     let nothing = tempfile::tempdir().unwrap();
     let none = refused(1, cuda, &[("DLTRAIN_CUDA_PATH", nothing.path().to_str().unwrap())]);
@@ -451,14 +452,15 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
         let words = ["no cuDNN 9 (libcudnn.so.9)", "DLTRAIN_CUDA_PATH", "--device cpu runs without"];
         words.iter().for_each(|word| assert!(driver_only.contains(word), "{driver_only}"));
     }
-    for (flags, word) in [
+    let cases = [
         ("--device gpu", "cuda:N"),
         ("--device cuda:x", "cuda:N"),
         ("--device cpu --precision tf32", "--device cuda"),
-    ] {
+    ];
+    each(cases, |(flags, word)| {
         let message = refused(1, flags, &[]);
         assert!(message.contains(word), "{message}");
-    }
+    });
 }
 
 /// The double of NVML shows a GPU that is half busy, with 2 GiB in use and 123 W.

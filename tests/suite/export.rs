@@ -8,6 +8,7 @@
 //!
 //! ONNX Runtime is there after `.ci/deps onnxruntime`; without it what needs it says SKIPPED.
 
+use crate::support::cases::each;
 use crate::support::{bound, digits, job};
 
 use std::path::{Path, PathBuf};
@@ -348,19 +349,21 @@ fn what_is_exported_has_the_accuracy_of_what_was_trained() {
     let mut entries = std::fs::read_dir(place.path()).unwrap();
     assert!(!entries.any(|entry| entry.unwrap().path().extension().is_some_and(|end| end == "tmp")));
 
-    let refuses = |flags: &[&str], what: &str| {
-        let before = std::fs::read(&net).unwrap();
-        let message = refused(&[(2, &[&["export"], flags].concat())]);
+    let [new, short, nowhere] = ["new.onnx", "w.h5", "none/net.onnx"].map(path);
+    let before = std::fs::read(&net).unwrap();
+    let cases = [
+        ([&[&*weights, &net], &network[..]].concat(), "is there already"),
+        (vec![&weights, &new], "name their network with --model"),
+        (vec![&weights, &new, "--model", "resnet81"], "no such model"),
+        (vec![&weights, &new, "--model", "resnet18"], "say with --classes how many they are for"),
+        (vec![&weights, &short, "--fold"], "--fold is about a network"),
+        (vec![&weights, &nowhere, "--model", "resnet18"], "none"),
+    ];
+    each(cases, |(flags, what)| {
+        let message = refused(&[(2, &[&["export"], &flags[..]].concat())]);
         assert!(message.contains(what), "{what}: {message}");
-        assert_eq!(std::fs::read(&net).unwrap(), before);
-    };
-    let new = path("new.onnx");
-    refuses(&[&[&*weights, &net], &network[..]].concat(), "is there already");
-    refuses(&[&weights, &new], "name their network with --model");
-    refuses(&[&weights, &new, "--model", "resnet81"], "no such model");
-    refuses(&[&weights, &new, "--model", "resnet18"], "say with --classes how many they are for");
-    refuses(&[&weights, &path("w.h5"), "--fold"], "--fold is about a network");
-    refuses(&[&weights, &path("none/net.onnx"), "--model", "resnet18"], "none");
+    });
+    assert_eq!(std::fs::read(&net).unwrap(), before);
     assert!(!Path::new(&new).exists());
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Between several nodes: tests/hosts.rs.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
 use crate::support::job;
@@ -181,17 +181,18 @@ fn what_nccl_lacks_is_said_before_anything_is_done() {
     let flags = "--model mnist_small --steps 1 --allreduce nccl";
     let cuda = format!("{flags} --device cuda");
     let apart = ("FAKE_CUDA_DEVICES", "2");
-    for (flags, variables, words) in [
+    let cases = [
         (&cuda, vec![], ["ranks 0, 1 share a GPU of ", "as many ranks as there are GPUs"]),
         (&format!("{flags} --device cpu"), vec![], ["computes on the CPU", "--device cuda"]),
         (&format!("{flags} --device reference"), vec![], ["computes on reference", "--device cuda"]),
         (&cuda, vec![apart, ("FAKE_NCCL_VERSION", "2708")], ["code 2708", "2.14 or newer"]),
         (&format!("{cuda} --wire bf16"), vec![apart], ["--wire bf16", "in f32"]),
         (&format!("{cuda} --compress 1bit"), vec![apart], ["--compress 1bit", "--allreduce nccl"]),
-    ] {
+    ];
+    each(cases, |(flags, variables, words)| {
         let message = refused(2, flags, &variables);
         words.iter().for_each(|word| assert!(message.contains(word), "{flags} {variables:?}: {message}"));
-    }
+    });
     let without = all_but("libnccl");
     let path = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
     let info = finish(with_cuda(job::job(&[(1, &["info"])]), &path, without.path())).stdout;
@@ -207,7 +208,7 @@ fn what_nccl_lacks_is_said_before_anything_is_done() {
 #[test]
 fn a_rank_that_is_lost_to_the_others_gpus_ends_the_job() {
     let directory = tempfile::tempdir().unwrap();
-    for (sums, variable, words) in [
+    let cases = [
         (
             "nccl",
             "FAKE_CUDA_FAIL=ncclCommInitRankConfig:1",
@@ -246,7 +247,8 @@ fn a_rank_that_is_lost_to_the_others_gpus_ends_the_job() {
             vec!["rank 1 on ", "cuLaunchKernel", "--allreduce shm goes without"],
         ),
         ("ipc", "FAKE_CUDA_FAIL=cuEventRecord:30", vec!["rank 1 on ", "cuEventRecord"]),
-    ] {
+    ];
+    each(cases, |(sums, variable, words)| {
         let results = directory.path().join(format!("{sums}-{variable}.h5"));
         let script = format!(
             "[ ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} = 1 ] && export {variable}; exec '{DLTRAIN}' --model mnist_small \
@@ -263,7 +265,7 @@ fn a_rank_that_is_lost_to_the_others_gpus_ends_the_job() {
         );
         let said = |line: &str| line.contains("error: ") && words.iter().all(|word| line.contains(word));
         assert!(done.stderr.lines().any(said), "{sums} {variable}: {}", done.stderr);
-    }
+    });
 }
 
 #[test]

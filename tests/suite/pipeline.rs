@@ -9,7 +9,7 @@
 //!
 //! Cuts, contexts, schedules and their rehearsal are tested in `lib::plan`.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::disturbed::disturbed;
 use crate::support::gpu_job;
@@ -142,7 +142,7 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
     let scratch = Scratch::new();
     let words = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9";
     let plain = "--batch 2 --accumulation 4";
-    let whole = scratch.train(1, &format!("{words} {plain} --steps 6"));
+    let whole = scratch.train(1, &format!("{words} {plain} --steps 4"));
     let layouts = [
         (2, "--batch 8 --pipeline 2 --micro-batches 4"),
         (3, "--batch 8 --pipeline 3 --micro-batches 4 --schedule gpipe"),
@@ -151,7 +151,7 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
     for (from, to) in [(0, 2), (2, 1), (1, 0)] {
         let directory = format!("DIR/c{from}{to}");
         let kept = format!("{words} --checkpoint {directory} --resume auto --results DIR/r{from}{to}.h5");
-        for ((ranks, layout), steps) in [(layouts[from], 3), (layouts[to], 6)] {
+        for ((ranks, layout), steps) in [(layouts[from], 2), (layouts[to], 4)] {
             let flags = scratch.words(&format!(
                 "{kept} {layout} --steps {steps} --save-weights DIR/w{from}{to}{steps}.safetensors"
             ));
@@ -159,7 +159,7 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
         }
         let losses = series(&scratch.path(&format!("r{from}{to}.h5")), "steps/loss");
         assert_eq!(losses, whole.losses, "{from} to {to}");
-        let weights = fs::read(scratch.path(&format!("w{from}{to}6.safetensors"))).unwrap();
+        let weights = fs::read(scratch.path(&format!("w{from}{to}4.safetensors"))).unwrap();
         assert!(weights == whole.weights, "{from} to {to}: other weights");
     }
 }
@@ -279,7 +279,7 @@ fn stages_are_cut_by_what_was_measured() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    for (ranks, flags, said) in [
+    let cases = [
         (2, "--pipeline 0", "--pipeline 0: must be at least 1"),
         (2, "--pipeline 2 --batch 8 --micro-batches 3", "--micro-batches 3: they do not divide --batch 8"),
         (2, "--pipeline 2 --accumulation 2", "are accumulated"),
@@ -309,12 +309,13 @@ fn what_does_not_go_together_is_refused() {
         (2, "--pipeline 2 --recompute --schedule zb-h1", "--recompute and --schedule zb-h1"),
         (2, "--pipeline 2 --max-batch 1GB", "--max-batch and --pipeline"),
         (2, "--pipeline 2 --schedule zb-v", "interleaved:V"),
-    ] {
+    ];
+    each(cases, |(ranks, flags, said)| {
         let flags: Vec<&str> =
             flags.split_whitespace().chain(["--model", "mnist_small", "--threads", "1"]).collect();
         let message = job::misused(ranks, &flags);
         assert!(message.contains(said), "{flags:?}: {message}");
-    }
+    });
     let groups = "--model resnet18 --image-size 32 --threads 1 --mesh data=2,pipeline=2 --sync-bn 4";
     let message = job::misused(4, &groups.split_whitespace().collect::<Vec<_>>());
     assert!(message.contains("--sync-bn 4: 2 ranks cannot be divided into groups of 4"), "{message}");

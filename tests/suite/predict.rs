@@ -7,6 +7,7 @@
 //! - a GPU says the same;
 //! - what is wrong is said in one message, and nothing is overwritten.
 
+use crate::support::cases::each;
 use crate::support::{digits, gpu_job, job};
 
 use std::fs;
@@ -225,7 +226,7 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
     let [weights, there] = ["w.safetensors", "there.csv"].map(|name| place.text(name));
     fs::write(&there, "mine").unwrap();
     let new = place.text("new.csv");
-    for (flags, what) in [
+    let cases = [
         (vec!["--init-from", &weights, DIGITS, "-o", &there], "is there already"),
         (vec!["--init-from", &weights, DIGITS, "-o", "new.txt"], "the name ends in .csv"),
         (vec!["--init-from", &weights, DIGITS, "-o", &weights], "means the same file"),
@@ -236,10 +237,11 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
         (vec!["--init-from", &weights, "--model", "lenet5", DIGITS, "-o", &new], "does not fit lenet5"),
         (vec!["--init-from", &weights, DIGITS, "--epochs", "2", "-o", &new], "--epochs would do nothing"),
         (vec!["--init-from", &weights, DIGITS, DIGITS, "-o", &new], "cannot be used with"),
-    ] {
+    ];
+    each(cases, |(flags, what)| {
         let message = refused(&[(2, &[&["predict"], &flags[..]].concat())]);
         assert!(message.contains(what), "{what}: {message}");
-    }
+    });
     assert_eq!(fs::read_to_string(&there).unwrap(), "mine");
     assert!(!place.path("new.csv").exists());
 }

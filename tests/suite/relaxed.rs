@@ -8,7 +8,7 @@
 //! - they send a share of what plain data parallelism does, have the memory that the plan says, and learn the digits;
 //! - what does not go together is refused.
 
-use crate::support::cases::{first, full};
+use crate::support::cases::{each, first, full};
 use crate::support::gpu_job;
 use crate::support::job;
 
@@ -405,7 +405,7 @@ fn memory_is_as_planned() {
     for (number, flags) in first(3, all).enumerate() {
         let results = scratch.path(&format!("{number}.h5"));
         let words = format!(
-            "--model alexnet --image-size 63 --batch 2 --steps 2 --warmup 0 --threads 1 --lr 1e-5 {} --results {}",
+            "--model mnist_large --image-size 64 --batch 2 --steps 2 --warmup 0 --threads 1 --lr 1e-5 {} --results {}",
             flags.replace("DIR", scratch.path(&format!("kept{number}")).to_str().unwrap()),
             results.display()
         );
@@ -471,7 +471,7 @@ fn the_digits_are_learned() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    for (flags, said) in [
+    let cases = [
         ("--local-steps 0", "--local-steps 0: must be at least 1"),
         ("--local-steps 4 --sync root", "--local-steps 4 and --sync root"),
         ("--local-steps 4 --sync easgd:2,0.5", "says itself how many steps"),
@@ -489,11 +489,12 @@ fn what_does_not_go_together_is_refused() {
         ("--sync gossip:2", "it is gossip"),
         ("--sync easgd:4", "ALPHA is missing"),
         ("--sync easgd:4,2", "`2` is no attraction"),
-    ] {
+    ];
+    each(cases, |(flags, said)| {
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let message = refused(&[(2, &flags)]);
         assert!(message.contains(said), "{flags:?}: {message}");
-    }
+    });
     let message = refused(&[
         (1, &["--local-steps", "2", "--steps", "1"]),
         (1, &["--local-steps", "3", "--steps", "1"]),

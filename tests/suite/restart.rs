@@ -9,6 +9,7 @@
 //! 5. a full, read-only or vanished directory costs checkpoints, not the training; a broken state is never kept.
 
 use crate::support::cases::first;
+use crate::support::digits::few_tests;
 use crate::support::job;
 
 use std::fs;
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant};
 use dltrain::random::Stream;
 use job::{DLTRAIN, Finished, finish, job, refused, run, series};
 
-const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 /// Steps of 2 × 100 images: seven an epoch, so that runs of a dozen meet an epoch's end and its evaluation.
 const SMALL: &str = "--batch 100 --threads 1";
 
@@ -38,7 +38,7 @@ impl Scratch {
     /// Words with DIR for this directory, on the digits.
     fn flags(&self, words: &str) -> Vec<String> {
         let directory = self.0.path().to_str().unwrap();
-        let all = format!("--data {DIGITS} {words}");
+        let all = format!("--data {} {words}", few_tests());
         all.split_whitespace().map(|word| word.replace("DIR", directory)).collect()
     }
 

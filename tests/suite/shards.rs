@@ -5,13 +5,12 @@
 //! - a run that goes on with other ranks, back and forth, has the bits of one that was left alone;
 //! - a rank has the memory that the plan says, and what cannot be is refused.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
+use crate::support::digits::few_tests;
 use crate::support::gpu_job;
 use crate::support::job;
 
 use job::{refused, run, series};
-
-const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
 struct Scratch(tempfile::TempDir);
 
@@ -37,13 +36,14 @@ impl Scratch {
 #[test]
 fn any_power_of_two_of_ranks_has_the_same_bits() {
     let scratch = Scratch::new();
+    let digits = few_tests();
     let cases = [
         format!(
-            "--model resnet18 --image-size 32 --classes 10 --data {DIGITS} --shards 8 --batch 2 --steps 3 --lr 0.01 \
+            "--model resnet18 --image-size 32 --classes 10 --data {digits} --shards 8 --batch 2 --steps 3 --lr 0.01 \
              --optimizer sgd --augment pad-crop,mixup"
         ),
         format!(
-            "--model mnist_net --data {DIGITS} --shards 4 --global-batch 32 --steps 5 --optimizer adam \
+            "--model mnist_net --data {digits} --shards 4 --global-batch 32 --steps 5 --optimizer adam \
              --clip-norm 0.1 --ema 0.9 --fusion-threshold-mb 0.01"
         ),
         "--model mnist_small --shards 8 --batch 4 --steps 4 --optimizer lamb".to_string(),
@@ -70,8 +70,9 @@ fn any_power_of_two_of_ranks_has_the_same_bits() {
 fn a_run_goes_on_with_other_ranks_to_the_bit() {
     let scratch = Scratch::new();
     let words = format!(
-        "--model resnet18 --image-size 32 --classes 10 --data {DIGITS} --shards 4 --batch 4 --steps 6 --lr 0.01 \
-         --optimizer sgd --momentum 0.9 --checkpoint-every 2steps --checkpoint-keep 9"
+        "--model resnet18 --image-size 32 --classes 10 --data {} --shards 4 --batch 4 --steps 6 --lr 0.01 \
+         --optimizer sgd --momentum 0.9 --checkpoint-every 2steps --checkpoint-keep 9",
+        few_tests()
     );
     let whole = scratch.train(4, &format!("{words} --checkpoint DIR/a"));
     let two = scratch.train(2, &format!("{words} --resume DIR/a/step-00000002.h5 --checkpoint DIR/b"));
@@ -114,7 +115,7 @@ fn memory_is_as_planned() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    for (ranks, flags, said) in [
+    let cases = [
         (3, "--shards 8", "3 ranks cannot share them; start a power of two"),
         (4, "--shards 2", "4 ranks cannot share them"),
         (1, "--shards 6", "must be a power of two"),
@@ -127,9 +128,10 @@ fn what_cannot_be_is_refused() {
         (2, "--shards 8 --compress topk", "--compress and --shards 8"),
         (2, "--shards 8 --wire bf16", "--wire bf16 and --shards 8"),
         (2, "--shards 8 --allreduce ring", "--allreduce ring and --shards 8"),
-    ] {
+    ];
+    each(cases, |(ranks, flags, said)| {
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let message = refused(&[(ranks, &flags)]);
         assert!(message.contains(said), "{flags:?}: {message}");
-    }
+    });
 }

@@ -7,7 +7,8 @@
 //! - a rank sends the rows that docs/algorithms.md says, and has the memory that its plan says, which is less;
 //! - what does not go together is refused, and a rank that is killed ends the job.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
+use crate::support::digits::few_tests;
 use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
 use crate::support::job;
@@ -88,8 +89,9 @@ fn any_number_of_parts_comes_to_the_same() {
     }
     scratch.alike(3, 3, &plain.replace("--batch 4", "--batch 2 --device reference"), "");
     let rest = format!(
-        "{plain} --data {DIGITS} --repeat-data 1 --epochs 1 --accumulation 2 --clip-norm 0.5 --ema 0.9 \
-         --augment crop,mixup=0.4,cutmix=1"
+        "{plain} --data {} --repeat-data 1 --epochs 1 --accumulation 2 --clip-norm 0.5 --ema 0.9 \
+         --augment crop,mixup=0.4,cutmix=1",
+        few_tests()
     );
     scratch.alike(4, 2, &rest, "--zero 1");
 }
@@ -312,7 +314,7 @@ fn a_rank_has_the_memory_that_its_plan_says() {
 #[test]
 fn what_does_not_go_together_is_refused() {
     let small = "--model mnist_small --batch 2 --steps 1 --warmup 0 --threads 1";
-    for (ranks, flags, said) in [
+    let cases = [
         (3, "--spatial 2", "--spatial 2: this job has 3 ranks; start a multiple of 2"),
         (1, "--spatial 2", "--spatial 2: this job has 1 rank; start a multiple of 2"),
         (2, "--spatial 2 --pipeline 2", "--pipeline and --spatial"),
@@ -326,12 +328,13 @@ fn what_does_not_go_together_is_refused() {
         (2, "--spatial 2 --global-batch 8", "--global-batch and --spatial"),
         (2, "--spatial 2 --sync-bn 3", "--sync-bn 3 and --spatial 2"),
         (2, "--spatial 0", "--spatial 0: must be at least 1"),
-    ] {
+    ];
+    each(cases, |(ranks, flags, said)| {
         let words = format!("{small} {flags}");
         let flags: Vec<&str> = words.split_whitespace().collect();
         let message = misused(ranks, &flags);
         assert!(message.contains(said), "{words}: {message}");
-    }
+    });
     let words = format!("{small} --image-size 30 --spatial 31");
     let flags: Vec<&str> = words.split_whitespace().collect();
     assert!(misused(31, &flags).contains("images of 30 rows cannot be cut so often"));

@@ -9,7 +9,7 @@
 //!
 //! Which layers are worth it, and what becomes of the graph, is tested in `lib::graph`.
 
-use crate::support::cases::first;
+use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
@@ -263,7 +263,7 @@ fn other_flags_go_with_it() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    for (ranks, flags, said) in [
+    let cases = [
         (
             3,
             "--tensor 2",
@@ -286,11 +286,12 @@ fn what_does_not_go_together_is_refused() {
         (1, "--tensor 3 --predict-nodes 2", "which are no groups of 3"),
         (2, "--tensor 2 --parallel auto", "'--parallel <auto>'"),
         (1, "--tensor 2", "this job has 1 rank"),
-    ] {
+    ];
+    each(cases, |(ranks, flags, said)| {
         let flags = format!("{flags} --model mnist_net --threads 1 --dry-run");
         let message = job::misused(ranks, &words(&flags));
         assert!(message.contains(said), "{flags}: {message}");
-    }
+    });
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! record, goes on when the run does, and is never mixed with another run's. `make test-tensorboard` reads them with
 //! TensorBoard's own package.
 
+use crate::support::digits::few_tests;
 use crate::support::job;
 
 use std::fs;
@@ -114,7 +115,7 @@ fn the_network_is_drawn_once_with_its_layers_and_shapes() {
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     let [events, results, kept] = ["events", "run.h5", "kept"].map(path);
     let run_of =
-        ["--model", "resnet18", "--image-size", "32", "--classes", "10", "--data", DIGITS, "--quiet"];
+        ["--model", "resnet18", "--image-size", "32", "--classes", "10", "--data", few_tests(), "--quiet"];
     let places = ["--results", &results, "--checkpoint", &kept, "--resume", "auto", "--tensorboard", &events];
     for steps in ["1", "2"] {
         run(2, &[&run_of[..], &places, &["--batch", "4", "--steps", steps]].concat());

@@ -190,7 +190,7 @@ fn the_branching_networks_learn_a_batch() {
 fn auxiliary_heads_count_in_training_only() {
     let flags = "--model googlenet --image-size 32 --batch 16 --steps 2 --optimizer sgd --lr 1e-6";
     let mut results = Results::new();
-    let (path, _) = results.train(2, &format!("--data {DIGITS} --classes 10 {flags}"));
+    let (path, _) = results.train(2, &format!("--data {} --classes 10 {flags}", few_tests()));
     let even = 10f64.ln();
     for loss in series(&path, "steps/loss") {
         assert!((loss - 1.6 * even).abs() < 0.1, "{loss}");
@@ -361,7 +361,7 @@ fn clipping_and_averaged_weights_work_with_batch_norm() {
     let mut results = Results::new();
     let mut run = |flags: &str| {
         let (path, _) =
-            results.train(2, &format!("--data {DIGITS} {NORMALISED} --batch 8 --steps 3 {flags}"));
+            results.train(2, &format!("--data {} {NORMALISED} --batch 8 --steps 3 {flags}", few_tests()));
         (series(&path, "steps/loss"), series(&path, "epochs/test_loss"))
     };
     let plain = run("");

@@ -215,7 +215,12 @@ fn gpus_come_to_the_same() {
 
 #[test]
 fn a_loss_that_is_not_finite_ends_the_job_and_names_its_step_and_rank() {
-    let flags = format!("{SMALL} --optimizer sgd --lr 1e30 --sync server-async:2 {TURNS}");
+    let directory = tempfile::tempdir().unwrap();
+    let results = directory.path().join("run.h5");
+    let flags = format!(
+        "{SMALL} --optimizer sgd --lr 1e30 --sync server-async:2 {TURNS} --results {}",
+        results.display()
+    );
     let message = refused(&[(4, &flags.split_whitespace().collect::<Vec<_>>())]);
     assert!(message.contains("the loss is not a finite number at step 1"), "{message}");
     assert!(message.contains("first ") && message.contains(" (rank "), "{message}");

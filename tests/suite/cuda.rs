@@ -80,7 +80,9 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
     let (skipping, done) = results.train_with(2, &flags, &[]);
     assert!(done.stdout.contains("4 of 4 steps were skipped"), "{}", done.stdout);
     assert!(skipping.iter().all(|loss| loss.is_finite()));
-    let stuck = format!("{flags} --loss-scale-min 1e30");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.h5");
+    let stuck = format!("{flags} --loss-scale-min 1e30 --results {}", path.display());
     assert!(refused(2, &stuck, &[]).contains("the loss scale is at its minimum of"), "{stuck}");
 }
 

@@ -896,8 +896,8 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
         + residuals
         + passing;
     match &config.session {
-        // What is committed is copied besides.
-        Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes,
+        // What is committed is copied besides, one after the other.
+        Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes - residuals - passing,
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
         _ => 0,

@@ -99,7 +99,8 @@ impl Draw {
             flags += &format!(" --freeze {layers}");
         }
         flags += &self.sums();
-        if self.one_in(3) {
+        // The state of large networks, with what each rank has not sent yet, fills the memory of a workstation.
+        if self.one_in(3) && !(is_large(&flags) && flags.contains("--compress")) {
             flags += " --checkpoint kept --checkpoint-every 1steps";
         }
         flags += &self.strategy(ranks, batch, &flags);
@@ -117,7 +118,9 @@ impl Draw {
             all.extend((!has("--freeze")).then(|| " --zero 3".into()));
             if has("--allreduce auto") {
                 all.extend([" --sync root".into(), " --sync server".into()]);
-                all.extend(has("--wire f32").then(|| " --sync server-async".into()));
+                // In the order of arrival no two runs are alike.
+                let in_turns = " --sync server-async --async-order round-robin";
+                all.extend(has("--wire f32").then(|| in_turns.into()));
             }
             let by_tree =
                 has("--wire f32") && (has("--allreduce auto") || has("--allreduce recursive-doubling"));
@@ -163,10 +166,8 @@ impl Draw {
         if chosen.contains("server") && (ranks == 1 || has("--sync-bn")) {
             chosen.clear();
         }
-        // Copies of the large networks' state, of each rank where ranks have their own, fill the memory of a workstation.
-        let is_large = ["alexnet", "vgg11_bn"].into_iter().any(|name| flags.contains(name));
-        let may_commit =
-            !is_large && !["server", "--pipeline", "--tensor"].into_iter().any(|flag| chosen.contains(flag));
+        let may_commit = !is_large(flags)
+            && !["server", "--pipeline", "--tensor"].into_iter().any(|flag| chosen.contains(flag));
         if has("--checkpoint") && may_commit && self.one_in(2) {
             chosen += " --commit 1";
         }
@@ -199,6 +200,11 @@ impl Draw {
         }
         flags
     }
+}
+
+/// Whether the network has more than 50 million parameters.
+fn is_large(flags: &str) -> bool {
+    ["alexnet", "vgg11_bn"].into_iter().any(|name| flags.contains(name))
 }
 
 /// What a run left.

@@ -146,9 +146,16 @@ impl Sketch {
         let part = |whole: usize| whole - whole / stages;
         let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
         let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
-        let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
+        let again = usize::from(candidate.recompute);
+        // Of what recomputation leaves about half is kept of every micro-batch in flight, the other half is what the
+        // pass that runs has computed again.
+        let times = match candidate.recompute {
+            true => 0.5 + 0.5 * in_flight / stages as f64,
+            false => in_flight / stages as f64,
+        };
+        let kept = self.activations[again] as f64 * images / self.batch as f64 * times;
         let of_others = part(self.parameters * (1 + self.beside));
-        let rest = self.total[0].saturating_sub(self.activations[0] + of_others);
+        let rest = self.total[again].saturating_sub(self.activations[again] + of_others);
         (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
     }
 }

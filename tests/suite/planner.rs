@@ -142,6 +142,48 @@ fn slow_links_split_layers() {
     assert!(!none.contains("--tensor"), "{none}");
 }
 
+/// On a fast network sums are hidden, and splitting layers over two or over four ranks takes as long: four send less.
+#[test]
+fn of_ways_that_are_alike_that_which_sends_least_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fast.toml");
+    std::fs::write(&path, FLAT.replace("0.1", "10.0").replace("20.0", "1.0")).unwrap();
+    let flags = "--model mnist_large --batch 8 --predict-nodes 4 --network";
+    let flags: Vec<&str> = flags.split(' ').chain([path.to_str().unwrap()]).collect();
+    let (printed, rows) = planned(&flags);
+    let step = |flags: &str| rows.iter().find(|row| row.flags == flags).expect(flags).step;
+    let (two, four) = (step("--tensor 2"), step("--tensor 4"));
+    assert!((two / four - 1.0).abs() < 0.01, "no longer alike: {printed}");
+    assert!(rows.iter().any(|row| row.taken && row.flags == "--tensor 4"), "{printed}");
+}
+
+/// Where less than the stages of a pipeline need is free, they compute their activations again. Where everything does,
+/// pipelines do too, but for the schedule that cannot.
+#[test]
+fn stages_compute_again_where_memory_is_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.toml");
+    std::fs::write(&path, FLAT).unwrap();
+    let flags = "--model resnet18 --image-size 64 --batch 32 --predict-nodes 4 --network";
+    let flags: Vec<&str> = flags.split(' ').chain([path.to_str().unwrap()]).collect();
+    let of_stages = |row: &&Row| row.flags.contains("--pipeline");
+    let again = |row: &Row| row.flags.contains("--recompute");
+    let (printed, all) = planned(&flags);
+    assert!(all.iter().filter(of_stages).all(|row| !again(row)), "{printed}");
+    assert!(printed.contains("--recompute: by a sketch") && printed.contains(" fits"), "{printed}");
+    let taken = all.iter().find(|row| row.taken).expect("a row that is taken");
+    assert!(taken.flags.contains("--pipeline"), "{printed}");
+    let least = all.iter().map(|row| row.memory).fold(f64::INFINITY, f64::min);
+    let limit = format!("{}MB", (0.97 * least / 1e6).floor());
+    let (printed, few) = planned(&[&flags[..], &["--memory-limit", &limit]].concat());
+    let taken = few.iter().find(|row| row.taken).expect("a row that is taken");
+    assert!(of_stages(&taken) && again(taken) && taken.memory < least, "{limit}: {printed}");
+    // As typed.
+    let (printed, typed) = planned(&[&flags[..], &["--recompute"]].concat());
+    assert!(typed.iter().any(|row| of_stages(&row)), "{printed}");
+    assert!(!printed.contains("zb-h1") && !printed.contains("not looked at: pipelines"), "{printed}");
+}
+
 /// What all others need at the least of what was rehearsed, in MB, less so much that they do not fit.
 fn too_little_for_whole_images(rows: &[Row]) -> String {
     let whole = rows.iter().filter(|row| !row.flags.contains("--spatial"));

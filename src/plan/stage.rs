@@ -677,7 +677,7 @@ mod tests {
                 let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
                 let prices = Prices {
                     transfer: &|_| 0.0,
-                    busy: &|_| 0.0,
+                    rounds: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,

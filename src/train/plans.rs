@@ -243,7 +243,7 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
-        let busy = |transfer: &Transfer| averaging.busy(transfer, setting);
+        let rounds = |transfer: &Transfer| averaging.rounds(transfer, setting);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
@@ -258,7 +258,7 @@ impl Plans {
         plan::rehearse(
             scripts,
             &facts,
-            &Prices { transfer: &seconds, busy: &busy, update: &update, add: &add, pace, link: &link },
+            &Prices { transfer: &seconds, rounds: &rounds, update: &update, add: &add, pace, link: &link },
         )
     }
 

@@ -375,7 +375,7 @@ impl Averaging {
         };
         let whole = || vec![Rounds { count: 1, alone: 0.0, carried: self.transfer(transfer, setting) }];
         course.map_or_else(whole, |course| {
-            let of = |(count, [alone, carried])| Rounds { count, alone, carried };
+            let of = |(count, [alone, carried]): (usize, [f64; 2])| Rounds { count, alone, carried };
             course.rounds(&self.ranks).into_iter().map(of).collect()
         })
     }

@@ -4,10 +4,13 @@
 # hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Every rank computes SLOW times as long as it does and sleeps the rest (slow.c), so that there is a core for what each
-# does with its messages, however many ranks there are. Predicted and tuned is with the same.
+# does with its messages, however many ranks there are. Predictions and autotune run the same way. A step of the
+# network is then SLOW times as long, and Open MPI moves no message while one runs, unless by its progress thread, which
+# is on here (PROGRESS=0: off).
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
-#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=10 measured.sh …
+#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=10 PROGRESS=0 \
+#            measured.sh …
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts of
 # their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one is
@@ -24,6 +27,7 @@ locals=${LOCAL-1 2}
 models=${MODELS-mnist_large resnet50 vgg11 alexnet}
 steps=${STEPS:-4}
 slow=${SLOW:-10}
+progress=${PROGRESS:-1}
 parts=${PARTS:-pairs choices}
 result=
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
@@ -55,7 +59,7 @@ job() { # hosts, ranks on each, what slow is given
     local list=h0:$2 host
     for ((host = 1; host < $1; host++)); do list+=,h$host:$2; done
     $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
-        -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
+        --mca btl_tcp_progress_thread "$progress" -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
 }
 
 # Seconds of a step on so many hosts. Each host measures its own ranks, all at the same time, since here they share what
@@ -147,7 +151,7 @@ choices() {
 
 pairs() {
     local rate each count
-    echo "ranks compute $slow times as long; a step's seconds, of $steps steps"
+    echo "ranks compute $slow times as long, progress threads: $progress; a step's seconds, of $steps steps"
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true

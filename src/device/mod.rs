@@ -40,6 +40,8 @@ pub struct Scalars {
     pub first_sample: u64,
     /// Factor on the loss gradient: 1 / (ranks × batch × accumulation).
     pub gradient_scale: f32,
+    /// Factor on gradients that are there (`Device::scale`): one over the loss scale, or what clips them.
+    pub rescale: f32,
     /// Learning rate of this update.
     pub learning_rate: f32,
     /// Counts parameter updates from 1 (Adam's t).
@@ -167,9 +169,15 @@ pub trait Device {
     }
     /// The sum of the squares of all gradients in these parts, in one order whatever the threads.
     fn squares(&self, parts: &[Memory]) -> Result<Squares>;
-    /// Multiplies all gradients in this memory by `Scalars::gradient_scale`, as a step, and puts an `u32` that is not 0
-    /// into `broken` where one is not finite; else `broken` stays as it is.
+    /// Multiplies all gradients in this memory by `Scalars::rescale`, as a step, and puts an `u32` that is not 0 into
+    /// `broken` where one is not finite; else `broken` stays as it is.
     fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>>;
+    /// An `u32` that a device with a queue looks at itself: updates and averages that run while it is not 0 change
+    /// nothing. It is 0 again when a step of another number (`Scalars::step`) runs. `None`: whoever runs updates has to
+    /// know before.
+    fn skip_flag(&self) -> Option<Memory> {
+        None
+    }
     /// `into` = `decay`·`into` + (1 − `decay`)·`from`, both `f32`, as a step; the first update takes `from` over.
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).

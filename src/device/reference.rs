@@ -774,7 +774,7 @@ struct Scale {
 impl Step for Scale {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
         let mut gradients = read_f32(&self.gradients);
-        gradients.iter_mut().for_each(|g| *g *= scalars.gradient_scale);
+        gradients.iter_mut().for_each(|g| *g *= scalars.rescale);
         if gradients.iter().any(|g| !g.is_finite()) {
             self.broken.write(bytes_of(&[1i32]));
         }

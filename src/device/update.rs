@@ -244,7 +244,7 @@ impl Step for Clip {
         step.run(scalars)?;
         sums.read(bytes_of_mut(values));
         match clip_factor(self.max_norm, values.iter().sum()) {
-            Some(gradient_scale) => self.scale.run(&Scalars { gradient_scale, ..*scalars }),
+            Some(rescale) => self.scale.run(&Scalars { rescale, ..*scalars }),
             None => Ok(()),
         }
     }

@@ -14,7 +14,7 @@ use super::metrics::Metrics;
 use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
-use super::step::{Accumulation, Adding, Bound, Clip, Round, Scaling, Stretch, Trainer};
+use super::step::{Accumulation, Adding, Bound, Clip, Round, Scaling, Stretch, Trainer, Verdict};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
@@ -249,18 +249,21 @@ impl Assembly<'_> {
         }
     }
 
+    /// Ranks with other parameters (other layers, or other parts of them) tell each other their norms, and so do owners
+    /// of other parts.
+    fn is_told(&self, memories: &Memories) -> bool {
+        let unlike = self.groups.mesh.ranks() > self.groups.mesh.data;
+        unlike || memories.owners.are_apart() && !self.config.strategy.updates_alone()
+    }
+
     /// The norm is made of those of the shares that the computing ranks would own, so that it is the same whoever owns
     /// what.
     fn clip(&self, memories: &Memories) -> Result<Option<Clip>> {
         let Assembly { world, plans, device, rule, .. } = *self;
         let Some(max_norm) = self.config.optimizer.clip_norm else { return Ok(None) };
         let summed = self.summed(memories);
-        // Some ranks have other parameters: other layers, or other parts of them.
-        let unlike = self.groups.mesh.ranks() > self.groups.mesh.data;
         let is_alone = self.config.strategy.updates_alone();
-        // Ranks with other parameters tell each other their norms, and so do owners of other parts.
-        let is_told = unlike || memories.owners.are_apart() && !is_alone;
-        if !device.is_host() && !is_told {
+        if !device.is_host() && !self.is_told(memories) {
             return Ok(Some(Clip::OnDevice(device.clip(max_norm, &summed[0])?)));
         }
         // The norm of a rank's own gradients is nobody else's, and that of shards is the same for any number of ranks.
@@ -304,10 +307,16 @@ impl Assembly<'_> {
 
     fn scaling(&self, memories: &Memories) -> Result<Option<Scaling>> {
         let Some(settings) = self.config.loss_scale else { return Ok(None) };
-        let broken = self.device.allocate(4)?;
-        let steps = self.summed(memories).iter().map(|part| self.device.scale(part, &broken)).collect();
-        let steps: Result<Vec<_>> = steps;
-        Ok(Some(Scaling { scaler: LossScaler::new(settings), steps: steps?, broken, stuck: false }))
+        let device = self.device;
+        // Where a rank knows it by itself, and parameters change by updates alone, a device may look at it by itself.
+        let is_told = self.is_told(memories) || self.config.strategy.updates_alone();
+        let flag = if is_told { None } else { device.skip_flag() };
+        let late = flag.is_some().then(|| device.page_locked(4)).transpose()?;
+        let broken = flag.map_or_else(|| device.allocate(4), Ok)?;
+        let steps: Result<Vec<_>> =
+            self.summed(memories).iter().map(|part| device.scale(part, &broken)).collect();
+        let late = late.map(|host| Verdict { host, arrives: None });
+        Ok(Some(Scaling { scaler: LossScaler::new(settings), steps: steps?, broken, late, stuck: false }))
     }
 
     /// The moving average's update of each bucket's part.

@@ -65,8 +65,7 @@ impl Evaluator {
         stop: impl Fn() -> bool,
         mut seen: impl FnMut(&Program, (usize, &Batch), usize) -> Result<()>,
     ) -> Result<bool> {
-        let scalars =
-            Scalars { seed: 0, step: 0, first_sample: 0, gradient_scale: 1.0, learning_rate: 0.0, update: 1 };
+        let scalars = Scalars { gradient_scale: 1.0, update: 1, ..Scalars::default() };
         agree_on_statistics(&self.peers, device, &self.statistics)?;
         for number in 0..self.loader.steps() {
             let mut stopping = [if stop() { 1.0 } else { 0.0 }];

@@ -157,7 +157,7 @@ impl Meetings {
         match self.meeting {
             Meeting::Elastic { alpha } => part.step.run(&Scalars { learning_rate: alpha, ..*scalars }),
             Meeting::Anchor { outer, .. } => {
-                part.mean.run(&Scalars { gradient_scale: 1.0 / self.ranks as f32, ..*scalars })?;
+                part.mean.run(&Scalars { rescale: 1.0 / self.ranks as f32, ..*scalars })?;
                 device.copy(&part.anchor, &part.own)?;
                 part.step.run(&Scalars { learning_rate: outer.rate, ..*scalars })?;
                 device.copy(&part.own, &part.anchor)
@@ -170,7 +170,7 @@ impl Meetings {
     pub fn mix(&mut self, part: usize, scalars: &Scalars) -> Result<()> {
         let [add, halve] = &mut self.mixes[part];
         add.run(scalars)?;
-        halve.run(&Scalars { gradient_scale: 0.5, ..*scalars })
+        halve.run(&Scalars { rescale: 0.5, ..*scalars })
     }
 
     /// The ranks' own optimizers start anew.

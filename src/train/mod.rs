@@ -8,7 +8,8 @@
 //! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
 //! batch fits, `prediction` how fast the run would be elsewhere, `simgrid` for another simulator, `planner` which way
 //! to share the work is the fastest, of which `sketch` leaves out the poor ones. There is no `if rank == 0` here: what
-//! only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`, `elastic`, `export`.
+//! only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`, `elastic`,
+//! `export`.
 
 mod assemble;
 mod asynchronous;

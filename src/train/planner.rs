@@ -2,8 +2,9 @@
 //!
 //! Every candidate is sketched (`sketch`): seconds and bytes by formulas over what two plans of the whole network say,
 //! with and without recomputation. Those that clearly do not fit fall out; the fastest of the others are planned and
-//! rehearsed as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it follows
-//! from flags, the number of ranks and what was measured of the machine, so that the same question has the same answer.
+//! rehearsed as `--predict-nodes` does it (`prediction`), and the fastest of these that fits is taken. All of it
+//! follows from flags, the number of ranks and what was measured of the machine, so that the same question has the same
+//! answer.
 //!
 //! Albert Njoroge Kahira et al.: "An oracle for guiding large-scale model/hybrid parallel training of convolutional
 //! neural networks", HPDC 2021, chooses among fewer by formulas alone.

@@ -18,7 +18,7 @@ use super::stop::Flags;
 use crate::comm::{Barrier, World};
 use crate::data::Batch;
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Memory, Scalars, Squares, Step, Usage, clip_factor};
+use crate::device::{Device, Event, Memory, Scalars, Squares, Step, Usage, clip_factor};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
@@ -226,31 +226,51 @@ impl Clip {
             Clip::OnDevice(step) => return step.run(scalars),
             Clip::Of { max_norm, scale, total, .. } => (*max_norm, scale, others.unwrap_or(*total)),
         };
-        let Some(gradient_scale) = clip_factor(max_norm, total) else { return Ok(()) };
-        scale.iter_mut().try_for_each(|step| step.run(&Scalars { gradient_scale, ..*scalars }))
+        let Some(rescale) = clip_factor(max_norm, total) else { return Ok(()) };
+        scale.iter_mut().try_for_each(|step| step.run(&Scalars { rescale, ..*scalars }))
     }
 }
 
 /// Loss scaling: what gradients are divided by when all are averaged, and whether they are finite then.
 pub struct Scaling {
     pub scaler: LossScaler,
-    /// Multiplies those that this rank owns by the gradient scale that it is given.
+    /// Divides those that this rank owns by the factor.
     pub steps: Vec<Box<dyn Step>>,
+    /// Not 0 where one of them is not finite.
     pub broken: Memory,
+    /// Where the updates look at that themselves: how the host hears of it.
+    pub late: Option<Verdict>,
     /// Whether a step overflowed although the factor is as small as it may be.
     pub stuck: bool,
 }
 
+/// `Scaling::broken` on its way to page-locked memory of the host, beside the updates.
+pub struct Verdict {
+    pub host: Memory,
+    pub arrives: Option<Event>,
+}
+
 impl Scaling {
-    /// Divides the gradients by the factor; returns whether all that this rank owns are finite.
+    /// Divides the gradients by the factor; returns whether any that this rank owns is known not to be finite.
     fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
-        let scale = self.scaler.scale();
-        device.zero(&self.broken)?;
-        let scalars = Scalars { gradient_scale: 1.0 / scale, ..*scalars };
-        self.steps.iter_mut().try_for_each(|step| step.run(&scalars))?;
         let mut broken = [0i32];
-        device.download(&self.broken, bytes_of_mut(&mut broken))?;
-        Ok(broken == [0])
+        if self.late.is_none() {
+            device.zero(&self.broken)?;
+        }
+        self.steps.iter_mut().try_for_each(|step| step.run(scalars))?;
+        match &mut self.late {
+            Some(late) => {
+                late.arrives =
+                    Some(device.copy_to_host_after(&self.broken, &late.host, &device.record()?)?);
+            }
+            None => device.download(&self.broken, bytes_of_mut(&mut broken))?,
+        }
+        Ok(broken != [0])
+    }
+
+    /// All ranks come to the same: they have the same gradients, or were told of the others'.
+    fn decide(&mut self, broken: bool) {
+        self.stuck = !self.scaler.step(!broken);
     }
 }
 
@@ -323,11 +343,13 @@ impl Trainer {
         let (begun, traced) = (Instant::now(), trace::now());
         let learning_rate = schedule.rate(done);
         self.fusion.begin(device, begun);
+        let loss_scale = self.scaling.as_ref().map_or(1.0, |scaling| scaling.scaler.scale());
         let scalars = Scalars {
             seed: self.seed,
             step: done as u64,
             first_sample: 0,
-            gradient_scale: self.gradient_scale * self.scaling.as_ref().map_or(1.0, |s| s.scaler.scale()),
+            gradient_scale: self.gradient_scale * loss_scale,
+            rescale: 1.0 / loss_scale,
             learning_rate,
             // A skipped step is no update.
             update: self.round.updates(done) as u64 + 1 - self.skipped(),
@@ -354,6 +376,7 @@ impl Trainer {
         let script = self.round.script(done);
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
+        self.hear_of_gradients(device)?;
         if self.asynchronous.is_none() {
             self.read_tail(device, &mut result)?;
         }
@@ -618,7 +641,20 @@ impl Trainer {
 
     fn unscale(&mut self, at: &mut Moment) -> Result<()> {
         let Some(scaling) = &mut self.scaling else { return Ok(()) };
-        at.broken = !scaling.unscale(at.device, &at.scalars)?;
+        at.broken = scaling.unscale(at.device, &at.scalars)?;
+        Ok(())
+    }
+
+    /// Whether gradients were broken, where updates looked at it themselves: before the next step's factor is chosen,
+    /// while the device is busy with the updates.
+    fn hear_of_gradients(&mut self, device: &dyn Device) -> Result<()> {
+        let Some(scaling) = &mut self.scaling else { return Ok(()) };
+        let Some(Verdict { host, arrives }) = &mut scaling.late else { return Ok(()) };
+        let Some(event) = arrives.take() else { return Ok(()) };
+        self.fusion.reach(device, &event)?;
+        let mut broken = [0i32];
+        host.read(bytes_of_mut(&mut broken));
+        scaling.decide(broken != [0]);
         Ok(())
     }
 
@@ -636,12 +672,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// All ranks come to the same: they have the same gradients, or were told of the others'.
     fn check(&mut self, at: &mut Moment) -> Result<()> {
         at.broken |= self.has_norms_apart() && !self.fusion.norms().is_finite();
-        if let Some(scaling) = &mut self.scaling {
-            scaling.stuck = !scaling.scaler.step(!at.broken);
-        }
+        let known = self.scaling.as_mut().filter(|scaling| scaling.late.is_none());
+        known.into_iter().for_each(|scaling| scaling.decide(at.broken));
         Ok(())
     }
 

@@ -52,7 +52,7 @@ fn a_gpu_trains_what_the_cpu_trains() {
 
 /// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run
 /// begins with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and
-/// counted.
+/// counted. Whether the updates themselves look, or ranks that own other parameters tell each other, is the same.
 #[test]
 fn half_precision_scales_its_loss_and_skips_what_overflows() {
     let mut results = Results::new();
@@ -62,6 +62,19 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
     let (gpu, done) = results.train_with(1, &format!("{flags} --steps 2 --device cuda"), &[]);
     gpu.iter().zip(&reference).for_each(|(a, b)| assert!((a - b).abs() < 0.01, "{gpu:?} and {reference:?}"));
     assert!(done.stdout.contains("loss scale 65536 at the end; 0 of 2 steps"), "{}", done.stdout);
+
+    let skipped = |line: &str| line.starts_with("loss scale").then(|| line.to_string());
+    let fits = format!(
+        "{} --loss-scale 4e6 --loss-scale-hysteresis 1 --steps 8 --device cuda",
+        flags.replace("sgd", "adam")
+    );
+    let [own, told] = ["", " --zero 1"].map(|more| {
+        let (losses, done) =
+            results.train_with(2, &format!("{fits} --ema 0.9{more}"), &[("FAKE_CUDA_DELAYED", "1")]);
+        (losses, done.stdout.lines().find_map(skipped).unwrap())
+    });
+    assert_eq!(own, told);
+    assert!(!own.1.contains(" 0 of 8") && !own.1.contains(" 8 of 8"), "{}", own.1);
 
     let flags = format!("{flags} --loss-scale 1e30 --loss-scale-hysteresis 1 --steps 4 --device cuda");
     let (skipping, done) = results.train_with(2, &flags, &[]);

@@ -20,8 +20,15 @@ use proptest::prelude::*;
 use support::bound::Bound;
 use support::{Operand, f32s, in_domain, run_with};
 
-const SCALARS: Scalars =
-    Scalars { seed: 5, step: 3, first_sample: 7, gradient_scale: 0.25, learning_rate: 0.1, update: 1 };
+const SCALARS: Scalars = Scalars {
+    seed: 5,
+    step: 3,
+    first_sample: 7,
+    gradient_scale: 0.25,
+    rescale: 1.0,
+    learning_rate: 0.1,
+    update: 1,
+};
 
 fn random(shape: Shape, which: u32) -> Operand {
     let mut stream = Stream::new(key(11, Purpose::Synthetic, which));

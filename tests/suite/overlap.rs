@@ -258,9 +258,14 @@ fn calls(ranks: usize, flags: &str) -> (BTreeMap<String, usize>, usize) {
 
 #[test]
 fn a_steady_step_makes_few_calls_and_waits_for_no_stream() {
-    for (ranks, flags, [each, once]) in
-        [(1, "", [2, 5]), (2, "--allreduce ipc", [5, 4]), (2, "--allreduce shm", [8, 3])]
-    {
+    for (ranks, flags, [each, once]) in [
+        (1, "", [2, 5]),
+        // Halves with a loss scale: what takes it off, and five to tell the host whether a gradient is broken.
+        (1, "--precision f16", [2, 10]),
+        (2, "--allreduce ipc", [5, 4]),
+        (2, "--allreduce shm", [8, 3]),
+        (2, "--allreduce shm --precision f16", [8, 8]),
+    ] {
         let (counts, stretches) = calls(ranks, flags);
         assert!(stretches > 3, "{stretches}");
         for waits in ["cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"] {

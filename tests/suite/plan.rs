@@ -26,6 +26,7 @@ const SCALARS: Scalars = Scalars {
     step: 2,
     first_sample: 4,
     gradient_scale: 1.0 / BATCH as f32,
+    rescale: 1.0,
     learning_rate: 0.0,
     update: 1,
 };

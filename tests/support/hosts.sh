@@ -29,10 +29,17 @@ start_host() { # name, address, rate
     ip -n "$network" link set lo up
     shape "$network" eth0 "$3"
     shape dlt-switch "$name" "$3"
-    # A process that holds the rest of the host; it says its number once all is there.
-    setsid ip netns exec "$network" unshare --uts --ipc --mount --propagation private sh -c "
-        hostname $name && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$name.new &&
-        mv $state/$name.new $state/$name && exec sleep infinity" </dev/null >/dev/null 2>&1 &
+    # A process that holds the rest of the host; it says its number once all is there. It outlives who starts it, whose
+    # files it must not keep open: pipes would never end, and locks never be free.
+    (
+        for open in /proc/self/fd/*; do
+            open=${open##*/}
+            [ "$open" -le 2 ] || exec {open}>&-
+        done
+        exec setsid ip netns exec "$network" unshare --uts --ipc --mount --propagation private sh -c "
+            hostname $name && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$name.new &&
+            mv $state/$name.new $state/$name && exec sleep infinity"
+    ) </dev/null >/dev/null 2>&1 &
     for _ in $(seq 100); do
         [ ! -e "$state/$name" ] || return 0
         sleep 0.05

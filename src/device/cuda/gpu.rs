@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::io::Read;
+use std::ops::Range;
 use std::rc::Rc;
 
 use flate2::read::GzDecoder;
@@ -49,8 +50,9 @@ const MULTIPROCESSORS: c_int = 16;
 pub const BLOCK: u32 = 256;
 const PER_BLOCK: usize = 1024;
 
-/// What kernels read of a step: `struct Scalars` of `kernels/common.cuh`, as words.
+/// What kernels read of a step: `struct Scalars` of `kernels/common.cuh`, as words; and where in it `skip` lies.
 const SCALARS_BYTES: usize = 64;
+const SKIP: Range<usize> = 44..48;
 
 /// A GPU ready to work.
 pub struct Gpu {
@@ -81,6 +83,8 @@ pub struct Gpu {
     pub scalars: Memory,
     slots: Slots,
     current: Cell<Option<Scalars>>,
+    /// Whether kernels write to `skip`.
+    skips: Cell<bool>,
     /// Adam's, for the corrections that kernels read with the scalars.
     betas: Cell<(f32, f32)>,
     /// While steps are being captured nothing may be uploaded beside them.
@@ -124,6 +128,7 @@ impl Gpu {
             scalars: allocate(&context, SCALARS_BYTES)?,
             slots: Slots::new(&context)?,
             current: Cell::new(None),
+            skips: Cell::new(false),
             betas: Cell::new((0.0, 0.0)),
             capturing: Cell::new(false),
             context,
@@ -172,7 +177,8 @@ impl Gpu {
 
     /// Lets the kernels enqueued from now on read these numbers.
     pub fn set_scalars(&self, scalars: &Scalars) -> Result<()> {
-        if self.capturing.get() || self.current.get() == Some(*scalars) {
+        let current = self.current.get();
+        if self.capturing.get() || current == Some(*scalars) {
             return Ok(());
         }
         let (beta1, beta2) = self.betas.get();
@@ -180,8 +186,7 @@ impl Gpu {
         let mut bytes = [0u8; SCALARS_BYTES];
         let (corrections, skip) = ([correction1, correction2], [0i32]);
         let words = [scalars.seed, scalars.step, scalars.first_sample, scalars.update];
-        // A step that scales gradients reads the same number by another name.
-        let factors = [scalars.gradient_scale, scalars.learning_rate, scalars.gradient_scale];
+        let factors = [scalars.gradient_scale, scalars.learning_rate, scalars.rescale];
         let mut at = 0;
         let parts = [bytes_of(&words), bytes_of(&factors), bytes_of(&skip), bytes_of(&corrections)];
         for part in parts {
@@ -190,10 +195,22 @@ impl Gpu {
         }
         let slot = self.slots.next(&self.stream)?;
         slot.write(&bytes);
-        // SAFETY: host memory that no reference exists to; nobody writes to it before the stream has come by.
-        unsafe { self.stream.upload(slot.as_slice(), &self.scalars) }?;
+        // What was found of a step's gradients stays for the rest of the step.
+        let keeps = self.skips.get() && current.is_some_and(|current| current.step == scalars.step);
+        let parts = if keeps { [0..SKIP.start, SKIP.end..SCALARS_BYTES] } else { [0..SCALARS_BYTES, 0..0] };
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            let [from, to] = [&slot, &self.scalars].map(|memory| memory.slice(part.start, part.len()));
+            // SAFETY: host memory that no reference exists to; nobody writes to it before the stream has come by.
+            unsafe { self.stream.upload(from.as_slice(), &to) }?;
+        }
         self.current.set(Some(*scalars));
         Ok(())
+    }
+
+    /// Where kernels look whether the step's gradients are of no use; steps may write there from now on.
+    pub fn skip_flag(&self) -> Memory {
+        self.skips.set(true);
+        self.scalars.slice(SKIP.start, SKIP.len())
     }
 
     pub fn is_capturing(&self) -> bool {

@@ -256,6 +256,10 @@ impl Device for Cuda {
         update::scale(&self.gpu, gradients, broken)
     }
 
+    fn skip_flag(&self) -> Option<Memory> {
+        Some(self.gpu.skip_flag())
+    }
+
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::average(&self.gpu, decay, from, into)
     }

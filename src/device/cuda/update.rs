@@ -184,7 +184,7 @@ pub fn squares(gpu: &Rc<Gpu>, parts: &[Memory]) -> Result<Squares> {
     Ok(Squares::new(step, sums))
 }
 
-/// gradients ·= the scalars' gradient scale; whether one is not finite goes to `broken`.
+/// gradients ·= `Scalars::rescale`; whether one is not finite goes to `broken`.
 pub fn scale(gpu: &Rc<Gpu>, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
     if broken.bytes() < 4 {
         return Err(Error::internal("no room for a flag"));

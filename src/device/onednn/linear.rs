@@ -102,8 +102,8 @@ pub fn forward_pass(
 }
 
 /// The rows from which on the gradient of a layer's input is a product of matrices. oneDNN 3.2's inner product has half
-/// the speed backward that it has forward (it seems to transpose the weights for each block of rows). For a product they
-/// are reordered once, which costs as much as 50 to 100 rows.
+/// the speed backward that it has forward (it seems to transpose the weights for each block of rows). For a product
+/// they are reordered once, which costs as much as 50 to 100 rows.
 const MANY_ROWS: usize = 256;
 
 /// dy, w → dx as the product of two matrices, with weights in the layout that the library chooses for it.

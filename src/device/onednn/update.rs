@@ -173,7 +173,7 @@ impl Step for SumsOfSquares {
     }
 }
 
-/// Gradients times the scalars' gradient scale.
+/// Gradients times `Scalars::rescale`.
 struct Scale {
     gradients: Memory,
     broken: Memory,
@@ -187,7 +187,7 @@ pub fn scale(workers: &Rc<Workers>, gradients: &Memory, broken: &Memory) -> Box<
 
 impl Step for Scale {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let (gradients, factor) = (Numbers::of(&self.gradients), scalars.gradient_scale);
+        let (gradients, factor) = (Numbers::of(&self.gradients), scalars.rescale);
         let broken = AtomicBool::new(false);
         self.workers.each_piece(self.gradients.bytes() / 4, |range| {
             // SAFETY: pieces do not overlap, and nothing else uses the gradients now.

@@ -38,6 +38,7 @@ const SCALARS: Scalars = Scalars {
     step: 5_000_000_003,
     first_sample: 96,
     gradient_scale: 0.125,
+    rescale: 1.0,
     learning_rate: 0.01,
     update: 3,
 };

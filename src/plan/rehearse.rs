@@ -776,7 +776,7 @@ mod tests {
     use super::super::script::{Manner, Outline, Part, TransferId, representatives, scripts};
     use super::super::{Bucket, Contexts};
     use super::*;
-    use crate::config::MeshShape;
+    use crate::config::{MeshShape, Wire};
     use crate::cuts::{Cuts, segment};
     use crate::strategy::{OuterFlags, Owners, Ranks, Strategy};
 
@@ -961,7 +961,7 @@ mod tests {
         let exchange = |rank: usize| {
             let script: &Script = &scripts[rank];
             let transfer = script.transfers.iter().find(|transfer| transfer.kind == Kind::Gather).unwrap();
-            (script.line(transfer), transfer.bytes_sent(0))
+            (script.line(transfer), transfer.bytes_sent(0, Wire::F32))
         };
         assert_eq!(exchange(3), (Line::Group(Axis::Data, 2, 2..4, None), 32));
         assert_eq!(exchange(0).0, exchange(1).0);
@@ -976,9 +976,11 @@ mod tests {
         let of_place = |tensor| example.scripts(&Manner { mesh, tensor, ..plain(4) });
         let mut scripts: Vec<Script> = (0..2).flat_map(of_place).collect();
         scripts.sort_by_key(|script| script.rank);
+        // Losses and hits, which are added up by themselves, are no bytes to speak of.
+        let is_sum = |transfer: &Transfer| transfer.kind == Kind::Sum && transfer.cuts.range().len() > TAIL;
         let seconds = |rounds: &dyn Fn(&Transfer) -> Vec<Rounds>| {
             let prices = Prices {
-                transfer: &|transfer| if transfer.kind == Kind::Gather { 0.0 } else { 4.0 },
+                transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
                 rounds,
                 update: &|_| 0.0,
                 add: &|_| 0.0,
@@ -987,7 +989,10 @@ mod tests {
             };
             rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
         };
-        let of = |alone: f64, carried: f64| seconds(&|_| vec![Rounds { count: 1, alone, carried }]);
+        let of = |alone: f64, carried: f64| {
+            let sum = Rounds { count: 1, alone, carried };
+            seconds(&|transfer| if is_sum(transfer) { vec![sum] } else { Vec::new() })
+        };
         // The first begins behind the third step, the other behind the fourth.
         assert_eq!([of(0.0, 4.0), of(4.0, 0.0), of(2.0, 2.0)], [11.0, 8.0, 9.0]);
         assert_eq!(seconds(&|_| Vec::new()), 8.0);
@@ -1060,6 +1065,7 @@ mod tests {
                 node: 0,
                 mesh,
                 owners: Owners::Everyone,
+                wire: Wire::F32,
                 accumulates: false,
                 relaxed: false,
                 sums: 0,
@@ -1187,9 +1193,9 @@ mod tests {
     fn a_strategy_sends_what_its_table_says() {
         let n = 64 * 60;
         let example = Example::new(&[24, 36]);
-        let sent = |ranks, strategy: &str| -> Vec<usize> {
+        let sent_as = |wire, ranks, strategy: &str| -> Vec<usize> {
             let strategy = strategy.parse().expect("a strategy");
-            let scripts = example.scripts(&manner(ranks, strategy, false));
+            let scripts = example.scripts(&Manner { wire, ..manner(ranks, strategy, false) });
             // Without the tail and the statistics.
             let small = |script: &Script| {
                 let of = |t: &Transfer| t.cuts.range().len() <= 64;
@@ -1202,6 +1208,7 @@ mod tests {
             };
             scripts.iter().map(|script| script.bytes_sent() - small(script)).collect()
         };
+        let sent = |ranks, strategy: &str| sent_as(Wire::F32, ranks, strategy);
         for d in [2, 3, 4, 6] {
             // Plain: with the tail.
             let plain = 2 * (n + TAIL) * (d - 1) / d;
@@ -1212,6 +1219,11 @@ mod tests {
             let served = sent(d, "server");
             assert_eq!((served[0], served[d - 1]), (n, (d - 1) * n));
             assert_eq!(sent(d, "server-async")[0], n);
+            // In halves: what is added, and not the parameters that come back.
+            let halves = |strategy: &str| sent_as(Wire::Bf16, d, strategy);
+            assert!(halves("allreduce").iter().all(|bytes| bytes.abs_diff(plain / 2) <= d), "{d} ranks");
+            assert_eq!(halves("zero1"), vec![3 * n * (d - 1) / d / 2; d]);
+            assert_eq!((halves("root")[0], halves("root")[1]), ((d - 1) * n, n / 2));
         }
     }
 

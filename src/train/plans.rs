@@ -595,6 +595,7 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
         mesh: layout.mesh,
         pipeline: layout.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
         owners,
+        wire: config.wire,
         in_common,
         micro_steps: config.accumulation,
         shards: config.shards.is_some(),

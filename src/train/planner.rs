@@ -32,6 +32,9 @@ use crate::reducer::Averaging;
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;
 
+/// How many more at the most, where none of these fits.
+const REHEARSED_BEYOND: usize = 6;
+
 /// The most stages, and the most ranks of a group that shares layers or images, that are looked at: each costs a plan.
 const MOST_PARTS: usize = 16;
 
@@ -265,10 +268,16 @@ pub fn choose(
         outcomes.push((candidate.clone(), outcome));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
-    promising.truncate(REHEARSED);
+    let mut others = promising.split_off(promising.len().min(REHEARSED));
     promising.sort_unstable_by_key(|(index, _)| *index);
-    let mut before = None;
-    for (index, _) in promising {
+    // Where none of these fits, that of the others which needs least, until one does.
+    others.sort_by_key(|(index, _)| sketch.of(&all[*index]).1);
+    others.truncate(REHEARSED_BEYOND);
+    let (first, mut before, mut fits) = (promising.len(), None, false);
+    for (turn, (index, _)) in promising.into_iter().chain(others).enumerate() {
+        if turn >= first && fits {
+            break;
+        }
         let planned = match predictor.plan(nodes, &all[index].of(config), network, before.take()) {
             Ok(planned) => planned,
             Err(error) => {
@@ -279,6 +288,7 @@ pub fn choose(
         let found = planned.case().predicted(None, predictor.device)?;
         let (seconds, images, exposed) = (found.seconds, found.images, found.exposed);
         let (sent, memory) = (found.sent, found.memory);
+        fits |= memory <= limit;
         outcomes[index].1 = Outcome::Rehearsed { seconds, images, exposed, sent, memory };
         before = Some((planned.plans, planned.shape));
     }

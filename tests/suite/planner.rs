@@ -138,7 +138,7 @@ fn slow_links_split_layers() {
     };
     assert_eq!(taken("slow.toml", FLAT.into()), "--tensor 2");
     assert_eq!(
-        taken("far.toml", FLAT.replace("0.1", "10000.0").replace("20.0", "5000.0")),
+        taken("far.toml", FLAT.replace("0.1", "10000.0").replace("20.0", "1000.0")),
         "data parallelism"
     );
     // Where there is no layer that is worth it, it is no candidate.
@@ -371,9 +371,15 @@ fn what_a_planner_is_not_to_choose_is_refused() {
     }
     let (printed, rows) =
         planned(&["--model", "mnist_small", "--batch", "4", "--predict-nodes", "2", "--lossy"]);
-    let sent = |flags: &str| rows.iter().find(|row| row.flags == flags).expect(flags).sent;
-    let ratio = sent("--wire bf16") / sent("data parallelism");
-    assert!((ratio - 0.5).abs() < 0.01, "half the bytes, not {ratio}: {printed}");
+    assert!(rows.iter().any(|row| row.flags.contains("--wire bf16")), "{printed}");
+    // Gradients that travel in halves are half as many bytes.
+    let sent = |wire: &str| {
+        let flags = ["--model", "mnist_small", "--batch", "4", "--predict-nodes", "2", "--wire", wire];
+        let rows = planned(&flags).1;
+        rows.into_iter().find(|row| row.flags == "data parallelism").expect("data parallelism").sent
+    };
+    let [whole, halves] = ["f32", "bf16"].map(sent);
+    assert!((halves / whole - 0.5).abs() < 0.02, "{halves} of {whole}");
     let (printed, rows) = planned(&[
         "--model",
         "mnist_small",

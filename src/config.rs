@@ -169,7 +169,7 @@ pub enum CudaAware {
 
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8
 /// bits of precision; f16: 11 bits, up to 65504). Numbers are added as f32 wherever they travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// As they are computed.

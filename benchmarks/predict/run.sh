@@ -79,7 +79,7 @@ pair() { # ranks a node, nodes, network's file, flags
 
 # Every way of some numbers of nodes on one network.
 ways() { # network, nodes…
-    local network=$scratch/$1.toml count way few
+    local network=$scratch/$1.toml count way stages few
     for count in "${@:2}"; do
         few=()
         # A ring of many ranks has thousands of messages a rank and bucket: one bucket is enough to look at.
@@ -89,18 +89,22 @@ ways() { # network, nodes…
             pair 1 "$count" "$network" --model resnet50 --batch 8 $way
         done
         [ "$count" -lt 512 ] || [ "$1" = dragonfly ] || continue
-        for way in "--allreduce ring" "--zero 1" "--zero 2" "--zero 3"; do
+        for way in "--allreduce ring" "--allreduce torus" "--zero 1" "--zero 2" "--zero 3"; do
             # shellcheck disable=SC2086
             pair 1 "$count" "$network" --model resnet50 --batch 8 $way "${few[@]}"
         done
-        [ $((count % 4)) -gt 0 ] || [ "$count" -gt 64 ] || for way in gpipe 1f1b zb-h1 interleaved:2; do
-            pair 1 "$count" "$network" --model resnet50 --batch 32 --pipeline 4 --micro-batches 4 --schedule $way
+        for stages in 2 4; do
+            [ $((count % stages)) -eq 0 ] || continue
+            # Groups of neighbours, over nodes.
+            pair 1 "$count" "$network" --model alexnet --batch 8 --tensor $stages "${few[@]}"
+            pair 1 "$count" "$network" --model resnet50 --batch 8 --spatial $stages "${few[@]}"
+            for way in gpipe 1f1b zb-h1 interleaved:2; do
+                [ "$count" -lt 100 ] || [ $way = 1f1b ] || continue
+                pair 1 "$count" "$network" --model resnet50 --batch 32 --pipeline $stages --micro-batches 4 \
+                    --schedule $way "${few[@]}"
+            done
         done
-        # Groups of neighbours, over nodes and within one.
-        [ $((count % 4)) -gt 0 ] || [ "$count" -gt 64 ] || for way in 2 4; do
-            pair 1 "$count" "$network" --model alexnet --batch 8 --tensor $way
-            pair 1 "$count" "$network" --model resnet50 --batch 8 --spatial $way
-        done
+        # Within nodes.
         [ "$count" -gt 8 ] || pair 4 "$count" "$network" --model alexnet --batch 8 --tensor 4
         [ "$count" -gt 8 ] || pair 4 "$count" "$network" --model resnet50 --batch 8 --spatial 2
         [ "$count" -ge 100 ] || pair 4 "$count" "$network" --model resnet50 --batch 8 --allreduce hierarchical
@@ -113,7 +117,7 @@ measure() {
     dragonfly
     flat
     echo
-    echo "seconds of two steps, resnet50, batch 8 a rank, at $rates TFLOP/s and GB/s a rank"
+    echo "seconds of two steps, at $rates TFLOP/s and GB/s a rank"
     echo "network     nodes x ranks    predicted     replayed     error    replay  flags"
     for network in flat tree dragonfly; do ways $network $nodes $uneven; done
     if [ -n "$large" ]; then

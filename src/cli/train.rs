@@ -564,8 +564,6 @@ impl Args {
         let plain = Strategy::ALLREDUCE;
         let [stages, split_layers, rows] =
             [self.beside_stages(plain), self.beside_split_layers(plain), self.beside_rows(plain, [false; 2])];
-        let again = (self.recompute, "--recompute".into(), "stages that are planned keep theirs");
-        let stages = stages.and(refused_beside("--pipeline", &[again]));
         let (optimizer, rate) = self.optimizer.validate()?;
         let whole_norms = beside_norms(&optimizer.rule);
         if tensor.is_some() {

@@ -326,7 +326,11 @@ impl Course {
     /// with the next, whatever the others do; where many rounds are alike each counts as long as the slowest rank of it
     /// takes, which all are soon held up by.
     pub fn seconds(&self, machine: &Machine) -> f64 {
-        let of = |leg: &Leg| match leg {
+        self.legs.iter().map(|leg| self.of_leg(leg, machine)).sum()
+    }
+
+    fn of_leg(&self, leg: &Leg, machine: &Machine) -> f64 {
+        match leg {
             Leg::Meet => 0.0,
             Leg::Work(seconds) => *seconds,
             Leg::Together(together) => machine.together(together),
@@ -340,31 +344,45 @@ impl Course {
                 self.phases(*steps, &share_of(cuts, local, machine), Among::Alike, machine)
             }
             Leg::Messages { steps, cuts, among } => self.phases(*steps, cuts, *among, machine),
-        };
-        self.legs.iter().map(of).sum()
+        }
     }
 
-    /// For how many seconds of a sum by messages among all, or in groups, its links are busy; of anything else all of
-    /// its seconds.
-    pub fn busy(&self, machine: &Machine) -> f64 {
-        let of = |leg: &Leg| match leg {
-            Leg::Messages { steps, cuts, among } if *among != Among::Alike => {
-                let of_phase = |(index, phase): (usize, Phase)| {
-                    let loads = machine.loads((*steps, *among, index), &phase);
-                    let bytes = (4 * self.wire.words(phase.elements)) as f64;
-                    phase.rounds as f64 * (loads.seconds(bytes) - loads.seconds(0.0))
-                };
-                Some(steps.phases(cuts).into_iter().enumerate().map(of_phase).sum::<f64>())
+    /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
+    /// takes: how many are alike, and of each the seconds in which nothing of it is on the links and those in which they
+    /// carry its bytes.
+    pub fn rounds(&self, machine: &Machine) -> Vec<(usize, [f64; 2])> {
+        let mut rounds = Vec::new();
+        for leg in &self.legs {
+            let Leg::Messages { steps, cuts, among } = leg else {
+                rounds.push((1, [self.of_leg(leg, machine), 0.0]));
+                continue;
+            };
+            if *among == Among::Alike {
+                rounds.push((1, [0.0, self.of_leg(leg, machine)]));
+                continue;
             }
-            _ => None,
-        };
-        self.legs.iter().map(of).sum::<Option<f64>>().unwrap_or_else(|| self.seconds(machine))
+            for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(Self::is_sent) {
+                let bytes = (4 * self.wire.words(phase.elements)) as f64;
+                let loads = machine.loads((*steps, *among, index), &phase);
+                let (fixed, all) = (loads.seconds(0.0), loads.seconds(bytes));
+                let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
+                rounds.push((phase.rounds, [fixed + handled, all - fixed]));
+            }
+        }
+        // Some are through earlier than the slowest.
+        let sum: f64 = rounds.iter().map(|(count, [alone, carried])| *count as f64 * (alone + carried)).sum();
+        let share = if sum > 0.0 { self.seconds(machine) / sum } else { 1.0 };
+        rounds.iter_mut().flat_map(|(_, seconds)| seconds).for_each(|seconds| *seconds *= share);
+        rounds
+    }
+
+    fn is_sent((_, phase): &(usize, Phase)) -> bool {
+        phase.elements > 0 && phase.rounds > 0
     }
 
     fn phases(&self, steps: Steps, cuts: &Cuts, among: Among, machine: &Machine) -> f64 {
         let (mut clocks, mut floor, mut latest) = (vec![0.0f64; cuts.ranks()], 0.0f64, 0.0f64);
-        let is_sent = |(_, phase): &(usize, Phase)| phase.elements > 0 && phase.rounds > 0;
-        for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(is_sent) {
+        for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(Self::is_sent) {
             let bytes = (4 * self.wire.words(phase.elements)) as f64;
             let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
             let loads = machine.loads((steps, among, index), &phase);
@@ -611,8 +629,8 @@ mod tests {
         close(seconds(Course::together(all, vec![[0, 2, 10], [1, 3, 5], [2, 1, 3]])), 1.0 + 15.0);
         let cuts = Cuts::even(&(0..100), 2);
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
-        let busy = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).busy(&machine);
-        close(busy, 2.0 * 400.0);
+        let rounds = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).rounds(&machine);
+        assert_eq!(rounds, [(1, [1.0, 400.0]); 2]);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
         let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();

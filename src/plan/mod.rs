@@ -44,6 +44,7 @@ mod pipeline;
 mod program;
 mod rehearse;
 mod script;
+mod sharing;
 mod stage;
 mod windows;
 
@@ -68,6 +69,7 @@ pub use script::{
     Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
     representatives, scripts,
 };
+pub use sharing::Rounds;
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 pub use windows::{Gathered, Turns, Window, Windows};
 

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::script::{Action, Area, Axis, Kind, Line, Script, Transfer};
+use super::sharing::{self, Rounds, Sum};
 use super::{Location, Plan, Region, TAIL};
 use crate::error::{Error, Result};
 
@@ -40,8 +41,8 @@ type Busy = ([usize; 2], f64);
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
-    /// For how many of these seconds its links are busy.
-    pub busy: &'a dyn Fn(&Transfer) -> f64,
+    /// The rounds in which these seconds are, of what shares its links with other transfers; none of anything else.
+    pub rounds: &'a dyn Fn(&Transfer) -> Vec<Rounds>,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
     /// Seconds until so many bytes of gradients are added to their sums.
@@ -153,8 +154,17 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
 struct Meeting {
     /// Who started it, with which action and when.
     started: Vec<(usize, usize, f64)>,
-    /// When it is over, once all have.
+    /// When it begins, once all have.
+    begun: Option<f64>,
+    /// When it is over; where it shares its links that is found later.
     over: Option<f64>,
+}
+
+impl Meeting {
+    /// Whether it has begun and nobody knows yet when it is over.
+    fn is_open(&self) -> bool {
+        self.begun.is_some() && self.over.is_none()
+    }
 }
 
 /// A transfer on its way, as one rank sees it.
@@ -182,8 +192,6 @@ struct Player<'a> {
     /// When it had pushed, in each step; of a server, when it had answered each rank.
     pushed: Vec<f64>,
     served: Vec<Vec<f64>>,
-    /// Until when the last sum that it has a part in keeps its links busy.
-    summed: f64,
 }
 
 struct Stage<'a> {
@@ -210,7 +218,6 @@ impl<'a> Player<'a> {
             arrivals: Vec::new(),
             pushed: Vec::new(),
             served: Vec::new(),
-            summed: 0.0,
         }
     }
 
@@ -329,7 +336,8 @@ impl Stage<'_> {
             if self.ranks.iter().all(Player::is_done) {
                 return Ok(());
             }
-            if !moved {
+            // What shares links is over when no more of it can come.
+            if !moved && !self.share() {
                 return Err(self.stuck());
             }
         }
@@ -430,16 +438,55 @@ impl Stage<'_> {
         }
     }
 
-    /// Where layers are split: the places of those who do a sum. Some are among the ranks with the same parts, others
-    /// among all, over the same links: one after the other.
-    fn sharers(&self, rank: usize, transfer: &Transfer, line: &Line) -> Vec<usize> {
-        let script = self.ranks[rank].script;
-        match line {
-            Line::Group(axis, _, members, _) if script.mesh.tensor > 1 && transfer.kind == Kind::Sum => {
-                members.clone().filter_map(|place| self.at(script.peer(*axis, place))).collect()
+    /// Whether a transfer is one of several sums that are under way at a time over the same links: where layers are
+    /// split, those of their gradients and those of the others.
+    fn shares(&self, rank: usize, transfer: &Transfer, line: &Line) -> bool {
+        let is_split = self.ranks[rank].script.mesh.tensor > 1;
+        is_split && transfer.kind == Kind::Sum && matches!(line, Line::Group(..))
+    }
+
+    /// Finds when the sums are over that share links and have all been started, if there are any. A group's own are
+    /// beside those of all.
+    fn share(&mut self) -> bool {
+        let open = self.meetings.iter().filter(|(_, meetings)| meetings.iter().any(Meeting::is_open));
+        let open: Vec<Line> = open.map(|(line, _)| line.clone()).collect();
+        let is_any = !open.is_empty();
+        let (of_all, of_groups): (Vec<Line>, Vec<Line>) =
+            open.into_iter().partition(|line| matches!(line, Line::Group(Axis::Job, ..)));
+        let mut sums = |line: &Line| -> Vec<Sum> {
+            let of = |meeting: &Meeting| {
+                let (rank, action, _) = meeting.started[0];
+                let transfer = transfer_of(&self.ranks, rank, action);
+                let mut rounds = (self.prices.rounds)(transfer);
+                if rounds.is_empty() {
+                    rounds.push(Rounds { count: 1, alone: (self.prices.transfer)(transfer), carried: 0.0 });
+                }
+                let known = |of: &Rounds| of.alone.is_finite() && of.carried.is_finite();
+                self.unknown |= !rounds.iter().all(known);
+                let rounds = rounds.into_iter().filter(known).collect();
+                Sum { started: meeting.begun.unwrap_or(0.0), rounds }
+            };
+            self.meetings[line].iter().filter(|meeting| meeting.is_open()).map(of).collect()
+        };
+        let mut found: HashMap<Line, Vec<f64>> = HashMap::new();
+        let mut together = |lines: Vec<&Line>| {
+            let sums: Vec<Vec<Sum>> = lines.iter().map(|line| sums(line)).collect();
+            for (line, over) in lines.into_iter().zip(sharing::over(&sums)) {
+                let known = found.entry(line.clone()).or_insert_with(|| vec![0.0; over.len()]);
+                known.iter_mut().zip(over).for_each(|(known, over)| *known = known.max(over));
             }
-            _ => Vec::new(),
+        };
+        if of_groups.is_empty() {
+            together(of_all.iter().collect());
         }
+        for group in &of_groups {
+            together(of_all.iter().chain([group]).collect());
+        }
+        for (line, over) in found {
+            let open = self.meetings.get_mut(&line).into_iter().flatten().filter(|meeting| meeting.is_open());
+            open.zip(over).for_each(|(meeting, over)| meeting.over = Some(over));
+        }
+        is_any
     }
 
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
@@ -567,26 +614,28 @@ impl Stage<'_> {
         if meetings[index].started.len() < wanted {
             return;
         }
+        let (rank, action, _) = meetings[index].started[0];
+        let transfer = transfer_of(&self.ranks, rank, action);
+        let shares = self.shares(rank, transfer, line);
+        let before = index.checked_sub(1).map(|before| &meetings[before]);
+        if !shares && before.is_some_and(Meeting::is_open) {
+            self.share();
+        }
+        let meetings = &self.meetings[line];
         let before = index.checked_sub(1).and_then(|before| meetings[before].over).unwrap_or(0.0);
         let begun = meetings[index].started.iter().fold(before, |latest, (_, _, when)| latest.max(*when));
-        let (rank, action, _) = meetings[index].started[0];
-        let seconds = (self.prices.transfer)(transfer_of(&self.ranks, rank, action));
-        self.unknown |= !seconds.is_finite();
-        let sharers = self.sharers(rank, transfer_of(&self.ranks, rank, action), line);
-        let begun = sharers.iter().fold(begun, |latest, &rank| latest.max(self.ranks[rank].summed));
-        let begun = match line {
+        let over = match line {
+            _ if shares => None,
             Line::Pair(_, ends, _) => {
-                let taken = (self.prices.link)(transfer_of(&self.ranks, rank, action), *ends);
-                taken.map_or(begun, |(nodes, busy)| self.links.take(nodes, begun, busy))
+                let taken = (self.prices.link)(transfer, *ends);
+                let begun = taken.map_or(begun, |(nodes, busy)| self.links.take(nodes, begun, busy));
+                Some(begun + (self.prices.transfer)(transfer))
             }
-            _ => begun,
+            _ => Some(begun + (self.prices.transfer)(transfer)),
         };
-        let over = begun + seconds;
-        if !sharers.is_empty() {
-            let busy = (self.prices.busy)(transfer_of(&self.ranks, rank, action));
-            sharers.into_iter().for_each(|rank| self.ranks[rank].summed = begun + busy);
-        }
-        self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
+        self.unknown |= over.is_some_and(|over| !over.is_finite());
+        let meeting = &mut self.meetings.get_mut(line).expect("the line was looked up")[index];
+        (meeting.begun, meeting.over) = (Some(begun), over);
     }
 
     /// When a transfer is over; `None` while some have yet to start it.
@@ -727,7 +776,7 @@ mod tests {
     use super::super::script::{Manner, Outline, Part, TransferId, representatives, scripts};
     use super::super::{Bucket, Contexts};
     use super::*;
-    use crate::config::MeshShape;
+    use crate::config::{MeshShape, Wire};
     use crate::cuts::{Cuts, segment};
     use crate::strategy::{OuterFlags, Owners, Ranks, Strategy};
 
@@ -738,6 +787,8 @@ mod tests {
         steps: Vec<StepFacts>,
         /// How many ranks tell each other statistics, if not all.
         neighbours: Option<usize>,
+        /// Bytes of the gradients of split layers.
+        split: usize,
     }
 
     impl Example {
@@ -757,7 +808,7 @@ mod tests {
             let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
             let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
             let backward = (0..count).map(|index| step(Region::Gradients, of(index)));
-            Example { steps: forward.chain(backward).collect(), buckets, neighbours: None }
+            Example { steps: forward.chain(backward).collect(), buckets, neighbours: None, split: 0 }
         }
 
         fn sums(&self) -> usize {
@@ -785,7 +836,7 @@ mod tests {
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
                     exchanges: vec![(0, 0..64, Kind::Gather, self.neighbours.unwrap_or(computing))],
-                    split: 0,
+                    split: self.split,
                     windows: None,
                     sums: self.sums(),
                     share: &|bucket, index, count| self.share(bucket, index, count),
@@ -805,7 +856,7 @@ mod tests {
                 &[&self.steps],
                 &Prices {
                     transfer: &|_| 1.0,
-                    busy: &|_| 0.0,
+                    rounds: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
@@ -833,7 +884,7 @@ mod tests {
         let update = |bytes: usize| 2e-3 * bytes as f64;
         let prices = Prices {
             transfer: &transfer,
-            busy: &|_| 0.0,
+            rounds: &|_| Vec::new(),
             update: &update,
             add: &|_| 0.0,
             pace: &|_| 1.0,
@@ -875,7 +926,7 @@ mod tests {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
             let prices = Prices {
                 transfer: &|_| 0.5,
-                busy: &|_| 0.0,
+                rounds: &|_| Vec::new(),
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &pace,
@@ -896,7 +947,7 @@ mod tests {
         let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
         let prices = Prices {
             transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
-            busy: &|_| 0.0,
+            rounds: &|_| Vec::new(),
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &pace,
@@ -910,10 +961,41 @@ mod tests {
         let exchange = |rank: usize| {
             let script: &Script = &scripts[rank];
             let transfer = script.transfers.iter().find(|transfer| transfer.kind == Kind::Gather).unwrap();
-            (script.line(transfer), transfer.bytes_sent(0))
+            (script.line(transfer), transfer.bytes_sent(0, Wire::F32))
         };
         assert_eq!(exchange(3), (Line::Group(Axis::Data, 2, 2..4, None), 32));
         assert_eq!(exchange(0).0, exchange(1).0);
+    }
+
+    /// Sums among ranks with the same parts, and among all: as long as the bytes of both, but what is not on the links
+    /// is in nobody's way.
+    #[test]
+    fn sums_of_split_layers_and_of_the_others_share_their_links() {
+        let example = Example { split: 4 * 64, ..Example::new(&[4, 4]) };
+        let mesh = MeshShape { data: 2, pipeline: 1, tensor: 2 };
+        let of_place = |tensor| example.scripts(&Manner { mesh, tensor, ..plain(4) });
+        let mut scripts: Vec<Script> = (0..2).flat_map(of_place).collect();
+        scripts.sort_by_key(|script| script.rank);
+        // Losses and hits, which are added up by themselves, are no bytes to speak of.
+        let is_sum = |transfer: &Transfer| transfer.kind == Kind::Sum && transfer.cuts.range().len() > TAIL;
+        let seconds = |rounds: &dyn Fn(&Transfer) -> Vec<Rounds>| {
+            let prices = Prices {
+                transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
+                rounds,
+                update: &|_| 0.0,
+                add: &|_| 0.0,
+                pace: &|_| 1.0,
+                link: &|_, _| None,
+            };
+            rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
+        };
+        let of = |alone: f64, carried: f64| {
+            let sum = Rounds { count: 1, alone, carried };
+            seconds(&|transfer| if is_sum(transfer) { vec![sum] } else { Vec::new() })
+        };
+        // The first begins behind the third step, the other behind the fourth.
+        assert_eq!([of(0.0, 4.0), of(4.0, 0.0), of(2.0, 2.0)], [11.0, 8.0, 9.0]);
+        assert_eq!(seconds(&|_| Vec::new()), 8.0);
     }
 
     fn plain(ranks: usize) -> Manner {
@@ -983,6 +1065,7 @@ mod tests {
                 node: 0,
                 mesh,
                 owners: Owners::Everyone,
+                wire: Wire::F32,
                 accumulates: false,
                 relaxed: false,
                 sums: 0,
@@ -1094,7 +1177,7 @@ mod tests {
         let scripts = example.scripts(&plain(2));
         let prices = Prices {
             transfer: &|_| f64::NAN,
-            busy: &|_| 0.0,
+            rounds: &|_| Vec::new(),
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &|_| 1.0,
@@ -1110,9 +1193,9 @@ mod tests {
     fn a_strategy_sends_what_its_table_says() {
         let n = 64 * 60;
         let example = Example::new(&[24, 36]);
-        let sent = |ranks, strategy: &str| -> Vec<usize> {
+        let sent_as = |wire, ranks, strategy: &str| -> Vec<usize> {
             let strategy = strategy.parse().expect("a strategy");
-            let scripts = example.scripts(&manner(ranks, strategy, false));
+            let scripts = example.scripts(&Manner { wire, ..manner(ranks, strategy, false) });
             // Without the tail and the statistics.
             let small = |script: &Script| {
                 let of = |t: &Transfer| t.cuts.range().len() <= 64;
@@ -1125,6 +1208,7 @@ mod tests {
             };
             scripts.iter().map(|script| script.bytes_sent() - small(script)).collect()
         };
+        let sent = |ranks, strategy: &str| sent_as(Wire::F32, ranks, strategy);
         for d in [2, 3, 4, 6] {
             // Plain: with the tail.
             let plain = 2 * (n + TAIL) * (d - 1) / d;
@@ -1135,6 +1219,11 @@ mod tests {
             let served = sent(d, "server");
             assert_eq!((served[0], served[d - 1]), (n, (d - 1) * n));
             assert_eq!(sent(d, "server-async")[0], n);
+            // In halves: what is added, and not the parameters that come back.
+            let halves = |strategy: &str| sent_as(Wire::Bf16, d, strategy);
+            assert!(halves("allreduce").iter().all(|bytes| bytes.abs_diff(plain / 2) <= d), "{d} ranks");
+            assert_eq!(halves("zero1"), vec![3 * n * (d - 1) / d / 2; d]);
+            assert_eq!((halves("root")[0], halves("root")[1]), ((d - 1) * n, n / 2));
         }
     }
 

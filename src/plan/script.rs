@@ -15,7 +15,7 @@ use std::rc::Rc;
 use super::describe::bytes as show;
 use super::windows::{Gathered, Windows, learned};
 use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
-use crate::config::{MeshShape, PipelineSchedule};
+use crate::config::{MeshShape, PipelineSchedule, Wire};
 use crate::cuts::Cuts;
 use crate::device::Rule;
 use crate::strategy::{Meeting, Owners, Relaxed, Seat, Share};
@@ -247,6 +247,8 @@ pub struct Script {
     pub mesh: MeshShape,
     /// Who updates what.
     pub owners: Owners,
+    /// The type in which gradients travel to where they are added.
+    pub wire: Wire,
     /// Whether a micro-step's gradients lie elsewhere than their sums.
     pub accumulates: bool,
     /// Whether ranks have parameters of their own.
@@ -322,6 +324,8 @@ pub struct Manner {
     pub nodes: Vec<usize>,
     /// Who updates what.
     pub owners: Owners,
+    /// The type in which gradients travel to where they are added.
+    pub wire: Wire,
     /// Where ranks have parameters of their own: whether they meet in this step.
     pub relaxed: Option<Turn>,
     /// Whether owners update by what each rank pushes, as it comes.
@@ -396,6 +400,7 @@ impl Manner {
             tensor: 0,
             nodes,
             owners: Owners::Everyone,
+            wire: Wire::F32,
             relaxed: None,
             asynchronous: false,
             in_common: false,
@@ -548,6 +553,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
             node: stage * manner.mesh.ranks() + manner.nodes[at],
             mesh: manner.mesh,
             owners: manner.owners,
+            wire: manner.wire,
             accumulates: manner.micro_steps > 1,
             relaxed: manner.relaxed.is_some(),
             contexts: outline.contexts,
@@ -1040,7 +1046,7 @@ impl Script {
         let sent = |action: &Action| match action {
             Action::Start(id) => {
                 let transfer = &self.transfers[*id];
-                transfer.bytes_sent(self.place(transfer.axis) - self.members(transfer).start)
+                transfer.bytes_sent(self.place(transfer.axis) - self.members(transfer).start, self.wire)
             }
             _ => 0,
         };
@@ -1192,13 +1198,19 @@ impl Transfer {
         }
     }
 
-    /// By the member at a place of the axis.
-    pub(super) fn bytes_sent(&self, place: usize) -> usize {
+    /// By the member at a place of the axis, if gradients are of type `wire` on their way to where they are added.
+    /// Nothing else is rounded.
+    pub(super) fn bytes_sent(&self, place: usize, wire: Wire) -> usize {
         let (all, own, others) =
             (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
+        let on_wire = |bytes: usize| match wire {
+            Wire::F32 => bytes,
+            Wire::Bf16 | Wire::F16 => bytes / 2,
+        };
         match self.kind {
-            Kind::Sum => 2 * (all - all / (others + 1)),
-            Kind::SumToOwners | Kind::AllToAll => all - own,
+            Kind::Sum => 2 * on_wire(all - all / (others + 1)),
+            Kind::SumToOwners => on_wire(all - own),
+            Kind::AllToAll => all - own,
             Kind::FromOwners | Kind::Gather => others * own,
             Kind::Send { .. } | Kind::Trade { .. } | Kind::Mix { .. } | Kind::Push => all,
             Kind::Receive { .. } | Kind::Pull => 0,

@@ -254,6 +254,22 @@ impl Stages {
         Ok(Stages { ranks, cuts: best.into_iter().map(|piece| starts[piece - 1].to_string()).collect() })
     }
 
+    /// Seconds of the slowest chunk, as `balanced` reckons them.
+    ///
+    /// # Errors
+    /// `Usage` for cuts that this network does not have.
+    pub fn slowest(&self, graph: &Graph, seconds: &[f64], [latency, per_byte]: [f64; 2]) -> Result<f64> {
+        let of_node = self.of_nodes(graph)?;
+        let mut of_chunk = vec![0.0; self.chunks()];
+        of_node.iter().zip(seconds).for_each(|(&chunk, seconds)| of_chunk[chunk] += seconds);
+        let boundary = boundaries(graph, &of_node, self.chunks());
+        let of = |chunk: usize| {
+            boundary.get(chunk).map_or(0.0, |&bytes| 2.0 * (latency + bytes as f64 * per_byte))
+        };
+        let slowest = of_chunk.iter().enumerate().map(|(chunk, seconds)| seconds + of(chunk) + of(chunk + 1));
+        Ok(slowest.fold(0.0, f64::max))
+    }
+
     /// The same step with less memory, chunk by chunk. `in_flight` has how many micro-batches each stage keeps. To be
     /// called after `differentiate`.
     ///
@@ -677,7 +693,7 @@ mod tests {
                 let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
                 let prices = Prices {
                     transfer: &|_| 0.0,
-                    busy: &|_| 0.0,
+                    rounds: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,

@@ -386,7 +386,7 @@ mod tests {
                     let scripts = plan.scripts(&manner, &SGD, 0..ranks);
                     let prices = Prices {
                         transfer: &|_| 2.5,
-                        busy: &|_| 0.0,
+                        rounds: &|_| Vec::new(),
                         update: &|_| 0.5,
                         add: &|_| 0.25,
                         pace: &|_| 1.0,

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
 use crate::interconnect::Interconnect;
-use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, Region, Trading, Transfer};
+use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, Region, Rounds, Trading, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -367,13 +367,17 @@ impl Averaging {
         }
     }
 
-    /// For how many of these seconds its links are busy: not while ranks add, and while messages are on their way.
-    pub fn busy(&self, transfer: &Transfer, setting: Setting) -> f64 {
+    /// The rounds in which these seconds are: how long of each links carry bytes, and how long it has nothing of them.
+    pub fn rounds(&self, transfer: &Transfer, setting: Setting) -> Vec<Rounds> {
         let course = match self.machine() {
             Some(machine) => self.course(transfer, setting, machine),
             None => self.in_groups(transfer, setting.trades),
         };
-        course.map_or_else(|| self.transfer(transfer, setting), |course| course.busy(&self.ranks))
+        let whole = || vec![Rounds { count: 1, alone: 0.0, carried: self.transfer(transfer, setting) }];
+        course.map_or_else(whole, |course| {
+            let of = |(count, [alone, carried]): (usize, [f64; 2])| Rounds { count, alone, carried };
+            course.rounds(&self.ranks).into_iter().map(of).collect()
+        })
     }
 
     /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a

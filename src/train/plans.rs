@@ -100,7 +100,7 @@ impl Plans {
                 (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new(), kept)
             }
             Some(own) => {
-                let (stages, mut plans, kept) = in_stages(graph, own, config, device, averaging, &options)?;
+                let (stages, mut plans, kept) = in_stages(&graph, own, config, device, averaging, &options)?;
                 plans.iter_mut().try_for_each(|plan| averaging.cut(plan, config))?;
                 (plans.remove(own), Some(stages), plans, kept)
             }
@@ -244,7 +244,7 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
-        let busy = |transfer: &Transfer| averaging.busy(transfer, setting);
+        let rounds = |transfer: &Transfer| averaging.rounds(transfer, setting);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
@@ -259,7 +259,7 @@ impl Plans {
         plan::rehearse(
             scripts,
             &facts,
-            &Prices { transfer: &seconds, busy: &busy, update: &update, add: &add, pace, link: &link },
+            &Prices { transfer: &seconds, rounds: &rounds, update: &update, add: &add, pace, link: &link },
         )
     }
 
@@ -597,6 +597,7 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
         mesh: layout.mesh,
         pipeline: layout.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
         owners,
+        wire: config.wire,
         in_common,
         micro_steps: config.accumulation,
         shards: config.shards.is_some(),
@@ -660,35 +661,77 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
     }
 }
 
-/// Where a network is cut so that its stages take equally long.
-fn balanced(
-    compiled: &Compiled,
-    (ranks, schedule): (usize, PipelineSchedule),
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    options: &Options,
-) -> Result<Stages> {
-    let whole = compiled.plan(device, options)?;
-    let mut seconds = vec![0.0; whole.graph.nodes.len()];
-    let mut waiting = 0.0;
-    let beside = of_gradients(config, per_byte(config, averaging));
-    for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
-        // A reorder is for the node behind it.
-        waiting += taken;
-        if let Some(node) = step.node {
-            let times = if config.recompute && node.0 < whole.graph.forward_nodes { 2.0 } else { 1.0 };
-            seconds[node.0] += times * std::mem::take(&mut waiting) + beside(&whole.graph, node);
+/// A network that is to be cut.
+struct Uncut<'a> {
+    graph: &'a Graph,
+    config: &'a Config,
+    device: &'a dyn Device,
+    averaging: &'a Averaging,
+    options: &'a Options<'a>,
+    /// Stages.
+    ranks: usize,
+    schedule: PipelineSchedule,
+}
+
+impl Uncut<'_> {
+    /// The uncut plan of a graph of this network, and what each of its nodes takes with the gradients that it makes.
+    fn seconds(&self, compiled: &Compiled) -> Result<(Plan, Vec<f64>)> {
+        let Uncut { config, averaging, .. } = *self;
+        let whole = compiled.plan(self.device, self.options)?;
+        let mut seconds = vec![0.0; whole.graph.nodes.len()];
+        let mut waiting = 0.0;
+        let beside = of_gradients(config, per_byte(config, averaging));
+        for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
+            // A reorder is for the node behind it.
+            waiting += taken;
+            if let Some(node) = step.node {
+                seconds[node.0] += std::mem::take(&mut waiting) + beside(&whole.graph, node);
+            }
         }
+        Ok((whole, seconds))
     }
-    let pieces = ranks * schedule.chunks();
-    Stages::balanced(&whole.graph, [ranks, pieces], &seconds, averaging.between_stages())
+
+    /// Where it is cut so that its stages take equally long, each node so long.
+    fn balanced(&self, whole: &Plan, seconds: &[f64]) -> Result<Stages> {
+        let pieces = self.ranks * self.schedule.chunks();
+        Stages::balanced(&whole.graph, [self.ranks, pieces], seconds, self.averaging.between_stages())
+    }
+
+    /// The graph of these stages in which each computes its activations again.
+    fn again(&self, stages: &Stages) -> Result<Compiled> {
+        let in_flight = |own: usize| self.schedule.in_flight(own, self.ranks, self.config.accumulation);
+        Compiled::new(stages.recompute(self.graph.clone(), in_flight)?, self.device, None)
+    }
+
+    /// Where it is cut if activations are computed again, and that graph. What is computed again follows from the cuts:
+    /// it is first cut as if every forward node were, and then once more by what these stages really run. That has
+    /// other segments, so the better one is taken.
+    fn balanced_again(&self, kept: &Compiled) -> Result<(Stages, Compiled)> {
+        let (whole, mut seconds) = self.seconds(kept)?;
+        seconds[..whole.graph.forward_nodes].iter_mut().for_each(|seconds| *seconds *= 2.0);
+        let link = self.averaging.between_stages();
+        let of = |stages: Stages| -> Result<_> {
+            let compiled = self.again(&stages)?;
+            let (whole, seconds) = self.seconds(&compiled)?;
+            let slowest = stages.slowest(&whole.graph, &seconds, link)?;
+            let next = self.balanced(&whole, &seconds)?;
+            Ok((slowest, stages, compiled, next))
+        };
+        let (slowest, stages, compiled, next) = of(self.balanced(&whole, &seconds)?)?;
+        if next != stages {
+            let (other, next, again, _) = of(next)?;
+            if other < slowest {
+                return Ok((next, again));
+            }
+        }
+        Ok((stages, compiled))
+    }
 }
 
 /// Where the network is cut, the plans of its stages, and with recomputation what activations of this rank's would take
 /// without.
 fn in_stages(
-    graph: Graph,
+    graph: &Graph,
     own: usize,
     config: &Config,
     device: &dyn Device,
@@ -698,24 +741,36 @@ fn in_stages(
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
-    let compiled = Compiled::new(graph.clone(), device, None)?;
-    let stages = match cuts.is_empty() {
-        false => Stages { ranks: *ranks, cuts: cuts.clone() },
-        true => balanced(&compiled, (*ranks, *schedule), config, device, averaging, options)?,
+    let (ranks, schedule) = (*ranks, *schedule);
+    let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule };
+    let kept = Compiled::new(graph.clone(), device, None)?;
+    let given = (!cuts.is_empty()).then(|| Stages { ranks, cuts: cuts.clone() });
+    let (stages, again) = match (given, config.recompute) {
+        (Some(stages), false) => (stages, None),
+        (Some(stages), true) => {
+            let again = uncut.again(&stages)?;
+            (stages, Some(again))
+        }
+        (None, false) => {
+            let (whole, seconds) = uncut.seconds(&kept)?;
+            (uncut.balanced(&whole, &seconds)?, None)
+        }
+        (None, true) => {
+            let (stages, again) = uncut.balanced_again(&kept)?;
+            (stages, Some(again))
+        }
     };
-    let in_flight = |own: usize| schedule.in_flight(own, *ranks, config.accumulation);
     let of_stage = |compiled: &Compiled, own: usize| {
+        let contexts = schedule.in_flight(own, ranks, config.accumulation);
         let splits_weights = schedule.splits_weights();
-        let stage = Some(Stage { stages: &stages, own, contexts: in_flight(own), splits_weights });
+        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
         compiled.plan(device, &Options { stage, ..*options })
     };
-    let (compiled, kept) = match config.recompute {
-        true => {
-            let kept = of_stage(&compiled, own)?.sizes.activations;
-            (Compiled::new(stages.recompute(graph, in_flight)?, device, None)?, Some(kept))
-        }
-        false => (compiled, None),
+    let activations = match again {
+        Some(_) => Some(of_stage(&kept, own)?.sizes.activations),
+        None => None,
     };
+    let compiled = again.unwrap_or(kept);
     let of = |own: usize| {
         let plan = of_stage(&compiled, own)?;
         match plan.gradients.is_empty() {
@@ -725,8 +780,8 @@ fn in_stages(
             false => Ok(plan),
         }
     };
-    let plans = (0..*ranks).map(of).collect::<Result<Vec<_>>>()?;
-    Ok((stages, plans, kept))
+    let plans = (0..ranks).map(of).collect::<Result<Vec<_>>>()?;
+    Ok((stages, plans, activations))
 }
 
 /// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and

@@ -409,7 +409,7 @@ impl Case<'_> {
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
         let prices = Prices {
             transfer: &|_| 0.0,
-            busy: &|_| 0.0,
+            rounds: &|_| Vec::new(),
             update: &update,
             add: &add,
             pace: &|_| 1.0,

@@ -9,7 +9,7 @@ use super::plans::{ADDING, per_byte, step_seconds};
 use super::prediction::{Planned, Predictor};
 use crate::config::{Config, Tensor, Wire};
 use crate::error::{Error, Result};
-use crate::graph::SplitLayers;
+use crate::graph::{Graph, Node, Role, SplitLayers};
 use crate::interconnect::Interconnect;
 
 /// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
@@ -28,6 +28,8 @@ pub struct Sketch {
     total: [usize; 2],
     activations: [usize; 2],
     parameters: usize,
+    /// Those of the largest layer, which no pipeline cuts.
+    largest: usize,
     /// Bytes beside each byte of parameters: gradients and states.
     beside: usize,
     /// Of these what owners alone would have.
@@ -143,12 +145,19 @@ impl Sketch {
         let passes = PASSES * (turns - before) + ADDING * turns - added;
         let computes = computes + passes * self.pass;
         let sum = if self.ranks > stages { sum / stages as f64 } else { 0.0 };
-        let part = |whole: usize| whole - whole / stages;
         let images = (self.batch * self.micro_steps * stages / micro_batches) as f64;
         let in_flight = schedule.in_flight(0, stages, micro_batches) as f64;
-        let kept = self.activations[0] as f64 * images * in_flight / (self.batch * stages) as f64;
-        let of_others = part(self.parameters * (1 + self.beside));
-        let rest = self.total[0].saturating_sub(self.activations[0] + of_others);
+        let again = usize::from(candidate.recompute);
+        // Of what recomputation leaves about half is kept of every micro-batch in flight, the other half is what the
+        // pass that runs has computed again.
+        let times = match candidate.recompute {
+            true => 0.5 + 0.5 * in_flight / stages as f64,
+            false => in_flight / stages as f64,
+        };
+        let kept = self.activations[again] as f64 * images / self.batch as f64 * times;
+        let own = (self.parameters / stages).max(self.largest);
+        let of_others = (self.parameters - own) * (1 + self.beside);
+        let rest = self.total[again].saturating_sub(self.activations[again] + of_others);
         (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
     }
 }
@@ -201,6 +210,13 @@ impl Shared<'_> {
     }
 }
 
+/// Bytes of the parameters that a node reads.
+fn of_layer(graph: &Graph, node: &Node) -> usize {
+    let parameters =
+        node.inputs.iter().map(|&id| graph.tensor(id)).filter(|tensor| tensor.role == Role::Parameter);
+    parameters.map(|tensor| tensor.spec.shape.elements() * tensor.spec.dtype.bytes()).sum()
+}
+
 /// A plan of the whole network, with or without recomputation, for what is sketched.
 pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect>) -> Result<(Sketch, bool)> {
     let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
@@ -230,6 +246,7 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         total,
         activations,
         parameters: plan.sizes.parameters,
+        largest: plan.graph.nodes.iter().map(|node| of_layer(&plan.graph, node)).max().unwrap_or(0),
         beside: 1 + states,
         states: states * plan.sizes.parameters,
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),

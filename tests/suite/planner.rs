@@ -9,6 +9,8 @@ const FLAT: &str = "name = \"slow\"\nlatency_us = 20.0\nhop_us = 0.0\ngb_per_s =
 struct Row {
     taken: bool,
     step: f64,
+    /// Bytes.
+    sent: f64,
     memory: f64,
     flags: String,
 }
@@ -20,18 +22,17 @@ fn rows(printed: &str) -> Vec<Row> {
         let taken = line.starts_with('*');
         let words: Vec<&str> = line[1..].split_whitespace().collect();
         let step = words.first()?.parse().ok()?;
-        let scale = match *words.get(9)? {
-            "GB" => 1e9,
-            "MB" => 1e6,
-            "kB" => 1e3,
-            other => panic!("{other}"),
+        let bytes = |at: usize| {
+            let scale = match words[at + 1] {
+                "GB" => 1e9,
+                "MB" => 1e6,
+                "kB" => 1e3,
+                "B" => 1.0,
+                other => panic!("{other}"),
+            };
+            words[at].parse::<f64>().unwrap() * scale
         };
-        Some(Row {
-            taken,
-            step,
-            memory: words[8].parse::<f64>().unwrap() * scale,
-            flags: words[10..].join(" "),
-        })
+        Some(Row { taken, step, sent: bytes(6), memory: bytes(8), flags: words[10..].join(" ") })
     };
     table
         .lines()
@@ -119,7 +120,8 @@ fn less_memory_takes_a_later_stage_of_zero() {
     assert!(printed.contains("--zero 2") && !printed.contains("--zero 3"), "{printed}");
 }
 
-/// Layers are split where links are slow, and not where they are fast and memory too, so that nothing is gained.
+/// Layers are split where links are slow, and not where messages take long and bytes little: they are more messages,
+/// which nothing hides.
 #[test]
 fn slow_links_split_layers() {
     let folder = tempfile::tempdir().unwrap();
@@ -135,11 +137,64 @@ fn slow_links_split_layers() {
         rows.into_iter().find(|row| row.taken).unwrap().flags
     };
     assert_eq!(taken("slow.toml", FLAT.into()), "--tensor 2");
-    assert_eq!(taken("fast.toml", FLAT.replace("0.1", "10000.0").replace("20.0", "0.1")), "data parallelism");
+    assert_eq!(
+        taken("far.toml", FLAT.replace("0.1", "10000.0").replace("20.0", "1000.0")),
+        "data parallelism"
+    );
     // Where there is no layer that is worth it, it is no candidate.
     let flags = ["--model", "squeezenet1_1", "--image-size", "64", "--batch", "8", "--predict-nodes", "2"];
     let none = planned(&flags).0;
     assert!(!none.contains("--tensor"), "{none}");
+}
+
+/// Where neither links nor memory hold anybody up all ways of the same arithmetic take as long: that is taken which
+/// sends least.
+#[test]
+fn of_ways_that_are_alike_that_which_sends_least_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fast.toml");
+    std::fs::write(&path, FLAT.replace("0.1", "10000.0").replace("20.0", "0.1")).unwrap();
+    let flags =
+        "--model mnist_large --batch 8 --predict-nodes 4 --roofline 1,10000 --dry-run --parallel auto";
+    let flags: Vec<&str> = flags.split(' ').chain(["--network", path.to_str().unwrap()]).collect();
+    let printed = run(1, &flags);
+    let rows = rows(&printed);
+    let least = rows.iter().map(|row| row.step).fold(f64::INFINITY, f64::min);
+    let alike: Vec<&Row> = rows.iter().filter(|row| row.step <= 1.01 * least).collect();
+    assert!(
+        ["data parallelism", "--tensor 2"].iter().all(|way| alike.iter().any(|row| row.flags == *way)),
+        "{printed}"
+    );
+    let taken = alike.iter().find(|row| row.taken).expect("one of these");
+    assert!(alike.iter().all(|row| taken.sent <= row.sent), "{printed}");
+    assert!(taken.flags != "data parallelism", "{printed}");
+}
+
+/// Where less than the stages of a pipeline need is free, they compute their activations again. Where everything does,
+/// pipelines do too, but for the schedule that cannot.
+#[test]
+fn stages_compute_again_where_memory_is_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.toml");
+    std::fs::write(&path, FLAT).unwrap();
+    let flags = "--model resnet18 --image-size 64 --batch 32 --predict-nodes 4 --network";
+    let flags: Vec<&str> = flags.split(' ').chain([path.to_str().unwrap()]).collect();
+    let of_stages = |row: &&Row| row.flags.contains("--pipeline");
+    let again = |row: &Row| row.flags.contains("--recompute");
+    let (printed, all) = planned(&flags);
+    assert!(all.iter().filter(of_stages).all(|row| !again(row)), "{printed}");
+    assert!(printed.contains("--recompute: by a sketch") && printed.contains(" fits"), "{printed}");
+    let taken = all.iter().find(|row| row.taken).expect("a row that is taken");
+    assert!(taken.flags.contains("--pipeline"), "{printed}");
+    let least = all.iter().map(|row| row.memory).fold(f64::INFINITY, f64::min);
+    let limit = format!("{}MB", (0.97 * least / 1e6).floor());
+    let (printed, few) = planned(&[&flags[..], &["--memory-limit", &limit]].concat());
+    let taken = few.iter().find(|row| row.taken).expect("a row that is taken");
+    assert!(of_stages(&taken) && again(taken) && taken.memory < least, "{limit}: {printed}");
+    // As typed.
+    let (printed, typed) = planned(&[&flags[..], &["--recompute"]].concat());
+    assert!(typed.iter().any(|row| of_stages(&row)), "{printed}");
+    assert!(!printed.contains("zb-h1") && !printed.contains("not looked at: pipelines"), "{printed}");
 }
 
 /// What all others need at the least of what was rehearsed, in MB, less so much that they do not fit.
@@ -149,12 +204,13 @@ fn too_little_for_whole_images(rows: &[Row]) -> String {
     format!("{}MB", (0.85 * least / 1e6).round())
 }
 
-/// Where whole images fit on no rank, they are cut.
+/// Where whole images fit on no rank though activations are computed again, and there are no stages, they are cut.
 #[test]
 fn images_are_cut_where_nothing_else_fits() {
     let flags = ["--model", "squeezenet1_1", "--image-size", "640", "--batch", "2", "--predict-nodes", "4"];
-    let limit = too_little_for_whole_images(&planned(&flags).1);
-    let (printed, rows) = planned(&[&flags[..], &["--memory-limit", &limit]].concat());
+    let unstaged = ["--commit", "3", "--checkpoint", "c"];
+    let limit = too_little_for_whole_images(&planned(&[&flags[..], &unstaged, &["--recompute"]].concat()).1);
+    let (printed, rows) = planned(&[&flags[..], &unstaged, &["--memory-limit", &limit]].concat());
     let is_cut = |row: &Row| row.flags.contains("--spatial");
     assert!(
         rows.iter().all(|row| is_cut(row) || row.flags.ends_with(": does not fit")),
@@ -316,6 +372,14 @@ fn what_a_planner_is_not_to_choose_is_refused() {
     let (printed, rows) =
         planned(&["--model", "mnist_small", "--batch", "4", "--predict-nodes", "2", "--lossy"]);
     assert!(rows.iter().any(|row| row.flags.contains("--wire bf16")), "{printed}");
+    // Gradients that travel in halves are half as many bytes.
+    let sent = |wire: &str| {
+        let flags = ["--model", "mnist_small", "--batch", "4", "--predict-nodes", "2", "--wire", wire];
+        let rows = planned(&flags).1;
+        rows.into_iter().find(|row| row.flags == "data parallelism").expect("data parallelism").sent
+    };
+    let [whole, halves] = ["f32", "bf16"].map(sent);
+    assert!((halves / whole - 0.5).abs() < 0.02, "{halves} of {whole}");
     let (printed, rows) = planned(&[
         "--model",
         "mnist_small",

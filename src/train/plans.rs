@@ -696,7 +696,7 @@ fn in_stages(
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
-    let compiled = Compiled::new(graph.clone(), device, None)?;
+    let compiled = Compiled::for_stages(graph.clone(), device)?;
     let stages = match cuts.is_empty() {
         false => Stages { ranks: *ranks, cuts: cuts.clone() },
         true => balanced(&compiled, (*ranks, *schedule), config, device, averaging, options)?,
@@ -710,7 +710,7 @@ fn in_stages(
     let (compiled, kept) = match config.recompute {
         true => {
             let kept = of_stage(&compiled, own)?.sizes.activations;
-            (Compiled::new(stages.recompute(graph, in_flight)?, device, None)?, Some(kept))
+            (Compiled::for_stages(stages.recompute(graph, in_flight)?, device)?, Some(kept))
         }
         false => (compiled, None),
     };

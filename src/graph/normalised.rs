@@ -1,0 +1,170 @@
+//! Normalisations with a ReLU that one convolution reads, where a device computes them along with it: what is normalised
+//! is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each normalisation
+//! by itself.
+
+use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec, TensorId};
+use crate::error::Result;
+
+/// A convolution that may do along what a normalisation with a ReLU before it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Joint {
+    /// Without bias and ReLU.
+    pub conv: Conv2d,
+    /// The convolution's x, w and y. What is normalised has the spec of x.
+    pub tensors: [Spec; 3],
+    /// What of it.
+    pub part: JointPart,
+}
+
+/// What would be one op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum JointPart {
+    /// The convolution, with or without the moments of its y, and where its weights are learned their gradient: both
+    /// normalise as they read (`Op::Conv2dNormalised`, `Op::Conv2dNormalisedBackwardWeights`).
+    Reading {
+        /// Whether a normalisation wants the moments of y.
+        moments: bool,
+        /// Whether the weights are learned.
+        learns: bool,
+    },
+    /// The gradient of the convolution's input, and through ReLU and normalisation (`Op::Conv2dBackwardDataNorm`).
+    Gradient,
+}
+
+/// A normalisation and what reads it: nodes.
+struct Reading {
+    norm: usize,
+    conv: usize,
+    weights: Option<usize>,
+}
+
+impl Graph {
+    /// The same step with those normalisations in one with the convolution behind them of which `joins` says that it is
+    /// faster so. To be called behind `fuse`.
+    ///
+    /// # Errors
+    /// Those of `joins`.
+    pub fn join_norms(mut self, joins: impl Fn(&Joint) -> Result<bool>) -> Result<Graph> {
+        for norm in 0..self.forward_nodes {
+            if let Some(reading) = self.reading(norm)
+                && let Some(joint) = self.joint(&reading)
+                && joins(&joint)?
+            {
+                self.normalise_as_read(&reading);
+            }
+        }
+        let mut gone = Vec::new();
+        for backward in self.forward_nodes..self.nodes.len() {
+            if let Some((data, conv)) = self.gradient_before(backward)
+                && joins(&Joint { conv, tensors: self.specs_of(data), part: JointPart::Gradient })?
+            {
+                self.join_gradients(data, backward, conv);
+                gone.push(data);
+            }
+        }
+        self.drop_saved();
+        self.remove(&gone);
+        Ok(self)
+    }
+
+    /// A normalisation with a ReLU of which one convolution reads the result, and else at most the op that gives the
+    /// gradient of that one's weights. What is computed again stays as it is.
+    fn reading(&self, norm: usize) -> Option<Reading> {
+        let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else { return None };
+        let y = self.nodes[norm].outputs[0];
+        let readers: Vec<usize> = self.consumers(y).map(|id| id.0).collect();
+        let (&conv, others) = readers.split_first()?;
+        let is_bare = |node: &Node| match node.op {
+            Op::Conv2d(conv) => !conv.bias && !conv.relu && conv.groups == 1,
+            Op::Conv2dMoments(conv) => conv.groups == 1,
+            _ => false,
+        };
+        let first = |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
+        let of_weights = |node: &Node| {
+            matches!(node.op, Op::Conv2dBackwardWeights(_)) && node.forward == Some(NodeId(conv)) && first(node)
+        };
+        let fits = conv < self.forward_nodes && is_bare(&self.nodes[conv]) && first(&self.nodes[conv]);
+        match others {
+            [] if fits => Some(Reading { norm, conv, weights: None }),
+            &[weights] if fits && of_weights(&self.nodes[weights]) => {
+                Some(Reading { norm, conv, weights: Some(weights) })
+            }
+            _ => None,
+        }
+    }
+
+    fn joint(&self, reading: &Reading) -> Option<Joint> {
+        let node = &self.nodes[reading.conv];
+        let (Op::Conv2d(conv) | Op::Conv2dMoments(conv)) = node.op else { return None };
+        let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
+        let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]];
+        Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
+    }
+
+    fn normalise_as_read(&mut self, reading: &Reading) {
+        let (x, y) = (self.nodes[reading.norm].inputs[0], self.nodes[reading.norm].outputs[0]);
+        let channels = self.tensor(y).spec.shape.0[1];
+        // In place of what is normalised, of which nothing is left.
+        self.tensors[y.0].spec.shape = Shape(vec![2, channels]);
+        self.tensors[y.0].name += ".scale";
+        if let Op::BatchNorm(norm) = self.nodes[reading.norm].op {
+            self.nodes[reading.norm].op = Op::BatchNormScale(norm);
+        }
+        let node = &mut self.nodes[reading.conv];
+        if let Op::Conv2d(conv) | Op::Conv2dMoments(conv) = node.op {
+            node.op = Op::Conv2dNormalised(conv);
+            node.inputs[0] = x;
+            node.inputs.push(y);
+        }
+        let Some(weights) = reading.weights else { return };
+        let node = &mut self.nodes[weights];
+        if let Op::Conv2dBackwardWeights(conv) = node.op {
+            node.op = Op::Conv2dNormalisedBackwardWeights(conv);
+            node.inputs[0] = x;
+            node.inputs.push(y);
+        }
+    }
+
+    /// The convolution whose dx is all that a normalisation with a ReLU gets as its gradient.
+    fn gradient_before(&self, backward: usize) -> Option<(usize, Conv2d)> {
+        let node = &self.nodes[backward];
+        // Over ranks the sums are exchanged in between.
+        let Op::BatchNormBackward(BatchNorm { relu: true, add: false, given: false, .. }) = node.op else {
+            return None;
+        };
+        let dy = node.inputs[0];
+        let data = self.producer(dy).filter(|&data| data < backward && self.read_once(dy))?;
+        match self.nodes[data].op {
+            Op::Conv2dBackwardData(conv) if conv.groups == 1 => Some((data, conv)),
+            _ => None,
+        }
+    }
+
+    /// x, w and y of a convolution, of whose dx this is the node.
+    fn specs_of(&self, data: usize) -> [Spec; 3] {
+        let node = &self.nodes[data];
+        [node.outputs[0], node.inputs[1], node.inputs[0]].map(|id| self.tensor(id).spec.clone())
+    }
+
+    fn join_gradients(&mut self, data: usize, backward: usize, conv: Conv2d) {
+        let of_data = self.nodes[data].clone();
+        let bias = self.nodes[backward].forward.map(|norm| self.node(norm).inputs[2]);
+        let node = &mut self.nodes[backward];
+        let (Op::BatchNormBackward(norm), Some(bias)) = (node.op, bias) else { return };
+        let [x, weight, mean, variance] = [1, 2, 3, 4].map(|index| node.inputs[index]);
+        node.op = Op::Conv2dBackwardDataNorm(conv, norm);
+        node.inputs = vec![of_data.inputs[0], of_data.inputs[1], x, weight, bias, mean, variance];
+        (node.name, node.forward) = (of_data.name, of_data.forward);
+    }
+
+    /// What normalisations save for a way back that does not read it.
+    fn drop_saved(&mut self) {
+        for index in 0..self.forward_nodes {
+            let norm = matches!(self.nodes[index].op, Op::BatchNorm(_) | Op::BatchNormScale(_));
+            let unread = |graph: &Graph, id: TensorId| graph.consumers(id).next().is_none();
+            if norm && self.nodes[index].outputs.get(5).is_some_and(|&saved| unread(self, saved)) {
+                self.nodes[index].outputs.truncate(5);
+            }
+        }
+    }
+}

@@ -235,7 +235,8 @@ fn evaluate(
             vec![y, moments]
         }
         Op::Conv2dNormalised(conv) => {
-            let y = conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], &shape(0))?;
+            let y =
+                conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], &shape(0))?;
             let moments = (outputs.len() == 2).then(|| batch_norm::own_moments(&y)).transpose()?;
             [y].into_iter().chain(moments).collect()
         }

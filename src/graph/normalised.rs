@@ -70,7 +70,9 @@ impl Graph {
     /// A normalisation with a ReLU of which one convolution reads the result, and else at most the op that gives the
     /// gradient of that one's weights. What is computed again stays as it is.
     fn reading(&self, norm: usize) -> Option<Reading> {
-        let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else { return None };
+        let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else {
+            return None;
+        };
         let y = self.nodes[norm].outputs[0];
         let readers: Vec<usize> = self.consumers(y).map(|id| id.0).collect();
         let (&conv, others) = readers.split_first()?;
@@ -79,9 +81,12 @@ impl Graph {
             Op::Conv2dMoments(conv) => conv.groups == 1,
             _ => false,
         };
-        let first = |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
+        let first =
+            |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
         let of_weights = |node: &Node| {
-            matches!(node.op, Op::Conv2dBackwardWeights(_)) && node.forward == Some(NodeId(conv)) && first(node)
+            matches!(node.op, Op::Conv2dBackwardWeights(_))
+                && node.forward == Some(NodeId(conv))
+                && first(node)
         };
         let fits = conv < self.forward_nodes && is_bare(&self.nodes[conv]) && first(&self.nodes[conv]);
         match others {
@@ -166,5 +171,107 @@ impl Graph {
                 self.nodes[index].outputs.truncate(5);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, DType, OpFusions, Role};
+
+    /// Three convolutions with normalisations and ReLUs: the second one's result is read twice.
+    fn step() -> Graph {
+        let (mut net, mut x) = Builder::new("norms", 2, [3, 12, 12]);
+        let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+        for layer in 1..=4 {
+            let before = x;
+            x = net.conv2d(&format!("conv{layer}"), x, 8, conv).unwrap();
+            x = net.batch_norm(&format!("bn{layer}"), x, BatchNorm::default()).unwrap();
+            x = net.relu(&format!("relu{layer}"), x);
+            if layer == 3 {
+                x = net.add("add", x, before).unwrap();
+            }
+        }
+        let x = net.linear("fc", x, 4);
+        net.finish(x).simplify().narrowed_to(DType::F16)
+    }
+
+    const MOMENTS: OpFusions = OpFusions {
+        addition: false,
+        mask: false,
+        relu_backward: false,
+        gradient_sums: false,
+        moments: &[DType::F16],
+    };
+
+    fn count(graph: &Graph, name: &str) -> usize {
+        graph.nodes.iter().filter(|node| node.op.name() == name).count()
+    }
+
+    /// Every tensor is made before it is read, and every parameter that is learned has its gradient.
+    fn check(graph: &Graph) {
+        let before = |role: Role| matches!(role, Role::Input | Role::Parameter | Role::Statistic);
+        let mut made: Vec<bool> = graph.tensors.iter().map(|tensor| before(tensor.role)).collect();
+        for node in &graph.nodes {
+            assert!(node.inputs.iter().all(|id| made[id.0]), "{} reads what is not made", node.name);
+            node.outputs.iter().for_each(|id| made[id.0] = true);
+            let of = node.forward.map(|id| (id.0 < graph.forward_nodes, &graph.node(id).name));
+            assert!(of.is_none_or(|of| of == (true, &node.name)), "{}", node.name);
+        }
+        let gradients = graph.with_role(Role::Gradient).filter(|(id, _)| made[id.0]).count();
+        assert_eq!(gradients, graph.with_role(Role::Parameter).count());
+    }
+
+    #[test]
+    fn what_one_convolution_reads_is_normalised_as_it_reads() {
+        let apart = step().differentiate().fuse(MOMENTS);
+        let joined = apart.clone().join_norms(|_| Ok(true)).unwrap();
+        check(&joined);
+        // conv2 reads bn1; bn2 and bn3 are read by an addition too, and bn4 by no convolution.
+        let names = ["batch norm scale", "conv2d normalised", "conv2d normalised backward weights"];
+        assert_eq!(names.map(|name| count(&joined, name)), [1; 3]);
+        assert_eq!(count(&joined, "conv2d backward data+norm"), 1);
+        assert_eq!(joined.nodes.len() + 1, apart.nodes.len());
+        let node = joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dNormalised(_))).unwrap();
+        let norm = joined.nodes.iter().find(|node| matches!(node.op, Op::BatchNormScale(_))).unwrap();
+        assert_eq!((node.name.as_str(), norm.name.as_str()), ("conv2", "bn1"));
+        assert_eq!((node.inputs[0], node.inputs[2]), (norm.inputs[0], norm.outputs[0]));
+        let scale = &joined.tensor(norm.outputs[0]).spec;
+        assert_eq!((&scale.shape.0[..], scale.dtype), (&[2, 8][..], DType::F16));
+        assert_eq!(
+            (node.outputs.len(), norm.outputs.len()),
+            (2, 5),
+            "moments are given, and nothing is saved"
+        );
+        let places = |graph: &Graph| -> Vec<_> {
+            graph.with_role(Role::Parameter).map(|(id, tensor)| (id, tensor.name.clone())).collect()
+        };
+        assert_eq!(places(&joined), places(&apart), "parameters start as before");
+    }
+
+    #[test]
+    fn each_part_is_joined_by_itself_or_not_at_all() {
+        let apart = step().differentiate().fuse(MOMENTS);
+        let only = |reading: bool| {
+            let wanted = |joint: &Joint| matches!(joint.part, JointPart::Reading { .. }) == reading;
+            apart.clone().join_norms(|joint| Ok(wanted(joint))).unwrap()
+        };
+        let (reading, gradient) = (only(true), only(false));
+        check(&reading);
+        check(&gradient);
+        let counts =
+            |graph: &Graph| ["batch norm scale", "conv2d backward data+norm"].map(|name| count(graph, name));
+        assert_eq!((counts(&reading), counts(&gradient)), ([1, 0], [0, 1]));
+        let saved = |graph: &Graph| graph.nodes.iter().find(|node| node.name == "bn1").unwrap().outputs.len();
+        assert_eq!((saved(&reading), saved(&gradient)), (6, 5), "b is kept for who reads it");
+        assert_eq!(apart.clone().join_norms(|_| Ok(false)).unwrap(), apart);
+        // Over ranks the way back has an exchange in it.
+        let over_ranks = step().synchronise_batch_norms(4).differentiate().fuse(MOMENTS);
+        let over_ranks = over_ranks.join_norms(|_| Ok(true)).unwrap();
+        check(&over_ranks);
+        assert_eq!(counts(&over_ranks), [1, 0]);
+        // What is computed again is read by another.
+        let again = step().differentiate().recompute().fuse(MOMENTS).join_norms(|_| Ok(true)).unwrap();
+        check(&again);
     }
 }

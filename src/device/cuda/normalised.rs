@@ -259,10 +259,8 @@ pub fn backward_data(
         };
         let [inverse, found, sums, unread] = parts.map(|bytes| operands.scratch(bytes));
         shape.inverse_deviation(operands, &norm, variance, &inverse)?;
-        let ([of_shift, of_scale], unread) = (
-            rows_of(&found),
-            [0, 1, 2].map(|which| unread.slice(which * 4 * channels, 4 * channels)),
-        );
+        let ([of_shift, of_scale], unread) =
+            (rows_of(&found), [0, 1, 2].map(|which| unread.slice(which * 4 * channels, 4 * channels)));
         let made = [dx, w, dy, x, mean, &inverse, weight, bias, &of_shift, &of_scale];
         let memory: Vec<&Bytes> = made.into_iter().chain(&unread).collect();
         operands.push(product.bind(&memory, &workspace)?);

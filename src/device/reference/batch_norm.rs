@@ -122,9 +122,8 @@ pub fn scale(
 ) -> Result<Vec<ArrayD<f32>>> {
     let mut outputs = forward(norm, inputs, saves)?;
     let (mean, variance) = (&outputs[1], &outputs[2]);
-    let scale: Array1<f32> = (0..mean.len())
-        .map(|c| rounded(inputs[1][[c]] / (variance[[c]] + norm.epsilon).sqrt()))
-        .collect();
+    let scale: Array1<f32> =
+        (0..mean.len()).map(|c| rounded(inputs[1][[c]] / (variance[[c]] + norm.epsilon).sqrt())).collect();
     let shift: Array1<f32> =
         (0..mean.len()).map(|c| rounded(inputs[2][[c]] - mean[[c]] * scale[c])).collect();
     outputs[0] = ndarray::stack![Axis(0), scale, shift].into_dyn();

@@ -58,11 +58,12 @@ impl Graph {
             if let Some((data, conv)) = self.gradient_before(backward)
                 && joins(&Joint { conv, tensors: self.specs_of(data), part: JointPart::Gradient })?
             {
+                let norm = self.nodes[backward].forward;
                 self.join_gradients(data, backward, conv);
+                self.drop_saved(norm);
                 gone.push(data);
             }
         }
-        self.drop_saved();
         self.remove(&gone);
         Ok(self)
     }
@@ -162,14 +163,10 @@ impl Graph {
         (node.name, node.forward) = (of_data.name, of_data.forward);
     }
 
-    /// What normalisations save for a way back that does not read it.
-    fn drop_saved(&mut self) {
-        for index in 0..self.forward_nodes {
-            let norm = matches!(self.nodes[index].op, Op::BatchNorm(_) | Op::BatchNormScale(_));
-            let unread = |graph: &Graph, id: TensorId| graph.consumers(id).next().is_none();
-            if norm && self.nodes[index].outputs.get(5).is_some_and(|&saved| unread(self, saved)) {
-                self.nodes[index].outputs.truncate(5);
-            }
+    /// What a normalisation saves for its way back is not read any more.
+    fn drop_saved(&mut self, norm: Option<NodeId>) {
+        if let Some(NodeId(norm)) = norm {
+            self.nodes[norm].outputs.truncate(5);
         }
     }
 }

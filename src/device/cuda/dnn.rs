@@ -1,7 +1,7 @@
 //! cuDNN: its handle, and convolutions with the engine chosen for them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ pub struct DnnHandle {
     said: Cell<bool>,
     /// Plans by the words of their products; none for what is better done apart.
     plans: RefCell<HashMap<String, Option<Rc<Plan>>>>,
-    /// What is not to be computed in one (`normalised`), in order.
-    apart: RefCell<BTreeSet<String>>,
+    /// Whether products are computed in one with the normalisations around them (`normalised`), by what that is called.
+    joints: RefCell<BTreeMap<String, bool>>,
 }
 
 impl DnnHandle {
@@ -46,23 +46,26 @@ impl DnnHandle {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { dnn.cudnnCreate(&mut raw) }?;
-        let (said, plans, apart) = (Cell::default(), RefCell::default(), RefCell::default());
-        let handle = DnnHandle { context: context.clone(), raw, said, plans, apart };
+        let (said, plans, joints) = (Cell::default(), RefCell::default(), RefCell::default());
+        let handle = DnnHandle { context: context.clone(), raw, said, plans, joints };
         // SAFETY: handle and stream are alive and of one context.
         unsafe { dnn.cudnnSetStream(raw, stream.raw()) }?;
         Ok(handle)
     }
 
-    pub fn is_apart(&self, words: &str) -> bool {
-        self.apart.borrow().contains(words)
+    /// What was decided of a joint, by this process.
+    pub fn joins(&self, words: &str) -> Option<bool> {
+        self.joints.borrow().get(words).copied()
     }
 
-    pub fn keep_apart(&self, words: &str) {
-        self.apart.borrow_mut().insert(words.into());
+    pub fn decide(&self, words: &str, joins: bool) {
+        self.joints.borrow_mut().insert(words.into(), joins);
     }
 
+    /// What is not joined.
     pub fn apart(&self) -> Vec<String> {
-        self.apart.borrow().iter().cloned().collect()
+        let joints = self.joints.borrow();
+        joints.iter().filter(|(_, joins)| !**joins).map(|(words, _)| words.clone()).collect()
     }
 }
 

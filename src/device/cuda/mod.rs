@@ -197,7 +197,7 @@ impl Device for Cuda {
     }
 
     fn keep_apart(&self, names: &[String]) {
-        names.iter().for_each(|name| self.gpu.dnn.keep_apart(name));
+        names.iter().for_each(|name| self.gpu.dnn.decide(name, false));
     }
 
     fn describe(&self) -> String {

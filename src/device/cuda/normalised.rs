@@ -132,32 +132,30 @@ pub fn joins(gpu: &Rc<Gpu>, joint: &Joint) -> Result<bool> {
         return Ok(false);
     }
     let products = products(gpu, joint)?;
-    for [together, _] in &products {
-        if dnn::planned(gpu, together)?.is_none() {
-            return Ok(false);
-        }
-    }
-    if Fusion::wanted() == Fusion::Always {
-        return Ok(true);
-    }
     let words = name(&products);
-    if gpu.dnn.is_apart(&words) {
-        return Ok(false);
+    if let Some(decided) = gpu.dnn.joins(&words) {
+        return Ok(decided);
     }
-    let kept = gpu.tuned.choice(&words);
-    let choice = match kept.filter(|choice| matches!(choice, Choice::Apart | Choice::Together)) {
-        Some(choice) => choice,
-        None => {
-            let own = if is_faster(gpu, &products)? { Choice::Together } else { Choice::Apart };
-            // Another rank may have been faster.
-            let serves = |other: &Choice| matches!(other, Choice::Apart | Choice::Together);
-            gpu.tuned.keep(&words, &own, serves).unwrap_or(own)
-        }
-    };
-    if choice == Choice::Apart {
-        gpu.dnn.keep_apart(&words);
+    let mut together = true;
+    for [one, _] in &products {
+        together = together && dnn::planned(gpu, one)?.is_some();
     }
-    Ok(choice == Choice::Together)
+    if together && Fusion::wanted() == Fusion::Timed {
+        together = chosen(gpu, &products, &words)? == Choice::Together;
+    }
+    gpu.dnn.decide(&words, together);
+    Ok(together)
+}
+
+/// What was chosen before, by this process or another, or is now.
+fn chosen(gpu: &Rc<Gpu>, products: &[[Product; 2]], words: &str) -> Result<Choice> {
+    let serves = |choice: &Choice| matches!(choice, Choice::Apart | Choice::Together);
+    if let Some(kept) = gpu.tuned.choice(words).filter(serves) {
+        return Ok(kept);
+    }
+    let own = if is_faster(gpu, products)? { Choice::Together } else { Choice::Apart };
+    // Another rank may have been faster.
+    Ok(gpu.tuned.keep(words, &own, serves).unwrap_or(own))
 }
 
 /// What a choice is kept under.

@@ -2,7 +2,7 @@
 //! is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each normalisation
 //! by itself.
 
-use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec, TensorId};
+use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec};
 use crate::error::Result;
 
 /// A convolution that may do along what a normalisation with a ReLU before it does.

@@ -194,7 +194,28 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
+// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The shift is that of the
+// rounded scale, so that the mean becomes b.
+template <class T>
+__device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept, const Statistics &statistics,
+                                        Long rows, int channels, float epsilon) {
+    each(channels, false, [&](Long c, auto) {
+        float mean, variance;
+        statistics.of((int)c, channels, rows, true, mean, variance);
+        const T scale = Rounded<T>::of(w[c] / sqrtf(variance + epsilon));
+        to[c] = scale;
+        to[channels + c] = Rounded<T>::of(b[c] - mean * number(scale));
+        if (kept != nullptr) kept[c] = b[c];
+    });
+}
+
 // ---- backward ----
+
+// 1/√(variance + ε) of each channel.
+extern "C" __global__ void batch_norm_inverse(const float *variance, float *to, int channels, float epsilon) {
+    each(channels, false, [&](Long c, auto) { to[c] = 1.0f / sqrtf(variance[c] + epsilon); });
+}
+ENTRY(batch_norm_inverse)
 
 template <class T>
 __device__ inline void batch_norm_sums(const T *dy, const T *x, const u8 *mask, const float *w, const float *b,
@@ -325,6 +346,16 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const float 
         batch_norm(x, residual, y, mask, w, b, kept, statistics, rows, channels, epsilon, relu);                       \
     }                                                                                                                  \
     ENTRY(batch_norm_##t)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(BLOCK) batch_norm_scale_##t(                                          \
+        T *to, const float *w, const float *b, float *kept, const float *moments, int ranks, float *mean,              \
+        float *variance, const float *running_mean, const float *running_variance, float *running_mean_after,          \
+        float *running_variance_after, float momentum, Long rows, int channels, float epsilon) {                       \
+        const Statistics statistics = {moments,      ranks,            mean,                                           \
+                                       variance,     running_mean,     running_variance,                               \
+                                       running_mean_after, running_variance_after, momentum};                          \
+        batch_norm_scale(to, w, b, kept, statistics, rows, channels, epsilon);                                         \
+    }                                                                                                                  \
+    ENTRY(batch_norm_scale_##t)                                                                                        \
     extern "C" __global__ void __launch_bounds__(BLOCK, 3) batch_norm_sums_##t(                                        \
         const T *dy, const T *x, const u8 *mask, const float *w, const float *b, const float *mean,                    \
         const float *variance, T *dz, float *partials, Long rows, int channels, int parts, float epsilon, int relu) {  \

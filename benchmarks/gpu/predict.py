@@ -52,12 +52,13 @@ MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "dense
 CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host"]
 
 
-def plan(program, model, batch, precision, libraries):
-    """The steps of the training plan."""
+def plan(program, model, batch, precision, libraries, normalised):
+    """The steps of the training plan; without what normalises as a convolution reads it only on the doubles."""
     with tempfile.TemporaryDirectory() as place:
         path = os.path.join(place, "steps")
         # Whatever is joined where cuDNN has an engine: nothing is timed.
         environment = dict(os.environ, DLTRAIN_CUDNN_FUSION="1", DLTRAIN_CUDNN_CACHE="/dev/null")
+        environment["FAKE_CUDNN_NORMALISED"] = str(int(normalised))
         if libraries:
             environment.update(DLTRAIN_CUDA_PATH=libraries, FAKE_CUDA_MEMORY=str(141 << 30))
         flags = ["--model", model, "--batch", str(batch), "--precision", precision, "--device", "cuda", "--dry-run"]
@@ -73,12 +74,9 @@ class Prediction:
 
     def __init__(self, steps, precision, made=(), convolution=CONVOLUTION, ideal=False):
         self.precision, self.made, self.convolution, self.ideal = precision, made, convolution, ideal
-        self.parts, self.readers = {}, {}
+        self.parts = {}
         # Weights whose halves are made by a step of the plan, and those whose halves are counted.
         self.halved, self.counted = {step["layer"] for step in steps if step["op"] == "reorder"}, set()
-        for step in steps:
-            for name in step.get("inputs", []):
-                self.readers.setdefault(name, []).append(step["op"])
         for step in steps:
             self.step(step)
         self.cost("host", HOST[self.has("host")])
@@ -156,28 +154,34 @@ class Prediction:
             moved -= read[0] / 2
             if step["pass"] == "backward" or self.precision == "bf16":
                 self.work("convolutions", 1.5 * read[0], ELEMENTWISE)
+        if op.endswith("+norm"):
+            # One pass more makes dx of what comes through the ReLU.
+            self.cost("small kernels", KERNEL)
+            self.work("gradients of normalisations", 3 * written[0] - self.kept(written[0]), BACKWARD[self.has("norms")])
         self.work("convolutions", moved, share, step["flop"])
         if op == "conv2d+moments":
             apart = SUMMED_APART[self.precision] * written[0]
             self.work("moments by themselves", apart, MOMENTS[self.has("norms")], kernels=0)
 
+    def kept(self, tensor):
+        """Bytes of a tensor that the next kernel finds in the L2."""
+        return min(KEPT_IN_L2, tensor) if self.has("norms") else 0.0
+
     def normalise(self, step):
         op, read, written, late = step["op"], step["read"], step["written"], self.has("norms")
-        tensor = read[0]
-        kept = min(KEPT_IN_L2, tensor) if late else 0.0
-        # What only convolutions read needs no memory where they normalise what they read.
-        result = step["outputs"][0] if step["pass"] == "forward" else step["inputs"][0].removeprefix("d ")
-        readers = [reader for reader in self.readers.get(result, []) if reader != op]
-        alone = all(reader.startswith("conv2d") for reader in readers) and "add" not in op
-        fused = self.has("fused") and self.precision == "f16" and alone
+        tensor, kept = read[0], self.kept(read[0])
         if step["pass"] == "forward":
             self.cost("small kernels", SMALL_NODES[self.has("small")])
+            if not any(".moments" in name for name in step["inputs"]):
+                self.work("moments by themselves", tensor, MOMENTS[late])
+            if op == "batch norm scale":
+                return self.cost("small kernels", KERNEL)
             large = sum(size for size in read + written if size >= tensor)
-            self.work("normalise", 0 if fused else large - kept, NORMALISE[late])
+            self.work("normalise", large - kept, NORMALISE[late])
             return
         residual = "add" in op
         passes = (2 + (1 + 1 / 16 if late else 2)) if residual else 2
-        self.work("sums", 0 if fused else passes * tensor, (SUMS_RESIDUAL if residual else SUMS)[late])
+        self.work("sums", passes * tensor, (SUMS_RESIDUAL if residual else SUMS)[late])
         self.work("gradients of normalisations", 3 * tensor - kept, BACKWARD[late])
 
     def pool(self, step, moved):
@@ -221,32 +225,35 @@ def main():
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for model in given.models.split(","):
         for precision in given.precisions.split(","):
-            steps = plan(given.dltrain, model, given.batch, precision, given.libraries)
+            steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
+                            for normalised in (False, True))
             made = [CHANGES[:count] for count in range(len(CHANGES) + 1)]
             if given.parts:
-                print_parts(model, precision, steps)
+                print_parts(model, precision, steps, fused)
             else:
-                print_row(model, precision, steps, made, given.batch)
+                print_row(model, precision, (steps, fused), made, given.batch)
 
 
-def print_row(model, precision, steps, made, batch):
+def print_row(model, precision, plans, made, batch):
+    steps, fused = plans
     times = [Prediction(steps, precision, changes).total for changes in made]
     slow, fast = (batch / Prediction(steps, precision, CHANGES, share).total for share in UNCERTAIN)
     roofline = Prediction(steps, precision, ideal=True).total
-    fused = Prediction(steps, precision, [*CHANGES, "fused"]).total
+    fused = Prediction(fused, precision, CHANGES).total
     cells = [f"{model} {precision}", *(f"{1e3 * time:.2f}" for time in times), f"{batch / times[-1]:,.0f}",
              f"{slow:,.0f}–{fast:,.0f}", f"{100 * roofline / times[-1]:.0f} %",
              f"{batch / fused:,.0f}" if fused < times[-1] else "–"]
     print("| " + " | ".join(cells) + " |")
 
 
-def print_parts(model, precision, steps):
+def print_parts(model, precision, steps, fused):
     before, after = Prediction(steps, precision), Prediction(steps, precision, CHANGES)
-    roofline = Prediction(steps, precision, ideal=True)
-    print(f"{model} {precision}: ms at the card's rates, before, and after all changes")
+    columns = [Prediction(steps, precision, ideal=True), before, after, Prediction(fused, precision, CHANGES)]
+    print(f"{model} {precision}: ms at the card's rates, before, after all changes, and with the fused set")
+    row = lambda name, times: print(f"  {name:<30}" + "".join(f"{1e3 * time:8.2f}" for time in times))
     for part in sorted(before.parts, key=before.parts.get, reverse=True):
-        print(f"  {part:<30}{1e3 * roofline.parts[part]:8.2f}{1e3 * before.parts[part]:8.2f}{1e3 * after.parts.get(part, 0.0):8.2f}")
-    print(f"  {'step':<30}{1e3 * roofline.total:8.2f}{1e3 * before.total:8.2f}{1e3 * after.total:8.2f}")
+        row(part, [column.parts.get(part, 0.0) for column in columns])
+    row("step", [column.total for column in columns])
 
 
 if __name__ == "__main__":

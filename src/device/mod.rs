@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::graph::{Op, OpFusions, Spec};
+use crate::graph::{Joint, Op, OpFusions, Spec};
 
 pub use codec::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Piece};
 pub use layout::Layout;
@@ -117,6 +117,17 @@ pub trait Device {
     fn op_fusions(&self) -> OpFusions {
         OpFusions::default()
     }
+    /// Whether it computes this faster as one (`Graph::join_norms`).
+    fn joins(&self, _joint: &Joint) -> Result<bool> {
+        Ok(false)
+    }
+    /// What `joins` has found to be slower so, by names that say the same on every rank; and others' such findings,
+    /// which it is to go by from now on.
+    fn apart(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// See `apart`.
+    fn keep_apart(&self, _names: &[String]) {}
     /// From how many operations for each element of an activation on, in what reads it on the way back, the plan is to
     /// have it made again from what is kept anyway (`Graph::remake`); `None` keeps everything.
     fn remakes_from(&self) -> Option<u64> {

@@ -234,6 +234,20 @@ fn evaluate(
             let moments = batch_norm::own_moments(&y)?;
             vec![y, moments]
         }
+        Op::Conv2dNormalised(conv) => {
+            let y =
+                conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], &shape(0))?;
+            let moments = (outputs.len() == 2).then(|| batch_norm::own_moments(&y)).transpose()?;
+            [y].into_iter().chain(moments).collect()
+        }
+        Op::Conv2dNormalisedBackwardWeights(conv) => {
+            let operands = [batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()];
+            vec![conv2d_backward_weights(conv, &operands, &shape(0))?]
+        }
+        Op::Conv2dBackwardDataNorm(conv, norm) => {
+            let dy = conv2d_backward_data(conv, inputs, &shape(0))?;
+            batch_norm::backward_again(norm, dy, &inputs[2..])?
+        }
         Op::Conv2dBackwardWeights(conv) => {
             let mut gradients = vec![conv2d_backward_weights(conv, inputs, &shape(0))?];
             if conv.bias {
@@ -259,6 +273,14 @@ fn evaluate(
         Op::Exchange { ranks, .. } => vec![batch_norm::exchange(&inputs[0], *ranks)],
         Op::BatchNorm(norm) => batch_norm::forward(norm, inputs, outputs.len() == 6)?,
         Op::BatchNormInference(norm) => batch_norm::inference(norm, inputs, outputs.len() == 2)?,
+        Op::BatchNormScale(norm) => {
+            let rounded = |number: f32| match outputs[0].0.dtype {
+                DType::BF16 => bf16::from_f32(number).to_f32(),
+                DType::F16 => f16::from_f32(number).to_f32(),
+                _ => number,
+            };
+            batch_norm::scale(norm, inputs, outputs.len() == 6, rounded)?
+        }
         Op::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
         Op::BatchNormBackward(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
         Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,

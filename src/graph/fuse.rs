@@ -250,7 +250,7 @@ impl Graph {
     }
 
     /// Takes nodes out, and tensors that nobody mentions any more.
-    fn remove(&mut self, nodes: &[usize]) {
+    pub(super) fn remove(&mut self, nodes: &[usize]) {
         if nodes.is_empty() {
             return;
         }

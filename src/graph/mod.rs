@@ -12,6 +12,7 @@ mod cost;
 mod differentiate;
 mod freeze;
 mod fuse;
+mod normalised;
 mod ops;
 mod precision;
 mod recompute;
@@ -25,6 +26,7 @@ pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
+pub use normalised::{Joint, JointPart};
 pub use ops::{
     Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,
     Reading, Resize, Statistics, adaptive_window, windows,

@@ -40,11 +40,17 @@ impl Compiled {
     /// Asks the device for a kernel for each node, in order, telling it the layouts chosen so far. `training`: as in
     /// `Options`.
     pub fn new(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
-        let graph = match device.remakes_from() {
-            Some(operations) => graph.remake(operations),
-            None => graph,
-        };
-        let graph = graph.fuse(device.op_fusions());
+        let graph = rewritten(graph, device).join_norms(|joint| device.joins(joint))?;
+        Compiled::of(graph, device, training)
+    }
+
+    /// The same for a network that is cut into stages: what a convolution could do of the layer before it stays there,
+    /// since another rank may have that.
+    pub fn for_stages(graph: Graph, device: &dyn Device) -> Result<Compiled> {
+        Compiled::of(rewritten(graph, device), device, None)
+    }
+
+    fn of(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
         let trains = graph.nodes.len() > graph.forward_nodes;
         let plain = |tensor: &Tensor| {
             matches!(tensor.role, Role::Input | Role::Statistic | Role::Constant)
@@ -121,6 +127,15 @@ impl Compiled {
         }
         planner.finish(forward_steps, passes, options)
     }
+}
+
+/// As the device wants it.
+fn rewritten(graph: Graph, device: &dyn Device) -> Graph {
+    let graph = match device.remakes_from() {
+        Some(operations) => graph.remake(operations),
+        None => graph,
+    };
+    graph.fuse(device.op_fusions())
 }
 
 /// The layout in which each parameter is kept: that of its gradient, so that the update needs no reorder; without

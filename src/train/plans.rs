@@ -700,7 +700,7 @@ impl Uncut<'_> {
     /// The graph of these stages in which each computes its activations again.
     fn again(&self, stages: &Stages) -> Result<Compiled> {
         let in_flight = |own: usize| self.schedule.in_flight(own, self.ranks, self.config.accumulation);
-        Compiled::new(stages.recompute(self.graph.clone(), in_flight)?, self.device, None)
+        Compiled::for_stages(stages.recompute(self.graph.clone(), in_flight)?, self.device)
     }
 
     /// Where it is cut if activations are computed again, and that graph. What is computed again follows from the cuts:
@@ -743,7 +743,7 @@ fn in_stages(
     };
     let (ranks, schedule) = (*ranks, *schedule);
     let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule };
-    let kept = Compiled::new(graph.clone(), device, None)?;
+    let kept = Compiled::for_stages(graph.clone(), device)?;
     let given = (!cuts.is_empty()).then(|| Stages { ranks, cuts: cuts.clone() });
     let (stages, again) = match (given, config.recompute) {
         (Some(stages), false) => (stages, None),

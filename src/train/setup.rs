@@ -1,7 +1,7 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -125,6 +125,9 @@ pub fn prepare(
         world.agree(Plans::new(groups.layout(), config, &network, &*device, averaging, test.is_some()))
     };
     let mut plans = plan(&averaging)?;
+    if keep_apart_alike(world, &*device)? {
+        plans = plan(&averaging)?;
+    }
     let cuts_anew = groups.stage.is_some() && config.measure.is_some();
     // Each stage runs its own steps, and the network is cut anew by what they took.
     let averaging = match cuts_anew {
@@ -331,6 +334,16 @@ fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
 /// host's memory has nothing sent.
 pub fn normalises(device: &dyn Device) -> bool {
     !device.is_host() && !environment::CUDA_PIXELS.is_off()
+}
+
+/// What one rank has found by its own timing to be slower in one is apart on all ranks: plans are then the same. Says
+/// whether any rank has to plan anew. Collective.
+fn keep_apart_alike(world: &World, device: &dyn Device) -> Result<bool> {
+    let found = world.gather_text(&device.apart().join("\n"))?;
+    let all: BTreeSet<&str> = found.iter().flat_map(|names| names.lines()).collect();
+    let all: Vec<String> = all.into_iter().map(String::from).collect();
+    device.keep_apart(&all);
+    Ok(found.iter().any(|names| *names != all.join("\n")))
 }
 
 /// Where results and checkpoints go; both are tried before the expensive part begins.

@@ -31,14 +31,20 @@ std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const char *text = getenv("FAKE_CUDNN_JOINED");
     const auto computation = Computation::of(graph);
     const bool more = joined || (computation && computation->convolution.beta != 0);
+    // As with cuDNN's own only halves are normalised.
+    const char *normalises = getenv("FAKE_CUDNN_NORMALISED");
+    if (computation && computation->normalises() &&
+        (computation->convolution.w.type != Type::F16 || (normalises && std::string(normalises) == "0")))
+        return {};
     if (!computation || (more && text && std::string(text) == "0")) return {};
     if (fallback) return {REFUSED};
     return {UNSTEADY, joined ? JOINED : SERVES};
 }
 
-// As cuDNN's own that join, it is compiled when it is wanted; those that count statistics are there already.
+// As cuDNN's own that join, it is compiled when it is wanted; those that count statistics or normalise are there already.
 bool is_compiled(const Descriptor &engine) {
-    return engine.engine == JOINED && Computation::of(*engine.part(HEURISTICS_GRAPH))->sums.empty();
+    const auto computation = Computation::of(*engine.part(HEURISTICS_GRAPH));
+    return engine.engine == JOINED && computation->sums.empty() && !computation->normalises();
 }
 
 bool check_tensor(const Descriptor &it) {
@@ -53,7 +59,7 @@ bool check_tensor(const Descriptor &it) {
     }
     if (it.has(VIRTUAL) && !it.is(VIRTUAL, OF_BOOLEAN)) return false;
     const Tensor tensor(it);
-    return !tensor.is_virtual || tensor.type == Type::F32;
+    return tensor.type != Type::None || !tensor.is_virtual;
 }
 
 bool check_convolution(const Descriptor &it) {
@@ -93,10 +99,10 @@ bool check_elements(const Descriptor &it) {
         if (from.type == Type::None || !from.dense()) return false;
         // An extent of 1 is stretched, of what is added.
         for (int i = 0; i < 4; ++i)
-            if (from.extent[i] != to.extent[i] && (from.extent[i] != 1 || &from == &all.read[0] || function != ADD))
+            if (from.extent[i] != to.extent[i] && (from.extent[i] != 1 || &from == &all.read[0] || function >= RELU))
                 return false;
     }
-    return to.type != Type::None && to.dense() && (function != RELU_BACKWARD || all.read[0].type == to.type);
+    return to.type != Type::None && to.dense() && (function != RELU_BACKWARD || all.read[0].is_virtual || all.read[0].type == to.type);
 }
 
 bool check_statistics(const Descriptor &it) {
@@ -111,13 +117,27 @@ bool check_statistics(const Descriptor &it) {
     return x.type != Type::None && x.dense();
 }
 
+bool check_gradients(const Descriptor &it) {
+    if (!it.is(NORM_PRECISION, OF_DATA_TYPE) || it.number(NORM_PRECISION) != 0) return false;
+    for (int name = NORM_MEAN; name <= NORM_CONSTANT; ++name)
+        if (!it.has_part(name, TENSOR)) return false;
+    const Touched all = touched(it);
+    const Tensor &x = all.read[0];
+    if (x.type == Type::None || !x.dense() || !all.read[1].dense() || !x.as_large(all.read[1])) return false;
+    for (size_t i = 2; i < all.read.size(); ++i)
+        if (!all.read[i].by_channel(x)) return false;
+    for (const Tensor &made : all.written)
+        if (!made.by_channel(x)) return false;
+    return true;
+}
+
 bool check_graph(const Descriptor &it) {
     const auto operations = it.attributes.find(OPERATIONS);
     if (!it.is(GRAPH_HANDLE, OF_HANDLE) || operations == it.attributes.end()) return false;
     if (operations->second.of != OF_DESCRIPTOR) return false;
     for (size_t i = 0; i < operations->second.words.size(); ++i) {
         const int kind = it.part(OPERATIONS, i)->kind;
-        if (kind < FORWARD || kind > STATISTICS) return false;
+        if ((kind < FORWARD || kind > STATISTICS) && kind != NORM_GRADIENTS) return false;
     }
     return follow(it);
 }
@@ -140,6 +160,7 @@ int check(const Descriptor &it) {
     }
     case ELEMENTS: return sound(check_elements(it));
     case STATISTICS: return sound(check_statistics(it));
+    case NORM_GRADIENTS: return sound(check_gradients(it));
     case GRAPH: return sound(check_graph(it));
     case HEURISTICS:
         if (!it.has_part(HEURISTICS_GRAPH, GRAPH) || !it.has(HEURISTICS_MODE)) return BAD_PARAM;

@@ -1,4 +1,5 @@
-// cuDNN's descriptors, and what graphs of them compute: a convolution alone, or with what may be joined to it.
+// cuDNN's descriptors, and what graphs of them compute: a convolution alone, or with what may be joined to it: what follows it, or the
+// normalisation before it.
 #pragma once
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@ using numbers::Type;
 enum Kind {
     POINTWISE = 0, CONVOLUTION, ENGINE, CONFIGURATION, HEURISTICS, PLAN,
     FORWARD = 10, FILTER, DATA, ELEMENTS, STATISTICS, GRAPH, PACK, TENSOR,
+    NORM_GRADIENTS = 23,
 };
 enum Name {
     FUNCTION = 0, PRECISION, LOWER_CLIP = 3, UPPER_CLIP, SLOPE,
@@ -28,6 +30,8 @@ enum Name {
     GRAPH_HANDLE = 800, OPERATIONS,
     ALIGNMENT = 900, DATA_TYPE, EXTENTS, DISTANCES, NUMBER = 906, VIRTUAL,
     PACK_NUMBERS = 1000, PACK_POINTERS, PACK_WORKSPACE = 1003,
+    NORM_PRECISION = 1620, NORM_MEAN, NORM_INVERSE, NORM_SCALE, NORM_X, NORM_DY, NORM_D_SCALE, NORM_D_SHIFT, NORM_OF_DY,
+    NORM_OF_X, NORM_CONSTANT,
     ENGINE_NUMBER = 1301, NUMERICAL_NOTES = 1303, BEHAVIOUR_NOTES = 1305,
 };
 enum Of {
@@ -35,7 +39,7 @@ enum Of {
     OF_FUNCTION = 14, OF_DESCRIPTOR, OF_STATISTICS, OF_CHAR = 24,
 };
 // cudnnPointwiseMode_t.
-enum Function { ADD = 0, RELU = 100, RELU_BACKWARD = 200 };
+enum Function { ADD = 0, MUL = 1, SUB = 9, RELU = 100, RELU_BACKWARD = 200 };
 
 struct Attribute {
     int of = 0;
@@ -206,7 +210,9 @@ struct Touched {
 // Names of the tensors that a function of single elements reads, and of the one that it writes, which is the last.
 inline std::vector<int> elements_of(int64_t function) {
     switch (function) {
-    case ADD: return {ELEMENTS_X, ELEMENTS_B, ELEMENTS_Y};
+    case ADD:
+    case MUL:
+    case SUB: return {ELEMENTS_X, ELEMENTS_B, ELEMENTS_Y};
     case RELU: return {ELEMENTS_X, ELEMENTS_Y};
     case RELU_BACKWARD: return {ELEMENTS_X, ELEMENTS_DY, ELEMENTS_DX};
     default: return {};
@@ -219,6 +225,10 @@ inline int64_t function_of(const Descriptor &operation) {
 
 inline Touched touched(const Descriptor &operation) {
     const auto tensor = [&](int name) { return Tensor(*operation.part(name)); };
+    if (operation.kind == NORM_GRADIENTS)
+        return {{tensor(NORM_X), tensor(NORM_DY), tensor(NORM_MEAN), tensor(NORM_INVERSE), tensor(NORM_SCALE)},
+                {tensor(NORM_D_SCALE), tensor(NORM_D_SHIFT), tensor(NORM_OF_DY), tensor(NORM_OF_X),
+                 tensor(NORM_CONSTANT)}};
     if (operation.kind == STATISTICS) return {{tensor(STATISTICS_X)}, {tensor(SUM), tensor(SQUARES)}};
     if (operation.kind != ELEMENTS) {
         const Operands all = Operands::of(operation);
@@ -248,6 +258,38 @@ inline bool follow(const Descriptor &graph) {
     return true;
 }
 
+// Functions of single elements, one after the other, each of what the one before gave and another tensor: the first tensor, the others,
+// the last one.
+struct Chain {
+    Tensor from;
+    std::vector<Tensor> others;
+    Tensor to;
+
+    // The operations from `at` on, if they are these functions.
+    static std::optional<Chain> of(const Descriptor &graph, size_t at, const std::vector<int> &functions) {
+        std::optional<Chain> it;
+        if (graph.words(OPERATIONS).size() < at + functions.size()) return std::nullopt;
+        for (size_t i = 0; i < functions.size(); ++i) {
+            const Descriptor &operation = *graph.part(OPERATIONS, at + i);
+            if (operation.kind != ELEMENTS || function_of(operation) != functions[i]) return std::nullopt;
+            const Touched now = touched(operation);
+            if (!it) it = Chain{now.read[0], {}, now.written[0]};
+            else if (now.read[0].number != it->to.number) return std::nullopt;
+            if (now.read.size() == 2) it->others.push_back(now.read[1]);
+            it->to = now.written[0];
+            if (!it->to.is_virtual) return std::nullopt;
+        }
+        return it;
+    }
+    // Of each channel the values of the others, by their addresses.
+    template <class F> std::vector<std::vector<double>> of_channels(F address) const {
+        std::vector<std::vector<double>> all(from.c());
+        for (size_t c = 0; c < all.size(); ++c)
+            for (const Tensor &other : others) all[c].push_back(numbers::get(address(other), other.type, c));
+        return all;
+    }
+};
+
 // What a graph computes of a convolution, in the order of the members.
 struct Computation {
     Operands convolution;
@@ -258,17 +300,51 @@ struct Computation {
     Tensor result;
     // Of the result as it was stored, a channel: the sum and the sum of squares, or neither.
     std::vector<Tensor> sums;
+    // Before it x is scaled and shifted, and goes through a ReLU.
+    std::optional<Chain> scaled = {};
+    // Behind it the gradient goes through a ReLU whose input is normalised again, x first: mean, 1/deviation, scale and shift; and what
+    // NORM_GRADIENTS gives of it.
+    std::optional<Chain> normalised = {};
+    std::vector<Tensor> gradients = {};
+
+    bool normalises() const { return scaled || normalised; }
 
     // None: nothing here can compute it.
     static std::optional<Computation> of(const Descriptor &graph) {
-        const Descriptor &first = *graph.part(OPERATIONS);
+        const auto scaled = Chain::of(graph, 0, {MUL, ADD, RELU});
+        const size_t at = scaled ? 3 : 0, count = graph.words(OPERATIONS).size();
+        if (at == count) return std::nullopt;
+        const Descriptor &first = *graph.part(OPERATIONS, at);
         if (first.kind != FORWARD && first.kind != DATA && first.kind != FILTER) return std::nullopt;
         const Operands all = Operands::of(first);
         Computation it{all, {}, false, {}, all.result(), {}};
-        for (size_t i = 1; i < graph.words(OPERATIONS).size(); ++i)
-            if (!it.join(*graph.part(OPERATIONS, i), i == 1)) return std::nullopt;
+        if (scaled) {
+            if (first.kind == DATA || all.x.number != scaled->to.number) return std::nullopt;
+            it.scaled = scaled;
+        }
+        if (first.kind == DATA && Chain::of(graph, at + 1, {SUB, MUL, MUL, ADD})) return it.through_norm(graph, at + 1);
+        for (size_t i = at + 1; i < count; ++i)
+            if (!it.join(*graph.part(OPERATIONS, i), i == at + 1)) return std::nullopt;
         if (it.result.is_virtual || it.result.type != all.left().type) return std::nullopt;
         return it;
+    }
+
+    // Takes in the way back through a normalisation, which ends the graph.
+    std::optional<Computation> through_norm(const Descriptor &graph, size_t at) {
+        normalised = Chain::of(graph, at, {SUB, MUL, MUL, ADD});
+        if (graph.words(OPERATIONS).size() != at + 6 || !result.is_virtual) return std::nullopt;
+        const Descriptor &relu = *graph.part(OPERATIONS, at + 4), &last = *graph.part(OPERATIONS, at + 5);
+        if (function_of(relu) != RELU_BACKWARD || last.kind != NORM_GRADIENTS) return std::nullopt;
+        const Touched masked = touched(relu), made = touched(last);
+        if (masked.read[0].number != normalised->to.number || masked.read[1].number != result.number) return std::nullopt;
+        result = masked.written[0];
+        const std::vector<Tensor> &of = normalised->others;
+        const int64_t wanted[] = {normalised->from.number, result.number, of[0].number, of[1].number, of[2].number};
+        for (int i = 0; i < 5; ++i)
+            if (made.read[i].number != wanted[i]) return std::nullopt;
+        gradients = made.written;
+        if (result.is_virtual || normalised->from.is_virtual) return std::nullopt;
+        return *this;
     }
 
     // Takes in one operation more, if that can be.
@@ -302,7 +378,15 @@ struct Computation {
 
     // Those that have memory.
     std::vector<Tensor> tensors() const {
-        std::vector<Tensor> all = {convolution.left(), convolution.right(), result};
+        std::vector<Tensor> all = {result};
+        for (const Tensor &read : {convolution.left(), convolution.right()})
+            if (!read.is_virtual) all.push_back(read);
+        for (const auto &chain : {scaled, normalised})
+            if (chain) {
+                all.push_back(chain->from);
+                all.insert(all.end(), chain->others.begin(), chain->others.end());
+            }
+        all.insert(all.end(), gradients.begin(), gradients.end());
         if (bias) all.push_back(*bias);
         if (gate) all.push_back(*gate);
         all.insert(all.end(), sums.begin(), sums.end());
@@ -351,7 +435,21 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
         here = fake_address(at.at(tensor.number), tensor.count() * numbers::bytes(tensor.type));
         if (!here) return fake_fault("a cuDNN convolution");
     }
-    const auto values = [&](const Tensor &tensor) { return read(tensor, memory[tensor.number]); };
+    const auto address = [&](const Tensor &tensor) { return memory[tensor.number]; };
+    const auto values = [&](const Tensor &tensor) {
+        if (!it.scaled || tensor.number != it.scaled->to.number) return read(tensor, memory[tensor.number]);
+        // What is handed on is a number of its type.
+        std::vector<double> all = read(it.scaled->from, address(it.scaled->from));
+        const auto of_channels = it.scaled->of_channels(address);
+        each_element(tensor, [&](int n, int c, int h, int w) {
+            const std::vector<double> &by = of_channels[c];
+            double &value = all[tensor.index(n, c, h, w)];
+            uint64_t stored = 0;
+            numbers::put(&stored, tensor.type, 0, float(value * by[0] + by[1] > 0 ? value * by[0] + by[1] : 0));
+            value = numbers::get(&stored, tensor.type, 0);
+        });
+        return all;
+    };
     Operands all = it.convolution;
     const Tensor raw = all.result(), &result = it.result;
     const std::vector<double> left = values(all.left());
@@ -377,6 +475,9 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
     const std::vector<double> gate = it.gate ? values(*it.gate) : std::vector<double>();
     void *to = memory[result.number];
     std::vector<double> sum(result.c()), squares(result.c());
+    const std::vector<double> normal = it.normalised ? values(it.normalised->from) : std::vector<double>();
+    std::vector<std::vector<double>> norms;
+    if (it.normalised) norms = it.normalised->of_channels(address);
     each_element(result, [&](int n, int c, int h, int w) {
         const size_t k = result.index(n, c, h, w);
         // What beta = 0 multiplies is not read.
@@ -385,10 +486,25 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
         if (it.bias) value += bias[it.bias->index(0, c, 0, 0)];
         if (it.relu) value = value > 0 ? value : 0;
         if (it.gate && gate[it.gate->index(n, c, h, w)] <= 0) value = 0;
+        double centred = 0;
+        if (it.normalised) {
+            const std::vector<double> &by = norms[c];
+            centred = (normal[k] - by[0]) * by[1];
+            if (centred * by[2] + by[3] <= 0) value = 0;
+        }
         numbers::put(to, result.type, k, float(value));
         const double stored = numbers::get(to, result.type, k);
-        sum[c] += stored, squares[c] += stored * stored;
+        sum[c] += stored, squares[c] += stored * (it.normalised ? centred : stored);
     });
+    for (size_t i = 0; i < it.gradients.size(); ++i)
+        for (int c = 0; c < result.c(); ++c) {
+            // dx = of dy·dy + of x·x + constant.
+            const std::vector<double> &by = norms[c];
+            const double n = double(result.count()) / result.c(), of_dy = by[2] * by[1];
+            const double of_x = -of_dy * by[1] * squares[c] / n, constant = -of_dy * sum[c] / n - of_x * by[0];
+            const double all[] = {squares[c], sum[c], of_dy, of_x, constant};
+            numbers::put(memory[it.gradients[i].number], Type::F32, c, float(all[i]));
+        }
     for (size_t i = 0; i < it.sums.size(); ++i)
         for (int c = 0; c < result.c(); ++c)
             numbers::put(memory[it.sums[i].number], Type::F32, it.sums[i].index(0, c, 0, 0),

@@ -93,7 +93,7 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
     let flags = "--image-size 32 --classes 10 --steps 1 --optimizer sgd --lr 0.001 --device cuda";
     for (flags, joined, close_enough) in [
         (format!("--model cifar_net {flags} --batch 2"), &["then-bias", "then-mask"][..], 1e-4),
-        (format!("--model resnet18 {flags} --batch 8 --precision f16"), &["then-sums"], 0.02),
+        (format!("--model resnet18 {flags} --batch 8 --precision f16"), &["then-sums", "normalised"], 0.02),
     ] {
         let mut results = Results::new();
         let run =
@@ -130,6 +130,52 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
             agree(&run(&mut Results::new(), &[("DLTRAIN_CUDNN_FUSION", "timed")]).0);
         }
     }
+}
+
+/// What is normalised between two convolutions is never written where these normalise it as they read, of one rank and
+/// of two, with statistics in common and with activations computed again; by timing, where each rank finds something
+/// else, all plan alike.
+#[test]
+fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
+    let flags =
+        "--model resnet18 --image-size 32 --classes 10 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
+    let mut results = Results::new();
+    let apart = [("FAKE_CUDNN_NORMALISED", "0"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
+    let timed = [("DLTRAIN_CUDNN_FUSION", "timed"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
+    for (ranks, more) in [(1, "--batch 8"), (2, "--batch 4 --sync-bn")] {
+        let flags = format!("{flags} --precision f16 {more}");
+        let (first, _) = results.train_with(ranks, &flags, &[]);
+        assert_eq!(
+            results.train_with(ranks, &flags, &[("FAKE_CUDA_DELAYED", "1")]).0,
+            first,
+            "{flags}: a repeat"
+        );
+        let (other, _) = results.train_with(ranks, &flags, &apart);
+        let (own, _) = results.train_with(ranks, &flags, &timed);
+        for found in [&first, &own] {
+            let close = found.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 0.02 * b);
+            assert!(close && found.len() == other.len(), "{flags}: {found:?} and {other:?}");
+        }
+    }
+    let ops = |more: &str, variables: &[(&str, &str)]| {
+        let path = results.directory.path().join("steps");
+        let flags = format!("{flags} --batch 4 --dry-run {more} --plan-steps {}", path.display());
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let done = finish(with_cuda(job::job(&[(1, &flags)]), variables, results.directory.path()));
+        assert!(done.success, "{}", done.stderr);
+        let steps = std::fs::read_to_string(&path).unwrap();
+        let names = [
+            "batch norm scale",
+            "conv2d normalised",
+            "conv2d normalised backward weights",
+            "conv2d backward data+norm",
+        ];
+        names.map(|name| steps.matches(&format!(r#""op":"{name}""#)).count())
+    };
+    // Each of the 8 blocks has one between its convolutions.
+    assert_eq!(ops("--precision f16", &[]), [8; 4]);
+    assert_eq!(ops("--precision f16", &apart), [0; 4]);
+    assert_eq!(ops("--precision bf16", &[]), [0; 4]);
 }
 
 /// The gradient of what a block of a residual network reads is a sum, which a convolution adds its part to: written

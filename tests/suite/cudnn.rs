@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::cuda::described::{Described, Question};
-use dltrain::graph::{Conv2d, DType, Op, Spec};
+use dltrain::graph::{Conv2d, DType, Joint, JointPart, Op, OpFusions, Spec};
 use dltrain::model::MODELS;
 use serde_json::{Value, json};
 
@@ -248,6 +248,54 @@ fn normalised() {
                 let ready = engines.iter().filter(|engine| engine.is_some()).count();
                 assert_eq!(ready, if dtype == DType::F16 { 3 } else { 0 }, "{what}: {engines:?}");
             }
+        }
+    }
+}
+
+/// What a plan for a GPU joins of these networks in f16, and how many distinct: each asks for two engines, or for one.
+fn joints(name: &str) -> Vec<Joint> {
+    let model = MODELS.iter().find(|model| model.name() == name).unwrap();
+    let graph = model.build(256, model.image, model.classes).unwrap().simplify().narrowed_to(DType::F16);
+    let graph = graph.differentiate().fuse(OpFusions {
+        addition: true,
+        moments: &[DType::F16],
+        ..OpFusions::default()
+    });
+    let all = std::cell::RefCell::new(Vec::new());
+    let found = |joint: &Joint| {
+        if !all.borrow().contains(joint) {
+            all.borrow_mut().push(joint.clone());
+        }
+        Ok(true)
+    };
+    graph.join_norms(found).unwrap();
+    all.into_inner()
+}
+
+#[test]
+fn what_networks_normalise_between_convolutions_has_engines_in_f16() {
+    with_each_release("what_networks_normalise_between_convolutions_has_engines_in_f16", networks_normalise);
+}
+
+fn networks_normalise() {
+    for gpu in cards().into_iter().chain([h200()]) {
+        let described = described(&gpu, false);
+        for name in ["resnet50", "inception_v3", "densenet121"] {
+            let all = joints(name);
+            let lacks = |joint: &&Joint| {
+                let [x, w, y] = &joint.tensors;
+                let question =
+                    Question { conv: &joint.conv, tensors: [x, w, y], dtype: DType::F16, tf32: false };
+                let [forward, weights, data] = described.normalised(&question).unwrap();
+                match joint.part {
+                    JointPart::Gradient => data.is_none(),
+                    JointPart::Reading { .. } => forward.is_none() || weights.is_none(),
+                }
+            };
+            let without: Vec<&Joint> = all.iter().filter(lacks).collect();
+            let name = format!("{} {} {name}", described.version(), gpu["deviceName"]);
+            println!("{name}: {} of {} lack an engine: {without:?}", without.len(), all.len());
+            assert!(all.len() > 20 && without.is_empty(), "{name}: {without:?}");
         }
     }
 }

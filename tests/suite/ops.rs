@@ -25,7 +25,7 @@ use dltrain::graph::{
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
 use dltrain::random::{Purpose, Stream, key};
-use half::bf16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -113,6 +113,10 @@ fn upload(device: &dyn Device, host: &Host) -> There {
             let halves: Vec<bf16> = host.values.iter().map(|&v| bf16::from_f32(v)).collect();
             device.upload(bytes_of(&halves), &memory)
         }
+        DType::F16 => {
+            let halves: Vec<f16> = host.values.iter().map(|&v| f16::from_f32(v)).collect();
+            device.upload(bytes_of(&halves), &memory)
+        }
         DType::U8 => device.upload(&host.values.iter().map(|&v| v as u8).collect::<Vec<_>>(), &memory),
         _ => {
             let integers: Vec<i32> = host.values.iter().map(|&v| v as i32).collect();
@@ -150,6 +154,11 @@ fn download(device: &dyn Device, tensor: &There) -> Vec<f32> {
         device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
         return values.into_iter().map(bf16::to_f32).collect();
     }
+    if tensor.spec.dtype == DType::F16 {
+        let mut values = vec![f16::ZERO; tensor.spec.shape.elements()];
+        device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
+        return values.into_iter().map(f16::to_f32).collect();
+    }
     let mut values = vec![0f32; tensor.spec.shape.elements()];
     device.download(&plain.memory, bytes_of_mut(&mut values)).unwrap();
     values
@@ -173,7 +182,14 @@ fn apply(
                     | Op::Conv2dBackwardData(_)
                     | Op::LinearBackwardData { .. }
             )
-            || index == 1 && matches!(op, Op::Conv2dBackwardDataRelu(_) | Op::Conv2dBackwardDataAdd(_))
+            || index == 1
+                && matches!(
+                    op,
+                    Op::Conv2dBackwardDataRelu(_)
+                        | Op::Conv2dBackwardDataAdd(_)
+                        | Op::Conv2dBackwardDataNorm(..)
+                        | Op::Conv2dNormalised(_)
+                )
     };
     let described: Vec<_> = inputs
         .iter()
@@ -529,6 +545,106 @@ fn joined_ops_are_these_in_a_row_by_definition() {
             }
         }
     });
+}
+
+/// The distance of two neighbours in f16, over the smaller one: at most this.
+const F16_STEP: f64 = 1.0 / 1024.0;
+
+fn in_f16(host: &Host) -> Host {
+    let values = host.values.iter().map(|&v| f16::from_f32(v).to_f32()).collect();
+    Host { spec: Spec { dtype: DType::F16, ..host.spec.clone() }, values }
+}
+
+/// What cuDNN does of a normalisation along with the convolution behind it, in f16. An engine may round x·scale, the sum
+/// with the shift and what it multiplies, by half a step each, of at most |x·scale| + |shift|; the result once.
+#[test]
+fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
+    let fuses = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "1");
+    // A card's engines are not for every shape.
+    if !on_gpu() || on_a_card() || !fuses {
+        return;
+    }
+    let device = devices()[0];
+    for (kernel, stride, [c, o], size) in [(3, 1, [16, 24], 6), (1, 1, [24, 8], 5), (3, 2, [8, 16], 7)] {
+        let conv = Conv2d { bias: false, ..Conv2d::square(kernel).stride(stride).padding(kernel / 2) };
+        let [oh, ow] = conv.windows([size; 2]).unwrap();
+        let [x, w, dy] = [&[3, c, size, size][..], &[o, c, kernel, kernel], &[3, o, oh, ow]];
+        let [x, w, dy] =
+            [(x, 1), (w, 2), (dy, 3)].map(|(extents, which)| random(extents, Numbers::Reals, which));
+        let (x, dy, w) = (in_f16(&x), in_f16(&dy), Host { spec: w.spec.clone(), ..in_f16(&w) });
+        let of_channels = |which| random(&[c], Numbers::Reals, which);
+        let positive =
+            |host: Host| Host { values: host.values.iter().map(|v| v.abs() + 0.1).collect(), ..host };
+        let (weight, bias) = (positive(of_channels(4)), of_channels(5));
+        let norm = BatchNorm { relu: true, ..BatchNorm::default() };
+        let inputs = [&x, &weight, &bias, &of_channels(6), &positive(of_channels(7))];
+        let half = |extents: &[usize]| Spec { dtype: DType::F16, ..spec(extents) };
+
+        // Scale and shift are off by their own rounding, and the shift by that of the scale.
+        let outputs = [vec![half(&[2, c])], vec![spec(&[c]); 4]].concat();
+        let op = Op::BatchNormScale(norm);
+        let (_, found) = through(device, &op, &inputs, &outputs, None);
+        let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
+        let bounds =
+            (0..2 * c).map(|i| F16_STEP * 2.0 * f64::from(expected[0][i].abs() + expected[0][i % c].abs()));
+        close(&found[0], &expected[0], bounds, "scale").unwrap();
+        for index in 1..5 {
+            let bounds = expected[index].iter().map(|v| 1e-6 + 4e-6 * f64::from(v.abs()));
+            close(&found[index], &expected[index], bounds, "statistics").unwrap();
+        }
+
+        let scale = Host { spec: half(&[2, c]), values: found[0].clone() };
+        let agree = |op: Op, inputs: &[&Host], outputs: &[Spec]| {
+            let (kernel, found) = through(device, &op, inputs, outputs, None);
+            let (_, expected) = through(&Reference, &op, inputs, outputs, None);
+            let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
+            let (_, sizes) = through(&Reference, &op, &sizes.iter().collect::<Vec<_>>(), outputs, None);
+            let bounds = sizes[0].iter().map(|&size| (1.5 + 1.0) * F16_STEP * f64::from(size));
+            close(&found[0], &expected[0], bounds, &format!("{} by {}", op.name(), kernel.implementation()))
+                .unwrap();
+            found
+        };
+        let made = agree(Op::Conv2dNormalised(conv), &[&x, &w, &scale], &[dy.spec.clone(), spec(&[2, o])]);
+        let y = Host { spec: dy.spec.clone(), values: made[0].clone() };
+        let (_, moments) = through(&Reference, &Op::BatchNormMoments, &[&y], &[spec(&[2, o])], None);
+        close(&made[1], &moments[0], moments[0].iter().map(|v| 1e-5 + 1e-4 * f64::from(v.abs())), "moments")
+            .unwrap();
+        let alone = agree(Op::Conv2dNormalised(conv), &[&x, &w, &scale], from_ref(&dy.spec));
+        assert_eq!(alone[0], made[0]);
+        agree(Op::Conv2dNormalisedBackwardWeights(conv), &[&x, &dy, &scale], from_ref(&w.spec));
+
+        // The doubles round what goes through the ReLU once, to what dx is by itself.
+        let (mean, variance) = (&found[1], &found[2]);
+        let [mean, variance] =
+            [mean, variance].map(|values| Host { spec: spec(&[c]), values: values.clone() });
+        let (_, dx) = through(device, &Op::Conv2dBackwardData(conv), &[&dy, &w], from_ref(&x.spec), None);
+        let dx = Host { spec: x.spec.clone(), values: dx[0].clone() };
+        let again = [&x, &weight, &bias, &mean, &variance];
+        let (_, normal) = through(
+            &Reference,
+            &Op::BatchNormInference(norm),
+            &again,
+            &[spec(&x.spec.shape.0), saved(&x.spec.shape.0)],
+            None,
+        );
+        let outputs = [x.spec.clone(), spec(&[c]), spec(&[c])];
+        let mask = Host {
+            spec: saved(&x.spec.shape.0),
+            values: normal[0].iter().map(|&y| f32::from(y > 0.0)).collect(),
+        };
+        let op = Op::BatchNormBackward(norm);
+        let (_, expected) =
+            through(&Reference, &op, &[&dx, &x, &weight, &mean, &variance, &mask], &outputs, None);
+        let op = Op::Conv2dBackwardDataNorm(conv, norm);
+        let (_, found) =
+            through(device, &op, &[&dy, &w, &x, &weight, &bias, &mean, &variance], &outputs, None);
+        for (index, step) in [F16_STEP, 0.0, 0.0].into_iter().enumerate() {
+            // Sums of f32 over all rows, and a difference of such.
+            let most = expected[index].iter().fold(0.0f64, |most, v| most.max(f64::from(v.abs())));
+            let bounds = expected[index].iter().map(|v| step * f64::from(v.abs()) + 1e-4 * most);
+            close(&found[index], &expected[index], bounds, &format!("{} output {index}", op.name())).unwrap();
+        }
+    }
 }
 
 /// In bf16 resnet18's loss after one step at images of 32² and a batch of 2 is another by 5 % with these additions

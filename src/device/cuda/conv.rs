@@ -10,6 +10,7 @@ use super::layout::{
     Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, width,
 };
 use super::norm::{Shape, column_parts, column_sums};
+use super::normalised;
 use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
 use crate::device::{KernelRequest, Layout, Memory as Bytes};
@@ -32,7 +33,7 @@ pub fn product(
     Ok(Product { direction, conv: *conv, real, tf32, at, then })
 }
 
-fn compiled(
+pub fn compiled(
     gpu: &Rc<Gpu>,
     direction: Direction,
     then: Then,
@@ -50,14 +51,14 @@ fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
 }
 
 /// Of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants padding.
-fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
+pub fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     match operand(conv, spec, real) {
         padded if padded.handle::<usize>().is_some() => padded,
         _ => channels_last_in(spec, spec.dtype),
     }
 }
 
-fn named(convolution: &Convolution, real: Real) -> String {
+pub fn named(convolution: &Convolution, real: Real) -> String {
     let more = if convolution.is_joined() { "+" } else { "" };
     format!("cudnn:engine {}{more} {}", convolution.engine(), real.suffix())
 }
@@ -211,12 +212,17 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
         .multiplies(real))
 }
 
-/// x, dy → dw, db?, both f32 whatever is multiplied.
+/// x, dy → dw, db?, both f32 whatever is multiplied; or x, dy, scale → dw, of what x is normalised to.
 pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
-    let product = compiled(gpu, Direction::BackwardWeights, Then::Nothing, conv, real, [x, dw, dy])?;
-    let inputs = vec![operand(conv, x, real), channels_last_in(dy, real.dtype())];
+    let tensors = [x, dw, dy];
+    let product = match request.inputs.len() {
+        3 => normalised::product(gpu, Direction::BackwardWeights, conv, real, tensors)?,
+        _ => compiled(gpu, Direction::BackwardWeights, Then::Nothing, conv, real, tensors)?,
+    };
+    let mut inputs = vec![operand(conv, x, real), channels_last_in(dy, real.dtype())];
+    inputs.extend(request.inputs.get(2).map(|(scale, _)| plain_in(scale, real.dtype())));
     let mut outputs = vec![channels_last_in(dw, DType::F32)];
     outputs.extend(request.outputs.get(1).map(|bias| plain_in(bias, DType::F32)));
     let ([n, o, oh, ow], weights) = (image(dy)?, dw.shape.elements());
@@ -232,7 +238,9 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
         let workspace = operands.scratch(scratch);
         let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
         let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
-        operands.push(product.bind(&[&x, &to, &dy], &workspace)?);
+        let scale = operands.inputs.get(2).map(normalised::rows_of);
+        let memory: Vec<&Bytes> = [&x, &to, &dy].into_iter().chain(scale.iter().flatten()).collect();
+        operands.push(product.bind(&memory, &workspace)?);
         if widths[0] > channels {
             repad(operands, [real, Real::F32], weights / channels, widths, [&to, &dw])?;
         } else if narrow > 0 {

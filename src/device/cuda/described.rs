@@ -7,7 +7,6 @@ use super::conv;
 use super::dnn;
 use super::layout::Real;
 use super::library;
-use super::normalised;
 use super::product::{Direction, Product, Then};
 use super::sys::Dnn;
 use crate::error::{Error, Result};
@@ -91,7 +90,7 @@ impl Described {
         ])
     }
 
-    /// Engines that normalise what they read, which no run asks for: a scale, a shift and a ReLU, then y and its sums;
+    /// Engines that normalise what they read: a scale, a shift and a ReLU, then y and its sums;
     /// the same, then dw; dx, then the ReLU's gradient and a normalisation's.
     ///
     /// # Errors
@@ -100,8 +99,7 @@ impl Described {
         let directions = [Direction::Forward, Direction::BackwardWeights, Direction::BackwardData];
         let mut engines = [None; 3];
         for (engine, direction) in engines.iter_mut().zip(directions) {
-            let product = self.product(question, direction, Then::Nothing)?;
-            *engine = self.first(normalised::ways(&product, self.dnn, &self.target)?)?;
+            *engine = self.engine(question, direction, Then::Normalise)?;
         }
         Ok(engines)
     }

@@ -1,7 +1,7 @@
 //! cuDNN: its handle, and convolutions with the engine chosen for them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub struct DnnHandle {
     said: Cell<bool>,
     /// Plans by the words of their products; none for what is better done apart.
     plans: RefCell<HashMap<String, Option<Rc<Plan>>>>,
+    /// Whether products are computed in one with the normalisations around them (`normalised`), by what that is called.
+    joints: RefCell<BTreeMap<String, bool>>,
 }
 
 impl DnnHandle {
@@ -44,11 +46,26 @@ impl DnnHandle {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { dnn.cudnnCreate(&mut raw) }?;
-        let handle =
-            DnnHandle { context: context.clone(), raw, said: Cell::default(), plans: RefCell::default() };
+        let (said, plans, joints) = (Cell::default(), RefCell::default(), RefCell::default());
+        let handle = DnnHandle { context: context.clone(), raw, said, plans, joints };
         // SAFETY: handle and stream are alive and of one context.
         unsafe { dnn.cudnnSetStream(raw, stream.raw()) }?;
         Ok(handle)
+    }
+
+    /// What was decided of a joint, by this process.
+    pub fn joins(&self, words: &str) -> Option<bool> {
+        self.joints.borrow().get(words).copied()
+    }
+
+    pub fn decide(&self, words: &str, joins: bool) {
+        self.joints.borrow_mut().insert(words.into(), joins);
+    }
+
+    /// What is not joined.
+    pub fn apart(&self) -> Vec<String> {
+        let joints = self.joints.borrow();
+        joints.iter().filter(|(_, joins)| !**joins).map(|(words, _)| words.clone()).collect()
     }
 }
 
@@ -159,7 +176,7 @@ fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memo
     if memory.len() != operands.len() {
         return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), operands.len())));
     }
-    let wanted = operands.iter().map(|operand| (operand.bytes(), operand.alignment()));
+    let wanted = operands.iter().map(|operand| (operand.bytes(), operand.alignment));
     let wanted = wanted.chain([(plan.workspace, ALIGNMENT)]);
     for (memory, (bytes, alignment)) in memory.iter().copied().chain([workspace]).zip(wanted) {
         let aligned = bytes == 0 || (memory.address() as usize).is_multiple_of(alignment);
@@ -175,7 +192,7 @@ fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memo
 
 /// The plan for a product: the one that was chosen before, by this process or another, or the fastest. None where no
 /// engine serves, and for more than a product alone where that is not faster.
-fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
+pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
     let words = product.words();
     if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
         return Ok(plan.clone());
@@ -214,6 +231,7 @@ fn restored(
     let (dnn, target) = (&gpu.context.libraries.dnn, Target::Gpu(gpu.dnn.raw));
     let plan = match choice {
         Choice::Apart => return Ok(is_wanted(&choice).then_some(None)),
+        Choice::Together => return Ok(None),
         Choice::Engine { number, plan: Some(text), .. } => {
             Plan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
         }
@@ -246,7 +264,8 @@ fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Pla
     let target = Target::Gpu(gpu.dnn.raw);
     let candidates = candidates(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
     let alone = product.then == Then::Nothing;
-    let compared = !alone && Fusion::wanted() == Fusion::Timed;
+    // What normalises is compared with more than this product (`normalised`).
+    let compared = !alone && product.then != Then::Normalise && Fusion::wanted() == Fusion::Timed;
     let Some(first) = candidates.first() else { return Ok(None) };
     // With one there is nothing to compare.
     let chosen = if candidates.len() == 1 && !compared {
@@ -373,14 +392,39 @@ impl Room<'_> {
     fn time_apart(&self, product: &Product) -> Result<Duration> {
         let alone = product.alone();
         let Some(plan) = planned(self.gpu, &alone)? else { return Ok(Duration::MAX) };
-        // The result: its halves are copied one onto the other, so that as many bytes are read and written as it has.
-        let result = &self.tensors[if product.direction == Direction::BackwardData { 0 } else { 2 }];
+        let result = usize::from(product.direction != Direction::BackwardData) * 2;
+        let passes = self.pass(result)?.mul_f64(product.passes_apart());
+        Ok(self.time(&alone, &plan, None)?.saturating_add(passes))
+    }
+
+    /// How long it takes to read or write an operand once.
+    fn pass(&self, operand: usize) -> Result<Duration> {
+        // The operand: its halves are copied one onto the other, so that as many bytes are read and written as it has.
+        let result = &self.tensors[operand];
         let half = (result.bytes() / 2).next_multiple_of(ALIGNMENT).min(result.bytes());
         let (from, to) = (result.slice(0, result.bytes() - half), result.slice(half, result.bytes() - half));
         let stream = &self.gpu.stream;
-        let pass = time(self.gpu, None, || stream.copy(&from, &to, from.bytes()))?;
-        Ok(self.time(&alone, &plan, None)? + pass.mul_f64(product.passes_apart()))
+        time(self.gpu, None, || stream.copy(&from, &to, from.bytes()))
     }
+}
+
+/// How long a product takes as a run would compute it, and so many passes over its x. None where the GPU's memory does
+/// not suffice to try, or there is no engine.
+pub fn time_of(gpu: &Rc<Gpu>, product: &Product, passes: f64) -> Result<Option<Duration>> {
+    let plan = planned(gpu, product)?;
+    if plan.is_none() && product.then == Then::Nothing {
+        return Ok(None);
+    }
+    let candidates: Vec<Candidate> = plan.into_iter().map(|plan| Candidate { place: 0, plan }).collect();
+    let Some(room) = Room::new(gpu, product, &candidates)? else { return Ok(None) };
+    let own = match candidates.first() {
+        Some(Candidate { plan, .. }) => room.time(product, plan, None),
+        None => room.time_apart(product),
+    };
+    let own = own.inspect_err(|e| log::debug!("{}: {e}", product.words())).ok();
+    gpu.stream.synchronize()?;
+    let more = room.pass(0)?.mul_f64(passes);
+    Ok(own.map(|own| own.saturating_add(more)))
 }
 
 /// What a product of matrices of 8192 by 8192 reaches in FLOP/s, and a copy of 1 GiB in bytes/s, read and written: the

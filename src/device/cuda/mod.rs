@@ -53,7 +53,7 @@ use super::{
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Op, OpFusions, Spec};
+use crate::graph::{DType, Joint, Op, OpFusions, Spec};
 
 pub use library::{Found, has_driver, looked_in};
 pub use nccl::found as nccl_found;
@@ -97,11 +97,15 @@ impl Cuda {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
             Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
             Op::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
+            Op::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
+            Op::Conv2dBackwardDataNorm(conv, norm) => normalised::backward_data(gpu, request, &conv, norm),
             Op::Conv2dBackwardData(conv) | Op::Conv2dBackwardDataRelu(conv) => {
                 conv::backward_data(gpu, request, &conv)
             }
             Op::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
-            Op::Conv2dBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            Op::Conv2dBackwardWeights(conv) | Op::Conv2dNormalisedBackwardWeights(conv) => {
+                conv::backward_weights(gpu, request, &conv)
+            }
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
             Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
             Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
@@ -110,6 +114,7 @@ impl Cuda {
             Op::Exchange { ranks, .. } => simple::exchange(gpu, request, ranks),
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
+            Op::BatchNormScale(norm) => norm::scale(gpu, request, norm),
             Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
             Op::BatchNormBackward(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
             Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
@@ -181,6 +186,18 @@ impl Device for Cuda {
             dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
             _ => OpFusions { addition: true, mask: true, relu_backward: true, gradient_sums: true, moments },
         }
+    }
+
+    fn joins(&self, joint: &Joint) -> Result<bool> {
+        normalised::joins(&self.gpu, joint)
+    }
+
+    fn apart(&self) -> Vec<String> {
+        self.gpu.dnn.apart()
+    }
+
+    fn keep_apart(&self, names: &[String]) {
+        names.iter().for_each(|name| self.gpu.dnn.decide(name, false));
     }
 
     fn describe(&self) -> String {

@@ -196,9 +196,46 @@ impl Shape {
         ]);
         let name = format!("batch_norm_sums_{}", self.real.suffix());
         operands.launch(&name, self.grid(), &arguments)?;
+        self.join_sums(operands, &partials, sums, [dw, db], self.parts)
+    }
+
+    /// Σdy and Σdy·x̂ of so many parts into `sums`, `dw`, `db`.
+    pub fn join_sums(
+        &self,
+        operands: &mut Operands,
+        partials: &Bytes,
+        sums: &Bytes,
+        [dw, db]: [&Bytes; 2],
+        parts: usize,
+    ) -> Result<()> {
         let arguments =
-            [Memory(&partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(self.parts)];
+            [Memory(partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(parts)];
         operands.launch_in(JOIN, "batch_norm_sums_join", join_grid(self.channels), &arguments)
+    }
+
+    /// dx of dz, what came through the ReLU, x, w, mean and variance, with the sums of dz.
+    pub fn backward_of_joined(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        [dz, x, w, mean, variance]: [&Bytes; 5],
+        sums: &Bytes,
+        dx: &Bytes,
+    ) -> Result<()> {
+        let given = Given { dy: dz, x, mask: None, w, b: None, mean, variance };
+        self.backward(operands, &BatchNorm { relu: false, ..*norm }, &given, sums, 1, dx)
+    }
+
+    /// 1/√(variance + ε).
+    pub fn inverse_deviation(
+        &self,
+        operands: &mut Operands,
+        norm: &BatchNorm,
+        variance: &Bytes,
+        to: &Bytes,
+    ) -> Result<()> {
+        let arguments = [Memory(variance), Memory(to), Int(self.channels), Float(norm.epsilon)];
+        operands.launch("batch_norm_inverse", operands.gpu.blocks(self.channels), &arguments)
     }
 
     fn backward(
@@ -275,7 +312,8 @@ fn layouts(request: &KernelRequest, shape: Shape, norm: Option<BatchNorm>) -> (V
         (DType::Saved, _) if norm.is_some_and(|norm| norm.add) => saved(spec, "mask", shape.mask()),
         (DType::Saved, _) => saved(spec, "b", 4 * shape.channels),
         (_, 4) => channels_last(spec),
-        _ => plain_in(spec, DType::F32),
+        // A scale is of the type of activations.
+        _ => plain_in(spec, spec.dtype),
     };
     let inputs = request.inputs.iter().map(|(spec, _)| layout(spec)).collect();
     (inputs, request.outputs.iter().map(layout).collect())
@@ -299,7 +337,31 @@ fn kernel(
 /// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running
 /// variance, saved?
 pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let shape = Shape::of(output(request, 0)?)?;
+    with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {
+        let z = i.get(5).filter(|_| norm.add);
+        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], statistics, [z, o.get(5)], &o[0])
+    })
+}
+
+/// The same → scale (2,C) in the place of y.
+pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+    let name = format!("batch_norm_scale_{}", Real::of(output(request, 0)?.dtype)?.suffix());
+    with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {
+        let mut arguments = vec![Memory(&o[0]), Memory(&i[1]), Memory(&i[2]), o.get(5).map_or(Null, Memory)];
+        arguments.extend(statistics.arguments(&norm));
+        arguments.extend([Long(shape.rows), Int(shape.channels), Float(norm.epsilon)]);
+        operands.launch(&name, operands.gpu.blocks(shape.channels), &arguments)
+    })
+}
+
+/// What is done with the statistics of a batch.
+fn with_moments(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    norm: BatchNorm,
+    then: impl Fn(&Shape, &mut Operands, &Statistics, &[Bytes], &[Bytes]) -> Result<()> + 'static,
+) -> Result<CudaKernel> {
+    let shape = Shape::of(&input(request, 0)?.0)?;
     let given = request.inputs.last().filter(|_| norm.given);
     let ranks = given.map_or(1, |(spec, _)| spec.shape.elements() / (2 * shape.channels).max(1));
     let workspace = if norm.given { 0 } else { shape.workspace() };
@@ -314,9 +376,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
             }
         };
         let (found, running) = ([&o[1], &o[2]], [&i[3], &i[4], &o[3], &o[4]]);
-        let statistics = Statistics::Moments { moments, ranks, found, running };
-        let z = i.get(5).filter(|_| norm.add);
-        shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [z, o.get(5)], &o[0])
+        then(&shape, operands, &Statistics::Moments { moments, ranks, found, running }, i, o)
     }))
 }
 

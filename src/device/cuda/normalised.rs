@@ -1,85 +1,90 @@
-//! Convolutions in one with the normalisations around them, as cuDNN's graphs. No run asks for them yet: tests ask
-//! which GPU has engines for them (`described`).
+//! Convolutions in one with the normalisations around them: cuDNN's graphs, and whether they are faster so. Of x, w and y
+//! the x is what was not normalised yet: what is normalised lies nowhere.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Mode;
 
-use super::backend::{self, Configuration, DATA_TYPE, Descriptor, DescriptorKind, Name, Target};
-use super::layout::Real;
-use super::product::{B, DX, DY, Direction, Extents, Operand, Product, X, Y, data_type, elementwise, sums};
+use super::backend::{DATA_TYPE, Descriptor, DescriptorKind, Name};
+use super::conv::{self, named, weights};
+use super::dnn::{self, Convolution, Fusion};
+use super::gpu::Gpu;
+use super::kernel::{CudaKernel, Operands, PART};
+use super::layout::{Real, channels_last, image, input, narrowest, output, plain_in};
+use super::norm::Shape;
+use super::product::{B, DX, DY, Direction, Operand, Product, Then, X, Y, data_type, elementwise, sums};
 use super::sys::{self, Dnn};
+use super::tune::Choice;
+use crate::device::{KernelRequest, Memory as Bytes};
+use crate::error::{Error, Result};
+use crate::graph::{BatchNorm, Conv2d, DType, Joint, JointPart, Spec};
 
-/// The ready-made ways to compute a product in one with the normalisations around it, in cuDNN's order.
-pub fn ways(product: &Product, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
-    let found = graph(product, dnn, target).and_then(|graph| backend::configurations(&graph, target));
-    let mut ways = match found {
-        Err(failed) if backend::unsuitable(&failed) => Vec::new(),
-        found => found?,
-    };
-    ways.retain(|way| way.serves(true, false) && !way.is_compiled());
-    Ok(ways)
+/// Numbers of channels lie without gaps, each kind behind the other, so that none may be wanted at a wider address.
+pub const ALIGNMENT: usize = 16;
+
+/// What lies in memory beside x, w and y. Forward and for weights the scale and the shift, in halves as the engines want
+/// them, and y's sums; for dx, which is that of what was not normalised, its ReLU's gradient in the place of x: x, its
+/// mean, 1/deviation, scale and shift, the gradients of shift and scale, and three numbers a channel that nobody reads.
+pub fn more(product: &Product) -> Vec<([usize; 4], Real)> {
+    let ([_, c, ..], [_, o, ..]) = (product.at.x, product.at.y);
+    let scale = ([1, c, 1, 1], product.real);
+    match product.direction {
+        Direction::Forward => vec![scale, scale, ([1, o, 1, 1], Real::F32), ([1, o, 1, 1], Real::F32)],
+        Direction::BackwardWeights => vec![scale, scale],
+        Direction::BackwardData => {
+            [vec![(product.at.x, product.real)], vec![([1, c, 1, 1], Real::F32); 9]].concat()
+        }
+    }
 }
 
-/// A scale, a shift and a ReLU of x, then y and its sums, or dw; or dx, the gradient of the ReLU before it, whose input
-/// is normalised once more, and what that normalisation's gradients are made of.
-fn graph(product: &Product, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Rc<Descriptor>> {
-    let (Extents { x, w, y }, real) = (product.at, product.real);
-    let number = Cell::new(0);
-    let tensor = |extents: [usize; 4], real: Real, lies: bool| {
-        number.set(number.get() + 1);
-        Operand { number: number.get(), extents, real }.tensor(dnn, lies)
+/// The operations of a product's graph, on operands that lie.
+pub fn operations(
+    product: &Product,
+    dnn: &'static Dnn,
+    operands: &[Operand],
+) -> sys::Outcome<Vec<Rc<Descriptor>>> {
+    let lying = operands.iter().map(|operand| operand.tensor(dnn, true)).collect::<sys::Outcome<Vec<_>>>()?;
+    // What goes from one operation to the next: engines want it in halves forward, in f32 backward.
+    let real = if product.direction == Direction::BackwardData { Real::F32 } else { product.real };
+    let passing = |number: i64| {
+        let number = operands.len() as i64 + number;
+        Operand { number, real, ..operands[0] }.tensor(dnn, false)
     };
-    let channels = |of: [usize; 4], real: Real| tensor([1, of[1], 1, 1], real, true);
-    let (given, weights, result) = (tensor(x, real, true)?, tensor(w, real, true)?, tensor(y, real, true)?);
-    let all = if product.direction == Direction::BackwardData {
-        let passing = || tensor(x, Real::F32, false);
-        let (dx, centred, divided, scaled, shifted) =
-            (passing()?, passing()?, passing()?, passing()?, passing()?);
-        let of_channels: [Rc<Descriptor>; 4] = [
-            channels(x, Real::F32)?,
-            channels(x, Real::F32)?,
-            channels(x, Real::F32)?,
-            channels(x, Real::F32)?,
-        ];
-        let [mean, deviation, scale, shift] = &of_channels;
-        let dz = tensor(x, real, true)?;
-        let (of_x, of_relu) = ([&given, &dz, mean, deviation, scale], [(X, &shifted), (DY, &dx), (DX, &dz)]);
-        vec![
-            product.convolution(dnn, [dx.clone(), weights, result])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_SUB, &[(X, &given), (B, mean), (Y, &centred)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &centred), (B, deviation), (Y, &divided)])?,
+    let [x, w, y] = [0, 1, 2].map(|index: usize| lying[index].clone());
+    if product.direction == Direction::BackwardData {
+        let [given, mean, inverse, scale, shift] = [3, 4, 5, 6, 7].map(|index: usize| &lying[index]);
+        let (dx, centred, divided) = (passing(1)?, passing(2)?, passing(3)?);
+        let (scaled, shifted) = (passing(4)?, passing(5)?);
+        let of_relu = [(X, &shifted), (DY, &dx), (DX, &x)];
+        return Ok(vec![
+            product.convolution(dnn, [dx.clone(), w, y])?,
+            elementwise(dnn, Mode::CUDNN_POINTWISE_SUB, &[(X, given), (B, mean), (Y, &centred)])?,
+            elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &centred), (B, inverse), (Y, &divided)])?,
             elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &divided), (B, scale), (Y, &scaled)])?,
             elementwise(dnn, Mode::CUDNN_POINTWISE_ADD, &[(X, &scaled), (B, shift), (Y, &shifted)])?,
             elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_BWD, &of_relu)?,
-            gradients(dnn, of_x, || channels(x, Real::F32))?,
-        ]
-    } else {
-        // Its engines want the scale and the shift in halves, too.
-        let passing = || tensor(x, real, false);
-        let (scaled, shifted, activated) = (passing()?, passing()?, passing()?);
-        let (scale, shift) = (channels(x, real)?, channels(x, real)?);
-        let mut all = vec![
-            elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &given), (B, &scale), (Y, &scaled)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_ADD, &[(X, &scaled), (B, &shift), (Y, &shifted)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_FWD, &[(X, &shifted), (Y, &activated)])?,
-            product.convolution(dnn, [activated, weights, result.clone()])?,
-        ];
-        if product.direction == Direction::Forward {
-            all.push(sums(dnn, &result, [&channels(y, Real::F32)?, &channels(y, Real::F32)?])?);
-        }
-        all
-    };
-    backend::graph(dnn, target, &all.iter().collect::<Vec<_>>())
+            gradients(dnn, [given, &x, mean, inverse, scale], &lying[8..])?,
+        ]);
+    }
+    let (scaled, shifted, activated) = (passing(1)?, passing(2)?, passing(3)?);
+    let mut all = vec![
+        elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &x), (B, &lying[3]), (Y, &scaled)])?,
+        elementwise(dnn, Mode::CUDNN_POINTWISE_ADD, &[(X, &scaled), (B, &lying[4]), (Y, &shifted)])?,
+        elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_FWD, &[(X, &shifted), (Y, &activated)])?,
+        product.convolution(dnn, [activated, w, y.clone()])?,
+    ];
+    if product.direction == Direction::Forward {
+        all.push(sums(dnn, &y, [&lying[5], &lying[6]])?);
+    }
+    Ok(all)
 }
 
-/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of scale and shift, and three
-/// numbers a channel that dx is made of.
+/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in this
+/// order), and three numbers a channel that dx is made of.
 fn gradients(
     dnn: &'static Dnn,
-    [x, dz, mean, deviation, scale]: [&Rc<Descriptor>; 5],
-    channels: impl Fn() -> sys::Outcome<Rc<Descriptor>>,
+    [x, dz, mean, inverse, scale]: [&Rc<Descriptor>; 5],
+    made: &[Rc<Descriptor>],
 ) -> sys::Outcome<Rc<Descriptor>> {
     use Name::*;
     let kind = DescriptorKind::CUDNN_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR;
@@ -88,16 +93,178 @@ fn gradients(
         .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_X_DESC, &[x])?
         .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DY_DESC, &[dz])?
         .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_MEAN_DESC, &[mean])?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_INVSTD_DESC, &[deviation])?
+        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_INVSTD_DESC, &[inverse])?
         .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_BN_SCALE_DESC, &[scale])?;
-    for made in [
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DBN_SCALE_DESC,
+    let names = [
         CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DBN_BIAS_DESC,
+        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DBN_SCALE_DESC,
         CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_DY_SCALE_DESC,
         CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_X_SCALE_DESC,
         CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_BIAS,
-    ] {
-        operation = operation.join(made, &[&channels()?])?;
+    ];
+    for (name, made) in names.into_iter().zip(made) {
+        operation = operation.join(name, &[made])?;
     }
     operation.finalize()
+}
+
+/// Each product of a joint, as it is in one with what is around it, and as it is without.
+fn products(gpu: &Gpu, joint: &Joint) -> Result<Vec<[Product; 2]>> {
+    let [x, w, y] = &joint.tensors;
+    let of = |direction, then| conv::product(direction, then, &joint.conv, Real::F16, gpu.tf32, [x, w, y]);
+    let both = |direction, apart| -> Result<[Product; 2]> {
+        Ok([of(direction, Then::Normalise)?, of(direction, apart)?])
+    };
+    match joint.part {
+        JointPart::Gradient => Ok(vec![both(Direction::BackwardData, Then::Nothing)?]),
+        JointPart::Reading { moments, learns } => {
+            let forward = both(Direction::Forward, if moments { Then::Sums } else { Then::Nothing })?;
+            let weights = learns.then(|| both(Direction::BackwardWeights, Then::Nothing)).transpose()?;
+            Ok([forward].into_iter().chain(weights).collect())
+        }
+    }
+}
+
+/// Whether a joint is faster as one: by timing, which is kept, or where it was asked for wherever there are engines.
+pub fn joins(gpu: &Rc<Gpu>, joint: &Joint) -> Result<bool> {
+    let serves = |spec: &Spec| spec.dtype == DType::F16 && (2 * spec.shape.0[1]).is_multiple_of(ALIGNMENT);
+    if !serves(&joint.tensors[0]) || !serves(&joint.tensors[2]) || Fusion::wanted() == Fusion::Never {
+        return Ok(false);
+    }
+    let products = products(gpu, joint)?;
+    let words = name(&products);
+    if let Some(decided) = gpu.dnn.joins(&words) {
+        return Ok(decided);
+    }
+    let mut together = true;
+    for [one, _] in &products {
+        together = together && dnn::planned(gpu, one)?.is_some();
+    }
+    if together && Fusion::wanted() == Fusion::Timed {
+        together = chosen(gpu, &products, &words)? == Choice::Together;
+    }
+    gpu.dnn.decide(&words, together);
+    Ok(together)
+}
+
+/// What was chosen before, by this process or another, or is now.
+fn chosen(gpu: &Rc<Gpu>, products: &[[Product; 2]], words: &str) -> Result<Choice> {
+    let serves = |choice: &Choice| matches!(choice, Choice::Apart | Choice::Together);
+    if let Some(kept) = gpu.tuned.choice(words).filter(serves) {
+        return Ok(kept);
+    }
+    let own = if is_faster(gpu, products)? { Choice::Together } else { Choice::Apart };
+    // Another rank may have been faster.
+    Ok(gpu.tuned.keep(words, &own, serves).unwrap_or(own))
+}
+
+/// What a choice is kept under.
+fn name(products: &[[Product; 2]]) -> String {
+    let words: Vec<String> = products.iter().map(|[together, _]| together.words()).collect();
+    let apart = if products[0][1].then == Then::Sums { " for its sums" } else { "" };
+    format!("joint {}{apart}", words.join(" and "))
+}
+
+/// Where the GPU's memory does not suffice to try it is not.
+fn is_faster(gpu: &Rc<Gpu>, products: &[[Product; 2]]) -> Result<bool> {
+    let mut times = [0.0; 2];
+    for [together, apart] in products {
+        let Some(one) = dnn::time_of(gpu, together, 0.0)? else { return Ok(false) };
+        let Some(other) = dnn::time_of(gpu, apart, together.passes_apart())? else { return Ok(false) };
+        times = [times[0] + one.as_secs_f64(), times[1] + other.as_secs_f64()];
+    }
+    log::debug!("{}: {:.1} µs, {:.1} µs apart", name(products), 1e6 * times[0], 1e6 * times[1]);
+    Ok(times[0] < times[1])
+}
+
+/// A product with the plan that normalises along with it: whoever makes such an op has asked for one (`joins`).
+pub fn product(
+    gpu: &Rc<Gpu>,
+    direction: Direction,
+    conv: &Conv2d,
+    real: Real,
+    tensors: [&Spec; 3],
+) -> Result<Rc<Convolution>> {
+    let product = conv::compiled(gpu, direction, Then::Normalise, conv, real, tensors)?;
+    match product.is_joined() {
+        true => Ok(product),
+        false => Err(Error::internal(format!("no engine normalises what a {direction:?} product reads"))),
+    }
+}
+
+/// The rows of a pair (2,C).
+pub fn rows_of(pair: &Bytes) -> [Bytes; 2] {
+    let half = pair.bytes() / 2;
+    [0, half].map(|from| pair.slice(from, half))
+}
+
+/// x, w, scale → y, moments?
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+    let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
+    let real = narrowest(&[x, y])?;
+    let product = product(gpu, Direction::Forward, conv, real, [x, w, y])?;
+    let of_w = weights(conv, w, real);
+    let inputs = vec![channels_last(x), of_w.clone(), plain_in(&input(request, 2)?.0, real.dtype())];
+    let mut outputs = vec![channels_last(y)];
+    outputs.extend(request.outputs.get(1).map(|moments| plain_in(moments, DType::F32)));
+    let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
+    let (name, scratch, sums) = (named(&product, real), product.workspace(), 2 * 4 * channels);
+    let workspace = scratch.next_multiple_of(PART) + sums.next_multiple_of(PART);
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let w = &operands.multiplied(1, &of_w, real)?;
+        let [sum, squares] = rows_of(&operands.scratch(sums));
+        let ([x, _, scale], [y, moments @ ..]) = (operands.inputs, operands.outputs) else {
+            return Err(Error::internal("a convolution that normalises has three inputs"));
+        };
+        let [scale, shift] = rows_of(scale);
+        operands.push(product.bind(&[x, w, y, &scale, &shift, &sum, &squares], &workspace)?);
+        match moments {
+            [moments] => shape.moments_of_sums(operands, [&sum, &squares], moments),
+            _ => Ok(()),
+        }
+    };
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))
+}
+
+/// dy, w, x, and of x's normalisation w, b, mean, variance → dx, dw, db of that. cuDNN gives what comes through the
+/// ReLU, in the place of dx, and its sums; one pass more makes dx of it.
+pub fn backward_data(
+    gpu: &Rc<Gpu>,
+    request: &KernelRequest,
+    conv: &Conv2d,
+    norm: BatchNorm,
+) -> Result<CudaKernel> {
+    let (dy, w, x) = (&input(request, 0)?.0, &input(request, 1)?.0, &input(request, 2)?.0);
+    let real = narrowest(&[x, dy])?;
+    let product = product(gpu, Direction::BackwardData, conv, real, [x, w, dy])?;
+    let of_w = weights(conv, w, real);
+    let mut inputs = vec![channels_last(dy), of_w.clone(), channels_last(x)];
+    inputs.extend(request.inputs.iter().skip(3).map(|(spec, _)| plain_in(spec, DType::F32)));
+    let mut outputs = vec![channels_last(x)];
+    outputs.extend(request.outputs.iter().skip(1).map(|spec| plain_in(spec, DType::F32)));
+    let (shape, [_, channels, ..]) = (Shape::of(x)?, image(x)?);
+    let (name, scratch) = (named(&product, real), product.workspace());
+    // 1/deviation, two pairs of sums, and what nobody reads.
+    let parts = [1, 2, 2, 3].map(|of: usize| of * 4 * channels);
+    let more: usize = parts.iter().map(|bytes| bytes.next_multiple_of(PART)).sum();
+    let bind = move |operands: &mut Operands| {
+        let workspace = operands.scratch(scratch);
+        let w = &operands.multiplied(1, &of_w, real)?;
+        let ([dy, _, x, weight, bias, mean, variance], [dx, dw, db]) = (operands.inputs, operands.outputs)
+        else {
+            return Err(Error::internal("a convolution's gradient through a normalisation has seven inputs"));
+        };
+        let [inverse, found, sums, unread] = parts.map(|bytes| operands.scratch(bytes));
+        shape.inverse_deviation(operands, &norm, variance, &inverse)?;
+        let ([of_shift, of_scale], unread) =
+            (rows_of(&found), [0, 1, 2].map(|which| unread.slice(which * 4 * channels, 4 * channels)));
+        let made = [dx, w, dy, x, mean, &inverse, weight, bias, &of_shift, &of_scale];
+        let memory: Vec<&Bytes> = made.into_iter().chain(&unread).collect();
+        operands.push(product.bind(&memory, &workspace)?);
+        shape.join_sums(operands, &found, &sums, [dw, db], 1)?;
+        shape.backward_of_joined(operands, &norm, [dx, x, weight, mean, variance], &sums, dx)
+    };
+    let kernel = CudaKernel::new(gpu, name, inputs, outputs, bind);
+    Ok(kernel.with_workspace(scratch.next_multiple_of(PART) + more).multiplies(real))
 }

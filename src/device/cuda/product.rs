@@ -10,6 +10,7 @@ use cudarc::cudnn::sys::{
 
 use super::backend::{self, Configuration, DATA_TYPE, Descriptor, DescriptorKind, Name, Target};
 use super::layout::Real;
+use super::normalised;
 use super::sys::{self, Dnn};
 use crate::device::memory::ALIGNMENT;
 use crate::graph::Conv2d;
@@ -41,6 +42,9 @@ pub enum Then {
     Accumulate,
     /// Of y: the sum of each channel, and that of its squares, f32.
     Sums,
+    /// With a normalisation before it (`normalised`). Of x, as it is read: a scale and a shift of each channel and a
+    /// ReLU, and of y its sums as above; or to dx what takes gradients back through all that.
+    Normalise,
 }
 
 /// Extents of x, w and y: (N,C,H,W), (O,C/groups,kh,kw), (N,O,OH,OW).
@@ -70,16 +74,13 @@ pub struct Operand {
     pub number: i64,
     pub extents: [usize; 4],
     pub real: Real,
+    /// What its address is a multiple of.
+    pub alignment: usize,
 }
 
 impl Operand {
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.real.bytes()
-    }
-
-    /// What its address is a multiple of. Halves of parameters lie as they do, each in half the room.
-    pub fn alignment(&self) -> usize {
-        if self.number == 2 && self.real != Real::F32 { ALIGNMENT / 2 } else { ALIGNMENT }
     }
 
     /// Numbers to try an engine on: all tensors' together have nothing in common.
@@ -106,7 +107,7 @@ impl Operand {
         // Channels innermost.
         let strides = [h * w * c, 1, w * c, c];
         let (of, extents) = (data_type(self.real), [n, c, h, w]);
-        let tensor = backend::tensor(dnn, self.number, of, extents, strides, self.alignment())?;
+        let tensor = backend::tensor(dnn, self.number, of, extents, strides, self.alignment)?;
         let tensor = if lies { tensor } else { tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])? };
         tensor.finalize()
     }
@@ -143,6 +144,7 @@ impl Product {
                 Then::Mask => " then mask",
                 Then::Accumulate => " then accumulate",
                 Then::Sums => " then sums",
+                Then::Normalise => " normalised",
             }
         )
     }
@@ -161,9 +163,20 @@ impl Product {
             Then::Nothing | Then::Activate { .. } | Then::Accumulate => vec![],
             Then::Mask => vec![(x, self.real)],
             Then::Sums => vec![(of_channels, f32); 2],
+            Then::Normalise => normalised::more(self),
         };
         let all = [x, w, y].map(|extents| (extents, self.real)).into_iter().chain(more);
-        (1..).zip(all).map(|(number, (extents, real))| Operand { number, extents, real }).collect()
+        let operand = |(number, (extents, real)): (i64, ([usize; 4], Real))| {
+            let of_channels = extents[0] * extents[2] * extents[3] == 1;
+            let alignment = match self.then {
+                // Halves of parameters lie as they do, each in half the room.
+                _ if number == 2 && real != Real::F32 => ALIGNMENT / 2,
+                Then::Normalise if number > 3 && of_channels => normalised::ALIGNMENT,
+                _ => ALIGNMENT,
+            };
+            Operand { number, extents, real, alignment }
+        };
+        (1..).zip(all).map(operand).collect()
     }
 
     /// How many times the bytes of its result are read and written where the rest is done apart.
@@ -173,6 +186,9 @@ impl Product {
             Then::Activate { .. } => 2.0,
             Then::Mask | Then::Accumulate => 3.0,
             Then::Sums => 1.0,
+            // Of x forward, which the convolution reads either way, of dx and x backward.
+            Then::Normalise if self.direction == Direction::BackwardWeights => 0.0,
+            Then::Normalise => 2.0,
         }
     }
 
@@ -214,6 +230,7 @@ impl Product {
                 let multiplied = self.convolution(dnn, [lying(0)?, lying(1)?, y.clone()])?;
                 vec![multiplied, sums(dnn, &y, [&lying(3)?, &lying(4)?])?]
             }
+            Then::Normalise => normalised::operations(self, dnn, &operands)?,
         };
         backend::graph(dnn, target, &all.iter().collect::<Vec<_>>())
     }
@@ -291,9 +308,9 @@ impl Product {
 
     /// Whether engines that are compiled when they are wanted count, which NVRTC must be there for: their plans are
     /// kept (`tune`). A product of one group by itself has ready-made ones that are as fast; with several groups those
-    /// left are naive.
+    /// left are naive. Those that normalise are ready-made in f16, and what is compiled in other types is not tried.
     fn may_be_compiled(&self) -> bool {
-        self.conv.groups > 1 || !matches!(self.then, Then::Nothing | Then::Accumulate)
+        self.conv.groups > 1 || !matches!(self.then, Then::Nothing | Then::Accumulate | Then::Normalise)
     }
 
     /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is

@@ -21,6 +21,8 @@ pub enum Choice {
     Engine { number: i64, place: usize, plan: Option<String> },
     /// No engine that does several things at once is faster than one after the other.
     Apart,
+    /// Engines of several products are, which are chosen by themselves.
+    Together,
 }
 
 /// The choices for one machine.

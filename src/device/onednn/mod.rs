@@ -166,12 +166,16 @@ impl Cpu {
             Op::Normalise { .. }
             | Op::Conv2dBackwardDataRelu(_)
             | Op::Conv2dBackwardDataAdd(_)
-            | Op::Conv2dMoments(_) => Err(joined(request)),
+            | Op::Conv2dMoments(_)
+            | Op::Conv2dNormalised(_)
+            | Op::Conv2dNormalisedBackwardWeights(_)
+            | Op::Conv2dBackwardDataNorm(..)
+            | Op::BatchNormScale(_) => Err(joined(request)),
         }
     }
 }
 
-/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`).
+/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`, `Graph::join_norms`).
 fn joined(request: &KernelRequest) -> Error {
     Error::internal(format!("{} is for GPUs", request.op.name()))
 }

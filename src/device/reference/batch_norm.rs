@@ -113,6 +113,39 @@ fn normalised(
     Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
 }
 
+/// The inputs of `forward` → scale and shift in place of y.
+pub fn scale(
+    norm: &BatchNorm,
+    inputs: &[ArrayD<f32>],
+    saves: bool,
+    rounded: impl Fn(f32) -> f32,
+) -> Result<Vec<ArrayD<f32>>> {
+    let mut outputs = forward(norm, inputs, saves)?;
+    let (mean, variance) = (&outputs[1], &outputs[2]);
+    let scale: Array1<f32> =
+        (0..mean.len()).map(|c| rounded(inputs[1][[c]] / (variance[[c]] + norm.epsilon).sqrt())).collect();
+    let shift: Array1<f32> =
+        (0..mean.len()).map(|c| rounded(inputs[2][[c]] - mean[[c]] * scale[c])).collect();
+    outputs[0] = ndarray::stack![Axis(0), scale, shift].into_dyn();
+    Ok(outputs)
+}
+
+/// ReLU(x·scale + shift), with scale (2,C).
+pub fn scaled(x: &ArrayD<f32>, scale: &ArrayD<f32>) -> Result<ArrayD<f32>> {
+    let mut y = image(x)?.to_owned();
+    for (c, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
+        channel.mapv_inplace(|x| (x * scale[[0, c]] + scale[[1, c]]).max(0.0));
+    }
+    Ok(y.into_dyn())
+}
+
+/// dy, and x, w, b, mean, variance → dx, dw, db of a normalisation with a ReLU, which is computed again.
+pub fn backward_again(norm: &BatchNorm, dy: ArrayD<f32>, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+    let y = inference(&BatchNorm { add: false, ..*norm }, inputs, false)?.remove(0);
+    let [x, w, mean, variance] = [0, 1, 3, 4].map(|index| inputs[index].clone());
+    backward(norm, &[dy, x, w, mean, variance, positive(&y)])
+}
+
 /// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂
 /// the normalised x, n values a channel and σ² = variance + epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n −
 /// x̂·dw/n).

@@ -54,6 +54,14 @@ pub enum Op {
     Conv2dBackwardWeights(Conv2d),
     /// x, w → y, moments (2,O): mean and variance of each channel of y, as `BatchNormMoments` (`Graph::fuse`).
     Conv2dMoments(Conv2d),
+    /// x (N,C,H,W), w, scale (2,C) → y, moments? (as above): the convolution of ReLU(x·scale + shift), each operation
+    /// rounded or not, with scale and shift the rows of the third input (`Graph::join_norms`).
+    Conv2dNormalised(Conv2d),
+    /// x, dy, scale → dw: likewise.
+    Conv2dNormalisedBackwardWeights(Conv2d),
+    /// dy (N,O,OH,OW), w, x (N,C,H,W), and of x's normalisation w, b, mean, variance → dx, dw, db of that: the gradient
+    /// of the convolution's input, through ReLU and normalisation to x (`Graph::join_norms`).
+    Conv2dBackwardDataNorm(Conv2d, BatchNorm),
 
     /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
     /// x may have four dimensions: it is read as if flattened.
@@ -85,6 +93,9 @@ pub enum Op {
     /// variance: running ones in evaluation, those of the batch where a normalisation is computed again, to the bit
     /// what it gave the first time. With `add` z comes last.
     BatchNormInference(BatchNorm),
+    /// As `BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel. They
+    /// are rounded to the type of activations, the shift with the scale that is.
+    BatchNormScale(BatchNorm),
     /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with
     /// x̂ the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
     BatchNormSums(BatchNorm),
@@ -222,6 +233,11 @@ impl Op {
             Op::Conv2dBackwardDataAdd(_) => ("conv2d backward data+add", BACKWARD_DATA),
             Op::Conv2dBackwardWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
             Op::Conv2dMoments(_) => ("conv2d+moments", FORWARD),
+            Op::Conv2dNormalised(_) => ("conv2d normalised", FORWARD),
+            Op::Conv2dNormalisedBackwardWeights(_) => {
+                ("conv2d normalised backward weights", BACKWARD_WEIGHTS)
+            }
+            Op::Conv2dBackwardDataNorm(..) => ("conv2d backward data+norm", BACKWARD_DATA),
             Op::Linear { relu, .. } => (if *relu { "linear+relu" } else { "linear" }, FORWARD),
             Op::LinearBackwardData { .. } => ("linear backward data", BACKWARD_DATA),
             Op::LinearBackwardWeights { .. } => ("linear backward weights", BACKWARD_WEIGHTS),
@@ -229,6 +245,7 @@ impl Op {
             Op::Exchange { .. } => ("exchange", Elements),
             Op::AllToAll { .. } => ("all to all", Elements),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => (norm.name(), Elements),
+            Op::BatchNormScale(_) => ("batch norm scale", Elements),
             Op::BatchNormSums(_) => ("batch norm sums", Elements),
             Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
             Op::LocalResponseNorm(_) => ("local response norm", Elements),
@@ -317,12 +334,16 @@ impl Op {
                 b.simple(id, node, op, node.inputs.clone());
             }
             Op::Conv2dMoments(_)
+            | Op::Conv2dNormalised(_)
+            | Op::Conv2dNormalisedBackwardWeights(_)
+            | Op::Conv2dBackwardDataNorm(..)
             | Op::Conv2dBackwardDataRelu(_)
             | Op::Conv2dBackwardDataAdd(_)
             | Op::Conv2dBackwardWeights(_)
             | Op::LinearBackwardData { .. }
             | Op::LinearBackwardWeights { .. }
             | Op::BatchNormInference(_)
+            | Op::BatchNormScale(_)
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)

@@ -68,6 +68,9 @@ impl Writer<'_> {
             // What a device or a training puts into a graph, and the loss, which no file has.
             Op::Normalise { .. }
             | Op::Conv2dMoments(_)
+            | Op::Conv2dNormalised(_)
+            | Op::Conv2dNormalisedBackwardWeights(_)
+            | Op::Conv2dBackwardDataNorm(..)
             | Op::Conv2dBackwardDataRelu(_)
             | Op::Conv2dBackwardDataAdd(_)
             | Op::Conv2dBackwardWeights(_)
@@ -76,6 +79,7 @@ impl Writer<'_> {
             | Op::BatchNormMoments
             | Op::Exchange { .. }
             | Op::AllToAll { .. }
+            | Op::BatchNormScale(_)
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)

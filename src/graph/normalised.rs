@@ -1,0 +1,274 @@
+//! Normalisations with a ReLU that one convolution reads, where a device computes them along with it: what is normalised
+//! is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each normalisation
+//! by itself.
+
+use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec};
+use crate::error::Result;
+
+/// A convolution that may do along what a normalisation with a ReLU before it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Joint {
+    /// Without bias and ReLU.
+    pub conv: Conv2d,
+    /// The convolution's x, w and y. What is normalised has the spec of x.
+    pub tensors: [Spec; 3],
+    /// What of it.
+    pub part: JointPart,
+}
+
+/// What would be one op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum JointPart {
+    /// The convolution, with or without the moments of its y, and where its weights are learned their gradient: both
+    /// normalise as they read (`Op::Conv2dNormalised`, `Op::Conv2dNormalisedBackwardWeights`).
+    Reading {
+        /// Whether a normalisation wants the moments of y.
+        moments: bool,
+        /// Whether the weights are learned.
+        learns: bool,
+    },
+    /// The gradient of the convolution's input, and through ReLU and normalisation (`Op::Conv2dBackwardDataNorm`).
+    Gradient,
+}
+
+/// A normalisation and what reads it: nodes.
+struct Reading {
+    norm: usize,
+    conv: usize,
+    weights: Option<usize>,
+}
+
+impl Graph {
+    /// The same step with those normalisations in one with the convolution behind them of which `joins` says that it is
+    /// faster so. To be called behind `fuse`.
+    ///
+    /// # Errors
+    /// Those of `joins`.
+    pub fn join_norms(mut self, joins: impl Fn(&Joint) -> Result<bool>) -> Result<Graph> {
+        for norm in 0..self.forward_nodes {
+            if let Some(reading) = self.reading(norm)
+                && let Some(joint) = self.joint(&reading)
+                && joins(&joint)?
+            {
+                self.normalise_as_read(&reading);
+            }
+        }
+        let mut gone = Vec::new();
+        for backward in self.forward_nodes..self.nodes.len() {
+            if let Some((data, conv)) = self.gradient_before(backward)
+                && joins(&Joint { conv, tensors: self.specs_of(data), part: JointPart::Gradient })?
+            {
+                let norm = self.nodes[backward].forward;
+                self.join_gradients(data, backward, conv);
+                self.drop_saved(norm);
+                gone.push(data);
+            }
+        }
+        self.remove(&gone);
+        Ok(self)
+    }
+
+    /// A normalisation with a ReLU of which one convolution reads the result, and else at most the op that gives the
+    /// gradient of that one's weights. What is computed again stays as it is.
+    fn reading(&self, norm: usize) -> Option<Reading> {
+        let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else {
+            return None;
+        };
+        let y = self.nodes[norm].outputs[0];
+        let readers: Vec<usize> = self.consumers(y).map(|id| id.0).collect();
+        let (&conv, others) = readers.split_first()?;
+        let is_bare = |node: &Node| match node.op {
+            Op::Conv2d(conv) => !conv.bias && !conv.relu && conv.groups == 1,
+            Op::Conv2dMoments(conv) => conv.groups == 1,
+            _ => false,
+        };
+        let first =
+            |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
+        let of_weights = |node: &Node| {
+            matches!(node.op, Op::Conv2dBackwardWeights(_))
+                && node.forward == Some(NodeId(conv))
+                && first(node)
+        };
+        let fits = conv < self.forward_nodes && is_bare(&self.nodes[conv]) && first(&self.nodes[conv]);
+        match others {
+            [] if fits => Some(Reading { norm, conv, weights: None }),
+            &[weights] if fits && of_weights(&self.nodes[weights]) => {
+                Some(Reading { norm, conv, weights: Some(weights) })
+            }
+            _ => None,
+        }
+    }
+
+    fn joint(&self, reading: &Reading) -> Option<Joint> {
+        let node = &self.nodes[reading.conv];
+        let (Op::Conv2d(conv) | Op::Conv2dMoments(conv)) = node.op else { return None };
+        let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
+        let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]];
+        Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
+    }
+
+    fn normalise_as_read(&mut self, reading: &Reading) {
+        let (x, y) = (self.nodes[reading.norm].inputs[0], self.nodes[reading.norm].outputs[0]);
+        let channels = self.tensor(y).spec.shape.0[1];
+        // In place of what is normalised, of which nothing is left.
+        self.tensors[y.0].spec.shape = Shape(vec![2, channels]);
+        self.tensors[y.0].name += ".scale";
+        if let Op::BatchNorm(norm) = self.nodes[reading.norm].op {
+            self.nodes[reading.norm].op = Op::BatchNormScale(norm);
+        }
+        let node = &mut self.nodes[reading.conv];
+        if let Op::Conv2d(conv) | Op::Conv2dMoments(conv) = node.op {
+            node.op = Op::Conv2dNormalised(conv);
+            node.inputs[0] = x;
+            node.inputs.push(y);
+        }
+        let Some(weights) = reading.weights else { return };
+        let node = &mut self.nodes[weights];
+        if let Op::Conv2dBackwardWeights(conv) = node.op {
+            node.op = Op::Conv2dNormalisedBackwardWeights(conv);
+            node.inputs[0] = x;
+            node.inputs.push(y);
+        }
+    }
+
+    /// The convolution whose dx is all that a normalisation with a ReLU gets as its gradient.
+    fn gradient_before(&self, backward: usize) -> Option<(usize, Conv2d)> {
+        let node = &self.nodes[backward];
+        // Over ranks the sums are exchanged in between.
+        let Op::BatchNormBackward(BatchNorm { relu: true, add: false, given: false, .. }) = node.op else {
+            return None;
+        };
+        let dy = node.inputs[0];
+        let data = self.producer(dy).filter(|&data| data < backward && self.read_once(dy))?;
+        match self.nodes[data].op {
+            Op::Conv2dBackwardData(conv) if conv.groups == 1 => Some((data, conv)),
+            _ => None,
+        }
+    }
+
+    /// x, w and y of a convolution, of whose dx this is the node.
+    fn specs_of(&self, data: usize) -> [Spec; 3] {
+        let node = &self.nodes[data];
+        [node.outputs[0], node.inputs[1], node.inputs[0]].map(|id| self.tensor(id).spec.clone())
+    }
+
+    fn join_gradients(&mut self, data: usize, backward: usize, conv: Conv2d) {
+        let of_data = self.nodes[data].clone();
+        let bias = self.nodes[backward].forward.map(|norm| self.node(norm).inputs[2]);
+        let node = &mut self.nodes[backward];
+        let (Op::BatchNormBackward(norm), Some(bias)) = (node.op, bias) else { return };
+        let [x, weight, mean, variance] = [1, 2, 3, 4].map(|index| node.inputs[index]);
+        node.op = Op::Conv2dBackwardDataNorm(conv, norm);
+        node.inputs = vec![of_data.inputs[0], of_data.inputs[1], x, weight, bias, mean, variance];
+        (node.name, node.forward) = (of_data.name, of_data.forward);
+    }
+
+    /// What a normalisation saves for its way back is not read any more.
+    fn drop_saved(&mut self, norm: Option<NodeId>) {
+        if let Some(NodeId(norm)) = norm {
+            self.nodes[norm].outputs.truncate(5);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, DType, OpFusions, Role};
+
+    /// Three convolutions with normalisations and ReLUs: the second one's result is read twice.
+    fn step() -> Graph {
+        let (mut net, mut x) = Builder::new("norms", 2, [3, 12, 12]);
+        let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+        for layer in 1..=4 {
+            let before = x;
+            x = net.conv2d(&format!("conv{layer}"), x, 8, conv).unwrap();
+            x = net.batch_norm(&format!("bn{layer}"), x, BatchNorm::default()).unwrap();
+            x = net.relu(&format!("relu{layer}"), x);
+            if layer == 3 {
+                x = net.add("add", x, before).unwrap();
+            }
+        }
+        let x = net.linear("fc", x, 4);
+        net.finish(x).simplify().narrowed_to(DType::F16)
+    }
+
+    const MOMENTS: OpFusions = OpFusions {
+        addition: false,
+        mask: false,
+        relu_backward: false,
+        gradient_sums: false,
+        moments: &[DType::F16],
+    };
+
+    fn count(graph: &Graph, name: &str) -> usize {
+        graph.nodes.iter().filter(|node| node.op.name() == name).count()
+    }
+
+    /// Every tensor is made before it is read, and every parameter that is learned has its gradient.
+    fn check(graph: &Graph) {
+        let before = |role: Role| matches!(role, Role::Input | Role::Parameter | Role::Statistic);
+        let mut made: Vec<bool> = graph.tensors.iter().map(|tensor| before(tensor.role)).collect();
+        for node in &graph.nodes {
+            assert!(node.inputs.iter().all(|id| made[id.0]), "{} reads what is not made", node.name);
+            node.outputs.iter().for_each(|id| made[id.0] = true);
+            let of = node.forward.map(|id| (id.0 < graph.forward_nodes, &graph.node(id).name));
+            assert!(of.is_none_or(|of| of == (true, &node.name)), "{}", node.name);
+        }
+        let gradients = graph.with_role(Role::Gradient).filter(|(id, _)| made[id.0]).count();
+        assert_eq!(gradients, graph.with_role(Role::Parameter).count());
+    }
+
+    #[test]
+    fn what_one_convolution_reads_is_normalised_as_it_reads() {
+        let apart = step().differentiate().fuse(MOMENTS);
+        let joined = apart.clone().join_norms(|_| Ok(true)).unwrap();
+        check(&joined);
+        // conv2 reads bn1; bn2 and bn3 are read by an addition too, and bn4 by no convolution.
+        let names = ["batch norm scale", "conv2d normalised", "conv2d normalised backward weights"];
+        assert_eq!(names.map(|name| count(&joined, name)), [1; 3]);
+        assert_eq!(count(&joined, "conv2d backward data+norm"), 1);
+        assert_eq!(joined.nodes.len() + 1, apart.nodes.len());
+        let node = joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dNormalised(_))).unwrap();
+        let norm = joined.nodes.iter().find(|node| matches!(node.op, Op::BatchNormScale(_))).unwrap();
+        assert_eq!((node.name.as_str(), norm.name.as_str()), ("conv2", "bn1"));
+        assert_eq!((node.inputs[0], node.inputs[2]), (norm.inputs[0], norm.outputs[0]));
+        let scale = &joined.tensor(norm.outputs[0]).spec;
+        assert_eq!((&scale.shape.0[..], scale.dtype), (&[2, 8][..], DType::F16));
+        assert_eq!(
+            (node.outputs.len(), norm.outputs.len()),
+            (2, 5),
+            "moments are given, and nothing is saved"
+        );
+        let places = |graph: &Graph| -> Vec<_> {
+            graph.with_role(Role::Parameter).map(|(id, tensor)| (id, tensor.name.clone())).collect()
+        };
+        assert_eq!(places(&joined), places(&apart), "parameters start as before");
+    }
+
+    #[test]
+    fn each_part_is_joined_by_itself_or_not_at_all() {
+        let apart = step().differentiate().fuse(MOMENTS);
+        let only = |reading: bool| {
+            let wanted = |joint: &Joint| matches!(joint.part, JointPart::Reading { .. }) == reading;
+            apart.clone().join_norms(|joint| Ok(wanted(joint))).unwrap()
+        };
+        let (reading, gradient) = (only(true), only(false));
+        check(&reading);
+        check(&gradient);
+        let counts =
+            |graph: &Graph| ["batch norm scale", "conv2d backward data+norm"].map(|name| count(graph, name));
+        assert_eq!((counts(&reading), counts(&gradient)), ([1, 0], [0, 1]));
+        let saved = |graph: &Graph| graph.nodes.iter().find(|node| node.name == "bn1").unwrap().outputs.len();
+        assert_eq!((saved(&reading), saved(&gradient)), (6, 5), "b is kept for who reads it");
+        assert_eq!(apart.clone().join_norms(|_| Ok(false)).unwrap(), apart);
+        // Over ranks the way back has an exchange in it.
+        let over_ranks = step().synchronise_batch_norms(4).differentiate().fuse(MOMENTS);
+        let over_ranks = over_ranks.join_norms(|_| Ok(true)).unwrap();
+        check(&over_ranks);
+        assert_eq!(counts(&over_ranks), [1, 0]);
+        // What is computed again is read by another.
+        let again = step().differentiate().recompute().fuse(MOMENTS).join_norms(|_| Ok(true)).unwrap();
+        check(&again);
+    }
+}

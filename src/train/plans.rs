@@ -887,7 +887,9 @@ fn extent(
         false => plan.sizes.parameters,
     };
     // From the host's memory parameters of a device go to other ranks.
-    messages += meeting::mean_memory(relaxed, plan);
+    // A checkpoint has been copied when the mean is taken.
+    let copied = if keeps(config) { largest_parameter(plan) } else { 0 };
+    messages += meeting::mean_memory(relaxed, plan).saturating_sub(copied);
     messages += match relaxed {
         _ if !own_memory => 0,
         // They are gathered where sums are, or where there is no place for these.
@@ -933,7 +935,7 @@ fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
 fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: usize) -> usize {
     let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
     // What is not the same on all ranks comes to rank 0 from a copy of a parameter.
-    let passing = plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0);
+    let passing = largest_parameter(plan);
     let copied = config.strategy.is_relaxed() || expected_owners(world, config.strategy, true).are_apart();
     let passing = if copied { passing } else { 0 };
     let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
@@ -963,6 +965,11 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
 fn of_other_stages(layout: Layout, config: &Config, others: &[Plan]) -> usize {
     let of = |plan: &Plan| checkpoint_bytes(layout.data, config, plan, 0);
     if layout.stage == Some(0) { others.iter().map(of).sum() } else { 0 }
+}
+
+/// Bytes of the largest parameter.
+fn largest_parameter(plan: &Plan) -> usize {
+    plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0)
 }
 
 /// Whether the state of the run is copied to a checkpoint, or from one.

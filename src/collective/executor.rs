@@ -157,7 +157,9 @@ impl<L: Link> Executor<L> {
             }
             let words = self.wire.words(message.range.len());
             let matched = self.wire == Wire::F32 && self.unmatched == MATCHED_EVERY - 1;
-            if matched && self.matching.len() == MATCHING {
+            // The oldest range is never held back: all ranks start theirs in the same order, so that what the others
+            // wait for is always under way somewhere.
+            if matched && self.matching.len() >= MATCHING && self.flying.first() != Some(&slot) {
                 self.held = true;
                 break;
             }
@@ -333,7 +335,8 @@ impl<L: Link> Collective for Executor<L> {
         self.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
             let landed = self.land(slot)?;
-            if landed || goes_on {
+            // The oldest one may have become it while it was held back.
+            if landed || goes_on || self.held && index == 0 {
                 self.launch(slot)?;
             }
             moved |= landed;

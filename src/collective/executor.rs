@@ -157,8 +157,9 @@ impl<L: Link> Executor<L> {
             }
             let words = self.wire.words(message.range.len());
             let matched = self.wire == Wire::F32 && self.unmatched == MATCHED_EVERY - 1;
-            // The oldest range is never held back: all ranks start theirs in the same order, so that what the others
-            // wait for is always under way somewhere.
+            // The oldest range is never held back, or ranks could wait for each other in a circle: one holds back what
+            // another needs to receive the first one's messages. Ranks start ranges in the same order. So the first
+            // range that is not over everywhere is the oldest of each rank that works on it, and comes to its end.
             if matched && self.matching.len() >= MATCHING && self.flying.first() != Some(&slot) {
                 self.held = true;
                 break;
@@ -335,7 +336,7 @@ impl<L: Link> Collective for Executor<L> {
         self.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
             let landed = self.land(slot)?;
-            // The oldest one may have become it while it was held back.
+            // A range that was held back may be the oldest now.
             if landed || goes_on || self.held && index == 0 {
                 self.launch(slot)?;
             }

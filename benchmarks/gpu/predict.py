@@ -157,7 +157,8 @@ class Prediction:
         if op.endswith("+norm"):
             # One pass more makes dx of what comes through the ReLU.
             self.cost("small kernels", KERNEL)
-            self.work("gradients of normalisations", 3 * written[0] - self.kept(written[0]), BACKWARD[self.has("norms")])
+            passes = 3 * written[0] - self.kept(written[0])
+            self.work("gradients of normalisations", passes, BACKWARD[self.has("norms")])
         self.work("convolutions", moved, share, step["flop"])
         if op == "conv2d+moments":
             apart = SUMMED_APART[self.precision] * written[0]

@@ -348,8 +348,8 @@ impl Course {
     }
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
-    /// takes: how many are alike, and of each the seconds in which nothing of it is on the links and those in which they
-    /// carry its bytes.
+    /// takes: how many are alike, and of each the seconds in which nothing of it is on the links and those in which
+    /// they carry its bytes.
     pub fn rounds(&self, machine: &Machine) -> Vec<(usize, [f64; 2])> {
         let mut rounds = Vec::new();
         for leg in &self.legs {

@@ -1,6 +1,6 @@
-//! Normalisations with a ReLU that one convolution reads, where a device computes them along with it: what is normalised
-//! is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each normalisation
-//! by itself.
+//! Normalisations with a ReLU that one convolution reads, where a device computes them along with it: what is
+//! normalised is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each
+//! normalisation by itself.
 
 use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec};
 use crate::error::Result;

@@ -37,28 +37,34 @@ fn copies(relaxed: Option<Relaxed>) -> usize {
     relaxed.map_or(0, |relaxed| 1 + outer_rule(relaxed.meeting).states())
 }
 
-/// Bytes that these take. What is frozen has no momentum and is not sent: its place there is never touched, which in
-/// memory of the host takes none.
-pub fn memory(relaxed: Option<Relaxed>, plan: &Plan, own_memory: bool) -> usize {
-    let Some(Relaxed { meeting, .. }) = relaxed else { return 0 };
-    let learned = if own_memory { plan.sizes.parameters } else { learned_bytes(plan) };
-    let anchor = if meeting == Meeting::Gossip { learned } else { plan.sizes.parameters };
-    anchor + outer_rule(meeting).states() * learned
-}
-
-/// Bytes that a rank has beside while it takes the mean of all: numbers as f32, as f64, and what of these comes in.
-pub fn mean_memory(relaxed: Option<Relaxed>, plan: &Plan) -> usize {
-    relaxed.map_or(0, |_| (4 + 8 + 8) * PIECE.min(learned_bytes(plan) / 4))
-}
-
-/// What is frozen lies behind all that has gradients.
-fn learned_bytes(plan: &Plan) -> usize {
-    plan.sizes.parameters.min(plan.sizes.gradients - TAIL)
-}
-
 /// The same of those that a run needs to go on.
 pub fn kept_copies(relaxed: Relaxed) -> usize {
     if relaxed.sends_parameters() { 0 } else { copies(Some(relaxed)) }
+}
+
+/// Bytes that all these copies take. A frozen parameter has no momentum and is not sent: its place in such a copy is
+/// never touched, and memory of the host that is never touched takes none.
+pub fn memory(relaxed: Option<Relaxed>, plan: &Plan, own_memory: bool) -> usize {
+    let Some(Relaxed { meeting, .. }) = relaxed else { return 0 };
+    let sizes = &plan.sizes;
+    let learned =
+        if own_memory { sizes.parameters } else { learned_bytes(sizes.parameters, sizes.gradients) };
+    let anchor = if meeting == Meeting::Gossip { learned } else { sizes.parameters };
+    anchor + outer_rule(meeting).states() * learned
+}
+
+/// Bytes that a rank needs besides while it takes the mean of all: a piece of the parameters as f32, as f64, and as MPI
+/// receives it.
+pub fn mean_memory(relaxed: Option<Relaxed>, plan: &Plan) -> usize {
+    relaxed.map_or(0, |_| {
+        (4 + 8 + 8) * PIECE.min(learned_bytes(plan.sizes.parameters, plan.sizes.gradients) / 4)
+    })
+}
+
+/// Bytes of the parameters that ranks may have unlike, of regions of so many bytes: what is frozen lies behind all that
+/// has gradients.
+fn learned_bytes(parameters: usize, gradients: usize) -> usize {
+    parameters.min(gradients - TAIL)
 }
 
 /// What all ranks have alike, as large as the parameters.
@@ -201,10 +207,10 @@ impl Meetings {
     }
 }
 
-/// What ranks may have unlike: not what is frozen, which lies behind all that has gradients.
+/// What ranks may have unlike.
 fn learned(memories: &Memories) -> [Memory; 2] {
     let (parameters, gradients) = (&memories.regions.parameters, &memories.gradients.averaged);
-    let bytes = parameters.bytes().min(gradients.bytes() - TAIL);
+    let bytes = learned_bytes(parameters.bytes(), gradients.bytes());
     [parameters, gradients].map(|memory| memory.slice(0, bytes))
 }
 

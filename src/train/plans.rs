@@ -842,13 +842,13 @@ fn extent(
     let in_common = beside * plan.sizes.parameters + of_gradients;
     let sharing = Sharing::expected(world, device, config, in_common);
     let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
+    let serves = owners.serves(world.size() - 1);
+    // A rank that serves has none of this.
+    let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
     let mut share = largest_share(world, plan, &rule, owners);
     let mut checkpoint = checkpoint_bytes(world, config, plan, untouched);
-    // Who serves has no graph.
-    let (serves, steps) =
-        (owners.serves(world.size() - 1), plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs);
-    // The first rank alone copies what goes to a checkpoint, and where owners are apart it may have less than another:
-    // what counts is the fuller of the two.
+    // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than another: the
+    // one that needs more counts.
     let copied_by_first =
         matches!(config.session, Session { checkpoint: Some(_), commit: None, resume: None, .. });
     if copied_by_first && owners.are_apart() {
@@ -864,7 +864,7 @@ fn extent(
     let relaxed = config.relaxed(world.size());
     let anchors = meeting::memory(relaxed, plan, own_memory);
     let optimizer = match owners {
-        // It takes more than another rank where this is more than what steps need.
+        // A server takes more than another rank where this is more than what steps need.
         _ if serves => (copies * share).saturating_sub(steps),
         _ if owners.are_apart() => copies * share,
         // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank
@@ -886,10 +886,10 @@ fn extent(
         true => share + if evaluate { plan.sizes.parameters } else { 0 },
         false => plan.sizes.parameters,
     };
-    // From the host's memory parameters of a device go to other ranks.
-    // A checkpoint has been copied when the mean is taken.
+    // The mean is taken when a checkpoint has been copied, in memory that this needed.
     let copied = if keeps(config) { largest_parameter(plan) } else { 0 };
     messages += meeting::mean_memory(relaxed, plan).saturating_sub(copied);
+    // From the host's memory parameters of a device go to other ranks.
     messages += match relaxed {
         _ if !own_memory => 0,
         // They are gathered where sums are, or where there is no place for these.
@@ -953,7 +953,7 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
         + residuals
         + passing;
     match &config.session {
-        // What is committed is copied besides, one after the other.
+        // What is committed is a second copy, made after the first in the same memory for what passes.
         Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes - residuals - passing,
         Session { checkpoint: Some(_), .. } => bytes,
         Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),

@@ -7,7 +7,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 to=$1
 mkdir -p "$to"
 # No contraction into fused multiply-adds, as on the GPU; halves are read as words, too.
-flags=(-std=c++17 -O3 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -Wall -Wno-unknown-pragmas -Wno-unused-function -Wno-sign-compare)
+flags=(-std=c++17 -O3 -ffp-contract=off -fno-strict-aliasing -fPIC -shared -Wall -Wno-unknown-pragmas
+    -Wno-unused-function -Wno-sign-compare)
 # In our kernels a misaligned wide access, which a GPU refuses, ends the process.
 aligned=(-fsanitize=alignment -fsanitize-undefined-trap-on-error)
 

@@ -41,7 +41,8 @@ std::vector<int> engines(const Descriptor &graph, bool fallback) {
     return {UNSTEADY, joined ? JOINED : SERVES};
 }
 
-// As cuDNN's own that join, it is compiled when it is wanted; those that count statistics or normalise are there already.
+// As cuDNN's own that join, it is compiled when it is wanted; those that count statistics or normalise are there
+// already.
 bool is_compiled(const Descriptor &engine) {
     const auto computation = Computation::of(*engine.part(HEURISTICS_GRAPH));
     return engine.engine == JOINED && computation->sums.empty() && !computation->normalises();
@@ -102,7 +103,8 @@ bool check_elements(const Descriptor &it) {
             if (from.extent[i] != to.extent[i] && (from.extent[i] != 1 || &from == &all.read[0] || function >= RELU))
                 return false;
     }
-    return to.type != Type::None && to.dense() && (function != RELU_BACKWARD || all.read[0].is_virtual || all.read[0].type == to.type);
+    const bool alike = function != RELU_BACKWARD || all.read[0].is_virtual || all.read[0].type == to.type;
+    return to.type != Type::None && to.dense() && alike;
 }
 
 bool check_statistics(const Descriptor &it) {

@@ -1,5 +1,5 @@
-// cuDNN's descriptors, and what graphs of them compute: a convolution alone, or with what may be joined to it: what follows it, or the
-// normalisation before it.
+// cuDNN's descriptors, and what graphs of them compute: a convolution alone, or with what may be joined to it: what
+// follows it, or the normalisation before it.
 #pragma once
 #include <map>
 #include <memory>
@@ -258,8 +258,8 @@ inline bool follow(const Descriptor &graph) {
     return true;
 }
 
-// Functions of single elements, one after the other, each of what the one before gave and another tensor: the first tensor, the others,
-// the last one.
+// Functions of single elements, one after the other, each of what the one before gave and another tensor: the first
+// tensor, the others, the last one.
 struct Chain {
     Tensor from;
     std::vector<Tensor> others;
@@ -302,8 +302,8 @@ struct Computation {
     std::vector<Tensor> sums;
     // Before it x is scaled and shifted, and goes through a ReLU.
     std::optional<Chain> scaled = {};
-    // Behind it the gradient goes through a ReLU whose input is normalised again, x first: mean, 1/deviation, scale and shift; and what
-    // NORM_GRADIENTS gives of it.
+    // Behind it the gradient goes through a ReLU whose input is normalised again, x first: mean, 1/deviation, scale and
+    // shift; and what NORM_GRADIENTS gives of it.
     std::optional<Chain> normalised = {};
     std::vector<Tensor> gradients = {};
 
@@ -336,7 +336,8 @@ struct Computation {
         const Descriptor &relu = *graph.part(OPERATIONS, at + 4), &last = *graph.part(OPERATIONS, at + 5);
         if (function_of(relu) != RELU_BACKWARD || last.kind != NORM_GRADIENTS) return std::nullopt;
         const Touched masked = touched(relu), made = touched(last);
-        if (masked.read[0].number != normalised->to.number || masked.read[1].number != result.number) return std::nullopt;
+        if (masked.read[0].number != normalised->to.number || masked.read[1].number != result.number)
+            return std::nullopt;
         result = masked.written[0];
         const std::vector<Tensor> &of = normalised->others;
         const int64_t wanted[] = {normalised->from.number, result.number, of[0].number, of[1].number, of[2].number};

@@ -45,13 +45,15 @@ fn a_run_has_the_memory_that_its_plan_says() {
         (2, digits),
         (
             2,
-            "--model mnist_large --image-size 64 --batch 2 --optimizer adamw --checkpoint kept/c --checkpoint-every 1steps",
+            "--model mnist_large --image-size 64 --batch 2 --optimizer adamw --checkpoint kept/c \
+             --checkpoint-every 1steps",
         ),
         (1, "--model alexnet --image-size 63 --batch 2 --optimizer sgd"),
         (2, "--model alexnet --batch 4 --optimizer adam --ema 0.9"),
         (
             3,
-            "--model alexnet --image-size 63 --batch 2 --zero 2 --ema 0.9 --data synthetic:shapes:64 --checkpoint kept/c --checkpoint-every 1steps",
+            "--model alexnet --image-size 63 --batch 2 --zero 2 --ema 0.9 --data synthetic:shapes:64 \
+             --checkpoint kept/c --checkpoint-every 1steps",
         ),
         (3, "--model alexnet --batch 1 --optimizer lars"),
         (1, "--model alexnet --batch 1 --accumulation 2 --ema 0.9"),

@@ -555,8 +555,8 @@ fn in_f16(host: &Host) -> Host {
     Host { spec: Spec { dtype: DType::F16, ..host.spec.clone() }, values }
 }
 
-/// What cuDNN does of a normalisation along with the convolution behind it, in f16. An engine may round x·scale, the sum
-/// with the shift and what it multiplies, by half a step each, of at most |x·scale| + |shift|; the result once.
+/// What cuDNN does of a normalisation along with the convolution behind it, in f16. An engine may round x·scale, the
+/// sum with the shift and what it multiplies, by half a step each, of at most |x·scale| + |shift|; the result once.
 #[test]
 fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
     let fuses = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "1");

@@ -169,7 +169,8 @@ fn a_checkpoint_of_any_strategy_resumes_any_other() {
     for (index, (flags, ranks)) in strategies.iter().enumerate() {
         let all = scratch.train(*ranks, &format!("{words} {flags} {keep} --checkpoint DIR/c{index}"));
         assert!(all == whole, "{flags}");
-        // Each is gone on with by the next one, which has the state of others apart; by all of them in `make test-full`.
+        // Each is gone on with by the next one, which has the state of others apart; by all of them in `make
+        // test-full`.
         for after in first(1, [1, 2, 3, 0]) {
             let (other, ranks) = strategies[(index + after) % strategies.len()];
             let resume = format!("{words} {other} --resume DIR/c{index}/step-00000002.h5");

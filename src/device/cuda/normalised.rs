@@ -1,5 +1,5 @@
-//! Convolutions in one with the normalisations around them: cuDNN's graphs, and whether they are faster so. Of x, w and y
-//! the x is what was not normalised yet: what is normalised lies nowhere.
+//! Convolutions in one with the normalisations around them: cuDNN's graphs, and whether they are faster so. Of x, w and
+//! y the x is what was not normalised yet: what is normalised lies nowhere.
 
 use std::rc::Rc;
 
@@ -22,9 +22,11 @@ use crate::graph::{BatchNorm, Conv2d, DType, Joint, JointPart, Spec};
 /// Numbers of channels lie without gaps, each kind behind the other, so that none may be wanted at a wider address.
 pub const ALIGNMENT: usize = 16;
 
-/// What lies in memory beside x, w and y. Forward and for weights the scale and the shift, in halves as the engines want
-/// them, and y's sums; for dx, which is that of what was not normalised, its ReLU's gradient in the place of x: x, its
-/// mean, 1/deviation, scale and shift, the gradients of shift and scale, and three numbers a channel that nobody reads.
+/// What lies in memory besides x, w and y:
+/// - forward, and for the gradient of w: scale and shift, in halves as the engines want them; forward y's sums, too;
+/// - for the gradient of the data, where the gradient behind the ReLU lies in the place of x: the tensor before the
+///   normalisation, its mean, 1/deviation, scale and shift; the gradients of shift and scale; and three numbers a
+///   channel that nobody reads.
 pub fn more(product: &Product) -> Vec<([usize; 4], Real)> {
     let ([_, c, ..], [_, o, ..]) = (product.at.x, product.at.y);
     let scale = ([1, c, 1, 1], product.real);
@@ -79,8 +81,8 @@ pub fn operations(
     Ok(all)
 }
 
-/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in this
-/// order), and three numbers a channel that dx is made of.
+/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
+/// this order), and three numbers a channel that dx is made of.
 fn gradients(
     dnn: &'static Dnn,
     [x, dz, mean, inverse, scale]: [&Rc<Descriptor>; 5],

@@ -136,25 +136,24 @@ impl Predictor<'_> {
     ///
     /// # Errors
     /// `Usage` where so many nodes cannot share the work, or the network has not so many; `Output` for traces.
-    pub fn answer(&self, asked: &Prediction, plans: Plans) -> Result<String> {
-        let network = asked.network.as_deref().map(Interconnect::read).transpose()?;
+    pub fn answer(&self, asked: &Prediction, network: Option<&Interconnect>, plans: Plans) -> Result<String> {
         let planned_here = Config { pipeline: None, tensor: None, spatial: 1, ..self.config.clone() };
         let mut before = Some((plans, Shape::of(&planned_here, self.network)));
         let (mut rows, mut text) = (Vec::new(), String::new());
         // For as many images at a time a rank alone is as fast.
         let mut alone: Option<((usize, usize, bool), f64)> = None;
         for &nodes in &asked.nodes {
-            has_room(network.as_ref(), nodes)?;
+            has_room(network, nodes)?;
             let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
             let chosen = match &self.config.parallel {
                 None => self.config.clone(),
                 Some(parallel) => {
-                    let chosen = planner::choose(self, parallel, nodes, network.as_ref()).map_err(named)?;
+                    let chosen = planner::choose(self, parallel, nodes, network).map_err(named)?;
                     text += &chosen.table;
                     chosen.config
                 }
             };
-            let mut planned = self.plan(nodes, &chosen, network.as_ref(), before.take()).map_err(named)?;
+            let mut planned = self.plan(nodes, &chosen, network, before.take()).map_err(named)?;
             if asked.trace.is_some() {
                 planned.beside = self.beside(&planned, 1..planned.config.spatial)?;
             }

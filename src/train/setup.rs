@@ -30,6 +30,7 @@ use crate::data::Sets;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
+use crate::interconnect::Interconnect;
 use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{Action, Plan, Rehearsal, Script};
@@ -83,6 +84,7 @@ pub fn prepare(
     let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
     tell("flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
+    let interconnect = world.agree(interconnect(world, config))?;
     let network = Network::agree(world, config, model, workers)?;
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
@@ -153,8 +155,13 @@ pub fn prepare(
             let averaging = measured(groups, config, &*device, &plans, averaging)?;
             let Config { strategy, pipeline, tensor, spatial, .. } = asked.clone();
             let config = &Config { strategy, pipeline, tensor, spatial, ..config.clone() };
-            let answer =
-                predicted(world, config, prediction, (&network, &*device, &averaging, evaluate), plans);
+            let answer = predicted(
+                world,
+                config,
+                (prediction, interconnect),
+                (&network, &*device, &averaging, evaluate),
+                plans,
+            );
             record::say(world, &world.agree(answer)?);
         }
         return world.agree(record::printed()).map(|()| None);
@@ -297,11 +304,17 @@ fn planned_here(world: &World, config: &Config) -> Config {
     planned
 }
 
+/// The network of `--predict-nodes`, for rank 0, which predicts for all: read before anything is planned or measured.
+fn interconnect(world: &World, config: &Config) -> Result<Option<Interconnect>> {
+    let path = config.prediction.as_ref().and_then(|asked| asked.network.as_deref());
+    path.filter(|_| world.rank() == 0).map(Interconnect::read).transpose()
+}
+
 /// What `--predict-nodes` asks for, by rank 0 for all.
 fn predicted(
     world: &World,
     config: &Config,
-    asked: &Prediction,
+    (asked, interconnect): (&Prediction, Option<Interconnect>),
     (network, device, averaging, evaluate): (&Network, &dyn Device, &Averaging, bool),
     plans: Plans,
 ) -> Result<String> {
@@ -314,7 +327,11 @@ fn predicted(
         return Ok(String::new());
     }
     let (local, program) = (world.local_size(), plans.extent.program);
-    Predictor { config, local, network, device, averaging, evaluate, program }.answer(asked, plans)
+    Predictor { config, local, network, device, averaging, evaluate, program }.answer(
+        asked,
+        interconnect.as_ref(),
+        plans,
+    )
 }
 
 /// How many ranks compute gradients.

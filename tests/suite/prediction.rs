@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::support::cases::first;
-use crate::support::job::{refused, run};
+use crate::support::job::{finish, job, refused, run};
 
 const FLAT: &str = "name = \"test\"\nlatency_us = 20.0\nhop_us = 2.0\ngb_per_s = 2.0\nlinks_a_node = 1\ntopology = \"flat\"\n";
 
@@ -199,6 +199,9 @@ fn what_cannot_be_predicted_is_refused_by_flag() {
         let message = refused(&[(1, &[&base[..], &flags].concat())]);
         assert!(message.contains(named), "{flags:?}: {message}");
     }
+    // What is wrong with a file is said before anything is planned.
+    let done = finish(job(&[(1, &[&base[..], &["--predict-nodes", "4", "--network", &negative]].concat())]));
+    assert_eq!(done.stdout, "");
     let groups = ["--model", "resnet18", "--image-size", "32", "--batch", "4", "--dry-run", "--sync-bn", "1"];
     let predicted = run(1, &[&groups[..], &["--predict-nodes", "2,3"]].concat());
     assert_eq!(rows(&predicted).len(), 2);

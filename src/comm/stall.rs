@@ -159,6 +159,27 @@ pub struct Wait {
     /// How long it must have lasted for the next warning, and what the last one said.
     warn_at: u64,
     warned: Option<String>,
+    /// Whose turn it is to warn, and to end the job.
+    warns: Turn,
+    aborts: Turn,
+}
+
+/// Whether it is this rank's turn to speak for all that wait. Where the one whose turn it was has just gone on, what
+/// they all waited for has come, and this rank is about to go on as well: it takes its turn a moment later.
+#[derive(Default)]
+struct Turn {
+    /// When it was last another's turn; 0 is never.
+    others: u64,
+}
+
+impl Turn {
+    /// `speaks`: of those that wait this rank is the one to speak `now`.
+    fn taken(&mut self, speaks: bool, now: u64, moment: u64) -> bool {
+        if !speaks {
+            self.others = now;
+        }
+        speaks && (self.others == 0 || now - self.others > moment)
+    }
 }
 
 impl Wait {
@@ -213,6 +234,7 @@ impl Wait {
             log::warn!("{what}: goes on after {waited} s");
         }
         (self.since, self.said, self.warn_at) = (0, false, 0);
+        (self.warns, self.aborts) = (Turn::default(), Turn::default());
     }
 }
 
@@ -252,8 +274,11 @@ impl Watch {
         {
             news.borrow_mut().exchange(job.lines(), &job.topology, job.own_group(), now, job.beat(first))?;
         }
-        let mine = || job.speaks(now, abort) && !job.ends();
-        if abort > 0 && waited >= abort && (mine() || waited >= abort + GRACE) {
+        let turn = |turn: &mut Turn, limit: u64| {
+            limit > 0 && waited >= limit / 2 && turn.taken(job.speaks(now, limit), now, here(limit))
+        };
+        let (warns, aborts) = (turn(&mut wait.warns, warn), turn(&mut wait.aborts, abort));
+        if abort > 0 && waited >= abort && (aborts && !job.ends() || waited >= abort + GRACE) {
             let what = self.report(job, waited, now, awaited(), first);
             self.place.set(Activity { phase: Phase::Abort, number: 0 });
             self.say(None);
@@ -261,13 +286,11 @@ impl Watch {
             wait.warned = None;
             return Err(Error::new(ErrorKind::Stalled, format!("{what}; --stall-abort ends the job")));
         }
-        if warn > 0 && waited >= warn.max(wait.warn_at) {
+        if warns && waited >= warn.max(wait.warn_at) {
             wait.warn_at = 2 * waited;
-            if job.speaks(now, warn) {
-                let awaited = awaited();
-                wait.warned = Some(self.place_of(&awaited));
-                log::warn!("{}", self.report(job, waited, now, awaited, first));
-            }
+            let awaited = awaited();
+            wait.warned = Some(self.place_of(&awaited));
+            log::warn!("{}", self.report(job, waited, now, awaited, first));
         }
         Ok(())
     }
@@ -329,10 +352,9 @@ impl Job {
 
     /// How long a rank that waits may be silent: until the system lets it run again, or its news comes.
     fn fresh(&self, rank: usize, limit: u64) -> u64 {
-        let here = (limit / 4).clamp(SECOND / 4, 5 * SECOND);
         let shared = matches!(self.board, Board::Shared(_));
         let near = rank == self.topology.rank() || shared && self.topology.same_node(rank);
-        if near { here } else { here + 4 * self.beat(limit) }
+        if near { here(limit) } else { here(limit) + 4 * self.beat(limit) }
     }
 
     /// Whether this rank speaks for the job: of those that have waited for about as long it is the lowest.
@@ -353,10 +375,32 @@ impl Job {
     }
 }
 
+/// How long a rank of the same node may be silent that waits.
+fn here(limit: u64) -> u64 {
+    (limit / 4).clamp(SECOND / 4, 5 * SECOND)
+}
+
 /// How the process of a rank looks, to be told to other nodes.
 pub(super) fn looked(line: &Line) -> Status {
     let status = line.look();
     // What a rank that waits is doing is clear, and changes from moment to moment.
     let awake = matches!(status.process, Process::Running | Process::Asleep);
     if status.waiting.is_some() && awake { Status { process: Process::Unknown, ..status } } else { status }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Turn;
+
+    #[test]
+    fn who_waits_on_after_the_speaker_takes_its_turn_a_moment_later() {
+        let mut turn = Turn::default();
+        assert!(turn.taken(true, 1_000, 250));
+        assert!(!turn.taken(false, 2_000, 250));
+        // The speaker has gone on: so will this rank, unless it waits for something else.
+        assert!(!turn.taken(true, 2_050, 250) && !turn.taken(true, 2_250, 250));
+        assert!(turn.taken(true, 2_251, 250));
+        turn = Turn::default();
+        assert!(turn.taken(true, 2_050, 250));
+    }
 }

@@ -206,8 +206,12 @@ fn a_job_shrinks_and_grows_with_its_hosts_and_sees_each_image_once() {
     assert!(images.contains(&16.0) && images.first() == Some(&32.0) && images.last() == Some(&32.0));
     let seen = images.iter().sum::<f64>() / 12.0;
     assert!((1408.0..=1437.0).contains(&seen), "{seen} images an epoch");
+    // The losses depend on when the host went and came; that of one epoch jumps, the median of the later half does not.
     let [.., test] = losses(&scratch.path("a.h5"));
-    assert!(test.len() == 12 && test[11] < 0.5 * test[0], "{test:?}");
+    assert_eq!(test.len(), 12);
+    let mut later = test[6..].to_vec();
+    later.sort_by(f64::total_cmp);
+    assert!(later[3] < 0.5 * test[0], "{test:?}");
 }
 
 /// Ranks are killed at random while the job goes from four ranks to two and back, with shards and with commits between

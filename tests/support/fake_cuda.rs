@@ -29,7 +29,8 @@ fn build() -> PathBuf {
             .for_each(|file| fs::read(file).unwrap().hash(&mut hasher));
     }
     let directory =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake_cuda-{:016x}", hasher.finish()));
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doubles/fake_cuda-{:016x}", hasher.finish()));
+    fs::create_dir_all(directory.parent().unwrap()).unwrap();
     // Of several processes one builds. Whole or not at all: what is left of a build that was cut off has another name.
     let lock = directory.with_extension("lock");
     let once = r#"[ -e "$1" ] || { rm -rf "$1.new" && "$0" "$1.new" && mv "$1.new" "$1"; }"#;

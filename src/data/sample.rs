@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::images::TypedImage;
 use fast_image_resize::pixels::{U8, U8x3};
 use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
@@ -223,7 +223,7 @@ impl Samples {
     /// Cuts out and scales what the model sees: `source` becomes `scaled`.
     fn frame(&self, draws: &impl Fn(Augmentation) -> Draws, scratch: &mut Scratch) -> Result<()> {
         let [_, height, width] = self.sample;
-        let source = &scratch.source;
+        let source = &mut scratch.source;
         let whole = [0.0, 0.0, source.width as f64, source.height as f64];
         let part = if self.augment.has(Augmentation::Crop) {
             augment::random_part(&mut draws(Augmentation::Crop).0, [source.height, source.width])
@@ -318,7 +318,7 @@ fn centre([height, width]: [usize; 2], to: [usize; 2]) -> Rectangle {
 ///
 /// # Errors
 /// `Internal`, should the scaling fail.
-pub fn shorter_side(picture: Picture, size: usize) -> Result<Picture> {
+pub fn shorter_side(mut picture: Picture, size: usize) -> Result<Picture> {
     let (height, width) = (picture.height, picture.width);
     let shorter = height.min(width).max(1);
     if shorter == size {
@@ -327,7 +327,7 @@ pub fn shorter_side(picture: Picture, size: usize) -> Result<Picture> {
     let mut scaled = Picture::default();
     scaled.reshape(height * size / shorter, width * size / shorter, picture.channels);
     let whole = [0.0, 0.0, width as f64, height as f64];
-    resize(&mut Resizer::new(), &picture, whole, &mut scaled)
+    resize(&mut Resizer::new(), &mut picture, whole, &mut scaled)
         .map_err(|error| Error::internal(format!("scaling {width}×{height}: {error}")))?;
     Ok(scaled)
 }
@@ -336,7 +336,7 @@ pub fn shorter_side(picture: Picture, size: usize) -> Result<Picture> {
 /// pixel covers, as PIL does.
 pub(super) fn resize(
     resizer: &mut Resizer,
-    source: &Picture,
+    source: &mut Picture,
     part: Rectangle,
     target: &mut Picture,
 ) -> std::result::Result<(), String> {
@@ -346,14 +346,15 @@ pub(super) fn resize(
     }
 }
 
-/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program.
+/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program. The source is of the
+/// type that the scaled picture and the one in between have, which is changeable: another type, another megabyte.
 fn resize_pixels<P: PixelTrait>(
     resizer: &mut Resizer,
-    source: &Picture,
+    source: &mut Picture,
     [left, top, width, height]: Rectangle,
     target: &mut Picture,
 ) -> std::result::Result<(), String> {
-    let from = TypedImageRef::<P>::from_buffer(source.width as u32, source.height as u32, &source.pixels);
+    let from = TypedImage::<P>::from_buffer(source.width as u32, source.height as u32, &mut source.pixels);
     let from = from.map_err(|error| error.to_string())?;
     let (to_width, to_height) = (target.width as u32, target.height as u32);
     let to = TypedImage::<P>::from_buffer(to_width, to_height, &mut target.pixels);

@@ -5,8 +5,8 @@
 
 // Mean and Σ(x − mean)² of each part of the rows.
 //
-// One pass: of each channel the differences to the part's first number are added up, and their squares, so that little is lost where
-// the mean is large beside the deviation.
+// One pass: of each channel the differences to the part's first number are added up, and their squares, so that little
+// is lost where the mean is large beside the deviation.
 template <class T>
 __device__ inline void batch_norm_partials(const T *x, float *partials, Long rows, int channels, int parts) {
     const Column<T> own(channels);
@@ -83,8 +83,8 @@ extern "C" __global__ void batch_norm_moments(const float *partials, float *mome
 }
 ENTRY(batch_norm_moments)
 
-// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their difference
-// loses digits where the mean is large beside the deviation, as many as halves have lost by then.
+// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their
+// difference loses digits where the mean is large beside the deviation, as many as halves have lost by then.
 extern "C" __global__ void batch_norm_moments_of_sums(const float *sum, const float *squares, float *moments, Long rows,
                                                       int channels) {
     each(channels, false, [&](Long c, auto) {
@@ -97,8 +97,8 @@ ENTRY(batch_norm_moments_of_sums)
 
 // ---- normalise ----
 
-// Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean and variance are
-// given, or found here of the ranks' moments (R,2,C), and then written.
+// Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean
+// and variance are given, or found here of the ranks' moments (R,2,C), and then written.
 struct Statistics {
     const float *moments;
     int ranks;
@@ -144,8 +144,9 @@ template <int N> struct Norm {
 };
 
 template <class T>
-__device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b, float *kept,
-                                  const Statistics &statistics, Long rows, int channels, float epsilon, bool relu) {
+__device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b,
+                                  float *kept, const Statistics &statistics, Long rows, int channels, float epsilon,
+                                  bool relu) {
     const Column<T> own(channels);
     constexpr int N = WIDEST<T>;
     // These threads see all channels once.
@@ -194,11 +195,11 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
-// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The shift is that of the
-// rounded scale, so that the mean becomes b.
+// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The
+// shift is that of the rounded scale, so that the mean becomes b.
 template <class T>
-__device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept, const Statistics &statistics,
-                                        Long rows, int channels, float epsilon) {
+__device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept,
+                                        const Statistics &statistics, Long rows, int channels, float epsilon) {
     each(channels, false, [&](Long c, auto) {
         float mean, variance;
         statistics.of((int)c, channels, rows, true, mean, variance);

@@ -12,7 +12,14 @@ using namespace dnn;
 
 namespace {
 
-enum Code { SUCCESS = 0, NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_FINALIZED = 2004, NOT_SUPPORTED = 3000, EXECUTION_FAILED = 5000 };
+enum Code {
+    SUCCESS = 0,
+    NOT_INITIALIZED = 1001,
+    BAD_PARAM = 2000,
+    NOT_FINALIZED = 2004,
+    NOT_SUPPORTED = 3000,
+    EXECUTION_FAILED = 5000
+};
 
 struct Handle {
     void *stream = nullptr;

@@ -32,6 +32,12 @@ constexpr int NONDETERMINISTIC = 4, RUNTIME_COMPILATION = 0;
 // No tensor has more elements than this, and no geometry larger numbers: so that what is counted fits its words.
 constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 
+// Whether there is an engine for such a product that normalises: none, or those that are named.
+bool normalises(int kind) {
+    const char *given = getenv("FAKE_CUDNN_NORMALISED");
+    return !given || strstr(given, kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights");
+}
+
 // Engines for a graph, in order; none: it cannot be computed.
 std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const bool joined = graph.words(OPERATIONS).size() > 1;
@@ -39,9 +45,8 @@ std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const auto computation = Computation::of(graph);
     const bool more = joined || (computation && computation->convolution.beta != 0);
     // As with cuDNN's own only halves are normalised.
-    const char *normalises = getenv("FAKE_CUDNN_NORMALISED");
     if (computation && computation->normalises() &&
-        (computation->convolution.w.type != Type::F16 || (normalises && std::string(normalises) == "0")))
+        (computation->convolution.w.type != Type::F16 || !normalises(computation->convolution.kind)))
         return {};
     if (!computation || (more && text && std::string(text) == "0")) return {};
     if (fallback) return {REFUSED};

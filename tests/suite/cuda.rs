@@ -175,6 +175,11 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
     // Each of the 8 blocks has one between its convolutions.
     assert_eq!(ops("--precision f16", &[]), [8; 4]);
     assert_eq!(ops("--precision f16", &apart), [0; 4]);
+    // Who reads what is normalised needs all its engines, and the gradient another.
+    for (engines, expected) in [("forward,weights", [8, 8, 8, 0]), ("forward,data", [0, 0, 0, 8])] {
+        let some = [("FAKE_CUDNN_NORMALISED", engines), apart[1]];
+        assert_eq!(ops("--precision f16", &some), expected, "{engines}");
+    }
     assert_eq!(ops("--precision bf16", &[]), [0; 4]);
 }
 

@@ -4,6 +4,7 @@
 // It names three engines for any of them, in this order: one that does not give the same bits every time (and computes
 // nonsense here, so that it shows), one that serves, and one whose plan it refuses.
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "cudnn_graph.hpp"

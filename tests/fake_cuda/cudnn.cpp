@@ -33,10 +33,10 @@ constexpr int NONDETERMINISTIC = 4, RUNTIME_COMPILATION = 0;
 // No tensor has more elements than this, and no geometry larger numbers: so that what is counted fits its words.
 constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 
-// Whether there is an engine for such a product that normalises: none, or those that are named.
+// Whether there is an engine for such a product that normalises: 0 none, 1 all, or those that are named.
 bool normalises(int kind) {
     const char *given = getenv("FAKE_CUDNN_NORMALISED");
-    return !given || strstr(given, kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights");
+    return !given || strcmp(given, "1") == 0 || strstr(given, kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights");
 }
 
 // Engines for a graph, in order; none: it cannot be computed.

@@ -356,6 +356,94 @@ fn scale_of(case: &Case, to: &Buffer, kept: Option<&Buffer>, statistics: &Statis
     );
 }
 
+/// What one kernel makes of two normalisations has the bits of what two make of them one after the other.
+#[test]
+fn two_normalisations_are_added_up_in_one() {
+    for case in Case::all() {
+        let case = Case { relu: true, ..case };
+        let c = case.c();
+        let z = Case {
+            x: random_in(case.t, case.x.len(), 61),
+            w: random(c, 62).iter().map(|v| v - 0.5).collect(),
+            b: random(c, 63),
+            relu: false,
+            dy: Vec::new(),
+            ..case
+        };
+        let running = [64, 65, 66, 67].map(|which| Buffer::f32s(&random(c, which)));
+        let moments = [&case, &z].map(Case::moments);
+        // Of x and of z: mean, variance, their running ones.
+        let found = || [(); 8].map(|()| case.numbers(1));
+        let group = if case.t == "f32" { 4 } else { 8 };
+        let mask = || Buffer::of_bytes(&vec![0xff; case.rows() * c.div_ceil(group)], case.start, 1);
+        let (apart, bits, y, added) = (found(), mask(), case.room(), case.room());
+        let [of_x, of_z] = of_two(&moments, &running, &apart);
+        normalise(&z, None, &added, [None; 2], &of_z);
+        normalise(&case, Some(&added), &y, [Some(&bits), None], &of_x);
+        let (together, bits_too, y_too) = (found(), mask(), case.room());
+        both([&case, &z], &y_too, &bits_too, &of_two(&moments, &running, &together));
+        let what = format!("{} {:?}", case.t, case.extents);
+        for (found, expected) in together.iter().zip(&apart) {
+            assert_eq!(found.read("f32"), expected.read("f32"), "{what}: statistics");
+        }
+        assert!(y_too.bytes() == y.bytes(), "{what}: {:?} and {:?}", y_too.read(case.t), y.read(case.t));
+        assert!(bits_too.bytes() == bits.bytes(), "{what}: mask");
+    }
+}
+
+fn of_two<'a>(
+    moments: &'a [Buffer; 2],
+    running: &'a [Buffer; 4],
+    found: &'a [Buffer; 8],
+) -> [Statistics<'a>; 2] {
+    let [mean_x, variance_x, mean_z, variance_z] = running.each_ref();
+    let before = [[mean_x, variance_x], [mean_z, variance_z]];
+    [0, 1].map(|of| {
+        let [mean, variance, mean_after, variance_after] = [0, 1, 2, 3].map(|which| &found[4 * of + which]);
+        Statistics {
+            moments: Some((&moments[of], 1)),
+            found: [mean, variance],
+            running: Some([before[of][0], before[of][1], mean_after, variance_after]),
+        }
+    })
+}
+
+fn both([x, z]: [&Case; 2], y: &Buffer, mask: &Buffer, statistics: &[Statistics; 2]) {
+    let [of_x, of_z] = statistics;
+    let [moments, moments_z] = [of_x, of_z].map(|of| of.moments.unwrap().0);
+    let [running, running_z] = [of_x, of_z].map(|of| of.running.unwrap());
+    launch!(
+        format!("batch_norm_both_{}", x.t),
+        x.columns(None),
+        &x.there(&x.x),
+        &z.there(&z.x),
+        y,
+        mask,
+        &Buffer::f32s(&x.w),
+        &Buffer::f32s(&x.b),
+        moments,
+        of_x.found[0],
+        of_x.found[1],
+        running[0],
+        running[1],
+        running[2],
+        running[3],
+        &Buffer::f32s(&z.w),
+        &Buffer::f32s(&z.b),
+        moments_z,
+        of_z.found[0],
+        of_z.found[1],
+        running_z[0],
+        running_z[1],
+        running_z[2],
+        running_z[3],
+        MOMENTUM,
+        x.rows() as i64,
+        x.c() as i32,
+        EPSILON,
+    );
+}
+
 /// More channels than threads of one grid.
 #[test]
 fn deviations_are_inverted_to_the_bit() {

@@ -5,8 +5,8 @@
 
 // Mean and Σ(x − mean)² of each part of the rows.
 //
-// One pass: of each channel the differences to the part's first number are added up, and their squares, so that little is lost where
-// the mean is large beside the deviation.
+// One pass: of each channel the differences to the part's first number are added up, and their squares, so that little
+// is lost where the mean is large beside the deviation.
 template <class T>
 __device__ inline void batch_norm_partials(const T *x, float *partials, Long rows, int channels, int parts) {
     const Column<T> own(channels);
@@ -83,8 +83,8 @@ extern "C" __global__ void batch_norm_moments(const float *partials, float *mome
 }
 ENTRY(batch_norm_moments)
 
-// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their difference
-// loses digits where the mean is large beside the deviation, as many as halves have lost by then.
+// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their
+// difference loses digits where the mean is large beside the deviation, as many as halves have lost by then.
 extern "C" __global__ void batch_norm_moments_of_sums(const float *sum, const float *squares, float *moments, Long rows,
                                                       int channels) {
     each(channels, false, [&](Long c, auto) {
@@ -97,8 +97,8 @@ ENTRY(batch_norm_moments_of_sums)
 
 // ---- normalise ----
 
-// Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean and variance are
-// given, or found here of the ranks' moments (R,2,C), and then written.
+// Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean
+// and variance are given, or found here of the ranks' moments (R,2,C), and then written.
 struct Statistics {
     const float *moments;
     int ranks;
@@ -144,8 +144,9 @@ template <int N> struct Norm {
 };
 
 template <class T>
-__device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b, float *kept,
-                                  const Statistics &statistics, Long rows, int channels, float epsilon, bool relu) {
+__device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask, const float *w, const float *b,
+                                  float *kept, const Statistics &statistics, Long rows, int channels, float epsilon,
+                                  bool relu) {
     const Column<T> own(channels);
     constexpr int N = WIDEST<T>;
     // These threads see all channels once.
@@ -194,11 +195,54 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
-// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The shift is that of the
-// rounded scale, so that the mean becomes b.
+// What is added was not normalised yet: y = ReLU(norm(x) + norm(z)), each with its own statistics, which are those of one
+// rank's moments. The second sum is rounded as if it had been written: the bits are those of two launches.
 template <class T>
-__device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept, const Statistics &statistics,
-                                        Long rows, int channels, float epsilon) {
+__device__ inline void batch_norm_both(const T *x, const T *z, T *y, u8 *mask, const float *const w[2],
+                                       const float *const b[2], const Statistics (&statistics)[2], Long rows,
+                                       int channels, float epsilon) {
+    const Column<T> own(channels);
+    constexpr int N = WIDEST<T>;
+    const bool writes = blockIdx.y == 0 && own.row == 0;
+    Norm<N> norms[2] = {};
+    for (int which = 0; which < 2; ++which)
+        for (int k = 0; k < N; ++k) {
+            const int c = own.first + k;
+            if (k >= own.count) break;
+            float variance;
+            statistics[which].of(c, channels, rows, writes, norms[which].mean[k], variance);
+            norms[which].scale[k] = w[which][c] / sqrtf(variance + epsilon);
+            norms[which].shift[k] = b[which][c];
+        }
+    const auto go = [&](auto wide) {
+        if (own.count == 0) return;
+        struct Item {
+            Pack<T, N> x, z;
+        };
+        // Few blocks have room for what a thread holds, so that it reads two rows at a time.
+        sweep_back<2>(
+            own, (int)rows, [&](int r) { return Item{own.get(x, r, wide), own.get(z, r, wide)}; },
+            [&](int r, const Item &item) {
+                float v[N];
+                for (int k = 0; k < N; ++k) v[k] = norms[1].of(k, item.z.number_at(k));
+                const Pack<T, N> added = packed<N, T>(v);
+                u32 positive = 0;
+                for (int k = 0; k < N; ++k) {
+                    v[k] = fmaxf(norms[0].of(k, item.x.number_at(k)) + added.number_at(k), 0.0f);
+                    if (v[k] > 0.0f) positive |= 1u << k;
+                }
+                own.put(y, r, packed<N, T>(v), wide);
+                mask[(Long)r * ((channels + N - 1) / N) + own.first / N] = (u8)positive;
+            });
+    };
+    widest(x, channels) && aligned<T, N>(y) && aligned<T, N>(z) ? go(Yes()) : go(No());
+}
+
+// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The
+// shift is that of the rounded scale, so that the mean becomes b.
+template <class T>
+__device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept,
+                                        const Statistics &statistics, Long rows, int channels, float epsilon) {
     each(channels, false, [&](Long c, auto) {
         float mean, variance;
         statistics.of((int)c, channels, rows, true, mean, variance);
@@ -346,6 +390,21 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const float 
         batch_norm(x, residual, y, mask, w, b, kept, statistics, rows, channels, epsilon, relu);                       \
     }                                                                                                                  \
     ENTRY(batch_norm_##t)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(BLOCK, 2) batch_norm_both_##t(                                        \
+        const T *x, const T *z, T *y, u8 *mask, const float *w, const float *b, const float *moments, float *mean,     \
+        float *variance, const float *running_mean, const float *running_variance, float *running_mean_after,          \
+        float *running_variance_after, const float *w_z, const float *b_z, const float *moments_z, float *mean_z,      \
+        float *variance_z, const float *running_mean_z, const float *running_variance_z,                               \
+        float *running_mean_after_z, float *running_variance_after_z, float momentum, Long rows, int channels,         \
+        float epsilon) {                                                                                               \
+        const float *const weights[] = {w, w_z}, *const biases[] = {b, b_z};                                           \
+        const Statistics statistics[] = {{moments, 1, mean, variance, running_mean, running_variance,                  \
+                                          running_mean_after, running_variance_after, momentum},                       \
+                                         {moments_z, 1, mean_z, variance_z, running_mean_z, running_variance_z,        \
+                                          running_mean_after_z, running_variance_after_z, momentum}};                  \
+        batch_norm_both(x, z, y, mask, weights, biases, statistics, rows, channels, epsilon);                          \
+    }                                                                                                                  \
+    ENTRY(batch_norm_both_##t)                                                                                         \
     extern "C" __global__ void __launch_bounds__(BLOCK) batch_norm_scale_##t(                                          \
         T *to, const float *w, const float *b, float *kept, const float *moments, int ranks, float *mean,              \
         float *variance, const float *running_mean, const float *running_variance, float *running_mean_after,          \

@@ -76,7 +76,8 @@ static __device__ inline void sum_axes(const F *x, T *y, Long n, int e1, int k0,
         float own = 0.0f;
         if (i < n) {
             const F *from = x + i / e1 * k0 + i % e1 * k1;
-            for (int r = threadIdx.y; r < count; r += SHARERS) own += number(from[r / r1 * (Long)s0 + r % r1 * (Long)s1]);
+            for (int r = threadIdx.y; r < count; r += SHARERS)
+                own += number(from[r / r1 * (Long)s0 + r % r1 * (Long)s1]);
         }
         __syncthreads();
         parts[threadIdx.y][threadIdx.x] = own;

@@ -1,7 +1,8 @@
 // Tensors as rows × channels, channels innermost: who works on which, and sums over the rows of each channel.
 //
-// A block of 256 threads has 64 channels. A thread has as many neighbouring ones as 16 bytes hold (8 halves, 4 f32), so that 8 or 16
-// threads lie side by side, and every 32nd or 16th row. What depends on the channel alone is read once and stays in registers.
+// A block of 256 threads has 64 channels. A thread has as many neighbouring ones as 16 bytes hold (8 halves, 4 f32), so
+// that 8 or 16 threads lie side by side, and every 32nd or 16th row. What depends on the channel alone is read once and
+// stays in registers.
 #pragma once
 #include "common.cuh"
 
@@ -19,8 +20,8 @@ using No = Known<false>;
 template <class Is> constexpr bool WITHOUT = false;
 template <> constexpr bool WITHOUT<No> = true;
 
-// The channels of a thread of which `count` exist (none where the grid reaches beyond the last), and its row of threads. Loops go over
-// all N and ask: with as many rounds as there are channels, arrays could not be registers.
+// The channels of a thread of which `count` exist (none where the grid reaches beyond the last), and its row of
+// threads. Loops go over all N and ask: with as many rounds as there are channels, arrays could not be registers.
 template <class T> struct Column {
     static constexpr int N = WIDEST<T>;
     int first, count, row;
@@ -59,8 +60,8 @@ template <class T> struct Column {
     }
 };
 
-// Calls use(row, get(row)) for `first`, `first` + `step`, … below `end`. `AHEAD` rows are read before the first of them is used. (There
-// are fewer than 2^31 rows, and counting them in 32 bits takes fewer registers.)
+// Calls use(row, get(row)) for `first`, `first` + `step`, … below `end`. `AHEAD` rows are read before the first of them
+// is used. (There are fewer than 2^31 rows, and counting them in 32 bits takes fewer registers.)
 template <int AHEAD, class Get, class Use>
 static __device__ inline void sweep(int first, int end, int step, Get get, Use use) {
     int r = first;
@@ -74,8 +75,8 @@ static __device__ inline void sweep(int first, int end, int step, Get get, Use u
     ROLLED for (; r < end; r += step) use(r, get(r));
 }
 
-// All rows, shared out by the grid, the last ones first: what the kernel before this one wrote or read last is still in the GPU's cache,
-// and what this one writes last is what comes first in the next.
+// All rows, shared out by the grid, the last ones first: what the kernel before this one wrote or read last is still in
+// the GPU's cache, and what this one writes last is what comes first in the next.
 template <int AHEAD, class T, class Get, class Use>
 static __device__ inline void sweep_back(const Column<T> &own, int rows, Get get, Use use) {
     const auto from_end = [=](int r) { return rows - 1 - r; };
@@ -93,8 +94,8 @@ static __device__ inline Rows part_rows(Long rows, int part, int parts) {
     return {(int)(rows * part / parts), (int)(rows * (part + 1) / parts)};
 }
 
-// Adds up COUNT numbers of each of the block's channels over its rows of threads, in their order, and calls take(number, channel, sum)
-// for each.
+// Adds up COUNT numbers of each of the block's channels over its rows of threads, in their order, and calls
+// take(number, channel, sum) for each.
 template <int COUNT, class T, class Take>
 static __device__ inline void sum_rows(const float (&values)[COUNT][WIDEST<T>], const Column<T> &own, Take take) {
     __shared__ float all[COUNT][DEEP<T>][CHANNELS];
@@ -120,7 +121,8 @@ static __device__ inline f64 sum_of_parts(const float *values, int channel, int 
     __shared__ f64 all[JOIN_ROWS][JOIN_CHANNELS];
     f64 sum = 0.0;
     if (channel < channels)
-        ROLLED for (int part = threadIdx.y; part < parts; part += JOIN_ROWS) sum += values[(Long)part * channels + channel];
+        ROLLED for (int part = threadIdx.y; part < parts; part += JOIN_ROWS)
+            sum += values[(Long)part * channels + channel];
     __syncthreads();
     all[threadIdx.y][threadIdx.x] = sum;
     ROLLED for (int half = JOIN_ROWS / 2; half > 0; half /= 2) {

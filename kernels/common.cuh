@@ -16,7 +16,8 @@ typedef long long Long;
 #define ENTRY(name)
 #endif
 
-// In front of a loop that need not be written out several times: many threads hide its latency, and the module stays small.
+// In front of a loop that need not be written out several times: many threads hide its latency, and the module stays
+// small.
 #define ROLLED _Pragma("unroll 1")
 #define UNROLLED _Pragma("unroll")
 
@@ -36,8 +37,8 @@ static __device__ inline float number(float x) { return x; }
 
 static __device__ inline float number(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// A GPU converts by instructions: halves of IEEE on all that are served, bf16 and two at a time from sm_80 on. Of a NaN they do
-// not keep the bits; all else is the same.
+// A GPU converts by instructions: halves of IEEE on all that are served, bf16 and two at a time from sm_80 on. Of a NaN
+// they do not keep the bits; all else is the same.
 #if defined(__CUDA_ARCH__)
 #define HAS_F16_CONVERSIONS 1
 #define HAS_BF16_CONVERSIONS (__CUDA_ARCH__ >= 800)
@@ -53,7 +54,8 @@ static __device__ inline float number(F16 x) {
     return to;
 #else
     const u32 magnitude = x.bits & 0x7fffu, sign = (u32)(x.bits & 0x8000u) << 16;
-    // Its bits where an f32 has them are the number times 2^-112, subnormal ones included; infinity and NaN are set apart.
+    // Its bits where an f32 has them are the number times 2^-112, subnormal ones included; infinity and NaN are set
+    // apart.
     const u32 bits = magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u
                                           : __float_as_uint(__uint_as_float(magnitude << 13) * 5.192296858534828e33f);
     return __uint_as_float(bits | sign);
@@ -66,7 +68,8 @@ static __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 
 
 static __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
-// A number as type T, to the nearest even; of halves also `two` as a word, the first in its lower half, and the way back.
+// A number as type T, to the nearest even; of halves also `two` as a word, the first in its lower half, and the way
+// back.
 template <class T> struct Rounded;
 
 template <> struct Rounded<float> {
@@ -129,7 +132,9 @@ template <> struct Rounded<F16> {
         return of(first).bits | (u32)of(second).bits << 16;
 #endif
     }
-    static __device__ inline float half_of(u32 word, bool upper) { return number(F16{(u16)(upper ? word >> 16 : word)}); }
+    static __device__ inline float half_of(u32 word, bool upper) {
+        return number(F16{(u16)(upper ? word >> 16 : word)});
+    }
 };
 
 // Makes an entry point for each type of number: `of(C++ type, suffix)`.
@@ -165,7 +170,9 @@ template <class T, int N> struct alignas(N * sizeof(T)) Pack<T, N, true> {
 // As many as one access can have: 16 bytes.
 template <class T> constexpr int WIDEST = 16 / (int)sizeof(T);
 
-template <class T, int N = 4> static __device__ inline bool aligned(const T *p) { return (u64)p % sizeof(Pack<T, N>) == 0; }
+template <class T, int N = 4> static __device__ inline bool aligned(const T *p) {
+    return (u64)p % sizeof(Pack<T, N>) == 0;
+}
 
 // Whether rows of so many numbers, which begin at `p`, can be read 16 bytes at a time.
 template <class T> static __device__ inline bool widest(const T *p, int width) {
@@ -226,7 +233,8 @@ struct Larger {
     template <class T> static __device__ inline T join(T a, T b) { return a > b ? a : b; }
 };
 
-// What the values of `LANES` neighbouring threads come to, in each of them, in one order. Every thread of the block calls it.
+// What the values of `LANES` neighbouring threads come to, in each of them, in one order. Every thread of the block
+// calls it.
 template <int LANES, class How, class T> static __device__ inline T over_lanes(T value) {
     __shared__ T all[BLOCK];
     __syncthreads();

@@ -8,11 +8,13 @@ template <class F> static __device__ inline void in_row(int width, F f) {
 
 static __device__ inline float given(const float *of, int k, float missing) { return of ? of[k] : missing; }
 
-static __device__ inline float one_over_deviation(float variance, float epsilon) { return 1.0f / sqrtf(variance + epsilon); }
+static __device__ inline float one_over_deviation(float variance, float epsilon) {
+    return 1.0f / sqrtf(variance + epsilon);
+}
 
 template <class T>
-static __device__ inline void layer_norm(const T *x, T *y, const float *w, const float *b, float *means, float *variances,
-                                         Long rows, int width, float epsilon) {
+static __device__ inline void layer_norm(const T *x, T *y, const float *w, const float *b, float *means,
+                                         float *variances, Long rows, int width, float epsilon) {
     require_block(BLOCK, 1);
     ROLLED for (Long row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *from = x + row * width;
@@ -61,14 +63,16 @@ constexpr int COLUMNS = 32, ROWS_OF_THREADS = 8;
 
 template <class T>
 static __device__ inline void layer_norm_sums(const T *dy, const T *x, const float *means, const float *variances,
-                                              float *of_w, float *of_b, Long rows, int width, int parts, float epsilon) {
+                                              float *of_w, float *of_b, Long rows, int width, int parts,
+                                              float epsilon) {
     require_block(COLUMNS, ROWS_OF_THREADS);
     __shared__ float all[2][ROWS_OF_THREADS][COLUMNS];
     const int k = blockIdx.x * COLUMNS + threadIdx.x;
     ROLLED for (int part = blockIdx.y; part < parts; part += gridDim.y) {
         float dw = 0.0f, db = 0.0f;
         if (k < width) {
-            for (Long row = part * (Long)ROWS_OF_THREADS + threadIdx.y; row < rows; row += parts * (Long)ROWS_OF_THREADS) {
+            for (Long row = part * (Long)ROWS_OF_THREADS + threadIdx.y; row < rows;
+                 row += parts * (Long)ROWS_OF_THREADS) {
                 const float g = number(dy[row * width + k]);
                 db += g;
                 dw += g * ((number(x[row * width + k]) - means[row]) * one_over_deviation(variances[row], epsilon));

@@ -1,4 +1,5 @@
-// Softmax cross-entropy with label smoothing: a block has a row of scores at a time, or, where classes are few, 32 threads have one.
+// Softmax cross-entropy with label smoothing: a block has a row of scores at a time, or, where classes are few, 32
+// threads have one.
 #include "common.cuh"
 
 // Up to so many classes 32 threads have a row.
@@ -30,8 +31,8 @@ struct Tally {
     }
 };
 
-// Calls f(row, its scores, how many classes this thread looks at, whether it is the row's first thread) for the rows of this block. All
-// threads come along, also where no row is left for them: then there are no classes.
+// Calls f(row, its scores, how many classes this thread looks at, whether it is the row's first thread) for the rows of
+// this block. All threads come along, also where no row is left for them: then there are no classes.
 template <int LANES, class T, class F> __device__ inline void each_row(const T *logits, int rows, int classes, F f) {
     require_block(BLOCK, 1);
     constexpr int AT_A_TIME = BLOCK / LANES;

@@ -1,5 +1,5 @@
-// Norms: of parameters and their steps for LARS and LAMB, of all gradients for clipping. In f64, in two passes: each block adds
-// up its own in one order, then one thread, or one block, adds up those.
+// Norms: of parameters and their steps for LARS and LAMB, of all gradients for clipping. In f64, in two passes: each
+// block adds up its own in one order, then one thread, or one block, adds up those.
 #include "update.cuh"
 
 // Two sums over the block's pieces: `add(first element, Count, whether decay applies, sums)` takes in elements.
@@ -79,7 +79,8 @@ extern "C" __global__ void trust(TABLE, int span_count, const f64 *sums, float *
                                  float weight_decay, int lars) {
     each(span_count, false, [&](Long span, auto) {
         f64 total[2] = {};
-        ROLLED for (int p = first_piece(pieces, piece_count, (u32)span); p < piece_count && pieces[p].span == span; ++p) {
+        int p = first_piece(pieces, piece_count, (u32)span);
+        ROLLED for (; p < piece_count && pieces[p].span == span; ++p) {
             total[0] += sums[2 * (Long)p];
             total[1] += sums[2 * (Long)p + 1];
         }

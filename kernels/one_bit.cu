@@ -1,4 +1,5 @@
-// One bit a number (`one_bit.rs`): the mean of the numbers ≥ 0, that of the others, then a bit each, set where it is ≥ 0.
+// One bit a number (`one_bit.rs`): the mean of the numbers ≥ 0, that of the others, then a bit each, set where the
+// number is ≥ 0.
 #include "compress.cuh"
 
 extern "C" __global__ void one_bit_encode(float *values, u8 *messages, const Message *table, int count) {

@@ -34,8 +34,8 @@ static __device__ inline Range adaptive(int at, int from, int to) {
     return {(int)((Long)at * from / to), (int)((((Long)at + 1) * from + to - 1) / to)};
 }
 
-// Calls f(sample, row, column, channel, Count) for each element of (n,height,width,channels), four channels at once where
-// `wide`.
+// Calls f(sample, row, column, channel, Count) for each element of (n,height,width,channels), four channels at once
+// where `wide`.
 template <class F>
 __device__ inline void each_pixel(int n, int height, int width, int channels, bool wide, F f) {
     const auto visit = [&](auto count) {
@@ -123,8 +123,9 @@ template <class T> __device__ inline void max_pool_backward(const T *dy, const u
 
 // ---- the poolings of common networks: their geometry is known when they are compiled ----
 
-// Calls f(sample, row, column, channel) for windows, or patches, of rows × columns a sample, with channels in groups of `group`. Any block
-// and grid: threads side by side share channels, the others columns; blocks share columns (x), rows (y) and samples (z).
+// Calls f(sample, row, column, channel) for windows, or patches, of rows × columns a sample, with channels in groups of
+// `group`. Any block and grid: threads side by side share channels, the others columns; blocks share columns (x), rows
+// (y) and samples (z).
 template <class F> __device__ inline void each_place(int samples, int rows, int columns, int channels, int group, F f) {
     ROLLED for (int s = blockIdx.z; s < samples; s += gridDim.z)
         ROLLED for (int i = blockIdx.y; i < rows; i += gridDim.y)
@@ -156,7 +157,8 @@ __device__ inline void max_pool_of(const T *x, T *y, u8 *winners, int n, int hei
     if (!aligned<u8, N>(winners)) __trap();
     each_place(n, out_height, out_width, channels, N, [&](int s, int i, int j, int c) {
         const int top = i * STRIDE - PAD, left = j * STRIDE - PAD;
-        // What the window has beside the image counts as the nearest place in it, which it has too: all is read, and nothing asked.
+        // What the window has beside the image counts as the nearest place in it, which it has too: all is read, and
+        // nothing asked.
         const auto row = [&](int r) { return at_most(at_least(top + r, 0), height - 1); };
         const auto column = [&](int q) { return at_most(at_least(left + q, 0), width - 1); };
         const T *from = x + (Long)s * height * width * channels + c;
@@ -170,7 +172,8 @@ __device__ inline void max_pool_of(const T *x, T *y, u8 *winners, int n, int hei
                 load(from + (row(r) * line + column(q) * channels), v);
                 for (int k = 0; k < N; ++k) {
                     const bool first = r + q == 0;
-                    // The first among equals. NaN wins: a broken number must not hide; which place counts as its own is left open.
+                    // The first among equals. NaN wins: a broken number must not hide; which place counts as its own is
+                    // left open.
                     winner[k] = first || !(v[k] <= best[k]) ? place : winner[k];
                     best[k] = first ? v[k] : larger(best[k], v[k]);
                 }
@@ -196,7 +199,8 @@ template <int N> struct alignas(N) Winners {
     }
 };
 
-// A thread has as many neighbouring elements of dx as windows are apart, in both directions: all of them gather from the same windows.
+// A thread has as many neighbouring elements of dx as windows are apart, in both directions: all of them gather from
+// the same windows.
 template <int KERNEL, int STRIDE, int PAD, class T>
 __device__ inline void max_pool_backward_of(const T *dy, const u8 *winners, T *dx, int n, int height, int width,
                                             int channels, int out_height, int out_width) {
@@ -235,7 +239,8 @@ __device__ inline void max_pool_backward_of(const T *dy, const u8 *winners, T *d
     });
 }
 
-// The mean of each sample's pixels. Any block and grid: threads side by side share channels, the others and blocks samples.
+// The mean of each sample's pixels. Any block and grid: threads side by side share channels, the others and blocks
+// samples.
 template <class T> __device__ inline void global_pool(const T *x, T *y, int n, int plane, int channels) {
     constexpr int N = WIDEST<T>;
     require_wide(x, channels);
@@ -401,7 +406,9 @@ template <class T> __device__ inline void adaptive_pool_backward(const T *dy, T 
     Pool { n, height, width, channels, out_height, out_width }
 
 #define POOLING(T, t)                                                                                                  \
-    extern "C" __global__ void max_pool_##t(const T *x, T *y, u8 *winners, GEOMETRY) { max_pool(x, y, winners, POOL); } \
+    extern "C" __global__ void max_pool_##t(const T *x, T *y, u8 *winners, GEOMETRY) {                                 \
+        max_pool(x, y, winners, POOL);                                                                                 \
+    }                                                                                                                  \
     ENTRY(max_pool_##t)                                                                                                \
     extern "C" __global__ void max_pool_backward_##t(const T *dy, const u8 *winners, T *dx, GEOMETRY) {                \
         max_pool_backward(dy, winners, dx, POOL);                                                                      \

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes dltrain.ptx, the kernels for every GPU from sm_60 on, and dltrain.sm_80.ptx, for those from sm_80 on, with NVRTC: no GPU,
-driver or toolkit is needed.
+"""Makes dltrain.ptx, the kernels for every GPU from sm_60 on, and dltrain.sm_80.ptx, for those from sm_80 on, with
+NVRTC: no GPU, driver or toolkit is needed.
 
 Usage: kernels/ptx.py [DIRECTORY]      DIRECTORY: kernels
 
@@ -19,8 +19,8 @@ VERSION = (12, 9)
 TARGETS = {"dltrain.ptx": "60", "dltrain.sm_80.ptx": "80"}
 # The exit code where there is no such NVRTC.
 MISSING = 3
-# What is written at the head of the text in place of NVRTC's own version, so that drivers older than it (from CUDA 11 on)
-# take it: nothing newer is used, as ptxas finds (`make kernels`).
+# What is written at the head of the text in place of NVRTC's own version, so that drivers older than it (from CUDA 11
+# on) take it: nothing newer is used, as ptxas finds (`make kernels`).
 ISA = "7.0"
 # A multiplication and an addition stay two, each rounded, as on the host: the same bits there and here.
 OPTIONS = [

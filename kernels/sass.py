@@ -3,11 +3,12 @@
 
 Usage: kernels/sass.py [OUTPUT]      OUTPUT: kernels/kernels.tsv
 
-ptxas 12.9 and nvdisasm come from .deps/cuda (`.ci/deps cuda`). A row is a kernel on a generation of GPUs: registers a thread, bytes
-spilled, what the costliest of its loops over wide accesses has (instructions, and bytes of global memory, a thread and round), and how
-many bytes a thread asks for in one of them before it needs the first. Where a kernel has no loop that touches memory, all of it
-counts as one. A test holds the table against limits (tests/suite/kernels/speed.rs); its first line has the CRC-32 of the PTX that
-it was made of, so that it cannot be older.
+ptxas 12.9 and nvdisasm come from .deps/cuda (`.ci/deps cuda`). A row is a kernel on a generation of GPUs: registers a
+thread, bytes spilled, what the costliest of its loops over wide accesses has (instructions, and bytes of global memory,
+a thread and round), and how many bytes a thread asks for in one of them before it needs the first. Where a kernel has
+no loop that touches memory, all of it counts as one. A test holds the table against limits
+(tests/suite/kernels/speed.rs); its first line has the CRC-32 of the PTX that it was made of, so that it cannot be
+older.
 """
 
 import pathlib

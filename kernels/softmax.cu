@@ -15,7 +15,8 @@ template <class T> static __device__ inline void softmax(const T *x, T *y, Long 
     }
 }
 
-template <class T> static __device__ inline void softmax_backward(const T *dy, const T *y, T *dx, Long rows, int width) {
+template <class T>
+static __device__ inline void softmax_backward(const T *dy, const T *y, T *dx, Long rows, int width) {
     require_block(BLOCK, 1);
     ROLLED for (Long row = blockIdx.x; row < rows; row += gridDim.x) {
         const Long first = row * width;

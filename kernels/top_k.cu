@@ -1,5 +1,5 @@
-// Top-k (`top_k.rs`): of each piece the numbers of largest magnitude, as f32, then their places in it, as u16; both in the
-// order of places, of equal magnitudes the first.
+// Top-k (`top_k.rs`): of each piece the numbers of largest magnitude, as f32, then their places in it, as u16; both in
+// the order of places, of equal magnitudes the first.
 #include "compress.cuh"
 
 // Numbers that are sent of so many: the share, rounded up.
@@ -13,8 +13,8 @@ struct Bar {
     u32 least, equal;
 };
 
-// Finds the k-th largest magnitude eight bits at a time, from the top: how many share the bits found so far and have each of
-// the 256 values of the next ones.
+// Finds the k-th largest magnitude eight bits at a time, from the top: how many share the bits found so far and have
+// each of the 256 values of the next ones.
 static __device__ inline Bar bar_of(const float *values, u32 count, u32 k) {
     __shared__ u32 bins[256];
     __shared__ u32 found[2];

@@ -1,4 +1,5 @@
-// Two bits a number (`two_bit.rs`), four numbers a byte: 0 nothing, 1 plus a threshold, 2 minus it, 3 not a finite number.
+// Two bits a number (`two_bit.rs`), four numbers a byte: 0 nothing, 1 plus a threshold, 2 minus it, 3 not a finite
+// number.
 #include "compress.cuh"
 
 extern "C" __global__ void two_bit_encode(float *values, u8 *messages, const Message *table, int count,

@@ -28,8 +28,8 @@ struct Half {
     __device__ inline bool wide() const { return (u64)at % 8 == 0; }
 };
 
-// Calls f(first element, Count, piece index, whether decay applies) for all elements of all pieces of this block. `wide`:
-// whether every region begins at a multiple of 16 bytes.
+// Calls f(first element, Count, piece index, whether decay applies) for all elements of all pieces of this block.
+// `wide`: whether every region begins at a multiple of 16 bytes.
 template <class F>
 static __device__ inline void each_of_pieces(const Piece *pieces, int piece_count, const Span *spans, bool wide, F f) {
     ROLLED for (int p = blockIdx.x; p < piece_count; p += gridDim.x) {

@@ -17,7 +17,8 @@ def sums(lines):
     kernels = collections.defaultdict(lambda: [set(), 0.0, 0.0, 0.0])
     for row in csv.DictReader(lines[begin:]):
         kernel = kernels[row["Kernel Name"]]
-        column = {"gpu__time_duration.sum": 1, "dram__bytes.sum": 2, "smsp__inst_executed.sum": 3}.get(row["Metric Name"])
+        columns = {"gpu__time_duration.sum": 1, "dram__bytes.sum": 2, "smsp__inst_executed.sum": 3}
+        column = columns.get(row["Metric Name"])
         if column:
             kernel[0].add(row["ID"])
             kernel[column] += float(row["Metric Value"].replace(",", "")) * UNITS.get(row["Metric Unit"], 1)

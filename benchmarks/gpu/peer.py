@@ -5,8 +5,8 @@
                                                compile (max-autotune) or reduce-overhead (compiled, chosen faster)
     peer.py limits                             TFLOP/s of a large product in each precision, and GB/s of a copy
 
-The first prints `FIGURES images/s, first loss, last loss`: over all steps after the warm-up, which nothing waits for in between
-that PyTorch does not wait for itself.
+The first prints `FIGURES images/s, first loss, last loss`: over all steps after the warm-up, which nothing waits for in
+between that PyTorch does not wait for itself.
 """
 
 import argparse

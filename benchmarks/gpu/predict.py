@@ -24,8 +24,8 @@ PRODUCTS, COPY = 790e12, 4.3e12
 # Warp instructions a second: 132 multiprocessors, 4 schedulers each, 1.755 GHz, 65 % of the slots used.
 ISSUED = 132 * 4 * 1.755e9 * 0.65
 
-# ---- Shares of the least time that kernels reach, before and after the change. "SASS": counted in the disassembly of the
-# kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": nobody has measured it. ----
+# ---- Shares of the least time that kernels reach, before and after the change. "SASS": counted in the disassembly of
+# the kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": not measured by anybody. ----
 CONVOLUTION = 0.61          # Assumed, from published times of cuDNN's engines; 0.52 to 0.74 is possible (UNCERTAIN).
 LINEAR = 0.70               # Assumed: cuBLAS on smaller products than the one that PRODUCTS was measured with.
 NORMALISE = (0.87, 0.92)    # SASS.
@@ -49,7 +49,7 @@ UNCERTAIN = (0.52, 0.74)
 
 MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "densenet121", "mnist_small"]
 # What each is and does is in docs/gpu.md.
-CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host"]
+CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host", "pairs"]
 
 
 def plan(program, model, batch, precision, libraries, normalised):
@@ -173,6 +173,11 @@ class Prediction:
         tensor, kept = read[0], self.kept(read[0])
         if step["pass"] == "forward":
             self.cost("small kernels", SMALL_NODES[self.has("small")])
+            if op == "batch norms+add+relu":
+                # Of the second one the moments are joined as well; apart it is read and written once more.
+                self.cost("small kernels", SMALL_NODES[self.has("small")])
+                if not self.has("pairs"):
+                    self.work("normalise", 2 * tensor - kept, NORMALISE[late])
             if not any(".moments" in name for name in step["inputs"]):
                 self.work("moments by themselves", tensor, MOMENTS[late])
             if op == "batch norm scale":

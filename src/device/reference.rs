@@ -274,13 +274,9 @@ fn evaluate(
         Op::BatchNorm(norm) => batch_norm::forward(norm, inputs, outputs.len() == 6)?,
         Op::BatchNormInference(norm) => batch_norm::inference(norm, inputs, outputs.len() == 2)?,
         Op::BatchNormScale(norm) => {
-            let rounded = |number: f32| match outputs[0].0.dtype {
-                DType::BF16 => bf16::from_f32(number).to_f32(),
-                DType::F16 => f16::from_f32(number).to_f32(),
-                _ => number,
-            };
-            batch_norm::scale(norm, inputs, outputs.len() == 6, rounded)?
+            batch_norm::scale(norm, inputs, outputs.len() == 6, as_held(outputs[0].0.dtype))?
         }
+        Op::BatchNormBoth(norm) => batch_norm::both(norm, inputs, as_held(outputs[0].0.dtype))?,
         Op::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
         Op::BatchNormBackward(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
         Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,
@@ -344,6 +340,15 @@ fn evaluate(
             vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
     })
+}
+
+/// What a type holds for a number.
+fn as_held(dtype: DType) -> impl Fn(f32) -> f32 {
+    move |number| match dtype {
+        DType::BF16 => bf16::from_f32(number).to_f32(),
+        DType::F16 => f16::from_f32(number).to_f32(),
+        _ => number,
+    }
 }
 
 fn reshaped(array: ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {

@@ -7,6 +7,7 @@
 //! faster so. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
+mod added_norms;
 mod builder;
 mod cost;
 mod differentiate;

@@ -41,11 +41,12 @@ impl Compiled {
     /// `Options`.
     pub fn new(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
         let graph = rewritten(graph, device).join_norms(|joint| device.joins(joint))?;
+        let graph = if device.adds_norms() { graph.join_added_norms() } else { graph };
         Compiled::of(graph, device, training)
     }
 
-    /// The same for a network that is cut into stages: what a convolution could do of the layer before it stays there,
-    /// since another rank may have that.
+    /// The same for a network that is cut into stages: what a layer could do of the one before it stays there, since
+    /// another rank may have that.
     pub fn for_stages(graph: Graph, device: &dyn Device) -> Result<Compiled> {
         Compiled::of(rewritten(graph, device), device, None)
     }

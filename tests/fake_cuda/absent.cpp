@@ -1,5 +1,6 @@
-// A driver that knows of no GPU, and as much of cuBLAS as cuDNN asks about: what cuDNN wants to find before it names engines that
-// are compiled when they are wanted, and compiles them, for a GPU that is only described (tests/suite/cudnn.rs). Nothing here computes.
+// A driver that knows of no GPU, and as much of cuBLAS as cuDNN asks about: what cuDNN wants to find before it names
+// engines that are compiled when they are wanted, and compiles them, for a GPU that is only described
+// (tests/suite/cudnn.rs). Nothing here computes.
 #include <dlfcn.h>
 
 extern "C" {

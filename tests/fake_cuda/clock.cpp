@@ -1,9 +1,10 @@
 // libclock.so: the virtual clock, one for all ranks of a job (clock.hpp), and the price of messages.
 //
-// One rank runs at a time. It runs until it has nothing to do and says so (sched_yield, as every loop that waits does); then it is the
-// next one's turn. When all have said so several times, and none has done anything that another one may see, time goes on to the next
-// event. So what happens when does not depend on how fast this machine is. For that the library is loaded first (LD_PRELOAD), where it
-// stands before sched_yield, clock_nanosleep and before the calls of MPI that send. Without that a process has a clock of its own.
+// One rank runs at a time. It runs until it has nothing to do and says so (sched_yield, as every loop that waits does);
+// then it is the next one's turn. When all have said so several times, and none has done anything that another one may
+// see, time goes on to the next event. So what happens when does not depend on how fast this machine is. For that the
+// library is loaded first (LD_PRELOAD), where it stands before sched_yield, clock_nanosleep and before the calls of MPI
+// that send. Without that a process has a clock of its own.
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -28,8 +29,8 @@ namespace {
 
 constexpr int RANKS = 16;
 constexpr int64_t NEVER = INT64_MAX;
-// Rounds in which nobody did anything: more than the steps of any protocol below (a handshake of MPI's, counters in shared memory)
-// that are not seen here.
+// Rounds in which nobody did anything: more than the steps of any protocol below (a handshake of MPI's, counters in
+// shared memory) that are not seen here.
 constexpr int ROUNDS = 24;
 // Nanoseconds that everything takes at least.
 constexpr int64_t KERNEL = 2000, COPY = 2000, MESSAGE = 5000;
@@ -300,7 +301,8 @@ int clock_nanosleep(clockid_t clock, int flags, const timespec *time, timespec *
     return syscall(SYS_clock_nanosleep, clock, flags, time, left) == 0 ? 0 : errno;
 }
 
-int MPI_Isend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm, void *request) {
+int MPI_Isend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, uintptr_t tag, uintptr_t comm,
+              void *request) {
     using Call = int (*)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, void *);
     static const Call isend = real<Call>("PMPI_Isend");
     if (!at().joined) return isend(buffer, count, type, to, tag, comm, request);
@@ -314,7 +316,8 @@ int MPI_Issend(uintptr_t buffer, uintptr_t count, uintptr_t type, uintptr_t to, 
     return MPI_Isend(buffer, count, type, to, tag, comm, request);
 }
 
-int MPI_Iallreduce(uintptr_t from, uintptr_t into, uintptr_t count, uintptr_t type, uintptr_t op, uintptr_t comm, void *request) {
+int MPI_Iallreduce(uintptr_t from, uintptr_t into, uintptr_t count, uintptr_t type, uintptr_t op, uintptr_t comm,
+                   void *request) {
     using Call = int (*)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, void *);
     static const Call sum = real<Call>("PMPI_Iallreduce");
     if (!at().joined) return sum(from, into, count, type, op, comm, request);

@@ -1,4 +1,5 @@
-// The virtual clock: what the doubles do takes time by a list of prices, and what the host does takes none. README.md says how it works.
+// The virtual clock: what the doubles do takes time by a list of prices, and what the host does takes none. README.md
+// says how it works.
 //
 // It is on with FAKE_CUDA_CLOCK. All times are nanoseconds, and the same in every run.
 #pragma once

@@ -27,7 +27,9 @@ struct Matrix {
     int rows, columns;
 
     // Columns follow one another; `rows` and `columns` are those of the matrix after transposition.
-    size_t index(size_t row, size_t column) const { return transposed ? row * leading + column : column * leading + row; }
+    size_t index(size_t row, size_t column) const {
+        return transposed ? row * leading + column : column * leading + row;
+    }
     size_t bytes() const {
         return rows == 0 || columns == 0 ? 0 : (index(rows - 1, columns - 1) + 1) * numbers::bytes(type);
     }

@@ -4,6 +4,7 @@
 // It names three engines for any of them, in this order: one that does not give the same bits every time (and computes
 // nonsense here, so that it shows), one that serves, and one whose plan it refuses.
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "cudnn_graph.hpp"
@@ -12,7 +13,14 @@ using namespace dnn;
 
 namespace {
 
-enum Code { SUCCESS = 0, NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_FINALIZED = 2004, NOT_SUPPORTED = 3000, EXECUTION_FAILED = 5000 };
+enum Code {
+    SUCCESS = 0,
+    NOT_INITIALIZED = 1001,
+    BAD_PARAM = 2000,
+    NOT_FINALIZED = 2004,
+    NOT_SUPPORTED = 3000,
+    EXECUTION_FAILED = 5000
+};
 
 struct Handle {
     void *stream = nullptr;
@@ -25,6 +33,12 @@ constexpr int NONDETERMINISTIC = 4, RUNTIME_COMPILATION = 0;
 // No tensor has more elements than this, and no geometry larger numbers: so that what is counted fits its words.
 constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 
+// Whether there is an engine for such a product that normalises: 0 none, 1 all, or those that are named.
+bool normalises(int kind) {
+    const char *given = getenv("FAKE_CUDNN_NORMALISED");
+    return !given || strcmp(given, "1") == 0 || strstr(given, kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights");
+}
+
 // Engines for a graph, in order; none: it cannot be computed.
 std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const bool joined = graph.words(OPERATIONS).size() > 1;
@@ -32,9 +46,8 @@ std::vector<int> engines(const Descriptor &graph, bool fallback) {
     const auto computation = Computation::of(graph);
     const bool more = joined || (computation && computation->convolution.beta != 0);
     // As with cuDNN's own only halves are normalised.
-    const char *normalises = getenv("FAKE_CUDNN_NORMALISED");
     if (computation && computation->normalises() &&
-        (computation->convolution.w.type != Type::F16 || (normalises && std::string(normalises) == "0")))
+        (computation->convolution.w.type != Type::F16 || !normalises(computation->convolution.kind)))
         return {};
     if (!computation || (more && text && std::string(text) == "0")) return {};
     if (fallback) return {REFUSED};

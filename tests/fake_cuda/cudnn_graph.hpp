@@ -180,7 +180,8 @@ struct Operands {
     }
 };
 
-// Calls f(index in x, in w, in y) for the multiplications of a group's first input and output channels; the others follow.
+// Calls f(index in x, in w, in y) for the multiplications of a group's first input and output channels; the others
+// follow.
 template <class F> void each_first_product(const Operands &all, F f) {
     const Tensor &x = all.x, &w = all.w, &y = all.y;
     const Convolution &how = all.how;
@@ -422,7 +423,8 @@ inline void add_products(double *__restrict to, int64_t step, double factor, con
 // The same weights with output channels side by side, as `w` then says.
 inline std::vector<double> by_output(Tensor &w, const std::vector<double> &values) {
     const Tensor was = w;
-    w.distance[0] = 1, w.distance[1] = w.n(), w.distance[3] = w.distance[1] * w.c(), w.distance[2] = w.distance[3] * w.w();
+    w.distance[0] = 1, w.distance[1] = w.n();
+    w.distance[3] = w.distance[1] * w.c(), w.distance[2] = w.distance[3] * w.w();
     std::vector<double> turned(w.count());
     each_element(w, [&](int n, int c, int y, int x) { turned[w.index(n, c, y, x)] = values[was.index(n, c, y, x)]; });
     return turned;
@@ -460,8 +462,10 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
     const int inputs = all.w.c(), outputs = all.w.n() / all.groups();
     each_first_product(all, [&](size_t x, size_t w, size_t y) {
         if (all.kind == FORWARD) {
-            for (int c = 0; c < inputs; ++c)
-                add_products(&products[y], y_apart[1], left[x + c * x_apart[1]], &right[w + c * w_apart[1]], 1, outputs);
+            for (int c = 0; c < inputs; ++c) {
+                const double factor = left[x + c * x_apart[1]];
+                add_products(&products[y], y_apart[1], factor, &right[w + c * w_apart[1]], 1, outputs);
+            }
             return;
         }
         for (int o = 0; o < outputs; ++o) {

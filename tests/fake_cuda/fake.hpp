@@ -6,11 +6,12 @@
 
 // Counts a call; not 0: it is to fail, with this code (-1: with one of the library's own choice).
 extern "C" int fake_call(const char *name);
-// The address at which the host may read and write what a device pointer points to, if so many bytes from it on belong to one
-// allocation; null if not. Pinned host memory is its own address.
+// The address at which the host may read and write what a device pointer points to, if so many bytes from it on belong
+// to one allocation; null if not. Pinned host memory is its own address.
 extern "C" void *fake_address(const void *device, size_t bytes);
 // Puts work into a stream that moves so many bytes and takes so many operations (for the clock); the driver's code.
-extern "C" int fake_enqueue(void *stream, const char *what, double bytes, double operations, std::function<void()> *work);
+extern "C" int fake_enqueue(void *stream, const char *what, double bytes, double operations,
+                            std::function<void()> *work);
 // The same for work that other processes take part in: it is tried again until it answers true.
 extern "C" int fake_enqueue_waiting(void *stream, std::function<bool()> *work);
 // When what a stream has done so far is over; at the earliest `until`.

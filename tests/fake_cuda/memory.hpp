@@ -1,9 +1,9 @@
 // Device memory: host memory behind addresses that the host cannot read.
 //
-// A device pointer lies in a range that is never mapped; what it points to lies at the same place of another range (its shadow),
-// which only kernels, copies and the libraries' doubles reach (but see FAKE_CUDA_READABLE). Allocations end at pages that are not mapped either, addresses are
-// never given out again, and what is new is filled with NaN: a wild, late or early access ends the process or shows in a
-// result.
+// A device pointer lies in a range that is never mapped; what it points to lies at the same place of another range (its
+// shadow), which only kernels, copies and the libraries' doubles reach (but see FAKE_CUDA_READABLE). Allocations end at
+// pages that are not mapped either, addresses are never given out again, and what is new is filled with NaN: a wild,
+// late or early access ends the process or shows in a result.
 #pragma once
 #include <cstdint>
 #include <cstdio>

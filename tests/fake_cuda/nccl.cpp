@@ -1,4 +1,5 @@
-// libnccl.so.2, as far as dltrain calls it: communicators that do not block, and sums of f32 over processes of one machine.
+// libnccl.so.2, as far as dltrain calls it: communicators that do not block, and sums of f32 over processes of one
+// machine.
 //
 // The rank that makes the id makes the memory too, in which the others find what each has to add.
 #include <algorithm>
@@ -118,7 +119,8 @@ void map(Comm *comm, const Id &id) {
     comm->shared = at == MAP_FAILED ? nullptr : (Shared *)at;
 }
 
-// A sum in its stream: brings this rank's part as soon as nobody reads the one before, and takes the result when all have.
+// A sum in its stream: brings this rank's part as soon as nobody reads the one before, and takes the result when all
+// have.
 bool add_up(Comm *comm, void *device, size_t count, long number, void *stream) {
     if (comm->aborted || comm->error) return true;
     if (lost(comm)) return comm->error = fails(REMOTE_ERROR, "a rank has gone"), true;
@@ -195,7 +197,8 @@ int ncclCommInitRankConfig(Comm **comm, int ranks, Id id, int rank, Config *conf
     if (cuCtxGetDevice(&device) != 0) return fails(UNHANDLED_CUDA_ERROR, "no context is current");
     if (strcmp(id.mark, "fake nccl") != 0 || ranks < 1 || ranks > RANKS || rank < 0 || rank >= ranks)
         return fails(INVALID_ARGUMENT, "not an id, or not a rank");
-    if (config->size < sizeof(Config) || config->magic != 0xcafebeef || config->version < 21400 || config->blocking != 0)
+    const bool known = config->size >= sizeof(Config) && config->magic == 0xcafebeef && config->version >= 21400;
+    if (!known || config->blocking != 0)
         return fails(INVALID_ARGUMENT, "not a configuration, or one that blocks");
     Comm *made = new Comm{};
     map(made, id);

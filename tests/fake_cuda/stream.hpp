@@ -1,7 +1,7 @@
 // Streams, events and captures: who does what when.
 //
-// Work is done when it is put into a stream, or, with FAKE_CUDA_DELAYED=1, not before somebody waits for it: then whoever
-// forgot to wait, on the host or between two streams, sees what was there before.
+// Work is done when it is put into a stream, or, with FAKE_CUDA_DELAYED=1, not before somebody waits for it: then
+// whoever forgot to wait, on the host or between two streams, sees what was there before.
 #pragma once
 #include <algorithm>
 #include <cstdlib>

@@ -90,10 +90,12 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
 /// computes apart but for rounding, and a choice is kept with its plan, which the next run restores.
 #[test]
 fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
-    let flags = "--image-size 32 --classes 10 --steps 1 --optimizer sgd --lr 0.001 --device cuda";
+    let networks = tempfile::tempdir().unwrap();
+    let residual = gpu_job::residual(networks.path());
+    let flags = "--steps 1 --optimizer sgd --lr 0.001 --device cuda";
     for (flags, joined, close_enough) in [
         (format!("--model cifar_net {flags} --batch 2"), &["then-bias", "then-mask"][..], 1e-4),
-        (format!("--model resnet18 {flags} --batch 8 --precision f16"), &["then-sums", "normalised"], 0.02),
+        (format!("{residual} {flags} --batch 8 --precision f16"), &["then-sums", "normalised"], 0.02),
     ] {
         let mut results = Results::new();
         let run =
@@ -137,9 +139,9 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
 /// else, all plan alike.
 #[test]
 fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
-    let flags =
-        "--model resnet18 --image-size 32 --classes 10 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
     let mut results = Results::new();
+    let residual = gpu_job::residual(results.directory.path());
+    let flags = format!("{residual} --steps 2 --optimizer sgd --lr 0.001 --device cuda");
     let apart = [("FAKE_CUDNN_NORMALISED", "0"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
     let timed = [("DLTRAIN_CUDNN_FUSION", "timed"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
     for (ranks, more) in [(1, "--batch 8"), (2, "--batch 4 --sync-bn")] {
@@ -169,13 +171,19 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
             "conv2d normalised",
             "conv2d normalised backward weights",
             "conv2d backward data+norm",
+            "batch norms+add+relu",
         ];
         names.map(|name| steps.matches(&format!(r#""op":"{name}""#)).count())
     };
-    // Each of the 8 blocks has one between its convolutions.
-    assert_eq!(ops("--precision f16", &[]), [8; 4]);
-    assert_eq!(ops("--precision f16", &apart), [0; 4]);
-    assert_eq!(ops("--precision bf16", &[]), [0; 4]);
+    // Each of the 6 blocks has one between its convolutions, and 2 add up two.
+    assert_eq!(ops("--precision f16", &[]), [6, 6, 6, 6, 2]);
+    assert_eq!(ops("--precision f16", &apart), [0, 0, 0, 0, 2]);
+    // Who reads what is normalised needs all its engines, and the gradient another.
+    for (engines, expected) in [("forward,weights", [6, 6, 6, 0, 2]), ("forward,data", [0, 0, 0, 6, 2])] {
+        let some = [("FAKE_CUDNN_NORMALISED", engines), apart[1]];
+        assert_eq!(ops("--precision f16", &some), expected, "{engines}");
+    }
+    assert_eq!(ops("--precision bf16", &[]), [0, 0, 0, 0, 2]);
 }
 
 /// The gradient of what a block of a residual network reads is a sum, which a convolution adds its part to: written
@@ -183,7 +191,10 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
 /// again.
 #[test]
 fn a_gradient_is_added_to_where_it_lies() {
-    let flags = "--model resnet18 --image-size 32 --classes 10 --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32";
+    let networks = tempfile::tempdir().unwrap();
+    let residual = gpu_job::residual(networks.path());
+    let flags =
+        format!("{residual} --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32");
     let mut results = Results::new();
     let run = |results: &mut Results, more: &str, variables: &[(&str, &str)]| {
         results.train_with(1, &format!("{flags} {more}"), variables).0
@@ -210,10 +221,10 @@ fn a_gradient_is_added_to_where_it_lies() {
         assert!(done.success, "{}", done.stderr);
         std::fs::read_to_string(path).unwrap()
     };
-    // One a block: 8 of them.
+    // One a block: 6 of them.
     let counts =
         ["1", "0"].map(|fusion| planned(fusion).matches(r#""op":"conv2d backward data+add""#).count());
-    assert_eq!(counts, [8, 0]);
+    assert_eq!(counts, [6, 0]);
 }
 
 #[test]
@@ -243,8 +254,8 @@ fn kept_plans(directory: &Path) -> Vec<String> {
 #[test]
 fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     let mut results = Results::new();
-    let flags =
-        "--model resnet18 --image-size 32 --classes 10 --steps 2 --optimizer sgd --lr 0.001 --device cuda";
+    let residual = gpu_job::residual(results.directory.path());
+    let flags = format!("{residual} --steps 2 --optimizer sgd --lr 0.001 --device cuda");
     let whole = results.losses(1, &format!("{flags} --batch 4"));
     assert_eq!(results.losses(1, &format!("{flags} --batch 4 --recompute")), whole);
     // Convolutions give the moments of what they compute.
@@ -341,12 +352,12 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     let mut results = Results::new();
     let digits = "--data synthetic:shapes:24 --batch 3 --steps 2 --accumulation 2";
     let digits = format!("--model mnist_small {digits} --optimizer sgd --lr 0.01 --device cuda");
-    let shapes = "--model mobilenet_v2 --image-size 32 --classes 10 --data synthetic:shapes:8 --batch 3 --optimizer sgd \
-                  --lr 0.001 --device cuda --epochs 1";
+    let shapes = "--data synthetic:shapes:8 --batch 3 --optimizer sgd --lr 0.001 --device cuda --epochs 1";
+    let shapes = format!("{} {shapes}", gpu_job::residual(results.directory.path()));
     let late = [("FAKE_CUDA_DELAYED", "1")];
     for (ranks, flags, variables) in [
         (2, digits, &late[..]),
-        (1, shapes.into(), &[]),
+        (1, shapes.clone(), &[]),
         (1, format!("{shapes} --precision bf16 --steps 1"), &[]),
     ] {
         let mut losses = |variables: &[(&str, &str)]| {

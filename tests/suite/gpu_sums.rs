@@ -118,7 +118,8 @@ fn gpus_that_add_up_by_themselves_train_the_same() {
             assert_eq!(late, first, "a repeat differs");
         }
     }
-    let flags = "--model mobilenet_v2 --image-size 32 --classes 10 --batch 2 --steps 2 --lr 0.001 --sync-bn --device cuda";
+    let residual = gpu_job::residual(results.directory.path());
+    let flags = format!("{residual} --batch 2 --steps 2 --lr 0.001 --sync-bn --device cuda");
     let devices = [("FAKE_CUDA_DEVICES", "2")];
     let (staged, _) = results.train_with(2, &format!("{flags} --allreduce shm"), &devices);
     let (first, _) = results.train_with(2, &format!("{flags} --allreduce nccl --no-overlap"), &devices);

@@ -1,11 +1,14 @@
 //! Our CUDA kernels: memory for them, and their launch in every order that must make no difference.
 //!
 //! They run on the host. With DLTRAIN_KERNELS_ON=cuda they run on the GPU that is there (or, with the doubles of CUDA's
-//! libraries in LD_LIBRARY_PATH, as if they did), from the PTX.
+//! libraries in LD_LIBRARY_PATH, as if they did), from the PTX. DLTRAIN_KERNELS_LAUNCHED=FILE writes a line for each
+//! kernel that is launched.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_uint, c_void};
-use std::sync::OnceLock;
+use std::io::Write;
+use std::sync::{Mutex, OnceLock};
 
 use half::{bf16, f16};
 use libloading::Library;
@@ -258,6 +261,7 @@ impl Shape {
 /// Runs a kernel with its threads in both orders and with every grid, from the same memory each time, and sees to it
 /// that all gives the same bits and nothing beside the buffers was written.
 pub fn launch(name: &str, shape: &Shape, given: &[Argument]) {
+    note(name);
     if !on_gpu() {
         check(name, given);
     }
@@ -276,6 +280,16 @@ pub fn launch(name: &str, shape: &Shape, given: &[Argument]) {
             let alike = first.get_or_insert_with(|| after.clone()) == &after;
             assert!(alike, "{name} depends on the order of its threads or on its grid {grid:?}");
         }
+    }
+}
+
+/// For who wants to know which kernels the tests have launched.
+fn note(name: &str) {
+    static NOTED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    let Some(path) = std::env::var_os("DLTRAIN_KERNELS_LAUNCHED") else { return };
+    if NOTED.lock().unwrap().get_or_insert_default().insert(name.to_string()) {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        file.unwrap().write_all(format!("{name}\n").as_bytes()).unwrap();
     }
 }
 

@@ -19,8 +19,9 @@ const JOIN: [u32; 2] = [4, 64];
 /// number by itself, so that bits do not depend on the GPU.
 const SUMMING: usize = 1584;
 /// Blocks that a multiprocessor has at work at a time, by their registers (kernels/kernels.tsv): of what normalises,
-/// and of the way back.
+/// also two at a time, and of the way back.
 const NORMALISING: usize = 4;
+const OF_TWO: usize = 2;
 const GOING_BACK: usize = 3;
 
 /// Pieces that the rows are cut into for a sum over them.
@@ -352,6 +353,22 @@ pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<
         arguments.extend([Long(shape.rows), Int(shape.channels), Float(norm.epsilon)]);
         operands.launch(&name, operands.gpu.blocks(shape.channels), &arguments)
     })
+}
+
+/// x, w, b, running mean, running variance, the same of z, moments of z, moments of x → y, mean, variance, running mean,
+/// running variance, the mask, the four of z.
+pub fn both(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+    let shape = Shape::of(output(request, 0)?)?;
+    Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
+        let mut arguments = [&i[0], &i[5], &o[0], &o[5]].map(Memory).to_vec();
+        for (given, moments, found) in [(0, 11, 1), (5, 10, 6)] {
+            arguments.extend([&i[given + 1], &i[given + 2], &i[moments]].map(Memory));
+            arguments.extend([&o[found], &o[found + 1], &i[given + 3], &i[given + 4]].map(Memory));
+            arguments.extend([&o[found + 2], &o[found + 3]].map(Memory));
+        }
+        arguments.extend([Float(norm.momentum), Long(shape.rows), Int(shape.channels), Float(norm.epsilon)]);
+        shape.each(operands, "batch_norm_both", OF_TWO, &arguments)
+    }))
 }
 
 /// What is done with the statistics of a batch.

@@ -210,22 +210,24 @@ impl Compressed {
         self.account.clone()
     }
 
-    /// Moves bucket `index` of those in flight along, if its messages are here and the bucket before it is ahead: so
-    /// that all ranks start the messages of a phase in the same order. Returns the elements worked on, and whether
-    /// anything moved.
+    /// Moves bucket `index` of those in flight along, if its messages are here. They start when those of the bucket
+    /// before it have, so that all ranks start the messages of a phase in the same order; but a bucket is encoded
+    /// before that: a device has its encoding behind the steps that its gradients are of, not behind the backward
+    /// pass. Returns the elements worked on, and whether anything moved.
     fn advance(&mut self, index: usize, most: usize) -> Result<(usize, bool)> {
         let [mut worked, mut moved] = [0, 0];
         let ahead = index.checked_sub(1).map(|before| {
             let before = &self.flying[before];
             (before.phase, before.travelling)
         });
+        let follows = |phase: usize| ahead.is_some_and(|ahead| ahead < (phase, true));
         let at = &mut self.flying[index];
         let (bucket, slots) = (&self.split.buckets[at.bucket], self.slots[at.bucket]);
         if at.travelling && arrived(&self.carriers, slots) {
             (at.travelling, at.done, at.phase) = (false, 0, at.phase + 1);
             moved += 1;
         }
-        if at.travelling || ahead.is_some_and(|ahead| ahead < (at.phase, true)) {
+        if at.travelling || at.phase > 0 && follows(at.phase) {
             return Ok((0, moved > 0));
         }
         let begun = Instant::now();
@@ -236,7 +238,7 @@ impl Compressed {
             moved += 1;
         }
         self.account.seconds.set(self.account.seconds.get() + begun.elapsed().as_secs_f64());
-        if at.done == units.len() && self.worker.is_settled(at.bucket)? {
+        if at.done == units.len() && !follows(at.phase) && self.worker.is_settled(at.bucket)? {
             moved += 1;
             match at.phase + 1 == bucket.phases.len() {
                 true => at.phase += 1,

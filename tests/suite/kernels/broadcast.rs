@@ -2,7 +2,7 @@
 
 use dltrain::graph::{Binary, Op};
 
-use super::{STARTS, close, equal, random, random_in, reference};
+use super::{STARTS, close, equal, pairs, random, random_in, reference};
 use crate::launch;
 use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, all_rounded};
 
@@ -81,7 +81,7 @@ fn stretched_tensors_are_joined_and_written_out() {
 /// At most 60 numbers below 1 a sum, in eight parts.
 #[test]
 fn axes_are_summed() {
-    for (from, to) in [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32"), ("f16", "f16")] {
+    for (from, to) in pairs() {
         // Extents of two axes that are kept and two that are summed, in the order in which they lie.
         for (extents, kept) in [
             ([3, 5, 7, 4], [true, false, true, false]),

@@ -4,7 +4,9 @@ use half::{bf16, f16};
 
 use dltrain::graph::{Activation, Op};
 
-use super::{STARTS, channels_first, channels_last, close, equal, random, random_in, reference, stream};
+use super::{
+    STARTS, channels_first, channels_last, close, equal, pairs, random, random_in, reference, stream,
+};
 use crate::launch;
 use crate::support::in_domain;
 use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, all_rounded, rounded};
@@ -128,7 +130,7 @@ fn step_of(t: &str) -> f32 {
 #[test]
 fn casts_scale_and_round_once() {
     each_case(|from, n, start| {
-        for to in NUMBERS.into_iter().filter(|to| *to == from || *to == "f32" || from == "f32") {
+        for (_, to) in pairs().filter(|(of, _)| *of == from) {
             let x = random_in(from, n, 3);
             let (input, output) = (Buffer::of(&x, from, start), Buffer::empty(n, to, start));
             launch!(format!("cast_{from}_{to}"), Shape::any(), &input, &output, n as i64, 0.3f32);
@@ -221,7 +223,7 @@ fn tiles(n: usize, channels: usize, plane: usize) -> Shape {
 
 #[test]
 fn layouts_turn_and_turn_back() {
-    for (from, to) in [("f32", "f32"), ("f32", "bf16"), ("bf16", "bf16"), ("f16", "f32"), ("f32", "f16")] {
+    for (from, to) in pairs() {
         for (n, c, plane, padded) in [(2, 3, 50, 4), (1, 1, 1, 1), (3, 40, 33, 40), (2, 33, 7, 36)] {
             let x = random_in(from, n * c * plane, 9);
             let first = Buffer::of(&x, from, STARTS[0]);
@@ -250,17 +252,26 @@ fn layouts_turn_and_turn_back() {
                 }
             }
 
-            let back = Buffer::empty(n * c * plane, to, STARTS[0]);
+            // Back from numbers as they were before they were rounded.
+            let wide = channels_last(&x, [n, c, plane]);
+            let value = |(p, k)| if k < c { wide[p * c + k] } else { f32::NAN };
+            let wide: Vec<f32> = (0..n * plane).flat_map(row).map(value).collect();
+            let (last, back) =
+                (Buffer::of(&wide, from, STARTS[0]), Buffer::empty(n * c * plane, to, STARTS[0]));
             let [n_, c_, plane_, padded_] = ints();
-            let name = format!("to_channels_first_{to}_{to}");
+            let name = format!("to_channels_first_{from}_{to}");
             launch!(name, tiles(n, padded, plane), &last, &back, n_, c_, plane_, padded_);
             equal(&back.read(to), &all_rounded(to, &x), &name);
             assert_eq!(channels_first(&turned, [n, c, plane]), all_rounded(to, &x));
 
             let tight = Buffer::empty(n * plane * c, to, STARTS[0]);
-            let rows = (n * plane) as i64;
-            launch!(format!("repad_{to}_{to}"), Shape::any(), &last, &tight, rows, padded as i32, c as i32);
-            equal(&tight.read(to), &turned, "repad");
+            let (name, rows) = (format!("repad_{from}_{to}"), (n * plane) as i64);
+            launch!(name, Shape::any(), &last, &tight, rows, padded as i32, c as i32);
+            equal(&tight.read(to), &turned, &name);
+            let tight = Buffer::of(&channels_last(&x, [n, c, plane]), from, STARTS[1]);
+            let padded_again = Buffer::empty(n * plane * padded, to, STARTS[0]);
+            launch!(name, Shape::any(), &tight, &padded_again, rows, c as i32, padded as i32);
+            equal(&padded_again.read(to), &expected, &name);
         }
     }
 }

@@ -27,11 +27,17 @@ use dltrain::device::Scalars;
 use dltrain::graph::{Op, Shape};
 use dltrain::random::{Purpose, Stream, key};
 
-use crate::support::kernels::{self, Start};
+use crate::support::kernels::{self, NUMBERS, Start};
 use crate::support::{f32s, run_with};
 
 /// Both ways in which a buffer may begin.
 const STARTS: [Start; 2] = [Start::Aligned, Start::Odd];
+
+/// What kernels read and what they write, of those with both in their names.
+fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let all = NUMBERS.into_iter().flat_map(|from| NUMBERS.map(|to| (from, to)));
+    all.filter(|(from, to)| from == to || *from == "f32" || *to == "f32")
+}
 
 const SCALARS: Scalars = Scalars {
     seed: 7,

@@ -4,7 +4,7 @@ use dltrain::graph::{BatchNorm, LocalResponseNorm, Op};
 
 use super::{STARTS, channels_first, channels_last, close, random, random_in, reference};
 use crate::launch;
-use crate::support::kernels::{Buffer, NUMBERS, Shape, Start, all_rounded, step};
+use crate::support::kernels::{Buffer, NUMBERS, Shape, Start, all_rounded, rounded, step};
 
 /// (N,C,H,W); rows are N·H·W.
 const SIZES: [[usize; 4]; 6] =
@@ -189,6 +189,7 @@ fn moments_come_of_sums_too() {
 }
 
 /// What `batch_norm_T` is told of a batch.
+#[derive(Clone, Copy)]
 struct Statistics<'a> {
     /// Of so many ranks.
     moments: Option<(&'a Buffer, usize)>,
@@ -278,6 +279,180 @@ fn ranks_join_their_statistics() {
             "with statistics of three ranks",
         );
     }
+}
+
+/// What a convolution normalises with as it reads: the statistics are those that `batch_norm_T` finds of the same
+/// moments, and scale and shift have the bits of their formula, the shift with the scale that was rounded.
+#[test]
+fn scale_and_shift_of_a_batch_are_as_defined() {
+    for case in Case::all() {
+        let c = case.c();
+        let running = [random(c, 51), random(c, 52)];
+        for ranks in [1, 3] {
+            let moments: Vec<f32> = random(ranks * 2 * c, 50).iter().map(|v| v.abs() + 0.1).collect();
+            let moments = Buffer::f32s(&moments);
+            let [mean, variance, mean_after, variance_after] = [1; 4].map(|of| case.numbers(of));
+            let before = running.each_ref().map(|values| Buffer::f32s(values));
+            let statistics = Statistics {
+                moments: Some((&moments, ranks)),
+                found: [&mean, &variance],
+                running: Some([&before[0], &before[1], &mean_after, &variance_after]),
+            };
+            normalise(&case, None, &case.room(), [None; 2], &statistics);
+            let expected = [&mean, &variance, &mean_after, &variance_after].map(|found| found.read("f32"));
+            let [mean, variance, mean_after, variance_after, kept] = [1; 5].map(|of| case.numbers(of));
+            let scale = Buffer::empty(2 * c, case.t, case.start);
+            let statistics = Statistics {
+                found: [&mean, &variance],
+                running: Some([&before[0], &before[1], &mean_after, &variance_after]),
+                ..statistics
+            };
+            scale_of(&case, &scale, Some(&kept), &statistics);
+            let what = format!("{} {:?}, {ranks} ranks", case.t, case.extents);
+            let found = [&mean, &variance, &mean_after, &variance_after].map(|found| found.read("f32"));
+            assert_eq!(found, expected, "{what}: statistics");
+            assert_eq!(kept.read("f32"), case.b, "{what}: b is kept for the way back");
+            let of = |k: usize| rounded(case.t, case.w[k] / (expected[1][k] + EPSILON).sqrt());
+            let scales: Vec<f32> = (0..c).map(of).collect();
+            let shift = |k: usize| rounded(case.t, case.b[k] - expected[0][k] * scales[k]);
+            let shifts: Vec<f32> = (0..c).map(shift).collect();
+            assert_eq!(scale.read(case.t), [scales, shifts].concat(), "{what}: scale and shift");
+            // Nobody may want b or running statistics; those may also be moved where they lie.
+            let again = Buffer::empty(2 * c, case.t, case.start);
+            scale_of(&case, &again, None, &Statistics { running: None, ..statistics });
+            assert!(again.bytes() == scale.bytes(), "{what}: without running statistics");
+            let there = Some([&before[0], &before[1], &before[0], &before[1]]);
+            scale_of(&case, &again, None, &Statistics { running: there, ..statistics });
+            let moved = before.each_ref().map(|values| values.read("f32"));
+            assert_eq!(moved[..], expected[2..], "{what}: in place");
+        }
+    }
+}
+
+/// Of the moments that `statistics` must have.
+fn scale_of(case: &Case, to: &Buffer, kept: Option<&Buffer>, statistics: &Statistics) {
+    let (moments, ranks) = statistics.moments.unwrap();
+    let [running_mean, running_variance, mean_after, variance_after] =
+        [0, 1, 2, 3].map(|index| statistics.running.map(|running| running[index]));
+    launch!(
+        format!("batch_norm_scale_{}", case.t),
+        Shape::any(),
+        to,
+        &Buffer::f32s(&case.w),
+        &Buffer::f32s(&case.b),
+        kept,
+        moments,
+        ranks as i32,
+        statistics.found[0],
+        statistics.found[1],
+        running_mean,
+        running_variance,
+        mean_after,
+        variance_after,
+        MOMENTUM,
+        case.rows() as i64,
+        case.c() as i32,
+        EPSILON,
+    );
+}
+
+/// What one kernel makes of two normalisations has the bits of what two make of them one after the other.
+#[test]
+fn two_normalisations_are_added_up_in_one() {
+    for case in Case::all() {
+        let case = Case { relu: true, ..case };
+        let c = case.c();
+        let z = Case {
+            x: random_in(case.t, case.x.len(), 61),
+            w: random(c, 62).iter().map(|v| v - 0.5).collect(),
+            b: random(c, 63),
+            relu: false,
+            dy: Vec::new(),
+            ..case
+        };
+        let running = [64, 65, 66, 67].map(|which| Buffer::f32s(&random(c, which)));
+        let moments = [&case, &z].map(Case::moments);
+        // Of x and of z: mean, variance, their running ones.
+        let found = || [(); 8].map(|()| case.numbers(1));
+        let group = if case.t == "f32" { 4 } else { 8 };
+        let mask = || Buffer::of_bytes(&vec![0xff; case.rows() * c.div_ceil(group)], case.start, 1);
+        let (apart, bits, y, added) = (found(), mask(), case.room(), case.room());
+        let [of_x, of_z] = of_two(&moments, &running, &apart);
+        normalise(&z, None, &added, [None; 2], &of_z);
+        normalise(&case, Some(&added), &y, [Some(&bits), None], &of_x);
+        let (together, bits_too, y_too) = (found(), mask(), case.room());
+        both([&case, &z], &y_too, &bits_too, &of_two(&moments, &running, &together));
+        let what = format!("{} {:?}", case.t, case.extents);
+        for (found, expected) in together.iter().zip(&apart) {
+            assert_eq!(found.read("f32"), expected.read("f32"), "{what}: statistics");
+        }
+        assert!(y_too.bytes() == y.bytes(), "{what}: {:?} and {:?}", y_too.read(case.t), y.read(case.t));
+        assert!(bits_too.bytes() == bits.bytes(), "{what}: mask");
+    }
+}
+
+fn of_two<'a>(
+    moments: &'a [Buffer; 2],
+    running: &'a [Buffer; 4],
+    found: &'a [Buffer; 8],
+) -> [Statistics<'a>; 2] {
+    let [mean_x, variance_x, mean_z, variance_z] = running.each_ref();
+    let before = [[mean_x, variance_x], [mean_z, variance_z]];
+    [0, 1].map(|of| {
+        let [mean, variance, mean_after, variance_after] = [0, 1, 2, 3].map(|which| &found[4 * of + which]);
+        Statistics {
+            moments: Some((&moments[of], 1)),
+            found: [mean, variance],
+            running: Some([before[of][0], before[of][1], mean_after, variance_after]),
+        }
+    })
+}
+
+fn both([x, z]: [&Case; 2], y: &Buffer, mask: &Buffer, statistics: &[Statistics; 2]) {
+    let [of_x, of_z] = statistics;
+    let [moments, moments_z] = [of_x, of_z].map(|of| of.moments.unwrap().0);
+    let [running, running_z] = [of_x, of_z].map(|of| of.running.unwrap());
+    launch!(
+        format!("batch_norm_both_{}", x.t),
+        x.columns(None),
+        &x.there(&x.x),
+        &z.there(&z.x),
+        y,
+        mask,
+        &Buffer::f32s(&x.w),
+        &Buffer::f32s(&x.b),
+        moments,
+        of_x.found[0],
+        of_x.found[1],
+        running[0],
+        running[1],
+        running[2],
+        running[3],
+        &Buffer::f32s(&z.w),
+        &Buffer::f32s(&z.b),
+        moments_z,
+        of_z.found[0],
+        of_z.found[1],
+        running_z[0],
+        running_z[1],
+        running_z[2],
+        running_z[3],
+        MOMENTUM,
+        x.rows() as i64,
+        x.c() as i32,
+        EPSILON,
+    );
+}
+
+/// More channels than threads of one grid.
+#[test]
+fn deviations_are_inverted_to_the_bit() {
+    let variance: Vec<f32> = random(1030, 70).iter().map(|v| 4.0 * (v + 1.0)).chain([0.0, 1e30]).collect();
+    let inverse = Buffer::empty(variance.len(), "f32", Start::Aligned);
+    let count = variance.len() as i32;
+    launch!("batch_norm_inverse", Shape::any(), &Buffer::f32s(&variance), &inverse, count, EPSILON);
+    let expected: Vec<f32> = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
+    assert_eq!(inverse.read("f32"), expected);
 }
 
 /// The two sums and what becomes of them.

@@ -1,6 +1,6 @@
 //! What kernels there are, and what the tests would see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -119,17 +119,24 @@ fn arithmetic_is_rounded_step_by_step() {
     }
 }
 
-/// The kernels as if on a GPU: from the PTX through the driver's calls, here the double's.
+/// The kernels as if on a GPU: from the PTX through the driver's calls, here the double's. The tests leave none out.
 #[test]
-fn the_tests_run_on_a_gpu_too() {
+fn the_tests_run_every_kernel_on_a_gpu_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let launched = directory.path().join("launched");
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["kernels::", "--skip", "table::", "--test-threads", "2"])
         .env("DLTRAIN_KERNELS_ON", "cuda")
+        .env("DLTRAIN_KERNELS_LAUNCHED", &launched)
         .env("LD_LIBRARY_PATH", fake_cuda::libraries())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success() && !said.contains(" 0 passed"), "{said}");
+    let launched = fs::read_to_string(launched).unwrap();
+    let launched: BTreeSet<&str> = launched.lines().collect();
+    let missed: Vec<String> = names().into_iter().filter(|name| !launched.contains(name.as_str())).collect();
+    assert!(missed.is_empty(), "no test launches {missed:?}");
 }
 
 /// One bit of a GPU's work that the tests on the host must not miss.

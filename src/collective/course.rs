@@ -15,7 +15,7 @@ use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, to
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
-use crate::interconnect::{Contention, Interconnect, Loads};
+use crate::interconnect::{Contention, Interconnect, Loads, Routes};
 
 /// Where ranks are, and what is known of it.
 pub struct Machine {
@@ -33,6 +33,20 @@ pub struct Machine {
     /// The same of messages that are under way at a time.
     together: RefCell<HashMap<Together, f64>>,
     contention: RefCell<Contention>,
+    /// What may be on the links beside other things, and its number by the nodes at both ends of its messages.
+    loads: RefCell<Vec<Rc<Routes>>>,
+    numbered: RefCell<HashMap<Vec<([usize; 2], u64)>, (usize, f64)>>,
+}
+
+/// Rounds of a course that are alike.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stretch {
+    /// How many.
+    pub count: usize,
+    /// Seconds of each in which links carry nothing of it.
+    pub alone: f64,
+    /// The number of what they carry then (`Machine::rates`), and the bytes of its largest message.
+    pub carried: Option<(usize, f64)>,
 }
 
 impl Machine {
@@ -46,8 +60,70 @@ impl Machine {
         let (nodes, local) = (world.nodes(), world.local_size());
         let node_of = (0..world.size()).map(|rank| world.node_of(rank)).collect();
         let contention = RefCell::new(Contention::new(&network, nodes));
-        let (known, together) = (RefCell::default(), RefCell::default());
-        Machine { network, nodes, local, parameters, node_of, known, together, contention }
+        Machine {
+            network,
+            nodes,
+            local,
+            parameters,
+            node_of,
+            known: RefCell::default(),
+            together: RefCell::default(),
+            contention,
+            loads: RefCell::default(),
+            numbered: RefCell::default(),
+        }
+    }
+
+    /// Bytes a second of the slowest message of each of some loads that are under way at a time.
+    pub fn rates(&self, loads: &[usize]) -> Vec<f64> {
+        let known = self.loads.borrow();
+        let loads: Vec<&Routes> = loads.iter().map(|&load| &*known[load]).collect();
+        self.contention.borrow_mut().rates(&loads)
+    }
+
+    /// Messages between ranks that start at a time, each of so many bytes: those between nodes pass the network, at the
+    /// rate of the slowest; those within a node take a time of their own. `near` has the seconds of these.
+    fn stretch(&self, count: usize, messages: &[([usize; 2], f64)], near: f64, handled: f64) -> Stretch {
+        let nodes = |ends: &[usize; 2]| ends.map(|rank| self.node_of[rank]);
+        let far = messages.iter().map(|(ends, bytes)| (nodes(ends), *bytes)).filter(|([from, to], _)| from != to);
+        let largest_far = far.clone().map(|(_, bytes)| bytes).fold(0.0, f64::max);
+        if largest_far == 0.0 {
+            return Stretch { count, alone: near + handled, carried: None };
+        }
+        let key = far.clone().map(|(ends, bytes)| (ends, (bytes / largest_far).to_bits())).collect();
+        let (load, latency) = *self.numbered.borrow_mut().entry(key).or_insert_with(|| {
+            let (routes, latency) = self.contention.borrow_mut().routes(far.clone());
+            let mut loads = self.loads.borrow_mut();
+            loads.push(Rc::new(routes));
+            (loads.len() - 1, latency)
+        });
+        let carried = largest_far / self.rates(&[load])[0];
+        Stretch {
+            count,
+            alone: latency + handled + (near - latency - carried).max(0.0),
+            carried: Some((load, largest_far)),
+        }
+    }
+
+    /// A message from rank to rank, of each of some pairs.
+    pub fn messages(&self, pairs: &[[usize; 2]], bytes: usize) -> Stretch {
+        let within = self.parameters.within;
+        let is_near = |[from, to]: &[usize; 2]| self.node_of[*from] == self.node_of[*to];
+        let near = match pairs.iter().any(is_near) {
+            true => within.latency() + bytes as f64 * within.per_byte(),
+            false => 0.0,
+        };
+        let messages: Vec<_> = pairs.iter().map(|&ends| (ends, bytes as f64)).collect();
+        self.stretch(1, &messages, near, 0.0)
+    }
+
+    /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
+    /// same part of all links: the number of the first that has, for each.
+    pub fn alike(&self, members: &[Vec<[usize; 2]>], most: usize) -> Vec<usize> {
+        let nodes = |ends: &[usize; 2]| ends.map(|rank| self.node_of[rank]);
+        let members: Vec<Vec<[usize; 2]>> =
+            members.iter().map(|messages| messages.iter().map(nodes).collect()).collect();
+        self.contention.borrow_mut().alike(&members, most)
     }
 
     /// How many ranks it has.
@@ -59,24 +135,35 @@ impl Machine {
     fn loads(&self, (steps, among, index): (Steps, Among, usize), phase: &Phase) -> Rc<Loads> {
         let mut known = self.known.borrow_mut();
         let found = known.entry((steps, among, index)).or_insert_with(|| {
-            let node = |rank: usize| self.node_of[rank];
-            let pairs = (phase.pairs)();
-            let messages: Vec<(usize, usize)> = match among {
-                Among::Alike => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
-                Among::All => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
-                Among::Groups(groups) => {
-                    let of = |first: usize| {
-                        let node = move |place: usize| node(groups.rank(first, place));
-                        pairs.iter().map(move |&(from, to)| (node(from), node(to)))
-                    };
-                    groups.first_ranks(self.ranks()).flat_map(of).collect()
-                }
-            };
+            let node = |[from, to]: [usize; 2]| (self.node_of[from], self.node_of[to]);
+            let messages: Vec<(usize, usize)> =
+                self.pairs(among, phase, &|_| true).into_iter().map(node).collect();
             let within = self.parameters.within;
             let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
             Rc::new(if phase.rounds > 1 || among != Among::All { loads.slowest() } else { loads })
         });
         found.clone()
+    }
+
+    /// The ranks at both ends of the messages of a phase; of groups those with some first ranks.
+    fn pairs(&self, among: Among, phase: &Phase, firsts: &dyn Fn(usize) -> bool) -> Vec<[usize; 2]> {
+        let pairs = (phase.pairs)();
+        match among {
+            Among::Alike => {
+                let of = |local: usize| {
+                    let rank = move |node: usize| node * self.local + local;
+                    pairs.iter().map(move |&(from, to)| [rank(from), rank(to)])
+                };
+                (0..self.local).flat_map(of).collect()
+            }
+            Among::All => pairs.into_iter().map(|(from, to)| [from, to]).collect(),
+            Among::Groups(groups) => {
+                let of = |first: usize| {
+                    pairs.iter().map(move |&(from, to)| [groups.rank(first, from), groups.rank(first, to)])
+                };
+                groups.first_ranks(self.ranks()).filter(|&first| firsts(first)).flat_map(of).collect()
+            }
+        }
     }
 
     /// Seconds until messages of all groups are there that start at a time.
@@ -92,20 +179,22 @@ impl Machine {
         };
         let all: Vec<([usize; 2], f64)> = groups.first_ranks(self.ranks()).flat_map(of).collect();
         let between = self.contention.borrow_mut().together(&all);
-        // What a rank sends to others of its node it copies, one after the other.
-        let within = self.parameters.within;
-        let near = |first: usize| {
-            let mut copied: HashMap<usize, usize> = HashMap::new();
-            let node = |place: usize| self.node_of[groups.rank(first, place)];
-            for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
-                debug_assert!(from != to);
-                *copied.entry(from).or_default() += bytes;
-            }
-            copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
-        };
+        let near = |first: usize| self.near(together, first);
         let seconds = groups.first_ranks(self.ranks()).map(near).fold(between, f64::max);
         known.insert(together.clone(), seconds);
         seconds
+    }
+
+    /// Seconds of what stays within nodes: what a rank sends to others of its node it copies, one after the other.
+    fn near(&self, Together { groups, messages }: &Together, first: usize) -> f64 {
+        let mut copied: HashMap<usize, usize> = HashMap::new();
+        let node = |place: usize| self.node_of[groups.rank(first, place)];
+        for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
+            debug_assert!(from != to);
+            *copied.entry(from).or_default() += bytes;
+        }
+        let within = self.parameters.within;
+        copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
     }
 }
 
@@ -136,7 +225,7 @@ impl Groups {
     }
 
     /// The first rank of each.
-    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> {
+    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> + Clone {
         let Groups { size, stride } = self;
         (0..ranks / size).map(move |group| group / stride * stride * size + group % stride)
     }
@@ -335,45 +424,73 @@ impl Course {
             Leg::Work(seconds) => *seconds,
             Leg::Together(together) => machine.together(together),
             Leg::Messages { steps, cuts, among: Among::Alike } => {
-                // Of all local ranks the one that has most to send.
-                let most = |local: usize| {
-                    let of = share_of(cuts, local, machine);
-                    (0..machine.nodes).map(|node| of.part(node).len()).max()
-                };
-                let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
-                self.phases(*steps, &share_of(cuts, local, machine), Among::Alike, machine)
+                self.phases(*steps, &busiest_share(cuts, machine), Among::Alike, machine)
             }
             Leg::Messages { steps, cuts, among } => self.phases(*steps, cuts, *among, machine),
         }
     }
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
-    /// takes: how many are alike, and of each the seconds in which nothing of it is on the links and those in which
-    /// they carry its bytes.
-    pub fn rounds(&self, machine: &Machine) -> Vec<(usize, [f64; 2])> {
+    /// takes. Of a course in groups those of some of these: of which first ranks.
+    pub fn rounds(&self, machine: &Machine, firsts: &dyn Fn(usize) -> bool) -> Vec<Stretch> {
         let mut rounds = Vec::new();
         for leg in &self.legs {
-            let Leg::Messages { steps, cuts, among } = leg else {
-                rounds.push((1, [self.of_leg(leg, machine), 0.0]));
-                continue;
-            };
-            if *among == Among::Alike {
-                rounds.push((1, [0.0, self.of_leg(leg, machine)]));
-                continue;
-            }
-            for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(Self::is_sent) {
-                let bytes = (4 * self.wire.words(phase.elements)) as f64;
-                let loads = machine.loads((*steps, *among, index), &phase);
-                let (fixed, all) = (loads.seconds(0.0), loads.seconds(bytes));
-                let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
-                rounds.push((phase.rounds, [fixed + handled, all - fixed]));
+            match leg {
+                Leg::Meet => {}
+                Leg::Work(seconds) => rounds.push(Stretch { count: 1, alone: *seconds, carried: None }),
+                Leg::Together(together) => rounds.push(Self::at_a_time(together, machine, firsts)),
+                Leg::Messages { steps, cuts, among } => {
+                    let before = rounds.len();
+                    self.in_rounds(*steps, cuts, *among, machine, firsts, &mut rounds);
+                    // Some are through earlier than the slowest.
+                    if *among == Among::All {
+                        let seconds = |of: &Stretch| of.count as f64 * of.seconds(machine);
+                        let sum: f64 = rounds[before..].iter().map(seconds).sum();
+                        let share = if sum > 0.0 { self.of_leg(leg, machine) / sum } else { 1.0 };
+                        rounds[before..].iter_mut().for_each(|of| of.shorten(share));
+                    }
+                }
             }
         }
-        // Some are through earlier than the slowest.
-        let sum: f64 = rounds.iter().map(|(count, [alone, carried])| *count as f64 * (alone + carried)).sum();
-        let share = if sum > 0.0 { self.seconds(machine) / sum } else { 1.0 };
-        rounds.iter_mut().flat_map(|(_, seconds)| seconds).for_each(|seconds| *seconds *= share);
         rounds
+    }
+
+    fn at_a_time(together: &Together, machine: &Machine, firsts: &dyn Fn(usize) -> bool) -> Stretch {
+        let Together { groups, messages } = together;
+        let groups_of = groups.first_ranks(machine.ranks()).filter(|&first| firsts(first));
+        let of = |first: usize| {
+            let rank = move |place: usize| groups.rank(first, place);
+            messages.iter().map(move |&[from, to, bytes]| ([rank(from), rank(to)], bytes as f64))
+        };
+        let all: Vec<([usize; 2], f64)> = groups_of.clone().flat_map(of).collect();
+        let near = groups_of.map(|first| machine.near(together, first)).fold(0.0, f64::max);
+        machine.stretch(1, &all, near, 0.0)
+    }
+
+    fn in_rounds(
+        &self,
+        steps: Steps,
+        cuts: &Cuts,
+        among: Among,
+        machine: &Machine,
+        firsts: &dyn Fn(usize) -> bool,
+        rounds: &mut Vec<Stretch>,
+    ) {
+        let of_nodes = (among == Among::Alike).then(|| busiest_share(cuts, machine));
+        let within = machine.parameters.within;
+        for phase in steps.phases(of_nodes.as_ref().unwrap_or(cuts)).into_iter().enumerate().filter(Self::is_sent) {
+            let phase = phase.1;
+            let bytes = (4 * self.wire.words(phase.elements)) as f64;
+            let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
+            let messages = machine.pairs(among, &phase, firsts);
+            let is_near = |[from, to]: &[usize; 2]| machine.node_of[*from] == machine.node_of[*to];
+            let near = match messages.iter().any(is_near) {
+                true => within.latency() + bytes * within.per_byte(),
+                false => 0.0,
+            };
+            let messages: Vec<_> = messages.into_iter().map(|ends| (ends, bytes)).collect();
+            rounds.push(machine.stretch(phase.rounds, &messages, near, handled));
+        }
     }
 
     fn is_sent((_, phase): &(usize, Phase)) -> bool {
@@ -493,6 +610,28 @@ fn share_of(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
     match cuts.ranks() == machine.ranks() {
         true => cuts.among(&alike, [0, 1]),
         false => Cuts::even(&segment(cuts.range(), machine.local, local), machine.nodes),
+    }
+}
+
+/// Of all local ranks that which has most to send.
+fn busiest_share(cuts: &Cuts, machine: &Machine) -> Cuts {
+    let most = |local: usize| {
+        let of = share_of(cuts, local, machine);
+        (0..machine.nodes).map(|node| of.part(node).len()).max()
+    };
+    let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
+    share_of(cuts, local, machine)
+}
+
+impl Stretch {
+    /// Of a round, if nothing else is on the links.
+    fn seconds(&self, machine: &Machine) -> f64 {
+        self.alone + self.carried.map_or(0.0, |(load, bytes)| bytes / machine.rates(&[load])[0])
+    }
+
+    fn shorten(&mut self, share: f64) {
+        self.alone *= share;
+        self.carried = self.carried.map(|(load, bytes)| (load, bytes * share));
     }
 }
 
@@ -629,8 +768,14 @@ mod tests {
         close(seconds(Course::together(all, vec![[0, 2, 10], [1, 3, 5], [2, 1, 3]])), 1.0 + 15.0);
         let cuts = Cuts::even(&(0..100), 2);
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
-        let rounds = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).rounds(&machine);
-        assert_eq!(rounds, [(1, [1.0, 400.0]); 2]);
+        let ring = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32);
+        let rounds = |firsts: &dyn Fn(usize) -> bool| -> Vec<(usize, f64, f64)> {
+            let of = |of: Stretch| (of.count, of.alone, of.seconds(&machine));
+            ring.rounds(&machine, firsts).into_iter().map(of).collect()
+        };
+        assert_eq!(rounds(&|_| true), [(1, 1.0, 401.0); 2]);
+        // A group alone.
+        assert_eq!(rounds(&|first| first == 1), [(1, 1.0, 201.0); 2]);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
         let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();

@@ -34,6 +34,34 @@ impl Loads {
     }
 }
 
+/// The links of messages that are on their way at a time.
+#[derive(Debug, Clone)]
+pub struct Routes {
+    links: Vec<Link>,
+    /// Of each message: where its links end, and how many bytes it has for each of the largest.
+    messages: Vec<(usize, f64)>,
+}
+
+impl Routes {
+    fn each(&self) -> impl Iterator<Item = (&[Link], f64)> {
+        let starts = std::iter::once(0).chain(self.messages.iter().map(|(end, _)| *end));
+        starts.zip(&self.messages).map(|(start, (end, weight))| (&self.links[start..*end], *weight))
+    }
+}
+
+/// A link while it is divided.
+#[derive(Debug, Clone, Copy, Default)]
+struct Divided {
+    /// Bytes a second that are left.
+    room: f64,
+    /// How many messages have none of it yet, and the sum of their weights.
+    waiting: u32,
+    weight: f64,
+}
+
+/// What is closer than that is equal: sums of the same numbers in another order.
+const EQUAL: f64 = 1.0 + 1e-9;
+
 /// Counts what each link carries. It keeps its memory from one count to the next.
 #[derive(Debug)]
 pub struct Contention {
@@ -41,13 +69,119 @@ pub struct Contention {
     carried: Vec<u32>,
     touched: Vec<Link>,
     links: Vec<Link>,
+    divided: Vec<Divided>,
 }
 
 impl Contention {
     /// Of a network with so many nodes.
     pub fn new(network: &Interconnect, nodes: usize) -> Contention {
-        let (carried, touched, links) = (vec![0; network.links(nodes)], Vec::new(), Vec::new());
-        Contention { network: network.clone(), carried, touched, links }
+        let links = network.links(nodes);
+        let (carried, divided) = (vec![0; links], vec![Divided::default(); links]);
+        Contention { network: network.clone(), carried, touched: Vec::new(), links: Vec::new(), divided }
+    }
+
+    /// The ways of messages of so many bytes each, and the seconds of the longest way for the first byte. Those within
+    /// a node have none, and are left out.
+    pub fn routes(&mut self, messages: impl Iterator<Item = ([usize; 2], f64)> + Clone) -> (Routes, f64) {
+        let far = messages.filter(|([from, to], bytes)| from != to && *bytes > 0.0);
+        let largest = far.clone().map(|(_, bytes)| bytes).fold(0.0, f64::max);
+        let (mut routes, mut latency) = (Routes { links: Vec::new(), messages: Vec::new() }, 0.0f64);
+        for ([from, to], bytes) in far {
+            self.network.route(from, to, &mut self.links);
+            latency = latency.max(self.network.latency + self.network.hop * (self.links.len() - 2) as f64);
+            routes.links.extend(&self.links);
+            routes.messages.push((routes.links.len(), bytes / largest));
+        }
+        (routes, latency)
+    }
+
+    /// Bytes a second that the slowest message of each has while all are on their way. Links are divided fairly: of the
+    /// one with the least for each, all of its messages get as much and leave the rest of their other links to others,
+    /// which are divided in the same way (Dimitri Bertsekas, Robert Gallager: "Data Networks", 1992, 6.5.2).
+    pub fn rates(&mut self, loads: &[&Routes]) -> Vec<f64> {
+        self.touched.clear();
+        for (links, weight) in loads.iter().flat_map(|routes| routes.each()) {
+            for &link in links {
+                if self.divided[link].waiting == 0 {
+                    self.touched.push(link);
+                    self.divided[link] = Divided { room: self.network.capacity(link), ..Divided::default() };
+                }
+                self.divided[link].waiting += 1;
+                self.divided[link].weight += weight;
+            }
+        }
+        let mut rates = vec![f64::INFINITY; loads.len()];
+        let mut open: Vec<(usize, &[Link], f64)> = Vec::new();
+        for (index, routes) in loads.iter().enumerate() {
+            open.extend(routes.each().map(|(links, weight)| (index, links, weight)));
+        }
+        while rates.iter().zip(loads).any(|(rate, routes)| rate.is_infinite() && !routes.messages.is_empty()) {
+            let share = |link: &Link| self.divided[*link].room / self.divided[*link].weight;
+            let least = self.touched.iter().map(share).fold(f64::INFINITY, f64::min);
+            let is_full = |link: &Link| share(link) <= least * EQUAL;
+            let (settled, left): (Vec<_>, Vec<_>) =
+                open.into_iter().partition(|(_, links, _)| links.iter().any(is_full));
+            for (index, links, weight) in settled {
+                rates[index] = rates[index].min(least);
+                for &link in links {
+                    let divided = &mut self.divided[link];
+                    divided.room -= least * weight;
+                    divided.weight -= weight;
+                    divided.waiting -= 1;
+                }
+            }
+            self.touched.retain(|&link| self.divided[link].waiting > 0);
+            open = left;
+        }
+        self.touched.iter().for_each(|&link| self.divided[link].waiting = 0);
+        self.touched.clear();
+        rates
+    }
+
+    /// Of members that each send some messages: which of them have the same part of all links whenever all do the same,
+    /// since they meet as many of the same kind. A member's class is the number of the first that is as it is. Where
+    /// there are more than `most` classes they are as in the last round that has fewer.
+    ///
+    /// By refinement: links are alike that carry as many of the same kind and class, and members whose ways are over
+    /// links that are alike.
+    pub fn alike(&mut self, members: &[Vec<[usize; 2]>], most: usize) -> Vec<usize> {
+        let mut classes = vec![0; members.len()];
+        let mut count = 1;
+        loop {
+            // Of each link the sum over what it carries, in any order.
+            let mut carried: HashMap<Link, u64> = HashMap::new();
+            for (member, messages) in members.iter().enumerate() {
+                for (kind, [from, to]) in messages.iter().enumerate() {
+                    self.network.route(*from, *to, &mut self.links);
+                    for &link in &self.links {
+                        let sum = carried.entry(link).or_default();
+                        *sum = sum.wrapping_add(mixed([kind as u64, classes[member] as u64]));
+                    }
+                }
+            }
+            let mut firsts: HashMap<u64, usize> = HashMap::new();
+            let mut next = Vec::with_capacity(members.len());
+            for (member, messages) in members.iter().enumerate() {
+                let mut sign = classes[member] as u64;
+                for [from, to] in messages {
+                    self.network.route(*from, *to, &mut self.links);
+                    for link in &self.links {
+                        sign = mixed([sign, carried[link]]);
+                        sign = mixed([sign, self.network.capacity(*link).to_bits()]);
+                    }
+                    sign = mixed([sign, self.links.len() as u64]);
+                }
+                next.push(*firsts.entry(sign).or_insert(member));
+            }
+            if firsts.len() > most {
+                return classes;
+            }
+            let is_stable = firsts.len() == count;
+            (classes, count) = (next, firsts.len());
+            if is_stable {
+                return classes;
+            }
+        }
     }
 
     /// Messages from node to node, all of one size, that start at one time. Those within a node pass no link: `within`
@@ -100,6 +234,14 @@ impl Contention {
         }
         last
     }
+}
+
+/// Two numbers in one that tells them apart (the last steps of SplitMix64).
+fn mixed([one, other]: [u64; 2]) -> u64 {
+    let mut bits = one.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ other.rotate_left(31);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]

@@ -43,10 +43,12 @@ pub struct Machine {
 pub struct Stretch {
     /// How many.
     pub count: usize,
-    /// Seconds of each in which links carry nothing of it.
-    pub alone: f64,
+    /// Seconds of each before links carry anything of it.
+    pub before: f64,
     /// The number of what they carry then (`Machine::rates`), and the bytes of its largest message.
     pub carried: Option<(usize, f64)>,
+    /// Seconds of each when they have.
+    pub behind: f64,
 }
 
 impl Machine {
@@ -88,7 +90,7 @@ impl Machine {
         let far = messages.iter().map(|(ends, bytes)| (nodes(ends), *bytes)).filter(|([from, to], _)| from != to);
         let largest_far = far.clone().map(|(_, bytes)| bytes).fold(0.0, f64::max);
         if largest_far == 0.0 {
-            return Stretch { count, alone: near + handled, carried: None };
+            return Stretch { count, before: near, carried: None, behind: handled };
         }
         let key = far.clone().map(|(ends, bytes)| (ends, (bytes / largest_far).to_bits())).collect();
         let (load, latency) = *self.numbered.borrow_mut().entry(key).or_insert_with(|| {
@@ -100,8 +102,10 @@ impl Machine {
         let carried = largest_far / self.rates(&[load])[0];
         Stretch {
             count,
-            alone: latency + handled + (near - latency - carried).max(0.0),
+            before: latency,
             carried: Some((load, largest_far)),
+            // What stays within nodes may take longer.
+            behind: handled + (near - latency - carried).max(0.0),
         }
     }
 
@@ -437,7 +441,7 @@ impl Course {
         for leg in &self.legs {
             match leg {
                 Leg::Meet => {}
-                Leg::Work(seconds) => rounds.push(Stretch { count: 1, alone: *seconds, carried: None }),
+                Leg::Work(seconds) => rounds.push(Stretch::of_work(*seconds)),
                 Leg::Together(together) => rounds.push(Self::at_a_time(together, machine, firsts)),
                 Leg::Messages { steps, cuts, among } => {
                     let before = rounds.len();
@@ -624,13 +628,19 @@ fn busiest_share(cuts: &Cuts, machine: &Machine) -> Cuts {
 }
 
 impl Stretch {
+    fn of_work(seconds: f64) -> Stretch {
+        Stretch { count: 1, before: seconds, carried: None, behind: 0.0 }
+    }
+
     /// Of a round, if nothing else is on the links.
     fn seconds(&self, machine: &Machine) -> f64 {
-        self.alone + self.carried.map_or(0.0, |(load, bytes)| bytes / machine.rates(&[load])[0])
+        let carried = self.carried.map_or(0.0, |(load, bytes)| bytes / machine.rates(&[load])[0]);
+        self.before + carried + self.behind
     }
 
     fn shorten(&mut self, share: f64) {
-        self.alone *= share;
+        self.before *= share;
+        self.behind *= share;
         self.carried = self.carried.map(|(load, bytes)| (load, bytes * share));
     }
 }
@@ -770,7 +780,7 @@ mod tests {
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
         let ring = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32);
         let rounds = |firsts: &dyn Fn(usize) -> bool| -> Vec<(usize, f64, f64)> {
-            let of = |of: Stretch| (of.count, of.alone, of.seconds(&machine));
+            let of = |of: Stretch| (of.count, of.before, of.seconds(&machine));
             ring.rounds(&machine, firsts).into_iter().map(of).collect()
         };
         assert_eq!(rounds(&|_| true), [(1, 1.0, 401.0); 2]);

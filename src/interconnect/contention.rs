@@ -99,11 +99,11 @@ impl Contention {
     /// one with the least for each, all of its messages get as much and leave the rest of their other links to others,
     /// which are divided in the same way (Dimitri Bertsekas, Robert Gallager: "Data Networks", 1992, 6.5.2).
     pub fn rates(&mut self, loads: &[&Routes]) -> Vec<f64> {
-        self.touched.clear();
+        let mut touched: Vec<Link> = Vec::new();
         for (links, weight) in loads.iter().flat_map(|routes| routes.each()) {
             for &link in links {
                 if self.divided[link].waiting == 0 {
-                    self.touched.push(link);
+                    touched.push(link);
                     self.divided[link] = Divided { room: self.network.capacity(link), ..Divided::default() };
                 }
                 self.divided[link].waiting += 1;
@@ -117,7 +117,7 @@ impl Contention {
         }
         while rates.iter().zip(loads).any(|(rate, routes)| rate.is_infinite() && !routes.messages.is_empty()) {
             let share = |link: &Link| self.divided[*link].room / self.divided[*link].weight;
-            let least = self.touched.iter().map(share).fold(f64::INFINITY, f64::min);
+            let least = touched.iter().map(share).fold(f64::INFINITY, f64::min);
             let is_full = |link: &Link| share(link) <= least * EQUAL;
             let (settled, left): (Vec<_>, Vec<_>) =
                 open.into_iter().partition(|(_, links, _)| links.iter().any(is_full));
@@ -130,11 +130,10 @@ impl Contention {
                     divided.waiting -= 1;
                 }
             }
-            self.touched.retain(|&link| self.divided[link].waiting > 0);
+            touched.retain(|&link| self.divided[link].waiting > 0);
             open = left;
         }
-        self.touched.iter().for_each(|&link| self.divided[link].waiting = 0);
-        self.touched.clear();
+        touched.iter().for_each(|&link| self.divided[link].waiting = 0);
         rates
     }
 

@@ -405,6 +405,9 @@ impl Stage<'_> {
         let Some(((line, index), over)) = self.traffic.next(self.prices.rates) else { return false };
         let meetings = self.meetings.get_mut(&line).expect("what is under way was started");
         meetings[index].over = Some(over);
+        if std::env::var("DLT_DEBUG").is_ok() {
+            eprintln!("{:.6} {:?} {index} began {:?}", over, line, meetings[index].started);
+        }
         if meetings.len() > index + 1 {
             self.hold(&line, index + 1);
         }
@@ -547,6 +550,10 @@ impl Stage<'_> {
         let transfer = transfer_of(&self.ranks, rank, action);
         let mut rounds = (self.prices.rounds)(transfer, line);
         if !rounds.is_empty() {
+            if std::env::var("DLT_DEBUG").is_ok() {
+                let loads: Vec<usize> = rounds.iter().filter_map(|of| of.carried).map(|(load, _)| load).collect();
+                eprintln!("{begun:.6} {line:?} {index} {rounds:?} {:?}", (self.prices.rates)(&loads));
+            }
             self.unknown |= !rounds.iter().all(Rounds::is_known);
             rounds.retain(Rounds::is_known);
             self.traffic.begin((line.clone(), index), begun, rounds);

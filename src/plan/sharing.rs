@@ -2,8 +2,8 @@
 //! and where layers are split what their groups tell each other, the sums of their gradients and those of the others.
 //!
 //! A transfer is rounds, one after the other. In each there is first what no other transfer keeps it from (the latency
-//! of a message; adding); then its links carry bytes, at the rate that the network has for it beside all else that is on
-//! its links at that time.
+//! of a message); then its links carry bytes, at the rate that the network has for it beside all else that is on its
+//! links at that time; and then again what nothing keeps it from (adding).
 
 use std::collections::VecDeque;
 
@@ -21,21 +21,23 @@ pub type Rates<'a> = &'a dyn Fn(&[Load]) -> Vec<f64>;
 pub struct Rounds {
     /// How many.
     pub count: usize,
-    /// Seconds of each in which links carry nothing of it.
-    pub alone: f64,
+    /// Seconds of each before links carry anything of it.
+    pub before: f64,
     /// What they carry in each, and how many bytes of it.
     pub carried: Option<(Load, f64)>,
+    /// Seconds of each when they have.
+    pub behind: f64,
 }
 
 impl Rounds {
     /// What takes so many seconds, if nothing else is under way.
     pub fn whole(seconds: f64) -> Rounds {
-        Rounds { count: 1, alone: 0.0, carried: Some((COMMON, seconds)) }
+        Rounds { count: 1, before: 0.0, carried: Some((COMMON, seconds)), behind: 0.0 }
     }
 
     /// Whether all is known of it.
     pub(super) fn is_known(&self) -> bool {
-        self.alone.is_finite() && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
+        self.before.is_finite() && self.behind.is_finite() && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
     }
 }
 
@@ -46,39 +48,37 @@ const REMEMBERED: [usize; 2] = [4, 32];
 enum State {
     Until(f64),
     /// Its links have so many bytes to carry.
-    Left(f64),
+    Left(Load, f64),
 }
 
 /// A transfer, and how far it is.
 struct Way<K> {
     key: K,
     rounds: Vec<Rounds>,
-    /// Which of the rounds, how many of those that are alike are over, and whether what is alone of this one is.
+    /// Which of the rounds, how many of those that are alike are over, and how many of the three parts of this one.
     at: usize,
     over: usize,
-    half: bool,
+    parts: usize,
     state: State,
 }
 
 impl<K> Way<K> {
     /// Goes on with what comes next at a time at which what was before is over; whether there is anything.
     fn go_on(&mut self, now: f64) -> bool {
-        while let Some(&Rounds { count, alone, carried }) = self.rounds.get(self.at) {
+        while let Some(&Rounds { count, before, carried, behind }) = self.rounds.get(self.at) {
             if self.over == count {
                 (self.at, self.over) = (self.at + 1, 0);
-            } else if !self.half {
-                self.half = true;
-                if alone > 0.0 {
-                    self.state = State::Until(now + alone);
-                    return true;
-                }
-            } else {
-                (self.half, self.over) = (false, self.over + 1);
-                if let Some((_, bytes)) = carried.filter(|(_, bytes)| *bytes > 0.0) {
-                    self.state = State::Left(bytes);
-                    return true;
-                }
+                continue;
             }
+            let part = self.parts;
+            (self.parts, self.over) = if part == 2 { (0, self.over + 1) } else { (part + 1, self.over) };
+            match (part, carried) {
+                (0, _) if before > 0.0 => self.state = State::Until(now + before),
+                (1, Some((load, bytes))) if bytes > 0.0 => self.state = State::Left(load, bytes),
+                (2, _) if behind > 0.0 => self.state = State::Until(now + behind),
+                _ => continue,
+            }
+            return true;
         }
         false
     }
@@ -87,7 +87,7 @@ impl<K> Way<K> {
     fn load(&self) -> Option<Load> {
         match self.state {
             State::Until(_) => None,
-            State::Left(_) => self.rounds[self.at].carried.map(|(load, _)| load),
+            State::Left(load, _) => Some(load),
         }
     }
 }
@@ -110,7 +110,7 @@ impl<K> Traffic<K> {
     /// A transfer begins, not before the last that was over.
     pub(super) fn begin(&mut self, key: K, begun: f64, rounds: Vec<Rounds>) {
         let state = State::Until(begun);
-        self.ways.push(Way { key, rounds, at: 0, over: 0, half: false, state });
+        self.ways.push(Way { key, rounds, at: 0, over: 0, parts: 0, state });
     }
 
     /// The next transfer that is over, and when, if none begins before.
@@ -154,20 +154,16 @@ impl<K> Traffic<K> {
     fn last(&mut self, rates: Rates) {
         let Some(mut way) = self.ways.pop() else { return };
         loop {
-            match way.state {
-                State::Until(end) => self.now = self.now.max(end),
-                State::Left(bytes) => {
-                    let rate = way.load().map_or(f64::INFINITY, |load| self.rates(vec![load], rates)[0]);
-                    self.now += bytes / rate;
-                }
-            }
+            self.now = match way.state {
+                State::Until(end) => self.now.max(end),
+                State::Left(load, bytes) => self.now + bytes / self.rates(vec![load], rates)[0],
+            };
             // Those that are alike take as long as each other.
-            if let Some(&Rounds { count, alone, carried }) = self.rest(&way) {
-                let seconds = match carried {
-                    Some((load, bytes)) => alone + bytes / self.rates(vec![load], rates)[0],
-                    None => alone,
-                };
-                self.now += (count - way.over) as f64 * seconds;
+            if let Some(&Rounds { count, before, carried, behind }) = way.rounds.get(way.at)
+                && way.parts == 0
+            {
+                let each = carried.map_or(0.0, |(load, bytes)| bytes / self.rates(vec![load], rates)[0]);
+                self.now += (count - way.over) as f64 * (before + each + behind);
                 way.over = count;
             }
             if !way.go_on(self.now) {
@@ -177,11 +173,6 @@ impl<K> Traffic<K> {
         }
     }
 
-    /// The rounds of which some have yet to begin, where nothing of one of them is under way.
-    fn rest<'a>(&self, way: &'a Way<K>) -> Option<&'a Rounds> {
-        way.rounds.get(way.at).filter(|_| !way.half)
-    }
-
     /// Until the next moment at which one of them has done something.
     fn go_on(&mut self, rates: Rates) {
         let loads: Vec<Load> = self.ways.iter().filter_map(Way::load).collect();
@@ -189,7 +180,7 @@ impl<K> Traffic<K> {
         let now = self.now;
         let of = |way: &Way<K>| match way.state {
             State::Until(end) => (end.max(now), 0.0),
-            State::Left(bytes) => {
+            State::Left(_, bytes) => {
                 let rate = rates.next().unwrap_or(f64::INFINITY);
                 (now + bytes / rate, rate)
             }
@@ -205,7 +196,7 @@ impl<K> Traffic<K> {
                 }
                 continue;
             }
-            if let State::Left(bytes) = &mut way.state {
+            if let State::Left(_, bytes) = &mut way.state {
                 *bytes -= (next - now) * rate;
             }
             left.push(way);
@@ -218,8 +209,8 @@ impl<K> Traffic<K> {
 mod tests {
     use super::*;
 
-    fn rounds(count: usize, alone: f64, carried: f64) -> Rounds {
-        Rounds { count, alone, carried: Some((COMMON, carried)) }
+    fn rounds(count: usize, before: f64, carried: f64) -> Rounds {
+        Rounds { count, before, carried: Some((COMMON, carried)), behind: 0.0 }
     }
 
     /// When each is over of some that begin at a time each.
@@ -240,8 +231,9 @@ mod tests {
         assert_eq!(over(&[(1.0, rounds(3, 0.5, 2.0))]), [8.5]);
         assert_eq!(over(&[(1.0, rounds(0, 1.0, 1.0)), (20.0, rounds(1, 0.0, 4.0))]), [1.0, 24.0]);
         let mut traffic = Traffic::default();
-        traffic.begin((), 1.0, vec![rounds(2, 1.0, 0.0), rounds(3, 0.0, 2.0)]);
-        assert_eq!(traffic.next(&|_| unreachable!()), Some(((), 9.0)));
+        let behind = Rounds { behind: 0.25, ..rounds(2, 0.0, 1.0) };
+        traffic.begin((), 1.0, vec![rounds(2, 1.0, 0.0), rounds(3, 0.0, 2.0), behind]);
+        assert_eq!(traffic.next(&|_| unreachable!()), Some(((), 11.5)));
         assert_eq!(traffic.next(&|_| unreachable!()), None);
     }
 
@@ -253,6 +245,9 @@ mod tests {
         assert_eq!(over(&[(0.0, rounds(4, 1.0, 1.0)), (1.0, rounds(4, 1.0, 1.0))]), [8.0, 9.0]);
         // At the same time they are in each other's way: 1 + 2 a round.
         assert_eq!(over(&[(0.0, rounds(4, 1.0, 1.0)), (0.0, rounds(4, 1.0, 1.0))]), [12.0, 12.0]);
+        // Behind its bytes a transfer is in nobody's way either.
+        let adds = Rounds { behind: 1.0, ..rounds(1, 0.0, 2.0) };
+        assert_eq!(over(&[(0.0, adds), (0.0, rounds(1, 0.0, 3.0))]), [5.0, 5.0]);
     }
 
     /// Load 1 has a rate of 2 alone and 1 beside load 0, which keeps its own.
@@ -263,7 +258,7 @@ mod tests {
             loads.iter().map(of).collect()
         };
         let mut traffic = Traffic::default();
-        let of = |load| vec![Rounds { count: 1, alone: 0.0, carried: Some((load, 4.0)) }];
+        let of = |load| vec![Rounds { carried: Some((load, 4.0)), ..rounds(1, 0.0, 0.0) }];
         traffic.begin("first", 0.0, of(0));
         traffic.begin("second", 3.0, of(1));
         // A byte of the second until 4, and three at twice the rate.

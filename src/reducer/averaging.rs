@@ -374,7 +374,7 @@ impl Averaging {
         setting: Setting,
         stands_for: &dyn Fn(usize) -> Vec<usize>,
     ) -> Vec<Rounds> {
-        let shared = |of: Stretch| Rounds { count: of.count, alone: of.alone, carried: of.carried };
+        let shared = |Stretch { count, before, carried, behind }| Rounds { count, before, carried, behind };
         match (line, &self.stages) {
             (Line::Pair(_, [from, to], _), Some((all, _))) => {
                 let (lower, bytes) = (from.min(to), transfer.cuts.range().len());

@@ -108,7 +108,7 @@ pub struct Places {
 impl Places {
     /// What plans are made for.
     pub fn layout(&self) -> Layout<'_> {
-        Layout { all: &self.all, data: &self.data, mesh: self.mesh, stage: self.stage }
+        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
     }
 }
 

@@ -33,9 +33,28 @@ pub struct Machine {
     /// The same of messages that are under way at a time.
     together: RefCell<HashMap<Together, f64>>,
     contention: RefCell<Contention>,
-    /// What may be on the links beside other things, and its number by the nodes at both ends of its messages.
-    loads: RefCell<Vec<Rc<Routes>>>,
-    numbered: RefCell<HashMap<Vec<([usize; 2], u64)>, (usize, f64)>>,
+    /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.
+    loads: RefCell<Vec<Load>>,
+    numbered: RefCell<HashMap<Shared, Option<usize>>>,
+}
+
+/// Messages that are on their links at a time.
+struct Load {
+    routes: Routes,
+    /// Seconds until the first byte of the last is there, and bytes a second of the slowest if there is nothing else.
+    latency: f64,
+    rate: f64,
+}
+
+/// Whose messages a load is.
+#[derive(PartialEq, Eq, Hash)]
+enum Shared {
+    /// Those of a phase, which is one of several, in all groups or in those with some first ranks.
+    Phase(Steps, Among, usize, Option<Vec<usize>>),
+    /// Those that start at a time, in groups with some first ranks.
+    Together(Together, Vec<usize>),
+    /// Between pairs of ranks.
+    Pairs(Vec<[usize; 2]>),
 }
 
 /// Rounds of a course that are alike.
@@ -79,46 +98,52 @@ impl Machine {
     /// Bytes a second of the slowest message of each of some loads that are under way at a time.
     pub fn rates(&self, loads: &[usize]) -> Vec<f64> {
         let known = self.loads.borrow();
-        let loads: Vec<&Routes> = loads.iter().map(|&load| &*known[load]).collect();
+        if let [load] = loads {
+            return vec![known[*load].rate];
+        }
+        let loads: Vec<&Routes> = loads.iter().map(|&load| &known[load].routes).collect();
         self.contention.borrow_mut().rates(&loads)
     }
 
-    /// Messages between ranks that start at a time, each of so many bytes: those between nodes pass the network, at the
-    /// rate of the slowest; those within a node take a time of their own. `near` has the seconds of these.
-    fn stretch(&self, count: usize, messages: &[([usize; 2], f64)], near: f64, handled: f64) -> Stretch {
-        let nodes = |ends: &[usize; 2]| ends.map(|rank| self.node_of[rank]);
-        let far = messages.iter().map(|(ends, bytes)| (nodes(ends), *bytes)).filter(|([from, to], _)| from != to);
-        let largest_far = far.clone().map(|(_, bytes)| bytes).fold(0.0, f64::max);
-        if largest_far == 0.0 {
-            return Stretch { count, before: near, carried: None, behind: handled };
-        }
-        let key = far.clone().map(|(ends, bytes)| (ends, (bytes / largest_far).to_bits())).collect();
-        let (load, latency) = *self.numbered.borrow_mut().entry(key).or_insert_with(|| {
-            let (routes, latency) = self.contention.borrow_mut().routes(far.clone());
+    /// The number of messages between ranks, of so many bytes each; none if all stay within nodes.
+    fn load(&self, shared: Shared, messages: impl FnOnce() -> Vec<([usize; 2], f64)>) -> Option<usize> {
+        *self.numbered.borrow_mut().entry(shared).or_insert_with(|| {
+            let messages = messages();
+            let nodes = |(ends, bytes): &([usize; 2], f64)| (ends.map(|rank| self.node_of[rank]), *bytes);
+            let mut contention = self.contention.borrow_mut();
+            let (routes, latency) = contention.routes(messages.iter().map(nodes));
+            let rate = contention.rates(&[&routes])[0];
             let mut loads = self.loads.borrow_mut();
-            loads.push(Rc::new(routes));
-            (loads.len() - 1, latency)
-        });
-        let carried = largest_far / self.rates(&[load])[0];
-        Stretch {
-            count,
-            before: latency,
-            carried: Some((load, largest_far)),
-            // What stays within nodes may take longer.
-            behind: handled + (near - latency - carried).max(0.0),
+            loads.push(Load { routes, latency, rate });
+            rate.is_finite().then_some(loads.len() - 1)
+        })
+    }
+
+    /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
+    /// the slowest; those within a node take seconds of their own. Then what came is handled.
+    fn stretch(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Stretch {
+        let Some(number) = load else { return Stretch { count, before: near, carried: None, behind: handled } };
+        let (loads, bytes) = (self.loads.borrow(), bytes as f64);
+        let Load { latency, rate, .. } = loads[number];
+        // What stays within nodes may take longer.
+        let behind = handled + (near - latency - bytes / rate).max(0.0);
+        Stretch { count, before: latency, carried: Some((number, bytes)), behind }
+    }
+
+    /// Seconds of so many bytes within a node, if some of these messages stay there.
+    fn within(&self, mut messages: impl Iterator<Item = [usize; 2]>, bytes: usize) -> f64 {
+        let within = self.parameters.within;
+        match messages.any(|[from, to]| self.node_of[from] == self.node_of[to]) {
+            true => within.latency() + bytes as f64 * within.per_byte(),
+            false => 0.0,
         }
     }
 
     /// A message from rank to rank, of each of some pairs.
-    pub fn messages(&self, pairs: &[[usize; 2]], bytes: usize) -> Stretch {
-        let within = self.parameters.within;
-        let is_near = |[from, to]: &[usize; 2]| self.node_of[*from] == self.node_of[*to];
-        let near = match pairs.iter().any(is_near) {
-            true => within.latency() + bytes as f64 * within.per_byte(),
-            false => 0.0,
-        };
-        let messages: Vec<_> = pairs.iter().map(|&ends| (ends, bytes as f64)).collect();
-        self.stretch(1, &messages, near, 0.0)
+    pub fn messages(&self, pairs: Vec<[usize; 2]>, bytes: usize) -> Stretch {
+        let near = self.within(pairs.iter().copied(), bytes);
+        let all = pairs.iter().map(|&ends| (ends, 1.0)).collect();
+        self.stretch(self.load(Shared::Pairs(pairs), || all), [1, bytes], near, 0.0)
     }
 
     /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
@@ -141,7 +166,7 @@ impl Machine {
         let found = known.entry((steps, among, index)).or_insert_with(|| {
             let node = |[from, to]: [usize; 2]| (self.node_of[from], self.node_of[to]);
             let messages: Vec<(usize, usize)> =
-                self.pairs(among, phase, &|_| true).into_iter().map(node).collect();
+                self.pairs(among, phase, None).into_iter().map(node).collect();
             let within = self.parameters.within;
             let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
             Rc::new(if phase.rounds > 1 || among != Among::All { loads.slowest() } else { loads })
@@ -149,8 +174,8 @@ impl Machine {
         found.clone()
     }
 
-    /// The ranks at both ends of the messages of a phase; of groups those with some first ranks.
-    fn pairs(&self, among: Among, phase: &Phase, firsts: &dyn Fn(usize) -> bool) -> Vec<[usize; 2]> {
+    /// The ranks at both ends of the messages of a phase; of groups all, or those with some first ranks.
+    fn pairs(&self, among: Among, phase: &Phase, firsts: Option<&[usize]>) -> Vec<[usize; 2]> {
         let pairs = (phase.pairs)();
         match among {
             Among::Alike => {
@@ -165,7 +190,10 @@ impl Machine {
                 let of = |first: usize| {
                     pairs.iter().map(move |&(from, to)| [groups.rank(first, from), groups.rank(first, to)])
                 };
-                groups.first_ranks(self.ranks()).filter(|&first| firsts(first)).flat_map(of).collect()
+                match firsts {
+                    Some(firsts) => firsts.iter().copied().flat_map(of).collect(),
+                    None => groups.first_ranks(self.ranks()).flat_map(of).collect(),
+                }
             }
         }
     }
@@ -229,7 +257,7 @@ impl Groups {
     }
 
     /// The first rank of each.
-    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> + Clone {
+    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> {
         let Groups { size, stride } = self;
         (0..ranks / size).map(move |group| group / stride * stride * size + group % stride)
     }
@@ -252,6 +280,22 @@ impl Groups {
 struct Together {
     groups: Groups,
     messages: Vec<[usize; 3]>,
+}
+
+impl Together {
+    /// In groups with some first ranks.
+    fn at_a_time(&self, machine: &Machine, firsts: &[usize]) -> Stretch {
+        let Together { groups, messages } = self;
+        let largest = messages.iter().map(|[.., bytes]| *bytes).max().unwrap_or(0);
+        let of = |&first: &usize| {
+            let rank = move |place: usize| groups.rank(first, place);
+            messages.iter().map(move |&[from, to, bytes]| ([rank(from), rank(to)], bytes as f64))
+        };
+        let near = firsts.iter().map(|&first| machine.near(self, first)).fold(0.0, f64::max);
+        let shared = Shared::Together(self.clone(), firsts.to_vec());
+        let load = machine.load(shared, || firsts.iter().flat_map(of).collect());
+        machine.stretch(load, [1, largest], near, 0.0)
+    }
 }
 
 /// Who sends what to whom.
@@ -435,66 +479,51 @@ impl Course {
     }
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
-    /// takes. Of a course in groups those of some of these: of which first ranks.
-    pub fn rounds(&self, machine: &Machine, firsts: &dyn Fn(usize) -> bool) -> Vec<Stretch> {
+    /// takes. Of a course in groups those of some of these, by their first ranks.
+    pub fn rounds(&self, machine: &Machine, firsts: &[usize]) -> Vec<Stretch> {
         let mut rounds = Vec::new();
         for leg in &self.legs {
             match leg {
                 Leg::Meet => {}
                 Leg::Work(seconds) => rounds.push(Stretch::of_work(*seconds)),
-                Leg::Together(together) => rounds.push(Self::at_a_time(together, machine, firsts)),
+                Leg::Together(together) => rounds.push(together.at_a_time(machine, firsts)),
                 Leg::Messages { steps, cuts, among } => {
-                    let before = rounds.len();
-                    self.in_rounds(*steps, cuts, *among, machine, firsts, &mut rounds);
+                    let of_leg = self.of_phases(*steps, cuts, *among, machine, firsts);
                     // Some are through earlier than the slowest.
-                    if *among == Among::All {
-                        let seconds = |of: &Stretch| of.count as f64 * of.seconds(machine);
-                        let sum: f64 = rounds[before..].iter().map(seconds).sum();
-                        let share = if sum > 0.0 { self.of_leg(leg, machine) / sum } else { 1.0 };
-                        rounds[before..].iter_mut().for_each(|of| of.shorten(share));
-                    }
+                    let seconds = |of: &Stretch| of.count as f64 * of.seconds(machine);
+                    let sum: f64 = of_leg.iter().map(seconds).sum();
+                    let share = match among {
+                        Among::All if sum > 0.0 => self.of_leg(leg, machine) / sum,
+                        _ => 1.0,
+                    };
+                    rounds.extend(of_leg.into_iter().map(|of| of.shortened(share)));
                 }
             }
         }
         rounds
     }
 
-    fn at_a_time(together: &Together, machine: &Machine, firsts: &dyn Fn(usize) -> bool) -> Stretch {
-        let Together { groups, messages } = together;
-        let groups_of = groups.first_ranks(machine.ranks()).filter(|&first| firsts(first));
-        let of = |first: usize| {
-            let rank = move |place: usize| groups.rank(first, place);
-            messages.iter().map(move |&[from, to, bytes]| ([rank(from), rank(to)], bytes as f64))
-        };
-        let all: Vec<([usize; 2], f64)> = groups_of.clone().flat_map(of).collect();
-        let near = groups_of.map(|first| machine.near(together, first)).fold(0.0, f64::max);
-        machine.stretch(1, &all, near, 0.0)
-    }
-
-    fn in_rounds(
+    fn of_phases(
         &self,
         steps: Steps,
         cuts: &Cuts,
         among: Among,
         machine: &Machine,
-        firsts: &dyn Fn(usize) -> bool,
-        rounds: &mut Vec<Stretch>,
-    ) {
-        let of_nodes = (among == Among::Alike).then(|| busiest_share(cuts, machine));
-        let within = machine.parameters.within;
-        for phase in steps.phases(of_nodes.as_ref().unwrap_or(cuts)).into_iter().enumerate().filter(Self::is_sent) {
-            let phase = phase.1;
-            let bytes = (4 * self.wire.words(phase.elements)) as f64;
+        firsts: &[usize],
+    ) -> Vec<Stretch> {
+        let share = (among == Among::Alike).then(|| busiest_share(cuts, machine));
+        let phases = steps.phases(share.as_ref().unwrap_or(cuts)).into_iter().enumerate();
+        let of = |(index, phase): (usize, Phase)| {
+            let bytes = 4 * self.wire.words(phase.elements);
             let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
-            let messages = machine.pairs(among, &phase, firsts);
-            let is_near = |[from, to]: &[usize; 2]| machine.node_of[*from] == machine.node_of[*to];
-            let near = match messages.iter().any(is_near) {
-                true => within.latency() + bytes * within.per_byte(),
-                false => 0.0,
-            };
-            let messages: Vec<_> = messages.into_iter().map(|ends| (ends, bytes)).collect();
-            rounds.push(machine.stretch(phase.rounds, &messages, near, handled));
-        }
+            let firsts = matches!(among, Among::Groups(_)).then_some(firsts);
+            let pairs = || machine.pairs(among, &phase, firsts);
+            let near = if machine.local > 1 { machine.within(pairs().into_iter(), bytes) } else { 0.0 };
+            let shared = Shared::Phase(steps, among, index, firsts.map(<[usize]>::to_vec));
+            let load = machine.load(shared, || pairs().into_iter().map(|ends| (ends, 1.0)).collect());
+            machine.stretch(load, [phase.rounds, bytes], near, handled)
+        };
+        phases.filter(Self::is_sent).map(of).collect()
     }
 
     fn is_sent((_, phase): &(usize, Phase)) -> bool {
@@ -638,10 +667,9 @@ impl Stretch {
         self.before + carried + self.behind
     }
 
-    fn shorten(&mut self, share: f64) {
-        self.before *= share;
-        self.behind *= share;
-        self.carried = self.carried.map(|(load, bytes)| (load, bytes * share));
+    fn shortened(self, share: f64) -> Stretch {
+        let carried = self.carried.map(|(load, bytes)| (load, bytes * share));
+        Stretch { before: self.before * share, carried, behind: self.behind * share, ..self }
     }
 }
 
@@ -779,13 +807,13 @@ mod tests {
         let cuts = Cuts::even(&(0..100), 2);
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
         let ring = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32);
-        let rounds = |firsts: &dyn Fn(usize) -> bool| -> Vec<(usize, f64, f64)> {
+        let rounds = |firsts: &[usize]| -> Vec<(usize, f64, f64)> {
             let of = |of: Stretch| (of.count, of.before, of.seconds(&machine));
             ring.rounds(&machine, firsts).into_iter().map(of).collect()
         };
-        assert_eq!(rounds(&|_| true), [(1, 1.0, 401.0); 2]);
+        assert_eq!(rounds(&[0, 1]), [(1, 1.0, 401.0); 2]);
         // A group alone.
-        assert_eq!(rounds(&|first| first == 1), [(1, 1.0, 201.0); 2]);
+        assert_eq!(rounds(&[1]), [(1, 1.0, 201.0); 2]);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
         let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();

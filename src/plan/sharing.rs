@@ -42,7 +42,7 @@ impl Rounds {
 }
 
 /// Sets of loads of so many at most are remembered, and so many sets: those of long sums come again and again.
-const REMEMBERED: [usize; 2] = [4, 32];
+const REMEMBERED: [usize; 2] = [32, 64];
 
 /// What a transfer does at the moment.
 enum State {

@@ -382,11 +382,11 @@ impl Averaging {
                     .into_iter()
                     .map(|other| [from - lower + other, to - lower + other])
                     .collect();
-                vec![shared(all.messages(&pairs, bytes))]
+                vec![shared(all.messages(pairs, bytes))]
             }
-            (Line::Group(axis, first, ..), _) if self.split.is_some() => {
+            (Line::Group(axis, first, members, _), _) if self.split.is_some() || !setting.trades.is_empty() => {
                 let is_sum = transfer.kind == Kind::Sum;
-                let whole = || match is_sum {
+                let whole = || match is_sum && self.split.is_some() {
                     true => vec![Rounds::whole(self.transfer(transfer, setting))],
                     false => Vec::new(),
                 };
@@ -395,9 +395,14 @@ impl Averaging {
                 // Those with the same parts are all there.
                 let of = match axis {
                     Axis::Data | Axis::Job if is_sum => vec![*first],
+                    // Neighbours on the axis itself are groups.
+                    Axis::Data => {
+                        let others = stands_for(*first).into_iter();
+                        others.filter(|other| other % members.len() == first % members.len()).collect()
+                    }
                     _ => stands_for(*first),
                 };
-                course.rounds(machine, &|first| of.contains(&first)).into_iter().map(shared).collect()
+                course.rounds(machine, &of).into_iter().map(shared).collect()
             }
             _ => Vec::new(),
         }

@@ -21,7 +21,7 @@ use crate::model::Model;
 use crate::optim;
 use crate::plan::{
     self, Axis, Compiled, Extent, Line, Load, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal,
-    Script, Stage, Stages, StepFacts, Trading, Transfer,
+    Rounds, Script, Stage, Stages, StepFacts, Trading, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
@@ -245,8 +245,11 @@ impl Plans {
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
         let crowd = Crowd::of(scripts, layout.mesh, averaging);
+        let rounds_known: RefCell<HashMap<(*const Transfer, Line), Vec<Rounds>>> = RefCell::default();
         let rounds = |transfer: &Transfer, line: &Line| {
-            averaging.rounds(transfer, line, setting, &|first| crowd.of_line(first))
+            let find = || averaging.rounds(transfer, line, setting, &|first| crowd.of_line(first));
+            let mut known = rounds_known.borrow_mut();
+            known.entry((transfer, line.clone())).or_insert_with(find).clone()
         };
         let rates = |loads: &[Load]| averaging.rates(loads);
         let rule = &config.optimizer.rule;

@@ -122,7 +122,9 @@ impl Machine {
     /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
     /// the slowest; those within a node take seconds of their own. Then what came is handled.
     fn stretch(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Stretch {
-        let Some(number) = load else { return Stretch { count, before: near, carried: None, behind: handled } };
+        let Some(number) = load else {
+            return Stretch { count, before: near, carried: None, behind: handled };
+        };
         let (loads, bytes) = (self.loads.borrow(), bytes as f64);
         let Load { latency, rate, .. } = loads[number];
         // What stays within nodes may take longer.

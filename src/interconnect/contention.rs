@@ -115,7 +115,8 @@ impl Contention {
         for (index, routes) in loads.iter().enumerate() {
             open.extend(routes.each().map(|(links, weight)| (index, links, weight)));
         }
-        while rates.iter().zip(loads).any(|(rate, routes)| rate.is_infinite() && !routes.messages.is_empty()) {
+        while rates.iter().zip(loads).any(|(rate, routes)| rate.is_infinite() && !routes.messages.is_empty())
+        {
             let share = |link: &Link| self.divided[*link].room / self.divided[*link].weight;
             let least = touched.iter().map(share).fold(f64::INFINITY, f64::min);
             let is_full = |link: &Link| share(link) <= least * EQUAL;
@@ -297,5 +298,56 @@ mod tests {
         // One of both groups' links is on the way besides: 1 + 2 × 0.1, and four share the way out.
         assert!((seconds(1) - 41.2).abs() < 1e-9, "{}", seconds(1));
         assert!((seconds(4) - 11.2).abs() < 1e-9);
+    }
+
+    fn routes(contention: &mut Contention, messages: &[(usize, usize, f64)]) -> Routes {
+        contention.routes(messages.iter().map(|&(from, to, bytes)| ([from, to], bytes))).0
+    }
+
+    /// What others leave of a link goes to those that have use for it.
+    #[test]
+    fn links_are_divided_fairly_among_all_that_is_under_way() {
+        let flat = with(Topology::Flat);
+        let mut contention = Contention::new(&flat, 6);
+        // Three into node 0, of which one shares its way out with a message that goes elsewhere.
+        let [into, beside] = [
+            routes(&mut contention, &[(1, 0, 10.0), (2, 0, 10.0), (3, 0, 10.0)]),
+            routes(&mut contention, &[(3, 4, 7.0)]),
+        ];
+        let rates = contention.rates(&[&into, &beside]);
+        assert!((rates[0] - 1.0 / 3.0).abs() < 1e-12 && (rates[1] - 2.0 / 3.0).abs() < 1e-12, "{rates:?}");
+        assert_eq!(contention.rates(&[&beside]), [1.0]);
+        assert_eq!(contention.rates(&[&beside, &beside]), [0.5, 0.5]);
+        // Nothing of it stays for the next count, and the other way of counting has its own.
+        assert_eq!(contention.of(&[(1, 0), (2, 0)], [0.0; 2]).seconds(10.0), 21.0);
+        assert_eq!(contention.rates(&[&into]), [1.0 / 3.0]);
+        assert_eq!(contention.of(&[(1, 0), (2, 0)], [0.0; 2]).seconds(10.0), 21.0);
+        // Messages of half the bytes have half the rate, and those within a node none at all.
+        let unlike = routes(&mut contention, &[(1, 0, 10.0), (2, 0, 5.0), (5, 5, 90.0)]);
+        assert!((contention.rates(&[&unlike])[0] - 2.0 / 3.0).abs() < 1e-12);
+        assert!(
+            contention.rates(&[&routes(&mut Contention::new(&flat, 6), &[(5, 5, 1.0)])])[0].is_infinite()
+        );
+        // The longest way counts: 1.2 seconds through both levels of a tree.
+        let mut tree = Contention::new(&with(Topology::FatTree { down: vec![4, 2], up: vec![1, 2] }), 8);
+        let (_, latency) = tree.routes([([0, 1], 1.0), ([0, 7], 1.0)].into_iter());
+        assert!((latency - 1.2).abs() < 1e-12);
+    }
+
+    /// Members of a class have the same rate at every time; those that are told apart do not.
+    #[test]
+    fn members_are_alike_that_have_the_same_part_of_all_links() {
+        // Two leaves of four nodes with one link up. Nodes 0 to 2 send across, 3 to its neighbour.
+        let tree = with(Topology::FatTree { down: vec![4, 2], up: vec![1, 1] });
+        let mut contention = Contention::new(&tree, 8);
+        let members = [vec![[0, 4]], vec![[1, 5]], vec![[2, 6]], vec![[3, 2]]];
+        assert_eq!(contention.alike(&members, 9), [0, 0, 0, 3]);
+        assert_eq!(contention.alike(&members, 1), [0, 0, 0, 0]);
+        let flat = with(Topology::Flat);
+        let ring: Vec<_> = (0..4).map(|node| vec![[node, (node + 1) % 4], [(node + 1) % 4, node]]).collect();
+        assert_eq!(Contention::new(&flat, 4).alike(&ring, 9), [0; 4]);
+        // Two into one node: the third, which has its way out in common with one of these, tells them apart.
+        let three = [vec![[0, 2]], vec![[1, 2]], vec![[1, 3]]];
+        assert_eq!(Contention::new(&flat, 4).alike(&three, 9), [0, 1, 2]);
     }
 }

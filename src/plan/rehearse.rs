@@ -405,9 +405,6 @@ impl Stage<'_> {
         let Some(((line, index), over)) = self.traffic.next(self.prices.rates) else { return false };
         let meetings = self.meetings.get_mut(&line).expect("what is under way was started");
         meetings[index].over = Some(over);
-        if std::env::var("DLT_DEBUG").is_ok() {
-            eprintln!("{:.6} {:?} {index} began {:?}", over, line, meetings[index].started);
-        }
         if meetings.len() > index + 1 {
             self.hold(&line, index + 1);
         }
@@ -550,10 +547,6 @@ impl Stage<'_> {
         let transfer = transfer_of(&self.ranks, rank, action);
         let mut rounds = (self.prices.rounds)(transfer, line);
         if !rounds.is_empty() {
-            if std::env::var("DLT_DEBUG").is_ok() {
-                let loads: Vec<usize> = rounds.iter().filter_map(|of| of.carried).map(|(load, _)| load).collect();
-                eprintln!("{begun:.6} {line:?} {index} {rounds:?} {:?}", (self.prices.rates)(&loads));
-            }
             self.unknown |= !rounds.iter().all(Rounds::is_known);
             rounds.retain(Rounds::is_known);
             self.traffic.begin((line.clone(), index), begun, rounds);
@@ -783,7 +776,7 @@ mod tests {
                 &Prices {
                     transfer: &|_| 1.0,
                     rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
+                    rates: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
@@ -853,7 +846,7 @@ mod tests {
             let prices = Prices {
                 transfer: &|_| 0.5,
                 rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
+                rates: &|_| Vec::new(),
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &pace,
@@ -904,23 +897,54 @@ mod tests {
         scripts.sort_by_key(|script| script.rank);
         // Losses and hits, which are added up by themselves, are no bytes to speak of.
         let is_sum = |transfer: &Transfer| transfer.kind == Kind::Sum && transfer.cuts.range().len() > TAIL;
-        let seconds = |rounds: &dyn Fn(&Transfer) -> Vec<Rounds>| {
+        let seconds = |rounds: &dyn Fn(&Transfer, &Line) -> Vec<Rounds>| {
             let prices = Prices {
                 transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
                 rounds,
+                rates: &|_| Vec::new(),
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &|_| 1.0,
             };
             rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
         };
-        let of = |alone: f64, carried: f64| {
-            let sum = Rounds { count: 1, alone, carried };
-            seconds(&|transfer| if is_sum(transfer) { vec![sum] } else { Vec::new() })
+        let of = |before: f64, carried: f64| {
+            let sum = Rounds { before, ..Rounds::whole(carried) };
+            // Both groups of ranks with the same parts have links of their own.
+            let of_one = |line: &Line| !matches!(line, Line::Group(Axis::Data, 1, ..));
+            seconds(&|transfer, line| if is_sum(transfer) && of_one(line) { vec![sum] } else { Vec::new() })
         };
         // The first begins behind the third step, the other behind the fourth.
         assert_eq!([of(0.0, 4.0), of(4.0, 0.0), of(2.0, 2.0)], [11.0, 8.0, 9.0]);
-        assert_eq!(seconds(&|_| Vec::new()), 8.0);
+        assert_eq!(seconds(&|_, _| Vec::new()), 8.0);
+    }
+
+    /// Of two messages over one link none waits for the other, whichever rank is looked at first, and what comes behind
+    /// one waits for that alone.
+    #[test]
+    fn messages_between_stages_share_their_links_from_when_they_begin() {
+        let mesh = MeshShape { data: 1, pipeline: 3, tensor: 1 };
+        // Rank 0 sends to 1 and to 2, and then again to 1.
+        let scripts = tangle(mesh, &[(1, 0, 1, 9), (1, 0, 2, 9), (1, 0, 1, 9)]);
+        let found = |scripts: &[Script], bytes: f64| {
+            let prices = Prices {
+                transfer: &|_| unreachable!(),
+                rounds: &|_, line| match line {
+                    Line::Pair(..) => vec![Rounds { before: 1.0, ..Rounds::whole(bytes) }],
+                    _ => Vec::new(),
+                },
+                rates: &|_| Vec::new(),
+                update: &|_| 0.0,
+                add: &|_| 0.0,
+                pace: &|_| 1.0,
+            };
+            rehearse(scripts, &[&Example::new(&[1]).steps], &prices).unwrap()
+        };
+        // A second each, then four seconds' bytes of both; the third has one, and its four are alone.
+        assert_eq!(found(&scripts, 4.0).seconds, 1.0 + 8.0 + 1.0 + 4.0);
+        assert_eq!(found(&scripts, 0.0).seconds, 2.0);
+        // Rank 2 is through with its message after nine, and goes on with that of the next step.
+        assert_eq!(found(&scripts, 4.0).exposed, [14.0; 3]);
     }
 
     fn plain(ranks: usize) -> Manner {

@@ -37,7 +37,9 @@ impl Rounds {
 
     /// Whether all is known of it.
     pub(super) fn is_known(&self) -> bool {
-        self.before.is_finite() && self.behind.is_finite() && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
+        self.before.is_finite()
+            && self.behind.is_finite()
+            && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
     }
 }
 

@@ -384,13 +384,17 @@ impl Averaging {
                     .collect();
                 vec![shared(all.messages(pairs, bytes))]
             }
-            (Line::Group(axis, first, members, _), _) if self.split.is_some() || !setting.trades.is_empty() => {
+            (Line::Group(axis, first, members, _), _)
+                if self.split.is_some() || !setting.trades.is_empty() =>
+            {
                 let is_sum = transfer.kind == Kind::Sum;
                 let whole = || match is_sum && self.split.is_some() {
                     true => vec![Rounds::whole(self.transfer(transfer, setting))],
                     false => Vec::new(),
                 };
-                let Some(machine) = self.machine().filter(|machine| machine.nodes > 1) else { return whole() };
+                let Some(machine) = self.machine().filter(|machine| machine.nodes > 1) else {
+                    return whole();
+                };
                 let Some(course) = self.course(transfer, setting, machine) else { return whole() };
                 // Those with the same parts are all there.
                 let of = match axis {

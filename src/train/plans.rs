@@ -532,7 +532,8 @@ impl Crowd {
         let mut there: Vec<usize> = scripts.iter().map(|script| script.place(Axis::Data)).collect();
         there.sort_unstable();
         there.dedup();
-        let mut stands_for: Vec<(usize, Vec<usize>)> = there.iter().map(|&place| (place, vec![place])).collect();
+        let mut stands_for: Vec<(usize, Vec<usize>)> =
+            there.iter().map(|&place| (place, vec![place])).collect();
         if there.len() < mesh.data {
             let classes = averaging.alike(mesh, CLASSES);
             let mut of_class: HashMap<usize, usize> = HashMap::new();

@@ -36,6 +36,8 @@ pub struct Machine {
     /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.
     loads: RefCell<Vec<Load>>,
     numbered: RefCell<HashMap<Shared, Option<usize>>>,
+    /// Groups that have the same part of all links.
+    classes: RefCell<HashMap<[usize; 3], Vec<usize>>>,
 }
 
 /// Messages that are on their links at a time.
@@ -92,6 +94,7 @@ impl Machine {
             contention,
             loads: RefCell::default(),
             numbered: RefCell::default(),
+            classes: RefCell::default(),
         }
     }
 
@@ -149,12 +152,16 @@ impl Machine {
     }
 
     /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
-    /// same part of all links: the number of the first that has, for each.
-    pub fn alike(&self, members: &[Vec<[usize; 2]>], most: usize) -> Vec<usize> {
-        let nodes = |ends: &[usize; 2]| ends.map(|rank| self.node_of[rank]);
-        let members: Vec<Vec<[usize; 2]>> =
-            members.iter().map(|messages| messages.iter().map(nodes).collect()).collect();
-        self.contention.borrow_mut().alike(&members, most)
+    /// same part of all links: the number of the first that has, for each. There are so many groups of so many ranks,
+    /// and so many classes at most.
+    pub fn alike(&self, shape: [usize; 3], members: impl FnOnce() -> Vec<Vec<[usize; 2]>>) -> Vec<usize> {
+        let find = || {
+            let nodes = |ends: [usize; 2]| ends.map(|rank| self.node_of[rank]);
+            let mut members = members();
+            members.iter_mut().flatten().for_each(|ends| *ends = nodes(*ends));
+            self.contention.borrow_mut().alike(&members, shape[2])
+        };
+        self.classes.borrow_mut().entry(shape).or_insert_with(find).clone()
     }
 
     /// How many ranks it has.

@@ -149,13 +149,13 @@ impl Contention {
         let mut count = 1;
         loop {
             // Of each link the sum over what it carries, in any order.
-            let mut carried: HashMap<Link, u64> = HashMap::new();
+            let mut carried = vec![0u64; self.divided.len()];
             for (member, messages) in members.iter().enumerate() {
                 for (kind, [from, to]) in messages.iter().enumerate() {
                     self.network.route(*from, *to, &mut self.links);
                     for &link in &self.links {
-                        let sum = carried.entry(link).or_default();
-                        *sum = sum.wrapping_add(mixed([kind as u64, classes[member] as u64]));
+                        carried[link] =
+                            carried[link].wrapping_add(mixed([kind as u64, classes[member] as u64]));
                     }
                 }
             }
@@ -165,9 +165,9 @@ impl Contention {
                 let mut sign = classes[member] as u64;
                 for [from, to] in messages {
                     self.network.route(*from, *to, &mut self.links);
-                    for link in &self.links {
+                    for &link in &self.links {
                         sign = mixed([sign, carried[link]]);
-                        sign = mixed([sign, self.network.capacity(*link).to_bits()]);
+                        sign = mixed([sign, self.network.capacity(link).to_bits()]);
                     }
                     sign = mixed([sign, self.links.len() as u64]);
                 }

@@ -549,7 +549,9 @@ impl Stage<'_> {
         if !rounds.is_empty() {
             self.unknown |= !rounds.iter().all(Rounds::is_known);
             rounds.retain(Rounds::is_known);
-            self.traffic.begin((line.clone(), index), begun, rounds);
+            // Ranks with the same parts of layers do the same as others with theirs.
+            let joins = transfer.kind == Kind::Sum && transfer.axis == Axis::Data;
+            self.traffic.begin((line.clone(), index), begun, rounds, joins);
             return;
         }
         let over = begun + (self.prices.transfer)(transfer);

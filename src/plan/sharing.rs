@@ -5,7 +5,7 @@
 //! of a message); then its links carry bytes, at the rate that the network has for it beside all else that is on its
 //! links at that time; and then again what nothing keeps it from (adding).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Messages whose bytes are on their links at a time, by a number that whoever knows the network has given them.
 pub type Load = usize;
@@ -44,19 +44,21 @@ impl Rounds {
 }
 
 /// Sets of loads of so many at most are remembered, and so many sets: those of long sums come again and again.
-const REMEMBERED: [usize; 2] = [32, 64];
+const REMEMBERED: [usize; 2] = [64, 4096];
 
 /// What a transfer does at the moment.
 enum State {
     Until(f64),
-    /// Its links have so many bytes to carry.
-    Left(Load, f64),
+    /// Its links have so many bytes to carry, of which of the rounds.
+    Left(usize, f64),
 }
 
-/// A transfer, and how far it is.
+/// A transfer, or several that go in step, and how far it is.
 struct Way<K> {
-    key: K,
+    keys: Vec<K>,
     rounds: Vec<Rounds>,
+    /// Of each that joined: its rounds, which carry other loads.
+    beside: Vec<Vec<Rounds>>,
     /// Which of the rounds, how many of those that are alike are over, and how many of the three parts of this one.
     at: usize,
     over: usize,
@@ -76,7 +78,7 @@ impl<K> Way<K> {
             (self.parts, self.over) = if part == 2 { (0, self.over + 1) } else { (part + 1, self.over) };
             match (part, carried) {
                 (0, _) if before > 0.0 => self.state = State::Until(now + before),
-                (1, Some((load, bytes))) if bytes > 0.0 => self.state = State::Left(load, bytes),
+                (1, Some((_, bytes))) if bytes > 0.0 => self.state = State::Left(self.at, bytes),
                 (2, _) if behind > 0.0 => self.state = State::Until(now + behind),
                 _ => continue,
             }
@@ -85,12 +87,31 @@ impl<K> Way<K> {
         false
     }
 
+    /// What links carry of some rounds that are alike.
+    fn loads_at(&self, at: usize) -> impl Iterator<Item = Load> + '_ {
+        let all = std::iter::once(&self.rounds).chain(&self.beside);
+        all.filter_map(move |rounds| rounds[at].carried.map(|(load, _)| load))
+    }
+
     /// What its links carry at the moment.
-    fn load(&self) -> Option<Load> {
-        match self.state {
+    fn loads(&self) -> impl Iterator<Item = Load> + '_ {
+        let at = match self.state {
             State::Until(_) => None,
-            State::Left(load, _) => Some(load),
-        }
+            State::Left(at, _) => Some(at),
+        };
+        at.into_iter().flat_map(|at| self.loads_at(at))
+    }
+
+    /// Whether a transfer that begins then goes in step with it.
+    fn is_joined_by(&self, begun: f64, rounds: &[Rounds]) -> bool {
+        let alike = |(one, other): (&Rounds, &Rounds)| {
+            let bytes = |of: &Rounds| of.carried.map(|(_, bytes)| bytes);
+            (one.count, one.before, one.behind) == (other.count, other.before, other.behind)
+                && bytes(one) == bytes(other)
+        };
+        let waits = matches!(self.state, State::Until(end) if end == begun);
+        let is_new = (self.at, self.over, self.parts) == (0, 0, 0);
+        waits && is_new && self.rounds.len() == rounds.len() && self.rounds.iter().zip(rounds).all(alike)
     }
 }
 
@@ -99,20 +120,26 @@ pub(super) struct Traffic<K> {
     now: f64,
     ways: Vec<Way<K>>,
     over: VecDeque<(K, f64)>,
-    known: Vec<(Vec<Load>, Vec<f64>)>,
+    known: HashMap<Vec<Load>, Vec<f64>>,
 }
 
 impl<K> Default for Traffic<K> {
     fn default() -> Traffic<K> {
-        Traffic { now: 0.0, ways: Vec::new(), over: VecDeque::new(), known: Vec::new() }
+        Traffic { now: 0.0, ways: Vec::new(), over: VecDeque::new(), known: HashMap::new() }
     }
 }
 
 impl<K> Traffic<K> {
-    /// A transfer begins, not before the last that was over.
-    pub(super) fn begin(&mut self, key: K, begun: f64, rounds: Vec<Rounds>) {
+    /// A transfer begins, not before the last that was over. One that joins goes in step with others that do, if they
+    /// begin with it and have as many bytes: all wait for the slowest.
+    pub(super) fn begin(&mut self, key: K, begun: f64, rounds: Vec<Rounds>, joins: bool) {
+        if joins && let Some(way) = self.ways.iter_mut().find(|way| way.is_joined_by(begun, &rounds)) {
+            way.keys.push(key);
+            way.beside.push(rounds);
+            return;
+        }
         let state = State::Until(begun);
-        self.ways.push(Way { key, rounds, at: 0, over: 0, parts: 0, state });
+        self.ways.push(Way { keys: vec![key], rounds, beside: Vec::new(), at: 0, over: 0, parts: 0, state });
     }
 
     /// The next transfer that is over, and when, if none begins before.
@@ -131,7 +158,7 @@ impl<K> Traffic<K> {
 
     /// What loads that are on the links at a time have of them.
     fn rates(&mut self, loads: Vec<Load>, rates: Rates) -> Vec<f64> {
-        if let Some((_, found)) = self.known.iter().find(|(known, _)| *known == loads) {
+        if let Some(found) = self.known.get(&loads) {
             return found.clone();
         }
         let joined: Vec<Load> = loads.iter().copied().filter(|&load| load != COMMON).collect();
@@ -145,31 +172,37 @@ impl<K> Traffic<K> {
         let [most, sets] = REMEMBERED;
         if loads.len() <= most {
             if self.known.len() == sets {
-                self.known.remove(0);
+                self.known.clear();
             }
-            self.known.push((loads, found.clone()));
+            self.known.insert(loads, found.clone());
         }
         found
     }
 
-    /// The one that is left goes through all of its rounds.
+    /// Seconds of so many bytes of the slowest of loads that are alone on the links.
+    fn alone(&mut self, loads: Vec<Load>, bytes: f64, rates: Rates) -> f64 {
+        bytes / self.rates(loads, rates).into_iter().fold(f64::INFINITY, f64::min)
+    }
+
+    /// What is left alone goes through all of its rounds.
     fn last(&mut self, rates: Rates) {
         let Some(mut way) = self.ways.pop() else { return };
         loop {
             self.now = match way.state {
                 State::Until(end) => self.now.max(end),
-                State::Left(load, bytes) => self.now + bytes / self.rates(vec![load], rates)[0],
+                State::Left(_, bytes) => self.now + self.alone(way.loads().collect(), bytes, rates),
             };
             // Those that are alike take as long as each other.
             if let Some(&Rounds { count, before, carried, behind }) = way.rounds.get(way.at)
                 && way.parts == 0
             {
-                let each = carried.map_or(0.0, |(load, bytes)| bytes / self.rates(vec![load], rates)[0]);
+                let loads = way.loads_at(way.at).collect();
+                let each = carried.map_or(0.0, |(_, bytes)| self.alone(loads, bytes, rates));
                 self.now += (count - way.over) as f64 * (before + each + behind);
                 way.over = count;
             }
             if !way.go_on(self.now) {
-                self.over.push_back((way.key, self.now));
+                self.over.extend(way.keys.into_iter().map(|key| (key, self.now)));
                 return;
             }
         }
@@ -177,13 +210,13 @@ impl<K> Traffic<K> {
 
     /// Until the next moment at which one of them has done something.
     fn go_on(&mut self, rates: Rates) {
-        let loads: Vec<Load> = self.ways.iter().filter_map(Way::load).collect();
+        let loads: Vec<Load> = self.ways.iter().flat_map(Way::loads).collect();
         let mut rates = if loads.is_empty() { Vec::new() } else { self.rates(loads, rates) }.into_iter();
         let now = self.now;
         let of = |way: &Way<K>| match way.state {
             State::Until(end) => (end.max(now), 0.0),
             State::Left(_, bytes) => {
-                let rate = rates.next().unwrap_or(f64::INFINITY);
+                let rate = rates.by_ref().take(way.loads().count()).fold(f64::INFINITY, f64::min);
                 (now + bytes / rate, rate)
             }
         };
@@ -194,7 +227,7 @@ impl<K> Traffic<K> {
             if end <= next {
                 match way.go_on(next) {
                     true => left.push(way),
-                    false => self.over.push_back((way.key, next)),
+                    false => self.over.extend(way.keys.into_iter().map(|key| (key, next))),
                 }
                 continue;
             }
@@ -219,7 +252,7 @@ mod tests {
     fn over(ways: &[(f64, Rounds)]) -> Vec<f64> {
         let mut traffic = Traffic::default();
         for (key, &(begun, of)) in ways.iter().enumerate() {
-            traffic.begin(key, begun, vec![of]);
+            traffic.begin(key, begun, vec![of], false);
         }
         let mut over = vec![0.0; ways.len()];
         while let Some((key, at)) = traffic.next(&|_| unreachable!()) {
@@ -234,7 +267,7 @@ mod tests {
         assert_eq!(over(&[(1.0, rounds(0, 1.0, 1.0)), (20.0, rounds(1, 0.0, 4.0))]), [1.0, 24.0]);
         let mut traffic = Traffic::default();
         let behind = Rounds { behind: 0.25, ..rounds(2, 0.0, 1.0) };
-        traffic.begin((), 1.0, vec![rounds(2, 1.0, 0.0), rounds(3, 0.0, 2.0), behind]);
+        traffic.begin((), 1.0, vec![rounds(2, 1.0, 0.0), rounds(3, 0.0, 2.0), behind], false);
         assert_eq!(traffic.next(&|_| unreachable!()), Some(((), 11.5)));
         assert_eq!(traffic.next(&|_| unreachable!()), None);
     }
@@ -261,12 +294,33 @@ mod tests {
         };
         let mut traffic = Traffic::default();
         let of = |load| vec![Rounds { carried: Some((load, 4.0)), ..rounds(1, 0.0, 0.0) }];
-        traffic.begin("first", 0.0, of(0));
-        traffic.begin("second", 3.0, of(1));
+        traffic.begin("first", 0.0, of(0), false);
+        traffic.begin("second", 3.0, of(1), false);
         // A byte of the second until 4, and three at twice the rate.
         assert_eq!(traffic.next(&rates), Some(("first", 4.0)));
-        traffic.begin("third", 5.0, of(COMMON));
+        traffic.begin("third", 5.0, of(COMMON), false);
         assert_eq!(traffic.next(&rates), Some(("second", 5.5)));
         assert_eq!(traffic.next(&rates), Some(("third", 9.0)));
+    }
+
+    /// Load 0 has a rate of 1 and load 1 one of 2: together they take as long as the slower one.
+    #[test]
+    fn those_that_join_go_in_step() {
+        let rates = |loads: &[Load]| -> Vec<f64> { loads.iter().map(|load| 1.0 + *load as f64).collect() };
+        let of = |load| vec![Rounds { carried: Some((load, 4.0)), ..rounds(2, 1.0, 0.0) }];
+        let over = |joins: bool| {
+            let mut traffic = Traffic::default();
+            traffic.begin(0, 1.0, of(0), joins);
+            traffic.begin(1, 1.0, of(1), joins);
+            // It begins at another time.
+            traffic.begin(2, 2.0, of(1), joins);
+            let mut over = [0.0; 3];
+            while let Some((key, at)) = traffic.next(&rates) {
+                over[key] = at;
+            }
+            over
+        };
+        assert_eq!(over(false), [11.0, 7.0, 8.0]);
+        assert_eq!(over(true), [11.0, 11.0, 8.0]);
     }
 }

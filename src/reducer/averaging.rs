@@ -413,8 +413,9 @@ impl Averaging {
     }
 
     /// Bytes a second of the slowest message of each of some loads that are under way at a time.
-    pub fn rates(&self, loads: &[Load]) -> Vec<f64> {
-        self.stages.as_ref().filter(|_| self.split.is_none()).map_or(&self.ranks, |(all, _)| all).rates(loads)
+    pub fn rates(&self, loads: &[Load], setting: Setting) -> Vec<f64> {
+        let of_groups = self.split.is_some() || !setting.trades.is_empty();
+        self.stages.as_ref().filter(|_| !of_groups).map_or(&self.ranks, |(all, _)| all).rates(loads)
     }
 
     /// Of a network in stages: which of those that compute a stage have the same part of all links as others, so that
@@ -428,8 +429,7 @@ impl Averaging {
                 .flat_map(|[from, to]| [[from, to], [to, from]])
                 .collect()
         };
-        let members: Vec<Vec<[usize; 2]>> = (0..mesh.data).map(of).collect();
-        all.alike(&members, most)
+        all.alike([mesh.data, mesh.pipeline, most], || (0..mesh.data).map(of).collect())
     }
 
     /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a

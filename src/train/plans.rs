@@ -249,9 +249,9 @@ impl Plans {
         let rounds = |transfer: &Transfer, line: &Line| {
             let find = || averaging.rounds(transfer, line, setting, &|first| crowd.of_line(first));
             let mut known = rounds_known.borrow_mut();
-            known.entry((transfer, line.clone())).or_insert_with(find).clone()
+            known.entry((std::ptr::from_ref(transfer), line.clone())).or_insert_with(find).clone()
         };
-        let rates = |loads: &[Load]| averaging.rates(loads);
+        let rates = |loads: &[Load]| averaging.rates(loads, setting);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;

@@ -238,7 +238,7 @@ impl Contention {
 
 /// Two numbers in one that tells them apart (the last steps of SplitMix64).
 fn mixed([one, other]: [u64; 2]) -> u64 {
-    let mut bits = one.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ other.rotate_left(31);
+    let mut bits = one.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ other.rotate_left(31);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)

@@ -516,8 +516,11 @@ impl Plans {
 }
 
 /// What a rehearsal says, in a line, or with rank 0's whole script.
-/// Classes of ranks that are told apart where they share links unlike: more would take long to rehearse.
-pub const CLASSES: usize = 16;
+/// Into how many classes ranks are told apart at most where they share links unlike: what that takes grows with both,
+/// since links are divided among all messages whenever one of a class begins or ends.
+pub fn most_classes(ranks: usize) -> usize {
+    (16_384 / ranks.max(1)).clamp(1, 16)
+}
 
 /// Whom the ranks that are rehearsed stand for, by their places on the data axis: those that have the same part of all
 /// links and are not there themselves.
@@ -535,7 +538,7 @@ impl Crowd {
         let mut stands_for: Vec<(usize, Vec<usize>)> =
             there.iter().map(|&place| (place, vec![place])).collect();
         if there.len() < mesh.data {
-            let classes = averaging.alike(mesh, CLASSES);
+            let classes = averaging.alike(mesh, most_classes(mesh.ranks()));
             let mut of_class: HashMap<usize, usize> = HashMap::new();
             for (index, &place) in there.iter().enumerate() {
                 of_class.entry(classes[place]).or_insert(index);

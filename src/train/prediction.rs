@@ -9,7 +9,7 @@ use std::path::Path;
 use super::groups::{Layout, divided, in_groups};
 use super::network::Network;
 use super::planner;
-use super::plans::{ADDING, CLASSES, Plans, per_byte, step_seconds};
+use super::plans::{ADDING, Plans, most_classes, per_byte, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
@@ -365,7 +365,7 @@ impl Case<'_> {
         let mut rounds = Vec::new();
         // Between stages some have less of their links than others.
         let unlike = match places.stage {
-            Some(_) => averaging.alike(places.mesh, CLASSES),
+            Some(_) => averaging.alike(places.mesh, most_classes(places.mesh.ranks())),
             None => Vec::new(),
         };
         for (index, manner) in manners.iter().enumerate() {

@@ -15,7 +15,7 @@ use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, to
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
-use crate::interconnect::{Contention, Interconnect, Loads};
+use crate::interconnect::{Contention, Interconnect, Loads, Routes};
 
 /// Where ranks are, and what is known of it.
 pub struct Machine {
@@ -33,6 +33,43 @@ pub struct Machine {
     /// The same of messages that are under way at a time.
     together: RefCell<HashMap<Together, f64>>,
     contention: RefCell<Contention>,
+    /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.
+    loads: RefCell<Vec<Load>>,
+    numbered: RefCell<HashMap<Shared, Option<usize>>>,
+    /// Groups that have the same part of all links.
+    classes: RefCell<HashMap<[usize; 3], Vec<usize>>>,
+}
+
+/// Messages that are on their links at a time.
+struct Load {
+    routes: Routes,
+    /// Seconds until the first byte of the last is there, and bytes a second of the slowest if there is nothing else.
+    latency: f64,
+    rate: f64,
+}
+
+/// Whose messages a load is.
+#[derive(PartialEq, Eq, Hash)]
+enum Shared {
+    /// Those of a phase, which is one of several, in all groups or in those with some first ranks.
+    Phase(Steps, Among, usize, Option<Vec<usize>>),
+    /// Those that start at a time, in groups with some first ranks.
+    Together(Together, Vec<usize>),
+    /// Between pairs of ranks.
+    Pairs(Vec<[usize; 2]>),
+}
+
+/// Rounds of a course that are alike.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stretch {
+    /// How many.
+    pub count: usize,
+    /// Seconds of each before links carry anything of it.
+    pub before: f64,
+    /// The number of what they carry then (`Machine::rates`), and the bytes of its largest message.
+    pub carried: Option<(usize, f64)>,
+    /// Seconds of each when they have.
+    pub behind: f64,
 }
 
 impl Machine {
@@ -46,8 +83,85 @@ impl Machine {
         let (nodes, local) = (world.nodes(), world.local_size());
         let node_of = (0..world.size()).map(|rank| world.node_of(rank)).collect();
         let contention = RefCell::new(Contention::new(&network, nodes));
-        let (known, together) = (RefCell::default(), RefCell::default());
-        Machine { network, nodes, local, parameters, node_of, known, together, contention }
+        Machine {
+            network,
+            nodes,
+            local,
+            parameters,
+            node_of,
+            known: RefCell::default(),
+            together: RefCell::default(),
+            contention,
+            loads: RefCell::default(),
+            numbered: RefCell::default(),
+            classes: RefCell::default(),
+        }
+    }
+
+    /// Bytes a second of the slowest message of each of some loads that are under way at a time.
+    pub fn rates(&self, loads: &[usize]) -> Vec<f64> {
+        let known = self.loads.borrow();
+        if let [load] = loads {
+            return vec![known[*load].rate];
+        }
+        let loads: Vec<&Routes> = loads.iter().map(|&load| &known[load].routes).collect();
+        self.contention.borrow_mut().rates(&loads)
+    }
+
+    /// The number of messages between ranks, of so many bytes each; none if all stay within nodes.
+    fn load(&self, shared: Shared, messages: impl FnOnce() -> Vec<([usize; 2], f64)>) -> Option<usize> {
+        *self.numbered.borrow_mut().entry(shared).or_insert_with(|| {
+            let messages = messages();
+            let nodes = |(ends, bytes): &([usize; 2], f64)| (ends.map(|rank| self.node_of[rank]), *bytes);
+            let mut contention = self.contention.borrow_mut();
+            let (routes, latency) = contention.routes(messages.iter().map(nodes));
+            let rate = contention.rates(&[&routes])[0];
+            let mut loads = self.loads.borrow_mut();
+            loads.push(Load { routes, latency, rate });
+            rate.is_finite().then_some(loads.len() - 1)
+        })
+    }
+
+    /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
+    /// the slowest; those within a node take seconds of their own. Then what came is handled.
+    fn stretch(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Stretch {
+        let Some(number) = load else {
+            return Stretch { count, before: near, carried: None, behind: handled };
+        };
+        let (loads, bytes) = (self.loads.borrow(), bytes as f64);
+        let Load { latency, rate, .. } = loads[number];
+        // What stays within nodes may take longer.
+        let behind = handled + (near - latency - bytes / rate).max(0.0);
+        Stretch { count, before: latency, carried: Some((number, bytes)), behind }
+    }
+
+    /// Seconds of so many bytes within a node, if some of these messages stay there.
+    fn within(&self, mut messages: impl Iterator<Item = [usize; 2]>, bytes: usize) -> f64 {
+        let within = self.parameters.within;
+        match messages.any(|[from, to]| self.node_of[from] == self.node_of[to]) {
+            true => within.latency() + bytes as f64 * within.per_byte(),
+            false => 0.0,
+        }
+    }
+
+    /// A message from rank to rank, of each of some pairs.
+    pub fn messages(&self, pairs: Vec<[usize; 2]>, bytes: usize) -> Stretch {
+        let near = self.within(pairs.iter().copied(), bytes);
+        let all = pairs.iter().map(|&ends| (ends, 1.0)).collect();
+        self.stretch(self.load(Shared::Pairs(pairs), || all), [1, bytes], near, 0.0)
+    }
+
+    /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
+    /// same part of all links: the number of the first that has, for each. There are so many groups of so many ranks,
+    /// and so many classes at most.
+    pub fn alike(&self, shape: [usize; 3], members: impl FnOnce() -> Vec<Vec<[usize; 2]>>) -> Vec<usize> {
+        let find = || {
+            let nodes = |ends: [usize; 2]| ends.map(|rank| self.node_of[rank]);
+            let mut members = members();
+            members.iter_mut().flatten().for_each(|ends| *ends = nodes(*ends));
+            self.contention.borrow_mut().alike(&members, shape[2])
+        };
+        self.classes.borrow_mut().entry(shape).or_insert_with(find).clone()
     }
 
     /// How many ranks it has.
@@ -59,24 +173,38 @@ impl Machine {
     fn loads(&self, (steps, among, index): (Steps, Among, usize), phase: &Phase) -> Rc<Loads> {
         let mut known = self.known.borrow_mut();
         let found = known.entry((steps, among, index)).or_insert_with(|| {
-            let node = |rank: usize| self.node_of[rank];
-            let pairs = (phase.pairs)();
-            let messages: Vec<(usize, usize)> = match among {
-                Among::Alike => (0..self.local).flat_map(|_| pairs.iter().copied()).collect(),
-                Among::All => pairs.into_iter().map(|(from, to)| (node(from), node(to))).collect(),
-                Among::Groups(groups) => {
-                    let of = |first: usize| {
-                        let node = move |place: usize| node(groups.rank(first, place));
-                        pairs.iter().map(move |&(from, to)| (node(from), node(to)))
-                    };
-                    groups.first_ranks(self.ranks()).flat_map(of).collect()
-                }
-            };
+            let node = |[from, to]: [usize; 2]| (self.node_of[from], self.node_of[to]);
+            let messages: Vec<(usize, usize)> =
+                self.pairs(among, phase, None).into_iter().map(node).collect();
             let within = self.parameters.within;
             let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
             Rc::new(if phase.rounds > 1 || among != Among::All { loads.slowest() } else { loads })
         });
         found.clone()
+    }
+
+    /// The ranks at both ends of the messages of a phase; of groups all, or those with some first ranks.
+    fn pairs(&self, among: Among, phase: &Phase, firsts: Option<&[usize]>) -> Vec<[usize; 2]> {
+        let pairs = (phase.pairs)();
+        match among {
+            Among::Alike => {
+                let of = |local: usize| {
+                    let rank = move |node: usize| node * self.local + local;
+                    pairs.iter().map(move |&(from, to)| [rank(from), rank(to)])
+                };
+                (0..self.local).flat_map(of).collect()
+            }
+            Among::All => pairs.into_iter().map(|(from, to)| [from, to]).collect(),
+            Among::Groups(groups) => {
+                let of = |first: usize| {
+                    pairs.iter().map(move |&(from, to)| [groups.rank(first, from), groups.rank(first, to)])
+                };
+                match firsts {
+                    Some(firsts) => firsts.iter().copied().flat_map(of).collect(),
+                    None => groups.first_ranks(self.ranks()).flat_map(of).collect(),
+                }
+            }
+        }
     }
 
     /// Seconds until messages of all groups are there that start at a time.
@@ -92,20 +220,22 @@ impl Machine {
         };
         let all: Vec<([usize; 2], f64)> = groups.first_ranks(self.ranks()).flat_map(of).collect();
         let between = self.contention.borrow_mut().together(&all);
-        // What a rank sends to others of its node it copies, one after the other.
-        let within = self.parameters.within;
-        let near = |first: usize| {
-            let mut copied: HashMap<usize, usize> = HashMap::new();
-            let node = |place: usize| self.node_of[groups.rank(first, place)];
-            for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
-                debug_assert!(from != to);
-                *copied.entry(from).or_default() += bytes;
-            }
-            copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
-        };
+        let near = |first: usize| self.near(together, first);
         let seconds = groups.first_ranks(self.ranks()).map(near).fold(between, f64::max);
         known.insert(together.clone(), seconds);
         seconds
+    }
+
+    /// Seconds of what stays within nodes: what a rank sends to others of its node it copies, one after the other.
+    fn near(&self, Together { groups, messages }: &Together, first: usize) -> f64 {
+        let mut copied: HashMap<usize, usize> = HashMap::new();
+        let node = |place: usize| self.node_of[groups.rank(first, place)];
+        for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
+            debug_assert!(from != to);
+            *copied.entry(from).or_default() += bytes;
+        }
+        let within = self.parameters.within;
+        copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
     }
 }
 
@@ -159,6 +289,22 @@ impl Groups {
 struct Together {
     groups: Groups,
     messages: Vec<[usize; 3]>,
+}
+
+impl Together {
+    /// In groups with some first ranks.
+    fn at_a_time(&self, machine: &Machine, firsts: &[usize]) -> Stretch {
+        let Together { groups, messages } = self;
+        let largest = messages.iter().map(|[.., bytes]| *bytes).max().unwrap_or(0);
+        let of = |&first: &usize| {
+            let rank = move |place: usize| groups.rank(first, place);
+            messages.iter().map(move |&[from, to, bytes]| ([rank(from), rank(to)], bytes as f64))
+        };
+        let near = firsts.iter().map(|&first| machine.near(self, first)).fold(0.0, f64::max);
+        let shared = Shared::Together(self.clone(), firsts.to_vec());
+        let load = machine.load(shared, || firsts.iter().flat_map(of).collect());
+        machine.stretch(load, [1, largest], near, 0.0)
+    }
 }
 
 /// Who sends what to whom.
@@ -335,45 +481,58 @@ impl Course {
             Leg::Work(seconds) => *seconds,
             Leg::Together(together) => machine.together(together),
             Leg::Messages { steps, cuts, among: Among::Alike } => {
-                // Of all local ranks the one that has most to send.
-                let most = |local: usize| {
-                    let of = share_of(cuts, local, machine);
-                    (0..machine.nodes).map(|node| of.part(node).len()).max()
-                };
-                let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
-                self.phases(*steps, &share_of(cuts, local, machine), Among::Alike, machine)
+                self.phases(*steps, &busiest_share(cuts, machine), Among::Alike, machine)
             }
             Leg::Messages { steps, cuts, among } => self.phases(*steps, cuts, *among, machine),
         }
     }
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
-    /// takes: how many are alike, and of each the seconds in which nothing of it is on the links and those in which
-    /// they carry its bytes.
-    pub fn rounds(&self, machine: &Machine) -> Vec<(usize, [f64; 2])> {
+    /// takes. Of a course in groups those of some of these, by their first ranks.
+    pub fn rounds(&self, machine: &Machine, firsts: &[usize]) -> Vec<Stretch> {
         let mut rounds = Vec::new();
         for leg in &self.legs {
-            let Leg::Messages { steps, cuts, among } = leg else {
-                rounds.push((1, [self.of_leg(leg, machine), 0.0]));
-                continue;
-            };
-            if *among == Among::Alike {
-                rounds.push((1, [0.0, self.of_leg(leg, machine)]));
-                continue;
-            }
-            for (index, phase) in steps.phases(cuts).into_iter().enumerate().filter(Self::is_sent) {
-                let bytes = (4 * self.wire.words(phase.elements)) as f64;
-                let loads = machine.loads((*steps, *among, index), &phase);
-                let (fixed, all) = (loads.seconds(0.0), loads.seconds(bytes));
-                let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
-                rounds.push((phase.rounds, [fixed + handled, all - fixed]));
+            match leg {
+                Leg::Meet => {}
+                Leg::Work(seconds) => rounds.push(Stretch::of_work(*seconds)),
+                Leg::Together(together) => rounds.push(together.at_a_time(machine, firsts)),
+                Leg::Messages { steps, cuts, among } => {
+                    let of_leg = self.of_phases(*steps, cuts, *among, machine, firsts);
+                    // Some are through earlier than the slowest.
+                    let seconds = |of: &Stretch| of.count as f64 * of.seconds(machine);
+                    let sum: f64 = of_leg.iter().map(seconds).sum();
+                    let share = match among {
+                        Among::All if sum > 0.0 => self.of_leg(leg, machine) / sum,
+                        _ => 1.0,
+                    };
+                    rounds.extend(of_leg.into_iter().map(|of| of.shortened(share)));
+                }
             }
         }
-        // Some are through earlier than the slowest.
-        let sum: f64 = rounds.iter().map(|(count, [alone, carried])| *count as f64 * (alone + carried)).sum();
-        let share = if sum > 0.0 { self.seconds(machine) / sum } else { 1.0 };
-        rounds.iter_mut().flat_map(|(_, seconds)| seconds).for_each(|seconds| *seconds *= share);
         rounds
+    }
+
+    fn of_phases(
+        &self,
+        steps: Steps,
+        cuts: &Cuts,
+        among: Among,
+        machine: &Machine,
+        firsts: &[usize],
+    ) -> Vec<Stretch> {
+        let share = (among == Among::Alike).then(|| busiest_share(cuts, machine));
+        let phases = steps.phases(share.as_ref().unwrap_or(cuts)).into_iter().enumerate();
+        let of = |(index, phase): (usize, Phase)| {
+            let bytes = 4 * self.wire.words(phase.elements);
+            let handled = self.handled(2 * phase.elements, phase.elements, phase.adds, machine);
+            let firsts = matches!(among, Among::Groups(_)).then_some(firsts);
+            let pairs = || machine.pairs(among, &phase, firsts);
+            let near = if machine.local > 1 { machine.within(pairs().into_iter(), bytes) } else { 0.0 };
+            let shared = Shared::Phase(steps, among, index, firsts.map(<[usize]>::to_vec));
+            let load = machine.load(shared, || pairs().into_iter().map(|ends| (ends, 1.0)).collect());
+            machine.stretch(load, [phase.rounds, bytes], near, handled)
+        };
+        phases.filter(Self::is_sent).map(of).collect()
     }
 
     fn is_sent((_, phase): &(usize, Phase)) -> bool {
@@ -493,6 +652,33 @@ fn share_of(cuts: &Cuts, local: usize, machine: &Machine) -> Cuts {
     match cuts.ranks() == machine.ranks() {
         true => cuts.among(&alike, [0, 1]),
         false => Cuts::even(&segment(cuts.range(), machine.local, local), machine.nodes),
+    }
+}
+
+/// Of all local ranks that which has most to send.
+fn busiest_share(cuts: &Cuts, machine: &Machine) -> Cuts {
+    let most = |local: usize| {
+        let of = share_of(cuts, local, machine);
+        (0..machine.nodes).map(|node| of.part(node).len()).max()
+    };
+    let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
+    share_of(cuts, local, machine)
+}
+
+impl Stretch {
+    fn of_work(seconds: f64) -> Stretch {
+        Stretch { count: 1, before: seconds, carried: None, behind: 0.0 }
+    }
+
+    /// Of a round, if nothing else is on the links.
+    fn seconds(&self, machine: &Machine) -> f64 {
+        let carried = self.carried.map_or(0.0, |(load, bytes)| bytes / machine.rates(&[load])[0]);
+        self.before + carried + self.behind
+    }
+
+    fn shortened(self, share: f64) -> Stretch {
+        let carried = self.carried.map(|(load, bytes)| (load, bytes * share));
+        Stretch { before: self.before * share, carried, behind: self.behind * share, ..self }
     }
 }
 
@@ -629,8 +815,14 @@ mod tests {
         close(seconds(Course::together(all, vec![[0, 2, 10], [1, 3, 5], [2, 1, 3]])), 1.0 + 15.0);
         let cuts = Cuts::even(&(0..100), 2);
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
-        let rounds = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32).rounds(&machine);
-        assert_eq!(rounds, [(1, [1.0, 400.0]); 2]);
+        let ring = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32);
+        let rounds = |firsts: &[usize]| -> Vec<(usize, f64, f64)> {
+            let of = |of: Stretch| (of.count, of.before, of.seconds(&machine));
+            ring.rounds(&machine, firsts).into_iter().map(of).collect()
+        };
+        assert_eq!(rounds(&[0, 1]), [(1, 1.0, 401.0); 2]);
+        // A group alone.
+        assert_eq!(rounds(&[1]), [(1, 1.0, 201.0); 2]);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
         let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();

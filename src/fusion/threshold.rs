@@ -7,7 +7,7 @@
 use crate::collective::tuning::Parameters;
 use crate::config::Rule;
 use crate::error::Result;
-use crate::plan::{self, Manner, Plan, PlannedStep, Prices, Rounds, Transfer};
+use crate::plan::{self, Kind, Manner, Plan, PlannedStep, Prices, Rounds, Transfer};
 
 /// Bytes from which a bucket is closed, to choose from. More in one bucket would only wait: between two steps of a rank
 /// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
@@ -36,11 +36,15 @@ pub fn cut(
     let facts = plan.facts(seconds);
     let prices = Prices {
         transfer: sum,
-        rounds: &|transfer| vec![Rounds { count: 1, alone: 0.0, carried: sum(transfer) }],
+        // Sums of split layers and of the others are under way at a time.
+        rounds: &|transfer, _| match manner.mesh.tensor > 1 && transfer.kind == Kind::Sum {
+            true => vec![Rounds::whole(sum(transfer))],
+            false => Vec::new(),
+        },
+        rates: &|_| Vec::new(),
         update: &|_| 0.0,
         add: &|_| 0.0,
         pace: &|_| 1.0,
-        link: &|_, _| None,
     };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);

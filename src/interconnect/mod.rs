@@ -16,7 +16,7 @@ mod file;
 mod platform;
 mod routes;
 
-pub use contention::{Contention, Loads};
+pub use contention::{Contention, Loads, Routes};
 
 /// A network of nodes.
 #[derive(Debug, Clone, PartialEq)]

@@ -69,7 +69,7 @@ pub use script::{
     Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
     representatives, scripts,
 };
-pub use sharing::Rounds;
+pub use sharing::{Load, Rounds};
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 pub use windows::{Gathered, Turns, Window, Windows};
 

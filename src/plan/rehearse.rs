@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::script::{Action, Area, Axis, Kind, Line, Script, Transfer};
-use super::sharing::{self, Rounds, Sum};
+use super::sharing::{Load, Rounds, Traffic};
 use super::{Location, Plan, Region, TAIL};
 use crate::error::{Error, Result};
 
@@ -34,51 +34,20 @@ pub struct StepFacts {
     pub touches: Vec<Touch>,
 }
 
-/// The nodes at both ends of a message, and for how many seconds it has their links for itself.
-type Busy = ([usize; 2], f64);
-
 /// How long things take.
 pub struct Prices<'a> {
     /// Seconds of a transfer, once all have started it.
     pub transfer: &'a dyn Fn(&Transfer) -> f64,
-    /// The rounds in which these seconds are, of what shares its links with other transfers; none of anything else.
-    pub rounds: &'a dyn Fn(&Transfer) -> Vec<Rounds>,
+    /// The rounds of what shares its links with other transfers, in place of these seconds; none of anything else.
+    pub rounds: &'a dyn Fn(&Transfer, &Line) -> Vec<Rounds>,
+    /// Bytes a second of each of the loads that these carry, of those that are under way at a time.
+    pub rates: &'a dyn Fn(&[Load]) -> Vec<f64>,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
     /// Seconds until so many bytes of gradients are added to their sums.
     pub add: &'a dyn Fn(usize) -> f64,
     /// How many times as long as expected a rank computes.
     pub pace: &'a dyn Fn(usize) -> f64,
-    /// Of a message from a rank to another: their nodes, and for how many seconds it has the link of each for itself;
-    /// `None` where links are nobody's concern.
-    pub link: &'a dyn Fn(&Transfer, [usize; 2]) -> Option<Busy>,
-}
-
-/// When the links of nodes are busy, each way for itself: intervals in their order.
-#[derive(Default)]
-struct Links(HashMap<(usize, bool), Vec<[f64; 2]>>);
-
-impl Links {
-    /// Takes the way out of one node and the way into the other for so long, from when both are free at the earliest.
-    fn take(&mut self, [from, to]: [usize; 2], earliest: f64, busy: f64) -> f64 {
-        let ways = [(from, true), (to, false)];
-        let mut at = earliest;
-        loop {
-            // The first of what is in the way.
-            let blocks = |&&[begin, end]: &&[f64; 2]| begin < at + busy && at < end;
-            let in_the_way = ways.iter().filter_map(|way| self.0.get(way)?.iter().find(blocks));
-            match in_the_way.map(|&[_, end]| end).reduce(f64::max) {
-                Some(end) => at = end,
-                None => break,
-            }
-        }
-        for way in ways {
-            let taken = self.0.entry(way).or_default();
-            let place = taken.partition_point(|&[begin, _]| begin < at);
-            taken.insert(place, [at, at + busy]);
-        }
-        at
-    }
 }
 
 /// What came of it. Times are NaN where a transfer has no price.
@@ -128,7 +97,7 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
         ranks: scripts.iter().map(Player::new).collect(),
         meetings: HashMap::new(),
         unknown: false,
-        links: Links::default(),
+        traffic: Traffic::default(),
     };
     stage.play()?;
     let begun: Vec<f64> = stage.ranks.iter().map(|rank| rank.clock).collect();
@@ -137,6 +106,7 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
         rank.schedule.clear();
     }
     stage.play()?;
+    while stage.settle() {}
     stage.finish()?;
     let took = stage.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
     let known = |seconds: f64| if stage.unknown { f64::NAN } else { seconds };
@@ -154,17 +124,8 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
 struct Meeting {
     /// Who started it, with which action and when.
     started: Vec<(usize, usize, f64)>,
-    /// When it begins, once all have.
-    begun: Option<f64>,
     /// When it is over; where it shares its links that is found later.
     over: Option<f64>,
-}
-
-impl Meeting {
-    /// Whether it has begun and nobody knows yet when it is over.
-    fn is_open(&self) -> bool {
-        self.begun.is_some() && self.over.is_none()
-    }
 }
 
 /// A transfer on its way, as one rank sees it.
@@ -201,7 +162,8 @@ struct Stage<'a> {
     meetings: HashMap<Line, Vec<Meeting>>,
     /// Whether a transfer has no price: then times say nothing.
     unknown: bool,
-    links: Links,
+    /// What is under way and shares its links: which transfer of which line.
+    traffic: Traffic<(Line, usize)>,
 }
 
 impl<'a> Player<'a> {
@@ -336,8 +298,8 @@ impl Stage<'_> {
             if self.ranks.iter().all(Player::is_done) {
                 return Ok(());
             }
-            // What shares links is over when no more of it can come.
-            if !moved && !self.share() {
+            // All wait: nothing can begin before the next transfer is over of those that share links.
+            if !moved && !self.settle() {
                 return Err(self.stuck());
             }
         }
@@ -438,55 +400,15 @@ impl Stage<'_> {
         }
     }
 
-    /// Whether a transfer is one of several sums that are under way at a time over the same links: where layers are
-    /// split, those of their gradients and those of the others.
-    fn shares(&self, rank: usize, transfer: &Transfer, line: &Line) -> bool {
-        let is_split = self.ranks[rank].script.mesh.tensor > 1;
-        is_split && transfer.kind == Kind::Sum && matches!(line, Line::Group(..))
-    }
-
-    /// Finds when the sums are over that share links and have all been started, if there are any. A group's own are
-    /// beside those of all.
-    fn share(&mut self) -> bool {
-        let open = self.meetings.iter().filter(|(_, meetings)| meetings.iter().any(Meeting::is_open));
-        let open: Vec<Line> = open.map(|(line, _)| line.clone()).collect();
-        let is_any = !open.is_empty();
-        let (of_all, of_groups): (Vec<Line>, Vec<Line>) =
-            open.into_iter().partition(|line| matches!(line, Line::Group(Axis::Job, ..)));
-        let mut sums = |line: &Line| -> Vec<Sum> {
-            let of = |meeting: &Meeting| {
-                let (rank, action, _) = meeting.started[0];
-                let transfer = transfer_of(&self.ranks, rank, action);
-                let mut rounds = (self.prices.rounds)(transfer);
-                if rounds.is_empty() {
-                    rounds.push(Rounds { count: 1, alone: (self.prices.transfer)(transfer), carried: 0.0 });
-                }
-                let known = |of: &Rounds| of.alone.is_finite() && of.carried.is_finite();
-                self.unknown |= !rounds.iter().all(known);
-                let rounds = rounds.into_iter().filter(known).collect();
-                Sum { started: meeting.begun.unwrap_or(0.0), rounds }
-            };
-            self.meetings[line].iter().filter(|meeting| meeting.is_open()).map(of).collect()
-        };
-        let mut found: HashMap<Line, Vec<f64>> = HashMap::new();
-        let mut together = |lines: Vec<&Line>| {
-            let sums: Vec<Vec<Sum>> = lines.iter().map(|line| sums(line)).collect();
-            for (line, over) in lines.into_iter().zip(sharing::over(&sums)) {
-                let known = found.entry(line.clone()).or_insert_with(|| vec![0.0; over.len()]);
-                known.iter_mut().zip(over).for_each(|(known, over)| *known = known.max(over));
-            }
-        };
-        if of_groups.is_empty() {
-            together(of_all.iter().collect());
+    /// Finds when the next transfer is over of those that share links, if there are any.
+    fn settle(&mut self) -> bool {
+        let Some(((line, index), over)) = self.traffic.next(self.prices.rates) else { return false };
+        let meetings = self.meetings.get_mut(&line).expect("what is under way was started");
+        meetings[index].over = Some(over);
+        if meetings.len() > index + 1 {
+            self.hold(&line, index + 1);
         }
-        for group in &of_groups {
-            together(of_all.iter().chain([group]).collect());
-        }
-        for (line, over) in found {
-            let open = self.meetings.get_mut(&line).into_iter().flatten().filter(|meeting| meeting.is_open());
-            open.zip(over).for_each(|(meeting, over)| meeting.over = Some(over));
-        }
-        is_any
+        true
     }
 
     fn beside(&self, rank: usize) -> impl Iterator<Item = &Player<'_>> {
@@ -614,28 +536,27 @@ impl Stage<'_> {
         if meetings[index].started.len() < wanted {
             return;
         }
+        let before = match index.checked_sub(1).map(|before| meetings[before].over) {
+            None => 0.0,
+            Some(Some(over)) => over,
+            // It is held when that is over.
+            Some(None) => return,
+        };
+        let begun = meetings[index].started.iter().fold(before, |latest, (_, _, when)| latest.max(*when));
         let (rank, action, _) = meetings[index].started[0];
         let transfer = transfer_of(&self.ranks, rank, action);
-        let shares = self.shares(rank, transfer, line);
-        let before = index.checked_sub(1).map(|before| &meetings[before]);
-        if !shares && before.is_some_and(Meeting::is_open) {
-            self.share();
+        let mut rounds = (self.prices.rounds)(transfer, line);
+        if !rounds.is_empty() {
+            self.unknown |= !rounds.iter().all(Rounds::is_known);
+            rounds.retain(Rounds::is_known);
+            // Ranks with the same parts of layers do the same as others with theirs.
+            let joins = transfer.kind == Kind::Sum && transfer.axis == Axis::Data;
+            self.traffic.begin((line.clone(), index), begun, rounds, joins);
+            return;
         }
-        let meetings = &self.meetings[line];
-        let before = index.checked_sub(1).and_then(|before| meetings[before].over).unwrap_or(0.0);
-        let begun = meetings[index].started.iter().fold(before, |latest, (_, _, when)| latest.max(*when));
-        let over = match line {
-            _ if shares => None,
-            Line::Pair(_, ends, _) => {
-                let taken = (self.prices.link)(transfer, *ends);
-                let begun = taken.map_or(begun, |(nodes, busy)| self.links.take(nodes, begun, busy));
-                Some(begun + (self.prices.transfer)(transfer))
-            }
-            _ => Some(begun + (self.prices.transfer)(transfer)),
-        };
-        self.unknown |= over.is_some_and(|over| !over.is_finite());
-        let meeting = &mut self.meetings.get_mut(line).expect("the line was looked up")[index];
-        (meeting.begun, meeting.over) = (Some(begun), over);
+        let over = begun + (self.prices.transfer)(transfer);
+        self.unknown |= !over.is_finite();
+        self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
     }
 
     /// When a transfer is over; `None` while some have yet to start it.
@@ -856,11 +777,11 @@ mod tests {
                 &[&self.steps],
                 &Prices {
                     transfer: &|_| 1.0,
-                    rounds: &|_| Vec::new(),
+                    rounds: &|_, _| Vec::new(),
+                    rates: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
-                    link: &|_, _| None,
                 },
             )
         }
@@ -884,11 +805,11 @@ mod tests {
         let update = |bytes: usize| 2e-3 * bytes as f64;
         let prices = Prices {
             transfer: &transfer,
-            rounds: &|_| Vec::new(),
+            rounds: &|_, _| Vec::new(),
+            rates: &|_| Vec::new(),
             update: &update,
             add: &|_| 0.0,
             pace: &|_| 1.0,
-            link: &|_, _| None,
         };
         let share = |bucket, index, count| example.share(bucket, index, count);
         for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
@@ -926,11 +847,11 @@ mod tests {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
             let prices = Prices {
                 transfer: &|_| 0.5,
-                rounds: &|_| Vec::new(),
+                rounds: &|_, _| Vec::new(),
+                rates: &|_| Vec::new(),
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &pace,
-                link: &|_, _| None,
             };
             rehearse(&scripts, &[&example.steps], &prices).unwrap()
         };
@@ -947,11 +868,11 @@ mod tests {
         let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
         let prices = Prices {
             transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
-            rounds: &|_| Vec::new(),
+            rounds: &|_, _| Vec::new(),
+            rates: &|_| Vec::new(),
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &pace,
-            link: &|_, _| None,
         };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         // Rank 2 computes for 12 seconds, its neighbour waits for the exchange after its first step, and both first
@@ -978,24 +899,54 @@ mod tests {
         scripts.sort_by_key(|script| script.rank);
         // Losses and hits, which are added up by themselves, are no bytes to speak of.
         let is_sum = |transfer: &Transfer| transfer.kind == Kind::Sum && transfer.cuts.range().len() > TAIL;
-        let seconds = |rounds: &dyn Fn(&Transfer) -> Vec<Rounds>| {
+        let seconds = |rounds: &dyn Fn(&Transfer, &Line) -> Vec<Rounds>| {
             let prices = Prices {
                 transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
                 rounds,
+                rates: &|_| Vec::new(),
                 update: &|_| 0.0,
                 add: &|_| 0.0,
                 pace: &|_| 1.0,
-                link: &|_, _| None,
             };
             rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
         };
-        let of = |alone: f64, carried: f64| {
-            let sum = Rounds { count: 1, alone, carried };
-            seconds(&|transfer| if is_sum(transfer) { vec![sum] } else { Vec::new() })
+        let of = |before: f64, carried: f64| {
+            let sum = Rounds { before, ..Rounds::whole(carried) };
+            // Both groups of ranks with the same parts have links of their own.
+            let of_one = |line: &Line| !matches!(line, Line::Group(Axis::Data, 1, ..));
+            seconds(&|transfer, line| if is_sum(transfer) && of_one(line) { vec![sum] } else { Vec::new() })
         };
         // The first begins behind the third step, the other behind the fourth.
         assert_eq!([of(0.0, 4.0), of(4.0, 0.0), of(2.0, 2.0)], [11.0, 8.0, 9.0]);
-        assert_eq!(seconds(&|_| Vec::new()), 8.0);
+        assert_eq!(seconds(&|_, _| Vec::new()), 8.0);
+    }
+
+    /// Of two messages over one link none waits for the other, whichever rank is looked at first, and what comes behind
+    /// one waits for that alone.
+    #[test]
+    fn messages_between_stages_share_their_links_from_when_they_begin() {
+        let mesh = MeshShape { data: 1, pipeline: 3, tensor: 1 };
+        // Rank 0 sends to 1 and to 2, and then again to 1.
+        let scripts = tangle(mesh, &[(1, 0, 1, 9), (1, 0, 2, 9), (1, 0, 1, 9)]);
+        let found = |scripts: &[Script], bytes: f64| {
+            let prices = Prices {
+                transfer: &|_| unreachable!(),
+                rounds: &|_, line| match line {
+                    Line::Pair(..) => vec![Rounds { before: 1.0, ..Rounds::whole(bytes) }],
+                    _ => Vec::new(),
+                },
+                rates: &|_| Vec::new(),
+                update: &|_| 0.0,
+                add: &|_| 0.0,
+                pace: &|_| 1.0,
+            };
+            rehearse(scripts, &[&Example::new(&[1]).steps], &prices).unwrap()
+        };
+        // A second each, then four seconds' bytes of both; the third has one, and its four are alone.
+        assert_eq!(found(&scripts, 4.0).seconds, 1.0 + 8.0 + 1.0 + 4.0);
+        assert_eq!(found(&scripts, 0.0).seconds, 2.0);
+        // Rank 2 is through with its message after nine, and goes on with that of the next step.
+        assert_eq!(found(&scripts, 4.0).exposed, [14.0; 3]);
     }
 
     fn plain(ranks: usize) -> Manner {
@@ -1177,11 +1128,11 @@ mod tests {
         let scripts = example.scripts(&plain(2));
         let prices = Prices {
             transfer: &|_| f64::NAN,
-            rounds: &|_| Vec::new(),
+            rounds: &|_, _| Vec::new(),
+            rates: &|_| Vec::new(),
             update: &|_| 0.0,
             add: &|_| 0.0,
             pace: &|_| 1.0,
-            link: &|_, _| None,
         };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));

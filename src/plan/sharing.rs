@@ -1,108 +1,242 @@
-//! When sums are over that are under way at a time, over the same links: where layers are split, those of their
-//! gradients among the ranks that have the same parts, and those of the others among all (`rehearse`).
+//! When transfers are over that are under way at a time and pass the same links (`rehearse`): messages between stages,
+//! and where layers are split what their groups tell each other, the sums of their gradients and those of the others.
 //!
-//! A sum is rounds, one after the other. In each a rank first does what no other sum keeps it from (the latency of a
-//! message; adding); then its links carry bytes. Sums that have bytes on the links have equal parts of them, as flows
-//! have of a network that is fair.
+//! A transfer is rounds, one after the other. In each there is first what no other transfer keeps it from (the latency
+//! of a message); then its links carry bytes, at the rate that the network has for it beside all else that is on its
+//! links at that time; and then again what nothing keeps it from (adding).
 
-/// Rounds of a sum that are alike.
+use std::collections::{HashMap, VecDeque};
+
+/// Messages whose bytes are on their links at a time, by a number that whoever knows the network has given them.
+pub type Load = usize;
+
+/// A link that all who name it have equal parts of, and that carries a byte a second: where nothing is known of links.
+pub const COMMON: Load = usize::MAX;
+
+/// How many bytes a second of each of some loads arrive that are on their links at a time.
+pub type Rates<'a> = &'a dyn Fn(&[Load]) -> Vec<f64>;
+
+/// Rounds of a transfer that are alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rounds {
     /// How many.
     pub count: usize,
-    /// Seconds of each in which links carry nothing of it.
-    pub alone: f64,
-    /// Seconds of each in which they carry its bytes, if they carry nothing else.
-    pub carried: f64,
+    /// Seconds of each before links carry anything of it.
+    pub before: f64,
+    /// What they carry in each, and how many bytes of it.
+    pub carried: Option<(Load, f64)>,
+    /// Seconds of each when they have.
+    pub behind: f64,
 }
 
-/// A sum that all of its ranks have started.
-pub(super) struct Sum {
-    /// When the last of them did.
-    pub started: f64,
-    /// What it is made of.
-    pub rounds: Vec<Rounds>,
+impl Rounds {
+    /// What takes so many seconds, if nothing else is under way.
+    pub fn whole(seconds: f64) -> Rounds {
+        Rounds { count: 1, before: 0.0, carried: Some((COMMON, seconds)), behind: 0.0 }
+    }
+
+    /// Whether all is known of it.
+    pub(super) fn is_known(&self) -> bool {
+        self.before.is_finite()
+            && self.behind.is_finite()
+            && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
+    }
 }
 
-/// What a line goes through.
-enum Phase {
-    Start(f64),
-    Alone(f64),
-    Carried(f64),
-    Over,
-}
+/// Sets of loads of so many at most are remembered, and so many sets: those of long sums come again and again.
+const REMEMBERED: [usize; 2] = [64, 4096];
 
-/// What a line does at the moment.
+/// What a transfer does at the moment.
 enum State {
     Until(f64),
-    /// Its links have so many seconds' bytes to carry.
-    Left(f64),
-    Done,
+    /// Its links have so many bytes to carry, of which of the rounds.
+    Left(usize, f64),
 }
 
-/// A line, and how far it is.
-struct Way<'a> {
-    phases: Box<dyn Iterator<Item = Phase> + 'a>,
+/// A transfer, or several that go in step, and how far it is.
+struct Way<K> {
+    keys: Vec<K>,
+    rounds: Vec<Rounds>,
+    /// Of each that joined: its rounds, which carry other loads.
+    beside: Vec<Vec<Rounds>>,
+    /// Which of the rounds, how many of those that are alike are over, and how many of the three parts of this one.
+    at: usize,
+    over: usize,
+    parts: usize,
     state: State,
-    over: Vec<f64>,
 }
 
-impl<'a> Way<'a> {
-    fn new(sums: &'a [Sum]) -> Way<'a> {
-        let of_rounds = |rounds: &Rounds| {
-            let Rounds { count, alone, carried } = *rounds;
-            (0..count).flat_map(move |_| [Phase::Alone(alone), Phase::Carried(carried)])
-        };
-        let of = move |sum: &'a Sum| {
-            let rounds = sum.rounds.iter().flat_map(of_rounds);
-            std::iter::once(Phase::Start(sum.started)).chain(rounds).chain([Phase::Over])
-        };
-        Way { phases: Box::new(sums.iter().flat_map(of)), state: State::Until(0.0), over: Vec::new() }
+impl<K> Way<K> {
+    /// Goes on with what comes next at a time at which what was before is over; whether there is anything.
+    fn go_on(&mut self, now: f64) -> bool {
+        while let Some(&Rounds { count, before, carried, behind }) = self.rounds.get(self.at) {
+            if self.over == count {
+                (self.at, self.over) = (self.at + 1, 0);
+                continue;
+            }
+            let part = self.parts;
+            (self.parts, self.over) = if part == 2 { (0, self.over + 1) } else { (part + 1, self.over) };
+            match (part, carried) {
+                (0, _) if before > 0.0 => self.state = State::Until(now + before),
+                (1, Some((_, bytes))) if bytes > 0.0 => self.state = State::Left(self.at, bytes),
+                (2, _) if behind > 0.0 => self.state = State::Until(now + behind),
+                _ => continue,
+            }
+            return true;
+        }
+        false
     }
 
-    /// What comes next at a time at which what was before is over.
-    fn go_on(&mut self, now: f64) {
-        self.state = loop {
-            match self.phases.next() {
-                Some(Phase::Start(started)) if started > now => break State::Until(started),
-                Some(Phase::Alone(seconds)) if seconds > 0.0 => break State::Until(now + seconds),
-                Some(Phase::Carried(seconds)) if seconds > 0.0 => break State::Left(seconds),
-                Some(Phase::Over) => self.over.push(now),
-                Some(_) => {}
-                None => break State::Done,
+    /// What links carry of some rounds that are alike.
+    fn loads_at(&self, at: usize) -> impl Iterator<Item = Load> + '_ {
+        let all = std::iter::once(&self.rounds).chain(&self.beside);
+        all.filter_map(move |rounds| rounds[at].carried.map(|(load, _)| load))
+    }
+
+    /// What its links carry at the moment.
+    fn loads(&self) -> impl Iterator<Item = Load> + '_ {
+        let at = match self.state {
+            State::Until(_) => None,
+            State::Left(at, _) => Some(at),
+        };
+        at.into_iter().flat_map(|at| self.loads_at(at))
+    }
+
+    /// Whether a transfer that begins then goes in step with it.
+    fn is_joined_by(&self, begun: f64, rounds: &[Rounds]) -> bool {
+        let alike = |(one, other): (&Rounds, &Rounds)| {
+            let bytes = |of: &Rounds| of.carried.map(|(_, bytes)| bytes);
+            (one.count, one.before, one.behind) == (other.count, other.before, other.behind)
+                && bytes(one) == bytes(other)
+        };
+        let waits = matches!(self.state, State::Until(end) if end == begun);
+        let is_new = (self.at, self.over, self.parts) == (0, 0, 0);
+        waits && is_new && self.rounds.len() == rounds.len() && self.rounds.iter().zip(rounds).all(alike)
+    }
+}
+
+/// All transfers that are under way.
+pub(super) struct Traffic<K> {
+    now: f64,
+    ways: Vec<Way<K>>,
+    over: VecDeque<(K, f64)>,
+    known: HashMap<Vec<Load>, Vec<f64>>,
+}
+
+impl<K> Default for Traffic<K> {
+    fn default() -> Traffic<K> {
+        Traffic { now: 0.0, ways: Vec::new(), over: VecDeque::new(), known: HashMap::new() }
+    }
+}
+
+impl<K> Traffic<K> {
+    /// A transfer begins, not before the last that was over. One that joins goes in step with others that do, if they
+    /// begin with it and have as many bytes: all wait for the slowest.
+    pub(super) fn begin(&mut self, key: K, begun: f64, rounds: Vec<Rounds>, joins: bool) {
+        if joins && let Some(way) = self.ways.iter_mut().find(|way| way.is_joined_by(begun, &rounds)) {
+            way.keys.push(key);
+            way.beside.push(rounds);
+            return;
+        }
+        let state = State::Until(begun);
+        self.ways.push(Way { keys: vec![key], rounds, beside: Vec::new(), at: 0, over: 0, parts: 0, state });
+    }
+
+    /// The next transfer that is over, and when, if none begins before.
+    pub(super) fn next(&mut self, rates: Rates) -> Option<(K, f64)> {
+        loop {
+            if let Some(over) = self.over.pop_front() {
+                return Some(over);
+            }
+            match self.ways.len() {
+                0 => return None,
+                1 => self.last(rates),
+                _ => self.go_on(rates),
+            }
+        }
+    }
+
+    /// What loads that are on the links at a time have of them.
+    fn rates(&mut self, loads: Vec<Load>, rates: Rates) -> Vec<f64> {
+        if let Some(found) = self.known.get(&loads) {
+            return found.clone();
+        }
+        let joined: Vec<Load> = loads.iter().copied().filter(|&load| load != COMMON).collect();
+        let common = 1.0 / (loads.len() - joined.len()).max(1) as f64;
+        let mut of_network = if joined.is_empty() { Vec::new() } else { rates(&joined) }.into_iter();
+        let of = |&load: &Load| match load {
+            COMMON => common,
+            _ => of_network.next().unwrap_or(f64::INFINITY),
+        };
+        let found: Vec<f64> = loads.iter().map(of).collect();
+        let [most, sets] = REMEMBERED;
+        if loads.len() <= most {
+            if self.known.len() == sets {
+                self.known.clear();
+            }
+            self.known.insert(loads, found.clone());
+        }
+        found
+    }
+
+    /// Seconds of so many bytes of the slowest of loads that are alone on the links.
+    fn alone(&mut self, loads: Vec<Load>, bytes: f64, rates: Rates) -> f64 {
+        bytes / self.rates(loads, rates).into_iter().fold(f64::INFINITY, f64::min)
+    }
+
+    /// What is left alone goes through all of its rounds.
+    fn last(&mut self, rates: Rates) {
+        let Some(mut way) = self.ways.pop() else { return };
+        loop {
+            self.now = match way.state {
+                State::Until(end) => self.now.max(end),
+                State::Left(_, bytes) => self.now + self.alone(way.loads().collect(), bytes, rates),
+            };
+            // Those that are alike take as long as each other.
+            if let Some(&Rounds { count, before, carried, behind }) = way.rounds.get(way.at)
+                && way.parts == 0
+            {
+                let loads = way.loads_at(way.at).collect();
+                let each = carried.map_or(0.0, |(_, bytes)| self.alone(loads, bytes, rates));
+                self.now += (count - way.over) as f64 * (before + each + behind);
+                way.over = count;
+            }
+            if !way.go_on(self.now) {
+                self.over.extend(way.keys.into_iter().map(|key| (key, self.now)));
+                return;
+            }
+        }
+    }
+
+    /// Until the next moment at which one of them has done something.
+    fn go_on(&mut self, rates: Rates) {
+        let loads: Vec<Load> = self.ways.iter().flat_map(Way::loads).collect();
+        let mut rates = if loads.is_empty() { Vec::new() } else { self.rates(loads, rates) }.into_iter();
+        let now = self.now;
+        let of = |way: &Way<K>| match way.state {
+            State::Until(end) => (end.max(now), 0.0),
+            State::Left(_, bytes) => {
+                let rate = rates.by_ref().take(way.loads().count()).fold(f64::INFINITY, f64::min);
+                (now + bytes / rate, rate)
             }
         };
-    }
-
-    /// When what it does is over if so many lines have bytes on the links all the while.
-    fn end(&self, now: f64, carried: f64) -> f64 {
-        match self.state {
-            State::Until(end) => end,
-            State::Left(seconds) => now + carried * seconds,
-            State::Done => f64::INFINITY,
-        }
-    }
-}
-
-/// When each sum of each line is over. Those of a line take place one after the other, lines at a time.
-pub(super) fn over(lines: &[Vec<Sum>]) -> Vec<Vec<f64>> {
-    let mut ways: Vec<Way> = lines.iter().map(|sums| Way::new(sums)).collect();
-    let mut now = 0.0;
-    loop {
-        let carried = ways.iter().filter(|way| matches!(way.state, State::Left(_))).count() as f64;
-        let ends: Vec<f64> = ways.iter().map(|way| way.end(now, carried)).collect();
-        let next = ends.iter().copied().fold(f64::INFINITY, f64::min);
-        if next == f64::INFINITY {
-            return ways.into_iter().map(|way| way.over).collect();
-        }
-        for (way, end) in ways.iter_mut().zip(ends) {
+        let ends: Vec<(f64, f64)> = self.ways.iter().map(of).collect();
+        let next = ends.iter().map(|(end, _)| *end).fold(f64::INFINITY, f64::min);
+        let mut left = Vec::with_capacity(self.ways.len());
+        for (mut way, (end, rate)) in std::mem::take(&mut self.ways).into_iter().zip(ends) {
             if end <= next {
-                way.go_on(next);
-            } else if let State::Left(seconds) = &mut way.state {
-                *seconds -= (next - now) / carried;
+                match way.go_on(next) {
+                    true => left.push(way),
+                    false => self.over.extend(way.keys.into_iter().map(|key| (key, next))),
+                }
+                continue;
             }
+            if let State::Left(_, bytes) = &mut way.state {
+                *bytes -= (next - now) * rate;
+            }
+            left.push(way);
         }
-        now = next;
+        (self.now, self.ways) = (next, left);
     }
 }
 
@@ -110,26 +244,83 @@ pub(super) fn over(lines: &[Vec<Sum>]) -> Vec<Vec<f64>> {
 mod tests {
     use super::*;
 
-    fn sum(started: f64, count: usize, alone: f64, carried: f64) -> Sum {
-        Sum { started, rounds: vec![Rounds { count, alone, carried }] }
+    fn rounds(count: usize, before: f64, carried: f64) -> Rounds {
+        Rounds { count, before, carried: Some((COMMON, carried)), behind: 0.0 }
+    }
+
+    /// When each is over of some that begin at a time each.
+    fn over(ways: &[(f64, Rounds)]) -> Vec<f64> {
+        let mut traffic = Traffic::default();
+        for (key, &(begun, of)) in ways.iter().enumerate() {
+            traffic.begin(key, begun, vec![of], false);
+        }
+        let mut over = vec![0.0; ways.len()];
+        while let Some((key, at)) = traffic.next(&|_| unreachable!()) {
+            over[key] = at;
+        }
+        over
     }
 
     #[test]
-    fn a_line_alone_takes_its_rounds_one_after_the_other() {
-        let two = [vec![sum(1.0, 3, 0.5, 2.0), sum(2.0, 1, 1.0, 0.0), sum(20.0, 1, 0.0, 4.0)]];
-        assert_eq!(over(&two), [[8.5, 9.5, 24.0]]);
-        assert_eq!(over(&[vec![], vec![sum(1.0, 0, 1.0, 1.0)]]), [vec![], vec![1.0]]);
+    fn what_is_alone_takes_its_rounds_one_after_the_other() {
+        assert_eq!(over(&[(1.0, rounds(3, 0.5, 2.0))]), [8.5]);
+        assert_eq!(over(&[(1.0, rounds(0, 1.0, 1.0)), (20.0, rounds(1, 0.0, 4.0))]), [1.0, 24.0]);
+        let mut traffic = Traffic::default();
+        let behind = Rounds { behind: 0.25, ..rounds(2, 0.0, 1.0) };
+        traffic.begin((), 1.0, vec![rounds(2, 1.0, 0.0), rounds(3, 0.0, 2.0), behind], false);
+        assert_eq!(traffic.next(&|_| unreachable!()), Some(((), 11.5)));
+        assert_eq!(traffic.next(&|_| unreachable!()), None);
     }
 
     #[test]
-    fn lines_have_equal_parts_of_their_links() {
+    fn a_common_link_is_divided_in_equal_parts() {
         // Bytes alone: as long as one after the other, and what begins first is done with its own at half the rate.
-        assert_eq!(over(&[vec![sum(0.0, 1, 0.0, 4.0)], vec![sum(2.0, 1, 0.0, 4.0)]]), [[6.0], [8.0]]);
+        assert_eq!(over(&[(0.0, rounds(1, 0.0, 4.0)), (2.0, rounds(1, 0.0, 4.0))]), [6.0, 8.0]);
         // What one does alone is hidden by what the other has carried, if they take turns.
-        let turns = over(&[vec![sum(0.0, 4, 1.0, 1.0)], vec![sum(1.0, 4, 1.0, 1.0)]]);
-        assert_eq!(turns, [[8.0], [9.0]]);
+        assert_eq!(over(&[(0.0, rounds(4, 1.0, 1.0)), (1.0, rounds(4, 1.0, 1.0))]), [8.0, 9.0]);
         // At the same time they are in each other's way: 1 + 2 a round.
-        let alike = over(&[vec![sum(0.0, 4, 1.0, 1.0)], vec![sum(0.0, 4, 1.0, 1.0)]]);
-        assert_eq!(alike, [[12.0], [12.0]]);
+        assert_eq!(over(&[(0.0, rounds(4, 1.0, 1.0)), (0.0, rounds(4, 1.0, 1.0))]), [12.0, 12.0]);
+        // Behind its bytes a transfer is in nobody's way either.
+        let adds = Rounds { behind: 1.0, ..rounds(1, 0.0, 2.0) };
+        assert_eq!(over(&[(0.0, adds), (0.0, rounds(1, 0.0, 3.0))]), [5.0, 5.0]);
+    }
+
+    /// Load 1 has a rate of 2 alone and 1 beside load 0, which keeps its own.
+    #[test]
+    fn the_network_says_what_loads_have_of_their_links() {
+        let rates = |loads: &[Load]| -> Vec<f64> {
+            let of = |load: &Load| if *load == 1 && loads.len() == 1 { 2.0 } else { 1.0 };
+            loads.iter().map(of).collect()
+        };
+        let mut traffic = Traffic::default();
+        let of = |load| vec![Rounds { carried: Some((load, 4.0)), ..rounds(1, 0.0, 0.0) }];
+        traffic.begin("first", 0.0, of(0), false);
+        traffic.begin("second", 3.0, of(1), false);
+        // A byte of the second until 4, and three at twice the rate.
+        assert_eq!(traffic.next(&rates), Some(("first", 4.0)));
+        traffic.begin("third", 5.0, of(COMMON), false);
+        assert_eq!(traffic.next(&rates), Some(("second", 5.5)));
+        assert_eq!(traffic.next(&rates), Some(("third", 9.0)));
+    }
+
+    /// Load 0 has a rate of 1 and load 1 one of 2: together they take as long as the slower one.
+    #[test]
+    fn those_that_join_go_in_step() {
+        let rates = |loads: &[Load]| -> Vec<f64> { loads.iter().map(|load| 1.0 + *load as f64).collect() };
+        let of = |load| vec![Rounds { carried: Some((load, 4.0)), ..rounds(2, 1.0, 0.0) }];
+        let over = |joins: bool| {
+            let mut traffic = Traffic::default();
+            traffic.begin(0, 1.0, of(0), joins);
+            traffic.begin(1, 1.0, of(1), joins);
+            // It begins at another time.
+            traffic.begin(2, 2.0, of(1), joins);
+            let mut over = [0.0; 3];
+            while let Some((key, at)) = traffic.next(&rates) {
+                over[key] = at;
+            }
+            over
+        };
+        assert_eq!(over(false), [11.0, 7.0, 8.0]);
+        assert_eq!(over(true), [11.0, 11.0, 8.0]);
     }
 }

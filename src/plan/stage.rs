@@ -693,11 +693,11 @@ mod tests {
                 let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
                 let prices = Prices {
                     transfer: &|_| 0.0,
-                    rounds: &|_| Vec::new(),
+                    rounds: &|_, _| Vec::new(),
+                    rates: &|_| Vec::new(),
                     update: &|_| 0.0,
                     add: &|_| 0.0,
                     pace: &|_| 1.0,
-                    link: &|_, _| None,
                 };
                 let found = rehearse(&scripts, &facts, &prices).unwrap();
                 let work = 3.0 * micro_batches as f64;

@@ -386,11 +386,11 @@ mod tests {
                     let scripts = plan.scripts(&manner, &SGD, 0..ranks);
                     let prices = Prices {
                         transfer: &|_| 2.5,
-                        rounds: &|_| Vec::new(),
+                        rounds: &|_, _| Vec::new(),
+                        rates: &|_| Vec::new(),
                         update: &|_| 0.5,
                         add: &|_| 0.25,
                         pace: &|_| 1.0,
-                        link: &|_, _| None,
                     };
                     let found = rehearse(&scripts, &[&facts], &prices);
                     assert!(found.is_ok(), "{turns:?}, {ranks} ranks, {flags}: {found:?}");

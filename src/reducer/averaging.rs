@@ -7,7 +7,7 @@ use super::gpu_direct;
 use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
-use crate::collective::course::{Course, Groups, Machine, Share, Steps};
+use crate::collective::course::{Course, Groups, Machine, Share, Steps, Stretch};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
 use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Strategy, Wire};
@@ -16,7 +16,9 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
 use crate::interconnect::Interconnect;
-use crate::plan::{Area, Axis, Kind, Manner, Plan, PlannedStep, Region, Rounds, Trading, Transfer};
+use crate::plan::{
+    Area, Axis, Kind, Line, Load, Manner, Plan, PlannedStep, Region, Rounds, Trading, Transfer,
+};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -35,8 +37,9 @@ pub struct Averaging {
     gossip: Option<Level>,
     /// Where layers are split: over which ranks.
     split: Option<MeshShape>,
-    /// Of a network in stages: seconds until the first byte is at the next one, and seconds a byte.
-    stages: Option<[f64; 2]>,
+    /// Of a network in stages: the ranks of all of them, and seconds until the first byte is at the next one, and
+    /// seconds a byte.
+    stages: Option<(Rc<Machine>, [f64; 2])>,
     wire: Wire,
     /// Where the ranks are.
     ranks: Rc<Machine>,
@@ -209,11 +212,10 @@ impl Averaging {
     pub fn over_stages(self, job: &Topology) -> Averaging {
         let Parameters { within, between, .. } = self.tuning.parameters;
         let link = if job.nodes() > 1 { between } else { within };
-        let stages = match self.machine() {
+        let all = Machine::of(self.ranks.network.clone(), job, self.ranks.parameters);
+        let link = match self.machine() {
             None => [link.latency(), link.per_byte()],
             Some(stage) => {
-                let network = stage.network.clone();
-                let all = Machine::new(network, job.nodes(), job.local_size(), stage.parameters);
                 let of = |bytes: usize| {
                     let cuts = Cuts::even(&(0..bytes / 4), job.size());
                     Course::of(Steps::Shift(stage.ranks()), &cuts, Wire::F32).seconds(&all)
@@ -223,6 +225,7 @@ impl Averaging {
                 [of(few), per_byte]
             }
         };
+        let stages = (Rc::new(all), link);
         Averaging { stages: Some(stages), ..self }
     }
 
@@ -242,7 +245,7 @@ impl Averaging {
 
     /// The link between stages: seconds until the first byte is there, and seconds a byte.
     pub fn between_stages(&self) -> [f64; 2] {
-        self.stages.unwrap_or_default()
+        self.stages.as_ref().map_or([0.0; 2], |(_, link)| *link)
     }
 
     /// The same where the ranks are on other nodes, as many on each, joined by a network; by that of what was measured
@@ -272,11 +275,6 @@ impl Averaging {
     /// Where the job is thought to be.
     pub fn machine(&self) -> Option<&Machine> {
         self.is_elsewhere.then_some(&*self.ranks)
-    }
-
-    /// For how long what goes from one stage to another has its links for itself.
-    pub fn busy_between_stages(&self, transfer: &Transfer) -> f64 {
-        transfer.cuts.range().len() as f64 * self.between_stages()[1]
     }
 
     /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
@@ -367,17 +365,71 @@ impl Averaging {
         }
     }
 
-    /// The rounds in which these seconds are: how long of each links carry bytes, and how long it has nothing of them.
-    pub fn rounds(&self, transfer: &Transfer, setting: Setting) -> Vec<Rounds> {
-        let course = match self.machine() {
-            Some(machine) => self.course(transfer, setting, machine),
-            None => self.in_groups(transfer, setting.trades),
+    /// The rounds of what shares links with other transfers, in place of its seconds; none of anything else. A line
+    /// stands for some others, or for itself alone: which ones, by the lowest rank of each.
+    pub fn rounds(
+        &self,
+        transfer: &Transfer,
+        line: &Line,
+        setting: Setting,
+        stands_for: &dyn Fn(usize) -> Vec<usize>,
+    ) -> Vec<Rounds> {
+        let shared = |Stretch { count, before, carried, behind }| Rounds { count, before, carried, behind };
+        match (line, &self.stages) {
+            (Line::Pair(_, [from, to], _), Some((all, _))) => {
+                let (lower, bytes) = (from.min(to), transfer.cuts.range().len());
+                let pairs: Vec<[usize; 2]> = stands_for(*lower)
+                    .into_iter()
+                    .map(|other| [from - lower + other, to - lower + other])
+                    .collect();
+                vec![shared(all.messages(pairs, bytes))]
+            }
+            (Line::Group(axis, first, members, _), _)
+                if self.split.is_some() || !setting.trades.is_empty() =>
+            {
+                let is_sum = transfer.kind == Kind::Sum;
+                let whole = || match is_sum && self.split.is_some() {
+                    true => vec![Rounds::whole(self.transfer(transfer, setting))],
+                    false => Vec::new(),
+                };
+                let Some(machine) = self.machine().filter(|machine| machine.nodes > 1) else {
+                    return whole();
+                };
+                let Some(course) = self.course(transfer, setting, machine) else { return whole() };
+                // Those with the same parts are all there.
+                let of = match axis {
+                    Axis::Data | Axis::Job if is_sum => vec![*first],
+                    // Neighbours on the axis itself are groups.
+                    Axis::Data => {
+                        let others = stands_for(*first).into_iter();
+                        others.filter(|other| other % members.len() == first % members.len()).collect()
+                    }
+                    _ => stands_for(*first),
+                };
+                course.rounds(machine, &of).into_iter().map(shared).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Bytes a second of the slowest message of each of some loads that are under way at a time.
+    pub fn rates(&self, loads: &[Load], setting: Setting) -> Vec<f64> {
+        let of_groups = self.split.is_some() || !setting.trades.is_empty();
+        self.stages.as_ref().filter(|_| !of_groups).map_or(&self.ranks, |(all, _)| all).rates(loads)
+    }
+
+    /// Of a network in stages: which of those that compute a stage have the same part of all links as others, so that
+    /// one stands for all of these. They are numbered by the first. More than `most` are not told apart.
+    pub fn alike(&self, mesh: MeshShape, most: usize) -> Vec<usize> {
+        let Some((all, _)) = &self.stages else { return vec![0; mesh.data] };
+        let of = |data: usize| {
+            let rank = |stage: usize| mesh.rank([data, stage, 0]);
+            (0..mesh.pipeline)
+                .map(|stage| [rank(stage), rank((stage + 1) % mesh.pipeline)])
+                .flat_map(|[from, to]| [[from, to], [to, from]])
+                .collect()
         };
-        let whole = || vec![Rounds { count: 1, alone: 0.0, carried: self.transfer(transfer, setting) }];
-        course.map_or_else(whole, |course| {
-            let of = |(count, [alone, carried]): (usize, [f64; 2])| Rounds { count, alone, carried };
-            course.rounds(&self.ranks).into_iter().map(of).collect()
-        })
+        all.alike([mesh.data, mesh.pipeline, most], || (0..mesh.data).map(of).collect())
     }
 
     /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a

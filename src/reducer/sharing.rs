@@ -264,13 +264,17 @@ pub fn windows_apart(world: &World, device: &dyn Device, bytes: usize) -> Result
 
 /// The most bytes of parameters that a rank updates.
 pub fn largest_share(world: &Topology, plan: &Plan, rule: &Rule, owners: Owners) -> usize {
-    let of = |rank| share_of(world, plan, rule, owners, rank);
-    (0..world.size()).map(of).max().unwrap_or(0)
+    let of = |(rank, seat)| updated(plan, rule, owners, rank, seat);
+    seats(world).into_iter().enumerate().map(of).max().unwrap_or(0)
 }
 
 /// Bytes of parameters that a rank updates.
 pub fn share_of(world: &Topology, plan: &Plan, rule: &Rule, owners: Owners, rank: usize) -> usize {
-    plan.owned(owners, rule, seats(world)[rank], rank).iter().map(ExactSizeIterator::len).sum()
+    updated(plan, rule, owners, rank, seats(world)[rank])
+}
+
+fn updated(plan: &Plan, rule: &Rule, owners: Owners, rank: usize, seat: Seat) -> usize {
+    plan.owned(owners, rule, seat, rank).iter().map(ExactSizeIterator::len).sum()
 }
 
 /// The region as memory of a host device.

@@ -33,8 +33,6 @@ pub struct Split {
 /// thought of.
 #[derive(Clone, Copy)]
 pub struct Layout<'a> {
-    /// All of the job.
-    pub all: &'a Topology,
     /// The ranks that compute the same with other images.
     pub data: &'a Topology,
     /// How many ranks there are on each axis.
@@ -72,7 +70,7 @@ impl Groups {
 
     /// Where this rank is.
     pub fn layout(&self) -> Layout<'_> {
-        Layout { all: &self.job, data: &self.data, mesh: self.mesh, stage: self.stage }
+        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
     }
 
     /// The rank of the job that computes a stage for the images of this one.

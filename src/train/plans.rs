@@ -9,7 +9,7 @@ use super::meeting;
 use super::memory::keeps as keeps_sums;
 use super::network::Network;
 use crate::comm::{Topology, World};
-use crate::config::{Config, Pipeline, PipelineSchedule, Precision, Session, SyncBatchNorm};
+use crate::config::{Config, MeshShape, Pipeline, PipelineSchedule, Precision, Session, SyncBatchNorm};
 use crate::data::AHEAD;
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
@@ -20,8 +20,8 @@ use crate::host;
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Compiled, Extent, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal, Script, Stage,
-    Stages, StepFacts, Trading, Transfer,
+    self, Axis, Compiled, Extent, Line, Load, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal,
+    Rounds, Script, Stage, Stages, StepFacts, Trading, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
@@ -244,22 +244,25 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
-        let rounds = |transfer: &Transfer| averaging.rounds(transfer, setting);
+        let crowd = Crowd::of(scripts, layout.mesh, averaging);
+        let rounds_known: RefCell<HashMap<(*const Transfer, Line), Vec<Rounds>>> = RefCell::default();
+        let rounds = |transfer: &Transfer, line: &Line| {
+            let find = || averaging.rounds(transfer, line, setting, &|first| crowd.of_line(first));
+            let mut known = rounds_known.borrow_mut();
+            known.entry((std::ptr::from_ref(transfer), line.clone())).or_insert_with(find).clone()
+        };
+        let rates = |loads: &[Load]| averaging.rates(loads, setting);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
         let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
         let facts: Vec<_> = self.of_stages(layout.stage).iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
-        let link = |transfer: &Transfer, ends: [usize; 2]| {
-            let nodes = ends.map(|rank| layout.all.node_of(rank));
-            (nodes[0] != nodes[1]).then(|| (nodes, averaging.busy_between_stages(transfer)))
-        };
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte;
         plan::rehearse(
             scripts,
             &facts,
-            &Prices { transfer: &seconds, rounds: &rounds, update: &update, add: &add, pace, link: &link },
+            &Prices { transfer: &seconds, rounds: &rounds, rates: &rates, update: &update, add: &add, pace },
         )
     }
 
@@ -513,6 +516,50 @@ impl Plans {
 }
 
 /// What a rehearsal says, in a line, or with rank 0's whole script.
+/// Into how many classes ranks are told apart at most where they share links unlike: what that takes grows with both,
+/// since links are divided among all messages whenever one of a class begins or ends.
+pub fn most_classes(ranks: usize) -> usize {
+    (16_384 / ranks.max(1)).clamp(1, 16)
+}
+
+/// Whom the ranks that are rehearsed stand for, by their places on the data axis: those that have the same part of all
+/// links and are not there themselves.
+struct Crowd {
+    mesh: MeshShape,
+    /// Of each that is there, in ascending order.
+    stands_for: Vec<(usize, Vec<usize>)>,
+}
+
+impl Crowd {
+    fn of(scripts: &[Script], mesh: MeshShape, averaging: &Averaging) -> Crowd {
+        let mut there: Vec<usize> = scripts.iter().map(|script| script.place(Axis::Data)).collect();
+        there.sort_unstable();
+        there.dedup();
+        let mut stands_for: Vec<(usize, Vec<usize>)> =
+            there.iter().map(|&place| (place, vec![place])).collect();
+        if there.len() < mesh.data {
+            let classes = averaging.alike(mesh, most_classes(mesh.ranks()));
+            let mut of_class: HashMap<usize, usize> = HashMap::new();
+            for (index, &place) in there.iter().enumerate() {
+                of_class.entry(classes[place]).or_insert(index);
+            }
+            for place in (0..mesh.data).filter(|place| there.binary_search(place).is_err()) {
+                let index = of_class.get(&classes[place]).copied().unwrap_or(0);
+                stands_for[index].1.push(place);
+            }
+        }
+        Crowd { mesh, stands_for }
+    }
+
+    /// The lowest ranks of the lines that one with this lowest rank stands for.
+    fn of_line(&self, first: usize) -> Vec<usize> {
+        let [data, pipeline, tensor] = self.mesh.coordinates(first);
+        let found = self.stands_for.binary_search_by_key(&data, |(place, _)| *place);
+        let rank = |&data: &usize| self.mesh.rank([data, pipeline, tensor]);
+        found.map_or_else(|_| vec![first], |index| self.stands_for[index].1.iter().map(rank).collect())
+    }
+}
+
 fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Rehearsal) -> String {
     let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
     if config.script {

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::groups::{Layout, divided, in_groups};
 use super::network::Network;
 use super::planner;
-use super::plans::{ADDING, Plans, per_byte, step_seconds};
+use super::plans::{ADDING, Plans, most_classes, per_byte, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
@@ -108,7 +108,7 @@ pub struct Places {
 impl Places {
     /// What plans are made for.
     pub fn layout(&self) -> Layout<'_> {
-        Layout { all: &self.all, data: &self.data, mesh: self.mesh, stage: self.stage }
+        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
     }
 }
 
@@ -357,12 +357,17 @@ impl Case<'_> {
 
     /// The scripts of each kind of step of a round, and how many steps are so.
     pub fn rounds(&self) -> Result<Vec<(usize, Vec<Script>)>> {
-        let Case { places, config, plans, .. } = *self;
+        let Case { places, config, plans, averaging, .. } = *self;
         let (size, rule) = (places.data.size(), &config.optimizer.rule);
         let manners = plans.manners(places.layout(), config);
         let every = config.relaxed(size).map_or(1, |relaxed| relaxed.every);
         let alike = every + 1 - manners.len();
         let mut rounds = Vec::new();
+        // Between stages some have less of their links than others.
+        let unlike = match places.stage {
+            Some(_) => averaging.alike(places.mesh, most_classes(places.mesh.ranks())),
+            None => Vec::new(),
+        };
         for (index, manner) in manners.iter().enumerate() {
             if manner.asynchronous && size > MOST_ALONE {
                 return Err(Error::usage(format!(
@@ -372,7 +377,13 @@ impl Case<'_> {
             }
             let ranks = |plan: &Plan, manner: &Manner| match manner.asynchronous {
                 true => (0..size).collect(),
-                false => plan.representatives(manner, rule),
+                false => {
+                    let mut ranks = plan.representatives(manner, rule);
+                    ranks.extend(&unlike);
+                    ranks.sort_unstable();
+                    ranks.dedup();
+                    ranks
+                }
             };
             let count = if index == 0 { alike } else { 1 };
             rounds.push((count, plans.scripts(manner, config, &ranks)));
@@ -408,11 +419,11 @@ impl Case<'_> {
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
         let prices = Prices {
             transfer: &|_| 0.0,
-            rounds: &|_| Vec::new(),
+            rounds: &|_, _| Vec::new(),
+            rates: &|_| Vec::new(),
             update: &update,
             add: &add,
             pace: &|_| 1.0,
-            link: &|_, _| None,
         };
         if places.stage.is_some() {
             // It does what all stages do.

@@ -132,6 +132,46 @@ fn a_step_on_a_flat_network_takes_what_its_formula_says() {
     assert!(printed.contains("It cannot know: other jobs on the network"), "{printed}");
 }
 
+/// Ranks that have the same part of all links are rehearsed once; a trace is of all. On this Dragonfly the stages are
+/// the groups, and the way from half of the nodes to the other group has a link more than that of the others.
+#[test]
+fn few_ranks_of_a_stage_stand_for_all_where_links_are_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let dragonfly = "topology = \"dragonfly\"\n[dragonfly]\ngroups = 2\nswitches = 2\nnodes = 4\nbetween_groups = 1\n\
+                     between_switches = 2\n";
+    let text = FLAT.replace("topology = \"flat\"\n", dragonfly).replace("gb_per_s = 2.0", "gb_per_s = 0.1");
+    let network = network(folder.path(), &text);
+    let traces = folder.path().join("traces");
+    let flags = [
+        "--model",
+        "mnist_small",
+        "--batch",
+        "8",
+        "--dry-run",
+        "--roofline",
+        "1,100",
+        "--network",
+        &network,
+        "--predict-nodes",
+        "16",
+        "--pipeline",
+        "2",
+        "--micro-batches",
+        "4",
+        "--export-trace",
+        traces.to_str().unwrap(),
+    ];
+    let printed = run(1, &flags);
+    let said = printed.split_once("the last of them ").expect("a time of all ranks").1;
+    let all: f64 =
+        said.split_once(" s\n").map_or(said.trim_end_matches(" s"), |(first, _)| first).parse().unwrap();
+    let step = rows(&printed)[&16][1];
+    assert!((step / 1e3 - all).abs() <= 2e-6, "{step} ms of few, {all} s of all");
+    // Eight messages of each micro-batch share the one link between the groups: 8 × 32·14·14·4 bytes each way.
+    let shared = 4.0 * 8.0 * 2.0 * 32.0 * 196.0 * 4.0 / 0.1e9 / 2.0;
+    assert!(all > shared, "{all} s, and {shared} s of bytes");
+}
+
 #[test]
 fn slow_ranks_cost_more_the_more_there_are() {
     for (way, nodes) in [("", "1,4,64"), ("--tensor 2", "2,8,64"), ("--spatial 2", "2,8,64")] {

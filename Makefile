@@ -42,7 +42,7 @@ run: build ## train on the handwritten digits with two ranks
 
 test: ## run every test, under the second MPI those that depend on it (docs/testing.md)
 	@.ci/deps $(MPIS) tests slurm
-	@.ci/test $(firstword $(MPIS)) $(TESTS) $(foreach mpi,$(wordlist 2,9,$(MPIS)),-- $(mpi) $(or $(TESTS),@tests/second-mpi.txt))
+	@set -e; list=; for mpi in $(MPIS); do .ci/test $$mpi $(or $(TESTS),$$list); list=@tests/second-mpi.txt; done
 	@$(if $(TESTS),,$(MAKE) --no-print-directory test-install MPIS="$(MPIS)" PROFILE=$(PROFILE))
 
 test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of them

@@ -195,8 +195,8 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
-// What is added was not normalised yet: y = ReLU(norm(x) + norm(z)), each with its own statistics, which are those of one
-// rank's moments. The second sum is rounded as if it had been written: the bits are those of two launches.
+// What is added was not normalised yet: y = ReLU(norm(x) + norm(z)), each with its own statistics, which are those of
+// one rank's moments. norm(z) is rounded as if it had been written: the bits are those of two launches.
 template <class T>
 __device__ inline void batch_norm_both(const T *x, const T *z, T *y, u8 *mask, const float *const w[2],
                                        const float *const b[2], const Statistics (&statistics)[2], Long rows,

@@ -25,7 +25,7 @@ PRODUCTS, COPY = 790e12, 4.3e12
 ISSUED = 132 * 4 * 1.755e9 * 0.65
 
 # ---- Shares of the least time that kernels reach, before and after the change. "SASS": counted in the disassembly of
-# the kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": not measured by anybody. ----
+# the kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": nobody measured it. ----
 CONVOLUTION = 0.61          # Assumed, from published times of cuDNN's engines; 0.52 to 0.74 is possible (UNCERTAIN).
 LINEAR = 0.70               # Assumed: cuBLAS on smaller products than the one that PRODUCTS was measured with.
 NORMALISE = (0.87, 0.92)    # SASS.

@@ -15,7 +15,7 @@ use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, to
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
-use crate::interconnect::{Contention, Interconnect, Loads, Routes};
+use crate::interconnect::{Contention, Interconnect, Loads, Rounds, Routes};
 
 /// Where ranks are, and what is known of it.
 pub struct Machine {
@@ -57,19 +57,6 @@ enum Shared {
     Together(Together, Vec<usize>),
     /// Between pairs of ranks.
     Pairs(Vec<[usize; 2]>),
-}
-
-/// Rounds of a course that are alike.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stretch {
-    /// How many.
-    pub count: usize,
-    /// Seconds of each before links carry anything of it.
-    pub before: f64,
-    /// The number of what they carry then (`Machine::rates`), and the bytes of its largest message.
-    pub carried: Option<(usize, f64)>,
-    /// Seconds of each when they have.
-    pub behind: f64,
 }
 
 impl Machine {
@@ -122,17 +109,23 @@ impl Machine {
         })
     }
 
+    /// Seconds of each of some rounds, if nothing else is on the links.
+    fn seconds(&self, rounds: &Rounds) -> f64 {
+        let carried = rounds.carried.map_or(0.0, |(load, bytes)| bytes / self.rates(&[load])[0]);
+        rounds.before + carried + rounds.behind
+    }
+
     /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
     /// the slowest; those within a node take seconds of their own. Then what came is handled.
-    fn stretch(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Stretch {
+    fn round(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Rounds {
         let Some(number) = load else {
-            return Stretch { count, before: near, carried: None, behind: handled };
+            return Rounds { count, before: near, carried: None, behind: handled };
         };
         let (loads, bytes) = (self.loads.borrow(), bytes as f64);
         let Load { latency, rate, .. } = loads[number];
         // What stays within nodes may take longer.
         let behind = handled + (near - latency - bytes / rate).max(0.0);
-        Stretch { count, before: latency, carried: Some((number, bytes)), behind }
+        Rounds { count, before: latency, carried: Some((number, bytes)), behind }
     }
 
     /// Seconds of so many bytes within a node, if some of these messages stay there.
@@ -145,10 +138,10 @@ impl Machine {
     }
 
     /// A message from rank to rank, of each of some pairs.
-    pub fn messages(&self, pairs: Vec<[usize; 2]>, bytes: usize) -> Stretch {
+    pub fn messages(&self, pairs: Vec<[usize; 2]>, bytes: usize) -> Rounds {
         let near = self.within(pairs.iter().copied(), bytes);
         let all = pairs.iter().map(|&ends| (ends, 1.0)).collect();
-        self.stretch(self.load(Shared::Pairs(pairs), || all), [1, bytes], near, 0.0)
+        self.round(self.load(Shared::Pairs(pairs), || all), [1, bytes], near, 0.0)
     }
 
     /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
@@ -293,7 +286,7 @@ struct Together {
 
 impl Together {
     /// In groups with some first ranks.
-    fn at_a_time(&self, machine: &Machine, firsts: &[usize]) -> Stretch {
+    fn at_a_time(&self, machine: &Machine, firsts: &[usize]) -> Rounds {
         let Together { groups, messages } = self;
         let largest = messages.iter().map(|[.., bytes]| *bytes).max().unwrap_or(0);
         let of = |&first: &usize| {
@@ -303,7 +296,7 @@ impl Together {
         let near = firsts.iter().map(|&first| machine.near(self, first)).fold(0.0, f64::max);
         let shared = Shared::Together(self.clone(), firsts.to_vec());
         let load = machine.load(shared, || firsts.iter().flat_map(of).collect());
-        machine.stretch(load, [1, largest], near, 0.0)
+        machine.round(load, [1, largest], near, 0.0)
     }
 }
 
@@ -489,17 +482,17 @@ impl Course {
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
     /// takes. Of a course in groups those of some of these, by their first ranks.
-    pub fn rounds(&self, machine: &Machine, firsts: &[usize]) -> Vec<Stretch> {
+    pub fn rounds(&self, machine: &Machine, firsts: &[usize]) -> Vec<Rounds> {
         let mut rounds = Vec::new();
         for leg in &self.legs {
             match leg {
                 Leg::Meet => {}
-                Leg::Work(seconds) => rounds.push(Stretch::of_work(*seconds)),
+                Leg::Work(seconds) => rounds.push(Rounds::off_links(*seconds)),
                 Leg::Together(together) => rounds.push(together.at_a_time(machine, firsts)),
                 Leg::Messages { steps, cuts, among } => {
                     let of_leg = self.of_phases(*steps, cuts, *among, machine, firsts);
                     // Some are through earlier than the slowest.
-                    let seconds = |of: &Stretch| of.count as f64 * of.seconds(machine);
+                    let seconds = |of: &Rounds| of.count as f64 * machine.seconds(of);
                     let sum: f64 = of_leg.iter().map(seconds).sum();
                     let share = match among {
                         Among::All if sum > 0.0 => self.of_leg(leg, machine) / sum,
@@ -519,7 +512,7 @@ impl Course {
         among: Among,
         machine: &Machine,
         firsts: &[usize],
-    ) -> Vec<Stretch> {
+    ) -> Vec<Rounds> {
         let share = (among == Among::Alike).then(|| busiest_share(cuts, machine));
         let phases = steps.phases(share.as_ref().unwrap_or(cuts)).into_iter().enumerate();
         let of = |(index, phase): (usize, Phase)| {
@@ -530,7 +523,7 @@ impl Course {
             let near = if machine.local > 1 { machine.within(pairs().into_iter(), bytes) } else { 0.0 };
             let shared = Shared::Phase(steps, among, index, firsts.map(<[usize]>::to_vec));
             let load = machine.load(shared, || pairs().into_iter().map(|ends| (ends, 1.0)).collect());
-            machine.stretch(load, [phase.rounds, bytes], near, handled)
+            machine.round(load, [phase.rounds, bytes], near, handled)
         };
         phases.filter(Self::is_sent).map(of).collect()
     }
@@ -663,23 +656,6 @@ fn busiest_share(cuts: &Cuts, machine: &Machine) -> Cuts {
     };
     let local = (0..machine.local).max_by_key(|&local| most(local)).unwrap_or(0);
     share_of(cuts, local, machine)
-}
-
-impl Stretch {
-    fn of_work(seconds: f64) -> Stretch {
-        Stretch { count: 1, before: seconds, carried: None, behind: 0.0 }
-    }
-
-    /// Of a round, if nothing else is on the links.
-    fn seconds(&self, machine: &Machine) -> f64 {
-        let carried = self.carried.map_or(0.0, |(load, bytes)| bytes / machine.rates(&[load])[0]);
-        self.before + carried + self.behind
-    }
-
-    fn shortened(self, share: f64) -> Stretch {
-        let carried = self.carried.map(|(load, bytes)| (load, bytes * share));
-        Stretch { before: self.before * share, carried, behind: self.behind * share, ..self }
-    }
 }
 
 #[cfg(test)]
@@ -817,7 +793,7 @@ mod tests {
         let sum = |groups| seconds(Course::in_groups(groups, Steps::Sum(Pattern::Ring), &cuts, Wire::F32));
         let ring = Course::in_groups(far, Steps::Sum(Pattern::Ring), &cuts, Wire::F32);
         let rounds = |firsts: &[usize]| -> Vec<(usize, f64, f64)> {
-            let of = |of: Stretch| (of.count, of.before, of.seconds(&machine));
+            let of = |of: Rounds| (of.count, of.before, machine.seconds(&of));
             ring.rounds(&machine, firsts).into_iter().map(of).collect()
         };
         assert_eq!(rounds(&[0, 1]), [(1, 1.0, 401.0); 2]);

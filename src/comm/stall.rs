@@ -275,7 +275,7 @@ impl Watch {
             news.borrow_mut().exchange(job.lines(), &job.topology, job.own_group(), now, job.beat(first))?;
         }
         let turn = |turn: &mut Turn, limit: u64| {
-            limit > 0 && waited >= limit / 2 && turn.taken(job.speaks(now, limit), now, here(limit))
+            limit > 0 && waited >= limit / 2 && turn.taken(job.speaks(now, limit), now, silence(limit))
         };
         let (warns, aborts) = (turn(&mut wait.warns, warn), turn(&mut wait.aborts, abort));
         if abort > 0 && waited >= abort && (aborts && !job.ends() || waited >= abort + GRACE) {
@@ -354,7 +354,7 @@ impl Job {
     fn fresh(&self, rank: usize, limit: u64) -> u64 {
         let shared = matches!(self.board, Board::Shared(_));
         let near = rank == self.topology.rank() || shared && self.topology.same_node(rank);
-        if near { here(limit) } else { here(limit) + 4 * self.beat(limit) }
+        if near { silence(limit) } else { silence(limit) + 4 * self.beat(limit) }
     }
 
     /// Whether this rank speaks for the job: of those that have waited for about as long it is the lowest.
@@ -375,8 +375,8 @@ impl Job {
     }
 }
 
-/// How long a rank of the same node may be silent that waits.
-fn here(limit: u64) -> u64 {
+/// For how long a waiting rank of the same node may say nothing on the board and still counts as waiting.
+fn silence(limit: u64) -> u64 {
     (limit / 4).clamp(SECOND / 4, 5 * SECOND)
 }
 

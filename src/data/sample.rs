@@ -346,8 +346,9 @@ pub(super) fn resize(
     }
 }
 
-/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program. The source is of the
-/// type that the scaled picture and the one in between have, which is changeable: another type, another megabyte.
+/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program. The source could be
+/// a `TypedImageRef`, which needs no `&mut`, but the library's intermediate picture is a `TypedImage`: its kernels would
+/// be compiled for both types, which takes another megabyte.
 fn resize_pixels<P: PixelTrait>(
     resizer: &mut Resizer,
     source: &mut Picture,

@@ -7,7 +7,8 @@
 use crate::collective::tuning::Parameters;
 use crate::config::Rule;
 use crate::error::Result;
-use crate::plan::{self, Kind, Manner, Plan, PlannedStep, Prices, Rounds, Transfer};
+use crate::interconnect::Rounds;
+use crate::plan::{self, Kind, Manner, Plan, PlannedStep, Prices, Transfer};
 
 /// Bytes from which a bucket is closed, to choose from. More in one bucket would only wait: between two steps of a rank
 /// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
@@ -41,10 +42,7 @@ pub fn cut(
             true => vec![Rounds::whole(sum(transfer))],
             false => Vec::new(),
         },
-        rates: &|_| Vec::new(),
-        update: &|_| 0.0,
-        add: &|_| 0.0,
-        pace: &|_| 1.0,
+        ..Prices::FREE
     };
     let rehearsed = |threshold| {
         plan.cut_at(threshold);

@@ -14,9 +14,11 @@
 mod contention;
 mod file;
 mod platform;
+mod rounds;
 mod routes;
 
 pub use contention::{Contention, Loads, Routes};
+pub use rounds::{COMMON, Load, Rounds};
 
 /// A network of nodes.
 #[derive(Debug, Clone, PartialEq)]

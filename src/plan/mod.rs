@@ -4,7 +4,7 @@
 //! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
 //! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. The whole step of
 //! every rank is a list of actions (`script`), which can be rehearsed before the first one (`rehearse`). May use:
-//! `device`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
+//! `device`, `interconnect`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::device::reference::Reference;
@@ -69,7 +69,6 @@ pub use script::{
     Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
     representatives, scripts,
 };
-pub use sharing::{Load, Rounds};
 pub use stage::{Contexts, Edge, Pass, Stage, Stages};
 pub use windows::{Gathered, Turns, Window, Windows};
 

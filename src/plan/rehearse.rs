@@ -10,9 +10,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::script::{Action, Area, Axis, Kind, Line, Script, Transfer};
-use super::sharing::{Load, Rounds, Traffic};
+use super::sharing::Traffic;
 use super::{Location, Plan, Region, TAIL};
 use crate::error::{Error, Result};
+use crate::interconnect::{Load, Rounds};
 
 /// Memory that an action reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,18 @@ pub struct Prices<'a> {
     pub add: &'a dyn Fn(usize) -> f64,
     /// How many times as long as expected a rank computes.
     pub pace: &'a dyn Fn(usize) -> f64,
+}
+
+impl Prices<'_> {
+    /// Nothing takes time but what ranks compute, each as fast as expected, and no links are shared.
+    pub const FREE: Prices<'static> = Prices {
+        transfer: &|_| 0.0,
+        rounds: &|_, _| Vec::new(),
+        rates: &|_| Vec::new(),
+        update: &|_| 0.0,
+        add: &|_| 0.0,
+        pace: &|_| 1.0,
+    };
 }
 
 /// What came of it. Times are NaN where a transfer has no price.
@@ -772,18 +785,7 @@ mod tests {
         }
 
         fn rehearse(&self, scripts: &[Script]) -> Result<Rehearsal> {
-            rehearse(
-                scripts,
-                &[&self.steps],
-                &Prices {
-                    transfer: &|_| 1.0,
-                    rounds: &|_, _| Vec::new(),
-                    rates: &|_| Vec::new(),
-                    update: &|_| 0.0,
-                    add: &|_| 0.0,
-                    pace: &|_| 1.0,
-                },
-            )
+            rehearse(scripts, &[&self.steps], &Prices { transfer: &|_| 1.0, ..Prices::FREE })
         }
     }
 
@@ -803,14 +805,7 @@ mod tests {
         let example = Example::new(&[48, 24, 7]);
         let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
         let update = |bytes: usize| 2e-3 * bytes as f64;
-        let prices = Prices {
-            transfer: &transfer,
-            rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
-            update: &update,
-            add: &|_| 0.0,
-            pace: &|_| 1.0,
-        };
+        let prices = Prices { transfer: &transfer, update: &update, ..Prices::FREE };
         let share = |bucket, index, count| example.share(bucket, index, count);
         for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
             for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
@@ -845,14 +840,7 @@ mod tests {
         let scripts = example.scripts(&plain(4));
         let of = |slow: f64| {
             let pace = |rank: usize| if rank == 2 { slow } else { 1.0 };
-            let prices = Prices {
-                transfer: &|_| 0.5,
-                rounds: &|_, _| Vec::new(),
-                rates: &|_| Vec::new(),
-                update: &|_| 0.0,
-                add: &|_| 0.0,
-                pace: &pace,
-            };
+            let prices = Prices { transfer: &|_| 0.5, pace: &pace, ..Prices::FREE };
             rehearse(&scripts, &[&example.steps], &prices).unwrap()
         };
         let (even, uneven) = (of(1.0), of(2.0));
@@ -868,11 +856,8 @@ mod tests {
         let pace = |rank: usize| if rank == 2 { 3.0 } else { 1.0 };
         let prices = Prices {
             transfer: &|transfer| if transfer.kind == Kind::Gather { 0.5 } else { 0.25 },
-            rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
-            update: &|_| 0.0,
-            add: &|_| 0.0,
             pace: &pace,
+            ..Prices::FREE
         };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         // Rank 2 computes for 12 seconds, its neighbour waits for the exchange after its first step, and both first
@@ -903,10 +888,7 @@ mod tests {
             let prices = Prices {
                 transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
                 rounds,
-                rates: &|_| Vec::new(),
-                update: &|_| 0.0,
-                add: &|_| 0.0,
-                pace: &|_| 1.0,
+                ..Prices::FREE
             };
             rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
         };
@@ -935,10 +917,7 @@ mod tests {
                     Line::Pair(..) => vec![Rounds { before: 1.0, ..Rounds::whole(bytes) }],
                     _ => Vec::new(),
                 },
-                rates: &|_| Vec::new(),
-                update: &|_| 0.0,
-                add: &|_| 0.0,
-                pace: &|_| 1.0,
+                ..Prices::FREE
             };
             rehearse(scripts, &[&Example::new(&[1]).steps], &prices).unwrap()
         };
@@ -1126,14 +1105,7 @@ mod tests {
     fn a_transfer_without_a_price_leaves_no_time_known() {
         let example = Example::new(&[4, 4]);
         let scripts = example.scripts(&plain(2));
-        let prices = Prices {
-            transfer: &|_| f64::NAN,
-            rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
-            update: &|_| 0.0,
-            add: &|_| 0.0,
-            pace: &|_| 1.0,
-        };
+        let prices = Prices { transfer: &|_| f64::NAN, ..Prices::FREE };
         let found = rehearse(&scripts, &[&example.steps], &prices).unwrap();
         assert!(found.seconds.is_nan() && found.exposed.iter().all(|seconds| seconds.is_nan()));
         assert_eq!(found.schedule.len(), scripts[0].actions.len());

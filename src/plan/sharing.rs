@@ -7,41 +7,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Messages whose bytes are on their links at a time, by a number that whoever knows the network has given them.
-pub type Load = usize;
-
-/// A link that all who name it have equal parts of, and that carries a byte a second: where nothing is known of links.
-pub const COMMON: Load = usize::MAX;
+use crate::interconnect::{COMMON, Load, Rounds};
 
 /// How many bytes a second of each of some loads arrive that are on their links at a time.
 pub type Rates<'a> = &'a dyn Fn(&[Load]) -> Vec<f64>;
-
-/// Rounds of a transfer that are alike.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rounds {
-    /// How many.
-    pub count: usize,
-    /// Seconds of each before links carry anything of it.
-    pub before: f64,
-    /// What they carry in each, and how many bytes of it.
-    pub carried: Option<(Load, f64)>,
-    /// Seconds of each when they have.
-    pub behind: f64,
-}
-
-impl Rounds {
-    /// What takes so many seconds, if nothing else is under way.
-    pub fn whole(seconds: f64) -> Rounds {
-        Rounds { count: 1, before: 0.0, carried: Some((COMMON, seconds)), behind: 0.0 }
-    }
-
-    /// Whether all is known of it.
-    pub(super) fn is_known(&self) -> bool {
-        self.before.is_finite()
-            && self.behind.is_finite()
-            && self.carried.is_none_or(|(_, bytes)| bytes.is_finite())
-    }
-}
 
 /// Sets of loads of so many at most are remembered, and so many sets: those of long sums come again and again.
 const REMEMBERED: [usize; 2] = [64, 4096];

@@ -691,14 +691,7 @@ mod tests {
                     facts.push(plan.facts(&(0..plan.steps.len()).map(seconds).collect::<Vec<_>>()));
                 }
                 let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
-                let prices = Prices {
-                    transfer: &|_| 0.0,
-                    rounds: &|_, _| Vec::new(),
-                    rates: &|_| Vec::new(),
-                    update: &|_| 0.0,
-                    add: &|_| 0.0,
-                    pace: &|_| 1.0,
-                };
+                let prices = Prices { ..Prices::FREE };
                 let found = rehearse(&scripts, &facts, &prices).unwrap();
                 let work = 3.0 * micro_batches as f64;
                 let expected = work / (1.0 - schedule.bubble(ranks, micro_batches));

@@ -384,14 +384,8 @@ mod tests {
                         ..Manner::plain((0..ranks).map(|rank| rank % at.nodes).collect())
                     };
                     let scripts = plan.scripts(&manner, &SGD, 0..ranks);
-                    let prices = Prices {
-                        transfer: &|_| 2.5,
-                        rounds: &|_, _| Vec::new(),
-                        rates: &|_| Vec::new(),
-                        update: &|_| 0.5,
-                        add: &|_| 0.25,
-                        pace: &|_| 1.0,
-                    };
+                    let prices =
+                        Prices { transfer: &|_| 2.5, update: &|_| 0.5, add: &|_| 0.25, ..Prices::FREE };
                     let found = rehearse(&scripts, &[&facts], &prices);
                     assert!(found.is_ok(), "{turns:?}, {ranks} ranks, {flags}: {found:?}");
                     // A window that is used again too early is found.

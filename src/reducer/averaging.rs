@@ -7,7 +7,7 @@ use super::gpu_direct;
 use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
-use crate::collective::course::{Course, Groups, Machine, Share, Steps, Stretch};
+use crate::collective::course::{Course, Groups, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
 use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Strategy, Wire};
@@ -15,10 +15,8 @@ use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
 use crate::fusion::threshold;
-use crate::interconnect::Interconnect;
-use crate::plan::{
-    Area, Axis, Kind, Line, Load, Manner, Plan, PlannedStep, Region, Rounds, Trading, Transfer,
-};
+use crate::interconnect::{Interconnect, Load, Rounds};
+use crate::plan::{Area, Axis, Kind, Line, Manner, Plan, PlannedStep, Region, Trading, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -374,31 +372,18 @@ impl Averaging {
         setting: Setting,
         stands_for: &dyn Fn(usize) -> Vec<usize>,
     ) -> Vec<Rounds> {
-        let shared = |Stretch { count, before, carried, behind }| Rounds { count, before, carried, behind };
         match (line, &self.stages) {
             (Line::Pair(_, [from, to], _), Some((all, _))) => {
                 let (lower, bytes) = (from.min(to), transfer.cuts.range().len());
-                let pairs: Vec<[usize; 2]> = stands_for(*lower)
-                    .into_iter()
-                    .map(|other| [from - lower + other, to - lower + other])
-                    .collect();
-                vec![shared(all.messages(pairs, bytes))]
+                let pair = |other: usize| [from - lower + other, to - lower + other];
+                vec![all.messages(stands_for(*lower).into_iter().map(pair).collect(), bytes)]
             }
-            (Line::Group(axis, first, members, _), _)
+            (Line::Group(axis, first, members, _), None)
                 if self.split.is_some() || !setting.trades.is_empty() =>
             {
-                let is_sum = transfer.kind == Kind::Sum;
-                let whole = || match is_sum && self.split.is_some() {
-                    true => vec![Rounds::whole(self.transfer(transfer, setting))],
-                    false => Vec::new(),
-                };
-                let Some(machine) = self.machine().filter(|machine| machine.nodes > 1) else {
-                    return whole();
-                };
-                let Some(course) = self.course(transfer, setting, machine) else { return whole() };
                 // Those with the same parts are all there.
-                let of = match axis {
-                    Axis::Data | Axis::Job if is_sum => vec![*first],
+                let groups = || match axis {
+                    Axis::Data | Axis::Job if transfer.kind == Kind::Sum => vec![*first],
                     // Neighbours on the axis itself are groups.
                     Axis::Data => {
                         let others = stands_for(*first).into_iter();
@@ -406,16 +391,35 @@ impl Averaging {
                     }
                     _ => stands_for(*first),
                 };
-                course.rounds(machine, &of).into_iter().map(shared).collect()
+                self.rounds_in_groups(transfer, setting, groups)
             }
             _ => Vec::new(),
         }
     }
 
-    /// Bytes a second of the slowest message of each of some loads that are under way at a time.
-    pub fn rates(&self, loads: &[Load], setting: Setting) -> Vec<f64> {
-        let of_groups = self.split.is_some() || !setting.trades.is_empty();
-        self.stages.as_ref().filter(|_| !of_groups).map_or(&self.ranks, |(all, _)| all).rates(loads)
+    /// The same of what groups do, some of which are under way at a time: by the first ranks of these.
+    fn rounds_in_groups(
+        &self,
+        transfer: &Transfer,
+        setting: Setting,
+        groups: impl FnOnce() -> Vec<usize>,
+    ) -> Vec<Rounds> {
+        let machine = self.machine().filter(|machine| machine.nodes > 1);
+        let course = machine.and_then(|machine| Some((self.course(transfer, setting, machine)?, machine)));
+        match course {
+            Some((course, machine)) => course.rounds(machine, &groups()),
+            // Sums of split layers and of the others are under way at a time.
+            None if transfer.kind == Kind::Sum && self.split.is_some() => {
+                vec![Rounds::whole(self.transfer(transfer, setting))]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Bytes a second of the slowest message of each of some loads that are under way at a time: between stages, or
+    /// among ranks that have all of the network.
+    pub fn rates(&self, loads: &[Load]) -> Vec<f64> {
+        self.stages.as_ref().map_or(&self.ranks, |(all, _)| all).rates(loads)
     }
 
     /// Of a network in stages: which of those that compute a stage have the same part of all links as others, so that

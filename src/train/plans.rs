@@ -17,11 +17,12 @@ use crate::files::{self, fnv1a};
 use crate::fusion::compress;
 use crate::graph::{Graph, NodeId, Op, Role, SplitLayers};
 use crate::host;
+use crate::interconnect::{Load, Rounds};
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Axis, Compiled, Extent, Line, Load, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal,
-    Rounds, Script, Stage, Stages, StepFacts, Trading, Transfer,
+    self, Axis, Compiled, Extent, Line, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal,
+    Script, Stage, Stages, StepFacts, Trading, Transfer,
 };
 use crate::reducer::{
     Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
@@ -251,7 +252,7 @@ impl Plans {
             let mut known = rounds_known.borrow_mut();
             known.entry((std::ptr::from_ref(transfer), line.clone())).or_insert_with(find).clone()
         };
-        let rates = |loads: &[Load]| averaging.rates(loads, setting);
+        let rates = |loads: &[Load]| averaging.rates(loads);
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
@@ -515,7 +516,6 @@ impl Plans {
     }
 }
 
-/// What a rehearsal says, in a line, or with rank 0's whole script.
 /// Into how many classes ranks are told apart at most where they share links unlike: what that takes grows with both,
 /// since links are divided among all messages whenever one of a class begins or ends.
 pub fn most_classes(ranks: usize) -> usize {
@@ -560,6 +560,7 @@ impl Crowd {
     }
 }
 
+/// What a rehearsal says, in a line, or with rank 0's whole script.
 fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Rehearsal) -> String {
     let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
     if config.script {

@@ -222,7 +222,8 @@ impl Predictor<'_> {
         }
         let config = config.among(computing)?;
         let trained = self.network.among(&config, [0, computing])?;
-        let averaging = self.averaging.elsewhere(&places.data, &config, network)?.over_stages(&places.all);
+        let averaging = self.averaging.elsewhere(&places.data, &config, network)?;
+        let averaging = if places.stage.is_some() { averaging.over_stages(&places.all) } else { averaging };
         let averaging = if config.tensor.is_some() { averaging.over_groups(places.mesh) } else { averaging };
         let shape = Shape::of(&config, &trained);
         let mut plans = match before.filter(|(_, known)| *known == shape && !shape.sharded.gradients) {
@@ -417,14 +418,7 @@ impl Case<'_> {
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
-        let prices = Prices {
-            transfer: &|_| 0.0,
-            rounds: &|_, _| Vec::new(),
-            rates: &|_| Vec::new(),
-            update: &update,
-            add: &add,
-            pace: &|_| 1.0,
-        };
+        let prices = Prices { update: &update, add: &add, ..Prices::FREE };
         if places.stage.is_some() {
             // It does what all stages do.
             let of = |plan: &&Plan| {

@@ -36,7 +36,8 @@ constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 // Whether there is an engine for such a product that normalises: 0 none, 1 all, or those that are named.
 bool normalises(int kind) {
     const char *given = getenv("FAKE_CUDNN_NORMALISED");
-    return !given || strcmp(given, "1") == 0 || strstr(given, kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights");
+    const char *name = kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights";
+    return !given || strcmp(given, "1") == 0 || strstr(given, name);
 }
 
 // Engines for a graph, in order; none: it cannot be computed.

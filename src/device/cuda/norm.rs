@@ -355,8 +355,8 @@ pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<
     })
 }
 
-/// x, w, b, running mean, running variance, the same of z, moments of z, moments of x → y, mean, variance, running mean,
-/// running variance, the mask, the four of z.
+/// x, w, b, running mean, running variance, the same of z, moments of z, moments of x → y, mean, variance, running
+/// mean, running variance, the mask, the four of z.
 pub fn both(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let shape = Shape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {

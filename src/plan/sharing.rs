@@ -1,9 +1,10 @@
-//! When transfers are over that are under way at a time and pass the same links (`rehearse`): messages between stages,
-//! and where layers are split what their groups tell each other, the sums of their gradients and those of the others.
+//! When concurrent transfers are over that share links (`rehearse`), by a flow-level simulation: messages between
+//! stages, and where layers are split the exchanges of their groups, the sums of their gradients and those of the
+//! others.
 //!
-//! A transfer is rounds, one after the other. In each there is first what no other transfer keeps it from (the latency
-//! of a message); then its links carry bytes, at the rate that the network has for it beside all else that is on its
-//! links at that time; and then again what nothing keeps it from (adding).
+//! A transfer is a sequence of rounds. A round first waits for its latency, which no other transfer changes. Then its
+//! bytes are on their links, at the rate that the network has for them beside all other transfers. Last it adds what
+//! came, which no other transfer changes either.
 
 use std::collections::{HashMap, VecDeque};
 

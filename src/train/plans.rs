@@ -245,10 +245,10 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
-        let crowd = Crowd::of(scripts, layout.mesh, averaging);
+        let represented = Represented::of(scripts, layout.mesh, averaging);
         let rounds_known: RefCell<HashMap<(*const Transfer, Line), Vec<Rounds>>> = RefCell::default();
         let rounds = |transfer: &Transfer, line: &Line| {
-            let find = || averaging.rounds(transfer, line, setting, &|first| crowd.of_line(first));
+            let find = || averaging.rounds(transfer, line, setting, &|first| represented.of_line(first));
             let mut known = rounds_known.borrow_mut();
             known.entry((std::ptr::from_ref(transfer), line.clone())).or_insert_with(find).clone()
         };
@@ -516,22 +516,22 @@ impl Plans {
     }
 }
 
-/// Into how many classes ranks are told apart at most where they share links unlike: what that takes grows with both,
-/// since links are divided among all messages whenever one of a class begins or ends.
+/// The most classes into which ranks that share links differently are divided. A rehearsal takes longer with more
+/// classes and with more ranks: whenever a message of a class begins or ends, the rates of all messages are found anew.
 pub fn most_classes(ranks: usize) -> usize {
     (16_384 / ranks.max(1)).clamp(1, 16)
 }
 
-/// Whom the ranks that are rehearsed stand for, by their places on the data axis: those that have the same part of all
-/// links and are not there themselves.
-struct Crowd {
+/// Which ranks each rehearsed rank stands for, by their places on the data axis: itself, and those of its class
+/// (`Averaging::alike`) that are not rehearsed.
+struct Represented {
     mesh: MeshShape,
-    /// Of each that is there, in ascending order.
+    /// Of each rehearsed rank, in ascending order.
     stands_for: Vec<(usize, Vec<usize>)>,
 }
 
-impl Crowd {
-    fn of(scripts: &[Script], mesh: MeshShape, averaging: &Averaging) -> Crowd {
+impl Represented {
+    fn of(scripts: &[Script], mesh: MeshShape, averaging: &Averaging) -> Represented {
         let mut there: Vec<usize> = scripts.iter().map(|script| script.place(Axis::Data)).collect();
         there.sort_unstable();
         there.dedup();
@@ -548,7 +548,7 @@ impl Crowd {
                 stands_for[index].1.push(place);
             }
         }
-        Crowd { mesh, stands_for }
+        Represented { mesh, stands_for }
     }
 
     /// The lowest ranks of the lines that one with this lowest rank stands for.

@@ -701,7 +701,7 @@ fn a_killed_run_goes_on_at_its_last_commit() {
         };
         let begun = Instant::now();
         while committed() < 10 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is committed");
+            assert!(begun.elapsed() < job::SECONDS, "nothing is committed");
             std::thread::sleep(Duration::from_millis(2));
         }
         running.ranks().into_iter().for_each(|rank| signal("KILL", rank));

@@ -307,6 +307,8 @@ pub enum Steps {
     Sum(Pattern),
     /// The half of the ring's that leaves a rank the sum of what it owns.
     Scatter,
+    /// The same of halving and doubling.
+    Halve,
     /// The other half.
     Collect,
     /// Sums for few owners.
@@ -325,6 +327,7 @@ impl Steps {
         match self {
             Steps::Sum(pattern) => super::schedule_of(pattern)(group, cuts),
             Steps::Scatter => ring::reduce_scatter(group, cuts),
+            Steps::Halve => halving_doubling::reduce_scatter(group, cuts),
             Steps::Collect => ring::allgather(group, cuts),
             Steps::ToOwners => star::to_owners(group, cuts),
             Steps::FromOwners => star::from_owners(group, cuts),
@@ -341,6 +344,7 @@ impl Steps {
             Steps::Sum(Pattern::RecursiveDoubling) => recursive_doubling::phases(cuts),
             Steps::Sum(Pattern::Torus) => torus::phases(cuts),
             Steps::Scatter => vec![ring::phase(cuts, true)],
+            Steps::Halve => halving_doubling::halving_phases(cuts),
             Steps::Collect => vec![ring::phase(cuts, false)],
             Steps::ToOwners => star::phases(cuts, true),
             Steps::FromOwners => star::phases(cuts, false),
@@ -416,6 +420,7 @@ impl Course {
         let ring = if share == Share::Own { Steps::Scatter } else { Steps::Sum(Pattern::Ring) };
         let legs = match kind {
             AllreduceKind::Messages(Pattern::Ring) => vec![messages(ring)],
+            AllreduceKind::HALVING_DOUBLING if share == Share::Own => vec![messages(Steps::Halve)],
             AllreduceKind::Messages(pattern) => vec![messages(Steps::Sum(pattern))],
             AllreduceKind::Shm => {
                 vec![Leg::Meet, Leg::Work(in_memory(2.0, 1.0, cuts, machine)), Leg::Meet]
@@ -680,7 +685,7 @@ mod tests {
             for cuts in [Cuts::even(&(3..1000), size), Cuts::even(&(0..7), size)] {
                 let sums =
                     [Pattern::Ring, Pattern::HalvingDoubling, Pattern::RecursiveDoubling, Pattern::Torus];
-                let others = [Steps::Scatter, Steps::Collect, Steps::Shift(1), Steps::Gather];
+                let others = [Steps::Scatter, Steps::Halve, Steps::Collect, Steps::Shift(1), Steps::Gather];
                 for steps in sums.map(Steps::Sum).into_iter().chain(others) {
                     let rounds: Vec<_> =
                         (0..size).map(|rank| steps.rounds(&Group::all(rank, size), &cuts)).collect();

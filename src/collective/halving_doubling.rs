@@ -9,49 +9,116 @@ use std::ops::Range;
 
 use super::recursive_doubling::{Fold, folded};
 use super::schedule::{Apply, Group, Part, Phase, Round};
-use crate::cuts::{Cuts, segment};
+use crate::cuts::Cuts;
 
 /// An allreduce.
 pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     let range = cuts.range();
     let fold = Fold::new(group);
+    let blocks = Blocks::new(cuts);
     let mut rounds = fold.before(range);
-    let steps = fold.core.size().ilog2();
     if fold.in_core {
-        rounds.extend(halving_and_doubling(&fold.core, range));
+        rounds.extend(blocks.steps().map(|distance| blocks.halve(&fold.core, distance)));
+        rounds.extend(blocks.steps().rev().map(|distance| blocks.double(&fold.core, distance)));
     } else {
-        rounds.extend(vec![Round::default(); 2 * steps as usize]);
+        rounds.extend(vec![Round::default(); 2 * blocks.steps().count()]);
     }
     rounds.extend(fold.after(range));
     rounds
 }
 
-/// For a power of two.
-fn halving_and_doubling(group: &Group, range: &Range<usize>) -> Vec<Round> {
-    let mut mine = range.clone();
-    let mut halving = Vec::new();
-    let mut doubling = Vec::new();
-    let mut distance = group.size() / 2;
-    while distance > 0 {
-        let peer = group.ranks[group.place ^ distance];
-        let upper = group.place & distance != 0;
-        let (kept, given) = (segment(&mine, 2, usize::from(upper)), segment(&mine, 2, usize::from(!upper)));
-        let part = |range: &Range<usize>| Part { peer, range: range.clone() };
-        halving.push(Round { send: Some(part(&given)), receive: Some((part(&kept), Apply::Add)) });
-        doubling.push(Round { send: Some(part(&kept)), receive: Some((part(&given), Apply::Replace)) });
-        mine = kept;
-        distance /= 2;
+/// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P is
+/// a power of two and the parts lie in the order of ranks, it is the allreduce.
+pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
+    match Blocks::of_owners(cuts) {
+        Some(blocks) => blocks.steps().map(|distance| blocks.halve(group, distance)).collect(),
+        None => allreduce(group, cuts),
     }
-    halving.extend(doubling.into_iter().rev());
-    halving
 }
 
-/// Its rounds.
+/// Where the parts of a power of two of ranks end: what is sent is the parts of a block of them.
+struct Blocks {
+    /// As many as ranks, and one.
+    ends: Vec<usize>,
+}
+
+impl Blocks {
+    /// Of the parts that ranks own, where these can be halved; else as much for each.
+    fn new(cuts: &Cuts) -> Blocks {
+        Blocks::of_owners(cuts).unwrap_or_else(|| {
+            let core = 1 << cuts.ranks().ilog2();
+            Blocks::in_order(&Cuts::even(cuts.range(), core)).expect("even parts lie in order")
+        })
+    }
+
+    fn of_owners(cuts: &Cuts) -> Option<Blocks> {
+        cuts.ranks().is_power_of_two().then(|| Blocks::in_order(cuts)).flatten()
+    }
+
+    fn in_order(cuts: &Cuts) -> Option<Blocks> {
+        let mut ends = vec![cuts.range().start];
+        for part in (0..cuts.ranks()).map(|rank| cuts.part(rank)) {
+            let start = ends[ends.len() - 1];
+            ends.push(if part.is_empty() { start } else { part.end });
+            if !part.is_empty() && part.start != start {
+                return None;
+            }
+        }
+        Some(Blocks { ends })
+    }
+
+    /// How many ranks are apart that exchange.
+    fn steps(&self) -> impl DoubleEndedIterator<Item = usize> {
+        (0..(self.ends.len() - 1).ilog2()).rev().map(|bit| 1 << bit)
+    }
+
+    /// The parts of so many ranks, of which `place` is one.
+    fn of(&self, place: usize, ranks: usize) -> Range<usize> {
+        let first = place / ranks * ranks;
+        self.ends[first]..self.ends[first + ranks]
+    }
+
+    /// The longest one of so many ranks.
+    fn longest(&self, ranks: usize) -> usize {
+        (0..self.ends.len() - 1).step_by(ranks).map(|place| self.of(place, ranks).len()).max().unwrap_or(0)
+    }
+
+    /// A rank gives the other one's half and adds what that one has of its own.
+    fn halve(&self, group: &Group, distance: usize) -> Round {
+        self.exchange(group, [group.place ^ distance, group.place], distance, Apply::Add)
+    }
+
+    /// The reverse: a rank gives its own half and gets the other one's.
+    fn double(&self, group: &Group, distance: usize) -> Round {
+        self.exchange(group, [group.place, group.place ^ distance], distance, Apply::Replace)
+    }
+
+    /// With the rank so far away: the blocks of the first place for those of the second.
+    fn exchange(&self, group: &Group, [sent, received]: [usize; 2], distance: usize, apply: Apply) -> Round {
+        let peer = group.ranks[group.place ^ distance];
+        let part = |place: usize| Part { peer, range: self.of(place, distance) };
+        Round { send: Some(part(sent)), receive: Some((part(received), apply)) }
+    }
+}
+
+/// The rounds of an allreduce.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
-    let steps = cuts.ranks().ilog2();
-    // The longer half is the first one.
-    let half = |step: u32| (1 << (steps - step - 1), cuts.range().len().div_ceil(2 << step));
-    let halving = (0..steps).map(|step| (half(step).0, half(step).1, true));
-    let doubling = (0..steps).rev().map(|step| (half(step).0, half(step).1, false));
-    folded(cuts, halving.chain(doubling).collect())
+    let blocks = Blocks::new(cuts);
+    let exchange = |adds| {
+        let blocks = &blocks;
+        move |distance: usize| (distance, blocks.longest(distance), adds)
+    };
+    folded(
+        cuts,
+        blocks.steps().map(exchange(true)).chain(blocks.steps().rev().map(exchange(false))).collect(),
+    )
+}
+
+/// Those of a reduce-scatter.
+pub fn halving_phases(cuts: &Cuts) -> Vec<Phase> {
+    let phases = phases(cuts);
+    match Blocks::of_owners(cuts) {
+        Some(blocks) => phases.into_iter().take(blocks.steps().count()).collect(),
+        None => phases,
+    }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::executor::{Algorithm, Executor};
 use super::schedule::Group;
-use super::{Collective, Hierarchical, Shm, broadcast, ring, star};
+use super::{Collective, Hierarchical, Shm, broadcast, halving_doubling, ring, star};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -33,6 +33,8 @@ pub enum Route {
     Auto,
     /// Messages round a ring: reduce-scatter and allgather.
     Ring,
+    /// Exchanges of ever smaller halves: reduce-scatter, with a power of two of ranks.
+    Halving,
     /// A pipelined chain of messages: broadcast.
     Chain,
     /// A binomial tree of messages, for small ones: broadcast.
@@ -59,9 +61,11 @@ impl Operation {
     /// The ways by messages, the usual one first.
     fn messages(self) -> &'static [(Route, &'static str, Algorithm)] {
         match self {
-            Operation::ReduceScatter => {
-                &[(Route::Ring, "ring", ring::reduce_scatter), (Route::Star, "star", star::to_owners)]
-            }
+            Operation::ReduceScatter => &[
+                (Route::Ring, "ring", ring::reduce_scatter),
+                (Route::Halving, "halving", halving_doubling::reduce_scatter),
+                (Route::Star, "star", star::to_owners),
+            ],
             Operation::Allgather => {
                 &[(Route::Ring, "ring", ring::allgather), (Route::Star, "star", star::from_owners)]
             }
@@ -73,8 +77,13 @@ impl Operation {
 
     /// The ways that there are with these ranks and this region.
     pub fn routes(self, world: &World, region: &Region) -> Vec<Route> {
-        // A star is for few owners, which a benchmark of equal parts has not.
-        let messages = self.messages().iter().map(|(route, ..)| *route).filter(|&route| route != Route::Star);
+        let offered = |route: &Route| match route {
+            // For few owners, which a benchmark of equal parts has not.
+            Route::Star => false,
+            Route::Halving => world.size().is_power_of_two(),
+            _ => true,
+        };
+        let messages = self.messages().iter().map(|(route, ..)| *route).filter(offered);
         let near =
             [Route::Hierarchical, Route::Shm].into_iter().filter(|&route| self.is_near(route, world, region));
         messages.chain(near).collect()

@@ -167,6 +167,7 @@ impl Selection {
         Ok(match kind {
             AllreduceKind::Auto => Box::new(PerRange::new(self.clone(), to_owners, world, region)),
             AllreduceKind::RING if to_owners => half(Route::Ring)?,
+            AllreduceKind::HALVING_DOUBLING if to_owners => half(Route::Halving)?,
             AllreduceKind::Shm if to_owners => half(Route::Shm)?,
             AllreduceKind::HIERARCHICAL if to_owners => half(Route::Hierarchical)?,
             AllreduceKind::Shm => Box::new(Shm::new(world, region)),

@@ -175,6 +175,12 @@ const SUMS: [(&str, Algorithm); 4] = [
     ("torus", torus::allreduce),
 ];
 
+/// Reduce-scatters, and the sums whose first halves they are.
+const HALVES: [(&str, Algorithm, Algorithm); 2] = [
+    ("ring", ring::reduce_scatter, ring::allreduce),
+    ("halving", halving_doubling::reduce_scatter, halving_doubling::allreduce),
+];
+
 /// Small integers: the sum is exact in any order and, being below 128·17/8, in any of the types.
 fn exact(rank: usize, index: usize) -> f32 {
     ((rank * 31 + index * 17) % 15) as f32 - 7.0
@@ -246,9 +252,11 @@ fn many_ranges_of_many_messages_end_that_are_started_at_a_time() {
 
 #[test]
 fn a_reduce_scatter_leaves_each_rank_the_sum_of_its_segment() {
-    hold("reduce-scatter", ring::reduce_scatter, |ranks, rank, length, i| {
-        (owner(ranks, length, i) == rank).then(|| sum(ranks, i))
-    });
+    for (name, algorithm, _) in HALVES {
+        hold(name, algorithm, |ranks, rank, length, i| {
+            (owner(ranks, length, i) == rank).then(|| sum(ranks, i))
+        });
+    }
 }
 
 #[test]
@@ -338,6 +346,9 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
                 "tree of {p}"
             );
             assert_eq!(most(ring::reduce_scatter), once_around / 2.0, "reduce-scatter of {p}");
+            if p.is_power_of_two() {
+                assert_eq!(most(halving_doubling::reduce_scatter), once_around / 2.0, "halving of {p}");
+            }
             assert_eq!(most(ring::allgather), once_around / 2.0, "allgather of {p}");
             assert_eq!(most(broadcast::chain), bytes, "chain of {p}");
             assert_eq!(most(broadcast::tree), pf.log2().ceil() * bytes, "broadcast tree of {p}");
@@ -398,9 +409,11 @@ proptest::proptest! {
         wire in proptest::sample::select(WIRES.to_vec()),
     ) {
         let cuts = dealt(start, ends, first);
-        let whole = cut(&[ring::allreduce], &cuts, wire, chunk);
-        let halves = cut(&[ring::reduce_scatter, ring::allgather], &cuts, wire, chunk);
-        proptest::prop_assert_eq!(&whole, &halves);
-        proptest::prop_assert!(whole.iter().all(|found| *found == whole[0]));
+        for (name, half, sum) in HALVES {
+            let whole = cut(&[sum], &cuts, wire, chunk);
+            let halves = cut(&[half, ring::allgather], &cuts, wire, chunk);
+            proptest::prop_assert_eq!(&whole, &halves, "{}", name);
+            proptest::prop_assert!(whole.iter().all(|found| *found == whole[0]), "{}", name);
+        }
     }
 }

@@ -147,6 +147,8 @@ fn every_part_and_copy_is_where_it_belongs() {
             check(bench, ranks, wire, &LENGTHS[..6], algorithms);
         }
     }
+    // With a power of two of ranks alone.
+    check("reducescatter", 4, "bf16", &LENGTHS[..5], &["ring", "halving"]);
 }
 
 /// `make test-full`: minutes on a machine with few cores.
@@ -478,7 +480,9 @@ fn cuts(world: &World) {
             all.into_iter().map(f32::to_bits).collect()
         };
         let near = [(Route::Shm, AllreduceKind::Shm), (Route::Hierarchical, AllreduceKind::HIERARCHICAL)];
-        for (route, kind) in [(Route::Ring, AllreduceKind::RING)].into_iter().chain(near) {
+        let messages =
+            [(Route::Ring, AllreduceKind::RING), (Route::Halving, AllreduceKind::HALVING_DOUBLING)];
+        for (route, kind) in messages.into_iter().chain(near) {
             let [scatter, gather] = [Operation::ReduceScatter, Operation::Allgather];
             if !scatter.routes(world, &region).contains(&route) {
                 continue;
@@ -497,7 +501,8 @@ fn cuts(world: &World) {
                     own.start,
                     &scattered[own.clone()].iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>(),
                 );
-                let gathered = run(gather.make(route, Wire::F32, world, &region).unwrap());
+                let back = if route == Route::Halving { Route::Ring } else { route };
+                let gathered = run(gather.make(back, Wire::F32, world, &region).unwrap());
                 assert!(gathered == whole, "{route:?}, {length}, {cuts:?}");
                 assert!(
                     whole[next..].iter().zip(&values[next..]).all(|(a, b)| *a == b.to_bits()),

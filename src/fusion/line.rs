@@ -10,8 +10,9 @@ use crate::device::{Device, Event};
 use crate::error::Result;
 use crate::trace::{self, BucketTime};
 
-/// What carries the transfers, and how far they are. They are completed in order, and each starts when it is where the
-/// collective finds it: a device may still be writing, or copying.
+/// What carries the transfers, and how far they are. They start and finish in the order in which they are completed,
+/// which is the same on all ranks, and each starts when it is where the collective finds it: a device may still be
+/// writing, or copying.
 pub struct Line {
     /// For messages.
     words: Words,
@@ -21,8 +22,8 @@ pub struct Line {
     at: ReduceAt,
     /// Bytes between where something stands and where its like comes in.
     behind: usize,
-    /// Of the transfers so many are complete, started and finished in this step.
-    complete: usize,
+    /// The transfers that are complete in this step, in their order; of these so many have started and finished.
+    complete: Vec<usize>,
     started: usize,
     finished: usize,
 }
@@ -54,7 +55,17 @@ impl Line {
     /// Nothing to transfer yet.
     pub fn new(words: Words, collective: Box<dyn Collective>, at: ReduceAt) -> Line {
         let (flights, times) = (Vec::new(), Vec::new());
-        Line { words, collective, flights, times, at, behind: 0, complete: 0, started: 0, finished: 0 }
+        Line {
+            words,
+            collective,
+            flights,
+            times,
+            at,
+            behind: 0,
+            complete: Vec::new(),
+            started: 0,
+            finished: 0,
+        }
     }
 
     /// What comes in lies so many bytes behind what goes out.
@@ -92,7 +103,7 @@ impl Line {
 
     /// When the last transfer is written.
     pub fn last_written(&self) -> Option<&Event> {
-        self.flights.last()?.written.as_ref()
+        self.flights[*self.complete.last()?].written.as_ref()
     }
 
     /// Whether the host has no part in them.
@@ -102,22 +113,22 @@ impl Line {
 
     /// Whether the last transfer of the step is complete.
     pub fn is_complete(&self) -> bool {
-        self.complete == self.flights.len()
+        self.complete.len() == self.flights.len()
     }
 
     /// Whether a transfer has come.
     pub fn is_finished(&self, index: usize) -> bool {
-        self.finished > index
+        self.complete[..self.finished].contains(&index)
     }
 
     /// Whether something is under way.
     pub fn is_flying(&self) -> bool {
-        self.finished < self.complete
+        self.finished < self.complete.len()
     }
 
-    /// How many transfers have been complete in this step.
-    pub fn complete_so_far(&self) -> usize {
-        self.complete
+    /// The transfers that have been complete in this step.
+    pub fn complete_so_far(&self) -> &[usize] {
+        &self.complete
     }
 
     /// What collectives are used.
@@ -127,16 +138,17 @@ impl Line {
 
     /// A step begins: nothing is complete.
     pub fn reset(&mut self) {
-        (self.complete, self.started, self.finished) = (0, 0, 0);
+        self.complete.clear();
+        (self.started, self.finished) = (0, 0);
         self.times.fill(BucketTime::default());
     }
 
-    /// All that writes this transfer's bytes has been enqueued. The first one begins a round.
+    /// All that writes this transfer's bytes has been enqueued. The first one behind a whole round begins the next one.
     pub fn complete(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        if index == 0 {
+        if self.is_complete() {
             self.reset();
         }
-        debug_assert_eq!(index, self.complete, "transfers are completed in order");
+        debug_assert!(!self.complete.contains(&index), "transfer {index} is complete already");
         let flight = &mut self.flights[index];
         flight.written = match &self.at {
             ReduceAt::InPlace => Some(device.record()?),
@@ -149,15 +161,15 @@ impl Line {
             // It is enqueued behind.
             ReduceAt::Device => None,
         };
-        self.complete += 1;
+        self.complete.push(index);
         Ok(())
     }
 
     /// Starts what can start and moves along what is under way, without waiting. Returns whether anything moved.
     pub fn progress(&mut self, device: &dyn Device, begun: Instant) -> Result<bool> {
         let started = self.started;
-        while self.started < self.complete {
-            let flight = &mut self.flights[self.started];
+        while let Some(&index) = self.complete.get(self.started) {
+            let flight = &mut self.flights[index];
             if let Some(event) = &flight.written
                 && !device.reached(event)?
             {
@@ -165,28 +177,29 @@ impl Line {
             }
             flight.begun = trace::now();
             self.collective.start(flight.slot)?;
-            self.times[self.started].start = begun.elapsed().as_secs_f64();
+            self.times[index].start = begun.elapsed().as_secs_f64();
             self.started += 1;
         }
         let mut moved = self.started > started;
         if self.finished < self.started {
             moved |= self.collective.poll()?;
         }
-        while self.finished < self.started && self.collective.is_done(self.flights[self.finished].slot) {
-            let now = begun.elapsed().as_secs_f64();
-            let time = &mut self.times[self.finished];
-            (time.finish, time.exposed) = (now, 0.0);
-            self.bring_back(device)?;
+        while let Some(&index) = self.complete[..self.started].get(self.finished)
+            && self.collective.is_done(self.flights[index].slot)
+        {
+            let time = &mut self.times[index];
+            (time.finish, time.exposed) = (begun.elapsed().as_secs_f64(), 0.0);
+            self.bring_back(index, device)?;
             self.finished += 1;
         }
         Ok(moved)
     }
 
-    /// Has what came of the oldest transfer copied to the device, beside what is computed.
-    fn bring_back(&mut self, device: &dyn Device) -> Result<()> {
-        let flight = &mut self.flights[self.finished];
+    /// Has what came of a transfer copied to the device, beside what is computed.
+    fn bring_back(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let flight = &mut self.flights[index];
         let bytes = flight.bytes.len();
-        trace::record(trace::EventKind::Bucket, flight.begun, self.finished, flight.slot, bytes);
+        trace::record(trace::EventKind::Bucket, flight.begun, index, flight.slot, bytes);
         if let ReduceAt::Staged(staging) = &self.at
             && !flight.gets.is_empty()
         {
@@ -210,7 +223,10 @@ impl Line {
     pub fn awaited(&self, index: usize) -> Awaited {
         let slot = self.flights[index].slot;
         let (Words { what, operation }, count) = (self.words, self.flights.len());
-        let peers = if index < self.started { self.collective.waiting_for(slot) } else { Vec::new() };
+        let peers = match self.complete[..self.started].contains(&index) {
+            true => self.collective.waiting_for(slot),
+            false => Vec::new(),
+        };
         Awaited {
             what: format!(
                 "{what} {} of {count} ({} {operation})",

@@ -473,7 +473,7 @@ impl Fusion {
     }
 
     fn wait_line(&mut self, line: usize, index: usize, device: &dyn Device) -> Result<()> {
-        if index >= self.lines[line].complete_so_far() {
+        if !self.lines[line].complete_so_far().contains(&index) {
             return Ok(());
         }
         while !self.overlap && line == self.buckets() && self.computing(device)? {
@@ -546,8 +546,8 @@ impl Fusion {
     /// Waits for everything under way: before others than steps look at parameters.
     pub fn settle(&mut self, device: &dyn Device) -> Result<()> {
         for line in 0..self.lines.len() {
-            (0..self.lines[line].complete_so_far())
-                .try_for_each(|index| self.wait_line(line, index, device))?;
+            let complete = self.lines[line].complete_so_far().to_vec();
+            complete.into_iter().try_for_each(|index| self.wait_line(line, index, device))?;
         }
         Ok(())
     }

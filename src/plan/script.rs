@@ -935,7 +935,9 @@ impl Script {
         self.actions.extend(flow.sums.iter().chain(&flow.tail).map(|&id| Action::Start(id)));
     }
 
-    /// Sums come in, parts are updated, and where owners are apart new parameters leave.
+    /// Sums come in, parts are updated, and where owners are apart new parameters leave. Where all are owners those leave
+    /// first that the next forward pass reads first, and the others on their way beside it: their gradients came last.
+    /// Rank 0 or servers send in the order in which sums come, since their links carry both ways at a time.
     fn update(&mut self, manner: &Manner, flow: &Flow) {
         let shared = manner.in_common;
         let late = manner.clip || manner.unscale;
@@ -943,8 +945,12 @@ impl Script {
             self.actions.push(Action::Arrive);
         }
         let mut read = shared;
-        for (index, &sum) in flow.sums.iter().enumerate() {
-            self.actions.push(Action::Wait(sum));
+        let mut order: Vec<usize> = (0..flow.sums.len()).collect();
+        if manner.owners.are_all_apart(manner.mesh.data) {
+            order.reverse();
+        }
+        for &index in &order {
+            self.actions.push(Action::Wait(flow.sums[index]));
             if !late {
                 // The others of the node still read what is written now.
                 self.actions.extend(std::mem::take(&mut read).then_some(Action::Await { updated: false }));
@@ -954,7 +960,7 @@ impl Script {
         if late {
             self.scale(manner, flow);
             self.actions.extend(read.then_some(Action::Await { updated: false }));
-            (0..flow.sums.len()).for_each(|index| self.new_parameters(index, manner, flow));
+            order.into_iter().for_each(|index| self.new_parameters(index, manner, flow));
         }
         self.actions.extend(flow.tail.map(Action::Wait));
         // Else new parameters are awaited.

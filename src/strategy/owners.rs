@@ -54,6 +54,11 @@ impl Owners {
         matches!(self, Owners::Apart { .. })
     }
 
+    /// Whether each of so many ranks has a share of its own.
+    pub fn are_all_apart(self, ranks: usize) -> bool {
+        matches!(self, Owners::Apart { count, .. } if count == ranks)
+    }
+
     /// Whether a rank has no graph.
     pub fn serves(self, rank: usize) -> bool {
         matches!(self, Owners::Apart { computing, .. } if rank >= computing)

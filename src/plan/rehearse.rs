@@ -1113,6 +1113,29 @@ mod tests {
     }
 
     #[test]
+    fn new_parameters_of_all_owners_leave_in_the_order_of_their_readers() {
+        let example = Example::new(&[24, 36, 4]);
+        let order = |strategy: &str| -> Vec<(usize, usize)> {
+            let strategy = strategy.parse().expect("a strategy");
+            let script = example.scripts(&manner(2, strategy, false)).swap_remove(0);
+            let updated = script.actions.iter().filter_map(|action| match action {
+                Action::Update(bucket) => Some(*bucket),
+                _ => None,
+            });
+            let left = script.actions.iter().filter_map(|action| match action {
+                Action::Start(id) if script.transfers[*id].kind == Kind::FromOwners => {
+                    let start = script.transfers[*id].cuts.range().start;
+                    example.buckets.iter().position(|bucket| bucket.bytes.start == start)
+                }
+                _ => None,
+            });
+            updated.zip(left).collect()
+        };
+        assert_eq!(order("zero1"), [(2, 2), (1, 1), (0, 0)]);
+        assert_eq!(order("root"), [(0, 0), (1, 1), (2, 2)]);
+    }
+
+    #[test]
     fn a_strategy_sends_what_its_table_says() {
         let n = 64 * 60;
         let example = Example::new(&[24, 36]);

@@ -335,7 +335,14 @@ impl<L: Link> Collective for Executor<L> {
         let goes_on = self.held && self.matching.len() < MATCHING;
         self.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
-            let landed = self.land(slot)?;
+            let mut landed = false;
+            // All that has come: with one message of a range at a time a link would rest while many ranges are asked.
+            for _ in 0..WINDOW {
+                if !self.land(slot)? {
+                    break;
+                }
+                landed = true;
+            }
             // A range that was held back may be the oldest now.
             if landed || goes_on || self.held && index == 0 {
                 self.launch(slot)?;

@@ -63,8 +63,8 @@ fn until(device: &dyn Device, event: &Event, mut meanwhile: impl FnMut() -> Resu
     Ok(())
 }
 
-/// Times that what is under way is moved along between two steps, as long as it moves. Each time ends one message a
-/// bucket, or sums one chunk: with one a step a link would rest for most of it.
+/// Times that what is under way is moved along between two steps, as long as it moves. Each time ends the messages of a
+/// bucket that have come, or sums one chunk: with one a step a link would rest for most of it.
 const POLLS: usize = 64;
 
 /// What carries out the transfers of a script.

@@ -13,7 +13,7 @@ const DLTRAIN: &str = r#"
 case "$DLTRAIN_CUDNN_FUSION $*" in
     0*resnet50*) trap '' TERM; sleep 4321; sleep 4321 ;;
     *" f16 "*) echo "engine 7 does not run" >&2; exit 8 ;;
-    *digits*) echo "test accuracy 97.1%" ;;
+    *digits*) printf '%s\n' "test accuracy 97.1%" "total images/sec: 575.10" ;;
     *) echo "total images/sec: 6400.00" ;;
 esac"#;
 const TESTS: &str = r#"

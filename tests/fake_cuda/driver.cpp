@@ -156,7 +156,8 @@ int copy(void *to, const void *from, size_t bytes, void *handle, const void *hos
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
     const int64_t takes = host ? clock_copy(bytes) : clock_kernel(2.0 * bytes, 0);
-    const char *what = !host ? "copy" : memory::is_device(to) ? "upload" : "download";
+    const bool waits = host && pageable(host, bytes);
+    const char *what = !host ? "copy" : waits ? "pageable" : memory::is_device(to) ? "upload" : "download";
     const stream::Work work([=] {
         void *target = memory::is_device(to) ? memory::address(to, bytes) : to;
         const void *source = memory::is_device(from) ? memory::address(from, bytes) : from;
@@ -164,7 +165,7 @@ int copy(void *to, const void *from, size_t bytes, void *handle, const void *hos
         else memmove(target, source, bytes);
     });
     stream::put(in, work.called(what, takes, bytes));
-    if (host && !in->capture && pageable(host, bytes)) stream::drain(in);
+    if (waits && !in->capture) stream::drain(in);
     return poisoned;
 }
 
@@ -636,24 +637,26 @@ int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
 
 // ---- modules ----
 
-int cuModuleLoadDataEx(void **module, const char *image, unsigned count, const int *options, void **values) {
+static int load(void **module, const char *image) {
     OUTSIDE_CAPTURE(cuModuleLoadDataEx);
     const unsigned FATBIN = 0xba55ed50;
     if (memcmp(image, &FATBIN, 4) == 0) return NO_BINARY_FOR_GPU;
     const char *version = strstr(image, ".version "), *target = strstr(image, ".target sm_");
-    if (!version || !target) {
-        // CU_JIT_ERROR_LOG_BUFFER and its length.
-        if (count == 2 && options[0] == 5 && options[1] == 6) {
-            snprintf(static_cast<char *>(values[0]), size_t(values[1]), "ptxas fatal: no .version and .target\n");
-        }
-        return INVALID_IMAGE;
-    }
+    if (!version || !target) return INVALID_IMAGE;
     // PTX 7.0 came with CUDA 11.0, 8.0 with 12.0, 9.0 with 13.0.
     const int major = atoi(version + strlen(".version "));
     if (major + 4 > driver_version() / 1000) return UNSUPPORTED_PTX_VERSION;
     if (atoi(target + strlen(".target sm_")) > number("FAKE_CUDA_CAPABILITY", 90)) return NO_BINARY_FOR_GPU;
     *module = made(new Module{image});
     return SUCCESS;
+}
+
+int cuModuleLoadDataEx(void **module, const char *image, unsigned count, const int *options, void **values) {
+    const int code = load(module, image);
+    // CU_JIT_ERROR_LOG_BUFFER and its length; also where the call was told to fail.
+    if (code != SUCCESS && count == 2 && options[0] == 5 && options[1] == 6)
+        snprintf(static_cast<char *>(values[0]), size_t(values[1]), "ptxas fatal: code %d\n", code);
+    return code;
 }
 
 int cuModuleUnload(void *module) {

@@ -8,6 +8,7 @@
 //! - mixed images and compressed gradients, too; these are encoded on the GPU to the bits of the host;
 //! - images that come as pixels are those that come as numbers, to the bit, in training and evaluation;
 //! - a run stops and goes on, on the GPU and from one device to the other;
+//! - a loss that is not finite ends it before anything is updated;
 //! - no CUDA, a library that is missing or too old, no such GPU, a batch that does not fit: one message, before
 //!   anything is done;
 //! - what the GPU's meter shows is in the record; without it nothing is missed;
@@ -434,6 +435,24 @@ fn a_run_goes_on_where_it_stopped_also_on_another_device() {
     }
 }
 
+/// At the same step and in the same layer. To find it the forward pass is done again, with the parameters that nothing
+/// has updated since; the delay shows a wait that is missing.
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_as_on_the_cpu() {
+    let flags = format!(
+        "--model mnist_small --data {DIGITS} --optimizer sgd --lr 1e20 --batch 8 --warmup 0 --steps 6 --precision f32"
+    );
+    for ranks in first(1, [1, 2]) {
+        let said = ["cpu", "cuda"].map(|device| {
+            let message =
+                refused(ranks, &format!("{flags} --device {device}"), &[("FAKE_CUDA_DELAYED", "1")]);
+            message.split("not a finite").last().unwrap().split(" (rank").next().unwrap().to_string()
+        });
+        assert!(said[0].contains("at step 1 ") && said[0].contains("in the output of layer "), "{said:?}");
+        assert_eq!(said[1], said[0], "{ranks} ranks");
+    }
+}
+
 /// Without a flag a GPU computes in tf32 where it can, and says so; the CPU, an older GPU and --precision f32 do not.
 /// The record has what was used, and a run that goes on elsewhere says what has changed.
 #[test]
@@ -487,6 +506,12 @@ fn what_a_gpu_run_lacks_is_said_before_anything_is_done() {
             format!("{cuda} --precision bf16"),
             vec![("FAKE_CUDA_CAPABILITY", "60")],
             vec!["sm_80 or newer", "sm_60"],
+        ),
+        // CUDA_ERROR_INVALID_PTX.
+        (
+            cuda.into(),
+            vec![("FAKE_CUDA_FAIL", "cuModuleLoadDataEx:1:218")],
+            vec!["compiling the kernels for Fake GPU 0", "the driver's compiler says: ptxas fatal: code 218"],
         ),
         (
             "--model vgg16 --classes 10 --steps 1 --device cuda --image-size 32 --batch 512".into(),
@@ -550,7 +575,12 @@ fn the_gpus_meter_is_in_the_record_or_its_absence_is_said() {
     let without = all_but("libnvidia-ml");
     let variables = [("DLTRAIN_CUDA_PATH", without.path().to_str().unwrap())];
     let info = |variables| finish(with_cuda(job::job(&[(1, &["info"])]), variables, without.path())).stdout;
-    assert!(info(&[]).contains("NVML /"), "{}", info(&[]));
+    let with = info(&[]);
+    let looked = with.lines().find(|line| line.starts_with("CUDA in ")).unwrap_or_else(|| panic!("{with}"));
+    for words in [fake_cuda::libraries().to_str().unwrap(), "the loader's own places"] {
+        assert!(looked.contains(words), "{looked}");
+    }
+    assert!(with.contains("NVML /"), "{with}");
     let said = info(&variables);
     if said.contains("no figures of utilisation, memory and power: no libnvidia-ml.so.1") {
         let (_, done) =

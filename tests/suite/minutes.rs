@@ -1,5 +1,6 @@
 //! `gpu-bundle/ten-minutes` (.ci/gpu-minutes) with doubles of its programs: a part that never returns takes its own
-//! time and nobody else's, what it leaves is ended, and the table and the archive come in time.
+//! time and nobody else's, what it leaves is ended, and the table and the archive come in time. The tests that it names
+//! are there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ const DLTRAIN: &str = r#"
 case "$DLTRAIN_CUDNN_FUSION $*" in
     0*resnet50*) trap '' TERM; sleep 4321; sleep 4321 ;;
     *" f16 "*) echo "engine 7 does not run" >&2; exit 8 ;;
-    *digits*) echo "test accuracy 97.1%" ;;
+    *digits*) printf '%s\n' "test accuracy 97.1%" "total images/sec: 575.10" ;;
     *) echo "total images/sec: 6400.00" ;;
 esac"#;
 const TESTS: &str = r#"
@@ -38,6 +39,11 @@ fn bundle(directory: &Path) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci").join(script);
         fs::copy(script, directory.join(name)).unwrap();
     }
+    // As `.ci/gpu-bundle` packs them.
+    fs::write(directory.join("revision"), "0123abc").unwrap();
+    let mut packing = Command::new("tar");
+    packing.args(["czf", "programs.tgz", "--remove-files", "bin", "revision"]).current_dir(directory);
+    assert!(packing.status().unwrap().success());
 }
 
 fn run(directory: &Path, call: &str, minutes: &str) -> Output {
@@ -78,7 +84,7 @@ fn a_part_that_hangs_takes_nobody_elses_minutes() {
     }
     assert!(row(&printed, "ops").contains("stopped"), "{printed}");
     assert_eq!(output.status.code(), Some(1), "{printed}{said}");
-    assert!(printed.contains("1 failed"), "{printed}");
+    assert!(printed.contains("dltrain 0123abc, first call") && printed.contains("1 failed"), "{printed}");
     // Nobody is left of those that were to hang.
     for process in fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()) {
         let environment = fs::read(process.join("environ")).unwrap_or_default();
@@ -109,4 +115,27 @@ fn what_fails_is_named_and_what_has_no_time_is_not_begun() {
     assert_eq!(output.status.code(), Some(0), "{printed}");
     let refused = run(directory.path(), "fourth", "0.2");
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// libtest says nothing of a name that it does not know: a part would be passed that has tested nothing.
+#[test]
+fn the_tests_that_the_scripts_name_are_there() {
+    let list = Command::new(std::env::current_exe().unwrap()).arg("--list").output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    let there: Vec<&str> = list.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+    for script in ["gpu-minutes", "gpu-check"] {
+        let text =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci").join(script)).unwrap();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let named: Vec<&str> =
+            code.flat_map(str::split_whitespace).filter(|word| word.contains("::")).collect();
+        assert!(named.len() > 3, "{script}: {named:?}");
+        for name in named {
+            let known = match name.ends_with("::") {
+                true => there.iter().any(|test| test.contains(name)),
+                false => there.contains(&name),
+            };
+            assert!(known, "{script}: there is no test {name}");
+        }
+    }
 }

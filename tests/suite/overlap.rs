@@ -3,7 +3,8 @@
 //!
 //! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and
 //!   without, is what a schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
-//! - a steady step enqueues two things a stretch and a few a step, and waits for no stream;
+//! - a steady step enqueues two things a stretch and a few a step, waits for no stream, and copies nothing that the
+//!   driver would copy before it returns; the losses come while the backward pass goes on;
 //! - in halves it casts no weight: the update has written them.
 
 use crate::support::cases::first;
@@ -74,7 +75,15 @@ fn steady(work: &[Work]) -> (i64, &[Work]) {
         launches.windows(2).filter(of_step).map(|pair| pair[1]).collect()
     };
     let [.., first, second] = begins[..] else { panic!("{} steps", begins.len()) };
-    (work[second].from - work[first].from, &work[first..second])
+    let step = &work[first..second];
+    // The driver copies what is not pinned before the call returns, whatever the call is named.
+    let waiting = step.iter().find(|work| work.what == "pageable");
+    assert!(
+        waiting.is_none(),
+        "a steady step copies {:?} bytes that are not pinned",
+        waiting.map(|work| work.bytes)
+    );
+    (work[second].from - work[first].from, step)
 }
 
 /// How a bucket travels.
@@ -258,6 +267,23 @@ fn the_backward_pass_hides_what_a_schedule_by_hand_hides() {
             found
         });
         assert!(exposed[0] < exposed[1], "{ranks} ranks {flags}: {exposed:?}");
+    }
+}
+
+/// Behind the forward pass, of which they are the last, and long before the update that waits for them.
+#[test]
+fn losses_come_while_the_backward_pass_goes_on() {
+    let ways = [(1, ""), (2, "--allreduce shm"), (1, "--precision f16"), (2, "--allreduce ipc")];
+    for (ranks, flags) in first(2, ways) {
+        let work = run(ranks, flags, RATES);
+        let (_, step) = steady(&work);
+        let main = step[0].stream;
+        let scores = step.iter().find(|work| work.what == "softmax_cross_entropy_f32").unwrap();
+        let losses = step.iter().find(|work| work.stream != main && work.what == "download").unwrap();
+        let computes = |work: &&Work| work.stream == main && !work.what.starts_with("update");
+        let backward = step.iter().filter(computes).filter(|work| work.from > losses.from).count();
+        assert_eq!(losses.from, scores.to, "{ranks} ranks {flags}");
+        assert!(backward > 10, "{ranks} ranks {flags}: {backward} kernels begin later");
     }
 }
 

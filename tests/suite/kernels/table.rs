@@ -139,6 +139,23 @@ fn the_tests_run_every_kernel_on_a_gpu_too() {
     assert!(missed.is_empty(), "no test launches {missed:?}");
 }
 
+/// The bundle that a card's machine gets has no sources: what reads them would fail there.
+#[test]
+fn what_reads_the_sources_is_left_out_on_a_card() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let check = fs::read_to_string(root.join(".ci/gpu-check")).unwrap();
+    let command = check.lines().find(|line| line.starts_with("kernels=(")).unwrap();
+    let files = fs::read_dir(root.join("tests/suite/kernels")).unwrap().map(|entry| entry.unwrap().path());
+    let reading: Vec<String> = files
+        .filter(|file| fs::read_to_string(file).unwrap().contains(r#"env!("CARGO_MANIFEST_DIR")"#))
+        .map(|file| file.file_stem().unwrap().to_str().unwrap().to_string())
+        .collect();
+    assert!(reading.iter().any(|name| name == "table"), "{reading:?}");
+    let left: Vec<&String> =
+        reading.iter().filter(|name| !command.contains(&format!("--skip {name}::"))).collect();
+    assert!(left.is_empty(), "{command} runs {left:?}");
+}
+
 /// One bit of a GPU's work that the tests on the host must not miss.
 #[test]
 fn a_missing_barrier_shows_in_one_order_of_threads() {

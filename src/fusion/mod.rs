@@ -669,6 +669,7 @@ mod tests {
             forward: 1,
             buckets: &buckets,
             readers,
+            copies: false,
             exchanges,
             split: 0,
             windows: None,

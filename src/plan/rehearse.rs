@@ -723,6 +723,8 @@ mod tests {
         neighbours: Option<usize>,
         /// Bytes of the gradients of split layers.
         split: usize,
+        /// Whether a device copies all parameters in halves.
+        copies: bool,
     }
 
     impl Example {
@@ -742,7 +744,13 @@ mod tests {
             let of = |index: usize| buckets[index].bytes.start..buckets[index].bytes.end.min(end);
             let forward = (0..count).rev().map(|index| step(Region::Parameters, of(index)));
             let backward = (0..count).map(|index| step(Region::Gradients, of(index)));
-            Example { steps: forward.chain(backward).collect(), buckets, neighbours: None, split: 0 }
+            Example {
+                steps: forward.chain(backward).collect(),
+                buckets,
+                neighbours: None,
+                split: 0,
+                copies: false,
+            }
         }
 
         fn sums(&self) -> usize {
@@ -769,6 +777,7 @@ mod tests {
                     forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
+                    copies: self.copies,
                     exchanges: vec![(0, 0..64, Kind::Gather, self.neighbours.unwrap_or(computing))],
                     split: self.split,
                     windows: None,
@@ -1114,9 +1123,9 @@ mod tests {
 
     #[test]
     fn new_parameters_of_all_owners_leave_in_the_order_of_their_readers() {
-        let example = Example::new(&[24, 36, 4]);
-        let order = |strategy: &str| -> Vec<(usize, usize)> {
+        let order = |strategy: &str, copies: bool| -> Vec<(usize, usize)> {
             let strategy = strategy.parse().expect("a strategy");
+            let example = Example { copies, ..Example::new(&[24, 36, 4]) };
             let script = example.scripts(&manner(2, strategy, false)).swap_remove(0);
             let updated = script.actions.iter().filter_map(|action| match action {
                 Action::Update(bucket) => Some(*bucket),
@@ -1131,8 +1140,10 @@ mod tests {
             });
             updated.zip(left).collect()
         };
-        assert_eq!(order("zero1"), [(2, 2), (1, 1), (0, 0)]);
-        assert_eq!(order("root"), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(order("zero1", false), [(2, 2), (1, 1), (0, 0)]);
+        // The first reader waits for the last bucket, and so for all.
+        assert_eq!(order("zero1", true), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(order("root", false), [(0, 0), (1, 1), (2, 2)]);
     }
 
     #[test]

@@ -288,6 +288,8 @@ pub struct Outline<'a> {
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
+    /// Whether a device copies all parameters in halves before one of them is read.
+    pub copies: bool,
     /// What ranks tell each other in between (statistics, rows of images, parts of split layers): after which step,
     /// where it lies in the arena, how, and how many neighbours do so.
     pub exchanges: Vec<(usize, Range<usize>, Kind, usize)>,
@@ -491,6 +493,7 @@ impl Plan {
                 forward: self.forward_steps,
                 buckets: &self.buckets,
                 readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
+                copies: self.steps.iter().any(|step| step.kernel.halved().is_some()),
                 exchanges,
                 split: self.split,
                 windows: self.windows.as_ref(),
@@ -576,7 +579,7 @@ pub fn scripts(manner: &Manner, outline: &Outline, ranks: impl IntoIterator<Item
             Some(turn) => script.update_own(manner, &flow, turn),
             None => match outline.summed_in(manner) {
                 Some(windows) => script.update_from(windows, manner, outline, &flow),
-                None => script.update(manner, &flow),
+                None => script.update(manner, outline, &flow),
             },
         }
         script
@@ -937,8 +940,9 @@ impl Script {
 
     /// Sums come in, parts are updated, and where owners are apart new parameters leave. Where all are owners those leave
     /// first that the next forward pass reads first, and the others on their way beside it: their gradients came last.
-    /// Rank 0 or servers send in the order in which sums come, since their links carry both ways at a time.
-    fn update(&mut self, manner: &Manner, flow: &Flow) {
+    /// Rank 0 or servers send in the order in which sums come, since their links carry both ways at a time. So do owners
+    /// whose devices copy all parameters in halves for the first reader: that one waits for the last to come.
+    fn update(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
         let shared = manner.in_common;
         let late = manner.clip || manner.unscale;
         if shared {
@@ -946,7 +950,7 @@ impl Script {
         }
         let mut read = shared;
         let mut order: Vec<usize> = (0..flow.sums.len()).collect();
-        if manner.owners.are_all_apart(manner.mesh.data) {
+        if manner.owners.are_all_apart(manner.mesh.data) && !outline.copies {
             order.reverse();
         }
         for &index in &order {

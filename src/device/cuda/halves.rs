@@ -4,7 +4,7 @@
 //! A copy is believed only if it was right and nothing was written since but by the updates, or if these have just
 //! rewritten all that is read of it. What no update writes, frozen parameters, stays right. Whatever else writes to the
 //! parameters (a checkpoint, the first numbers, another rank) has the next reader cast all of them again, by one
-//! kernel.
+//! kernel. So a script waits for all new parameters of other ranks before the first reader (`Outline::copies`).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

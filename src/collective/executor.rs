@@ -184,7 +184,8 @@ impl<L: Link> Executor<L> {
         Ok(())
     }
 
-    /// Ends what has come in (one message at most) and what has left; returns whether there was any.
+    /// Ends what has left and all that has come in: with one message of a range at a time a link would rest while many
+    /// ranges are asked. Returns whether there was any.
     fn land(&mut self, slot: Slot) -> Result<bool> {
         let mut moved = false;
         loop {
@@ -199,10 +200,18 @@ impl<L: Link> Executor<L> {
             self.slots[slot].sent += 1;
             moved = true;
         }
+        while self.take(slot)? {
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Ends the next message that comes in, if it has come.
+    fn take(&mut self, slot: Slot) -> Result<bool> {
         let at = &mut self.slots[slot];
         let received = at.received;
         if received == at.receiving {
-            return Ok(moved);
+            return Ok(false);
         }
         if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
@@ -213,7 +222,7 @@ impl<L: Link> Executor<L> {
         // What is written over must have left. The message is taken before: its sender may wait for that with what
         // this rank in turn waits for.
         if !at.arrived || at.sent < message.sends {
-            return Ok(moved);
+            return Ok(false);
         }
         if !in_place(message, self.wire) {
             let start = received % WINDOW * at.longest;
@@ -335,14 +344,7 @@ impl<L: Link> Collective for Executor<L> {
         let goes_on = self.held && self.matching.len() < MATCHING;
         self.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
-            let mut landed = false;
-            // All that has come: with one message of a range at a time a link would rest while many ranges are asked.
-            for _ in 0..WINDOW {
-                if !self.land(slot)? {
-                    break;
-                }
-                landed = true;
-            }
+            let landed = self.land(slot)?;
             // A range that was held back may be the oldest now.
             if landed || goes_on || self.held && index == 0 {
                 self.launch(slot)?;

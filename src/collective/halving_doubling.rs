@@ -27,8 +27,8 @@ pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     rounds
 }
 
-/// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P is
-/// a power of two and the parts lie in the order of ranks, it is the allreduce.
+/// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P
+/// is a power of two and the parts lie in the order of ranks, it is the allreduce.
 pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
     match Blocks::of_owners(cuts) {
         Some(blocks) => blocks.steps().map(|distance| blocks.halve(group, distance)).collect(),

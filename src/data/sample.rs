@@ -347,8 +347,8 @@ pub(super) fn resize(
 }
 
 /// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program. The source could be
-/// a `TypedImageRef`, which needs no `&mut`, but the library's intermediate picture is a `TypedImage`: its kernels would
-/// be compiled for both types, which takes another megabyte.
+/// a `TypedImageRef`, which needs no `&mut`, but the library's intermediate picture is a `TypedImage`: its kernels
+/// would be compiled for both types, which takes another megabyte.
 fn resize_pixels<P: PixelTrait>(
     resizer: &mut Resizer,
     source: &mut Picture,

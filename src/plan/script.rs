@@ -938,10 +938,10 @@ impl Script {
         self.actions.extend(flow.sums.iter().chain(&flow.tail).map(|&id| Action::Start(id)));
     }
 
-    /// Sums come in, parts are updated, and where owners are apart new parameters leave. Where all are owners those leave
-    /// first that the next forward pass reads first, and the others on their way beside it: their gradients came last.
-    /// Rank 0 or servers send in the order in which sums come, since their links carry both ways at a time. So do owners
-    /// whose devices copy all parameters in halves for the first reader: that one waits for the last to come.
+    /// Sums come in, parts are updated, and where owners are apart new parameters leave. Where every rank is an owner,
+    /// those leave first that the next forward pass reads first: the others come while it computes. Rank 0 and servers
+    /// send in the order in which sums come, since their links carry both ways at a time. So do owners whose devices
+    /// copy all parameters in halves for the first reader: that one waits for all.
     fn update(&mut self, manner: &Manner, outline: &Outline, flow: &Flow) {
         let shared = manner.in_common;
         let late = manner.clip || manner.unscale;

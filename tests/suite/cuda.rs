@@ -21,6 +21,7 @@ use crate::support::digits::DIGITS;
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::path::Path;
 
@@ -91,8 +92,7 @@ fn half_precision_scales_its_loss_and_skips_what_overflows() {
 /// computes apart but for rounding, and a choice is kept with its plan, which the next run restores.
 #[test]
 fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
-    let networks = tempfile::tempdir().unwrap();
-    let residual = gpu_job::residual(networks.path());
+    let residual = residual();
     let flags = "--steps 1 --optimizer sgd --lr 0.001 --device cuda";
     for (flags, joined, close_enough) in [
         (format!("--model cifar_net {flags} --batch 2"), &["then-bias", "then-mask"][..], 1e-4),
@@ -141,7 +141,7 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
 #[test]
 fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
     let mut results = Results::new();
-    let residual = gpu_job::residual(results.directory.path());
+    let residual = residual();
     let flags = format!("{residual} --steps 2 --optimizer sgd --lr 0.001 --device cuda");
     let apart = [("FAKE_CUDNN_NORMALISED", "0"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
     let timed = [("DLTRAIN_CUDNN_FUSION", "timed"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
@@ -192,8 +192,7 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
 /// again.
 #[test]
 fn a_gradient_is_added_to_where_it_lies() {
-    let networks = tempfile::tempdir().unwrap();
-    let residual = gpu_job::residual(networks.path());
+    let residual = residual();
     let flags =
         format!("{residual} --batch 4 --steps 2 --optimizer sgd --lr 0.001 --device cuda --precision f32");
     let mut results = Results::new();
@@ -255,7 +254,7 @@ fn kept_plans(directory: &Path) -> Vec<String> {
 #[test]
 fn recomputing_and_shared_statistics_change_nothing_on_a_gpu() {
     let mut results = Results::new();
-    let residual = gpu_job::residual(results.directory.path());
+    let residual = residual();
     let flags = format!("{residual} --steps 2 --optimizer sgd --lr 0.001 --device cuda");
     let whole = results.losses(1, &format!("{flags} --batch 4"));
     assert_eq!(results.losses(1, &format!("{flags} --batch 4 --recompute")), whole);
@@ -354,7 +353,7 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     let digits = "--data synthetic:shapes:24 --batch 3 --steps 2 --accumulation 2";
     let digits = format!("--model mnist_small {digits} --optimizer sgd --lr 0.01 --device cuda");
     let shapes = "--data synthetic:shapes:8 --batch 3 --optimizer sgd --lr 0.001 --device cuda --epochs 1";
-    let shapes = format!("{} {shapes}", gpu_job::residual(results.directory.path()));
+    let shapes = format!("{} {shapes}", residual());
     let late = [("FAKE_CUDA_DELAYED", "1")];
     for (ranks, flags, variables) in [
         (2, digits, &late[..]),

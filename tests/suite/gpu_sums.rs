@@ -13,6 +13,7 @@ use crate::support::cases::{each, first};
 use crate::support::fake_cuda;
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use gpu_job::{Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{DLTRAIN, finish};
@@ -118,7 +119,7 @@ fn gpus_that_add_up_by_themselves_train_the_same() {
             assert_eq!(late, first, "a repeat differs");
         }
     }
-    let residual = gpu_job::residual(results.directory.path());
+    let residual = residual();
     let flags = format!("{residual} --batch 2 --steps 2 --lr 0.001 --sync-bn --device cuda");
     let devices = [("FAKE_CUDA_DEVICES", "2")];
     let (staged, _) = results.train_with(2, &format!("{flags} --allreduce shm"), &devices);

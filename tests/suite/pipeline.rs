@@ -14,6 +14,7 @@ use crate::support::digits::few_tests;
 use crate::support::disturbed::disturbed;
 use crate::support::gpu_job;
 use crate::support::job::{self, job, run, series};
+use crate::support::residual::residual;
 
 use std::fs;
 use std::path::PathBuf;
@@ -62,7 +63,7 @@ impl Scratch {
 fn stages_have_the_bits_of_accumulation() {
     let scratch = Scratch::new();
     let digits = few_tests();
-    let resnet = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --steps 3";
+    let resnet = format!("{} --data synthetic:shapes:64 --steps 3", residual());
     let cases = [
         (format!("--model mnist_net --data {digits} --steps 6 --optimizer adam"), 1, 2, 4, 4, "1f1b"),
         (format!("{resnet} --optimizer adam --ema 0.9"), 1, 2, 4, 2, "interleaved:2"),
@@ -71,7 +72,7 @@ fn stages_have_the_bits_of_accumulation() {
         ("--model mnist_small --steps 4".to_string(), 1, 2, 2, 4, "1f1b"),
         (format!("{resnet} --augment mixup"), 1, 3, 6, 2, "zb-h1"),
         (format!("{resnet} --sync-bn --augment mixup"), 2, 2, 2, 2, "1f1b"),
-        (format!("{resnet} --freeze conv1,layer1 --label-smoothing 0.1"), 1, 3, 4, 2, "gpipe"),
+        (format!("{resnet} --freeze stem,0 --label-smoothing 0.1"), 1, 3, 4, 2, "gpipe"),
         (format!("--model mnist_large --data {digits} --steps 4 --precision bf16"), 1, 4, 8, 2, "1f1b"),
         (format!("--model mnist_small --data {digits} --steps 6"), 1, 3, 6, 2, "zb-h1"),
         (format!("{resnet} --optimizer lamb"), 1, 2, 6, 2, "interleaved:3"),
@@ -95,13 +96,13 @@ fn stages_have_the_bits_of_accumulation() {
 #[test]
 fn what_is_computed_again_changes_no_bit() {
     let scratch = Scratch::new();
-    let resnet = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --steps 3 --optimizer adam";
+    let resnet = &format!("{} --data synthetic:shapes:64 --steps 3 --optimizer adam", residual());
     let cases = [
         (resnet, 1, 2, 4, 2, "gpipe"),
         (&format!("--model mnist_net --data {} --steps 4", few_tests()), 2, 2, 4, 4, "1f1b"),
         (resnet, 1, 2, 4, 2, "interleaved:2"),
         (&format!("{resnet} --precision bf16 --ema 0.9"), 1, 3, 4, 4, "1f1b"),
-        (resnet, 1, 3, 3, 2, "gpipe --pipeline-cuts layer2.0.downsample.0,layer3.1.conv2"),
+        (resnet, 1, 3, 3, 2, "gpipe --pipeline-cuts 1.0.around,2.1.second"),
     ];
     for (words, data, stages, parts, images, schedule) in first(3, cases) {
         let words = format!("{words} --warmup 0 --threads 1");
@@ -140,7 +141,10 @@ fn a_norm_is_that_of_all_stages() {
 #[test]
 fn a_checkpoint_of_any_layout_resumes_in_any_other() {
     let scratch = Scratch::new();
-    let words = "--model resnet18 --image-size 32 --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9";
+    let words = format!(
+        "{} --data synthetic:shapes:64 --warmup 0 --threads 1 --optimizer adam --ema 0.9",
+        residual()
+    );
     let plain = "--batch 2 --accumulation 4";
     let whole = scratch.train(1, &format!("{words} {plain} --steps 4"));
     let layouts = [

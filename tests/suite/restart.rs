@@ -11,6 +11,7 @@
 use crate::support::cases::first;
 use crate::support::digits::few_tests;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,8 +135,7 @@ fn with_every_optimizer() {
 
 #[test]
 fn with_batch_normalisation_accumulation_recomputation_and_shared_statistics() {
-    let model =
-        "--model mobilenet_v2 --image-size 32 --classes 10 --batch 24 --threads 1 --optimizer sgd --lr 0.01";
+    let model = format!("{} --batch 24 --threads 1 --optimizer sgd --lr 0.01", residual());
     let all =
         [" --batch 12 --accumulation 2 --recompute --allreduce ring --sync-bn", " --batch 16 --sync-bn", ""];
     for more in first(1, all) {

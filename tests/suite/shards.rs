@@ -9,6 +9,7 @@ use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use job::{refused, run, series};
 
@@ -39,8 +40,8 @@ fn any_power_of_two_of_ranks_has_the_same_bits() {
     let digits = few_tests();
     let cases = [
         format!(
-            "--model resnet18 --image-size 32 --classes 10 --data {digits} --shards 8 --batch 2 --steps 3 --lr 0.01 \
-             --optimizer sgd --augment pad-crop,mixup"
+            "{} --data {digits} --shards 8 --batch 2 --steps 3 --lr 0.01 --optimizer sgd --augment pad-crop,mixup",
+            residual()
         ),
         format!(
             "--model mnist_net --data {digits} --shards 4 --global-batch 32 --steps 5 --optimizer adam \
@@ -70,8 +71,9 @@ fn any_power_of_two_of_ranks_has_the_same_bits() {
 fn a_run_goes_on_with_other_ranks_to_the_bit() {
     let scratch = Scratch::new();
     let words = format!(
-        "--model resnet18 --image-size 32 --classes 10 --data {} --shards 4 --batch 4 --steps 6 --lr 0.01 \
-         --optimizer sgd --momentum 0.9 --checkpoint-every 2steps --checkpoint-keep 9",
+        "{} --data {} --shards 4 --batch 4 --steps 6 --lr 0.01 --optimizer sgd --momentum 0.9 \
+         --checkpoint-every 2steps --checkpoint-keep 9",
+        residual(),
         few_tests()
     );
     let whole = scratch.train(4, &format!("{words} --checkpoint DIR/a"));

@@ -12,6 +12,7 @@ use crate::support::digits::few_tests;
 use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::fs;
 use std::path::PathBuf;
@@ -129,8 +130,8 @@ fn networks_come_to_the_same() {
 fn shared_statistics_are_those_of_whole_images() {
     let scratch = Scratch::new();
     let words = format!(
-        "--model resnet18 --image-size 32 --classes 10 --batch 8 --steps 2 --optimizer sgd --lr 1e-5 --sync-bn \
-         --data {DIGITS} --repeat-data 1"
+        "{} --batch 8 --steps 2 --optimizer sgd --lr 1e-5 --sync-bn --data {DIGITS} --repeat-data 1",
+        residual()
     );
     scratch.alike(4, 2, &words, "");
 }
@@ -255,10 +256,10 @@ fn gpus_come_to_the_same() {
     let words = "--batch 4 --steps 2 --threads 1 --precision f32";
     for (parts, model) in first(
         2,
-        [(2, "mnist_small"), (3, "resnet18 --image-size 36 --classes 10 --lr 1e-4"), (3, "mnist_small")],
+        [(2, "--model mnist_small"), (3, &format!("{} --lr 1e-4", residual())), (3, "--model mnist_small")],
     ) {
-        let whole = results.losses(1, &format!("--device cuda --model {model} {words}"));
-        let cut = results.losses(parts, &format!("--device cuda --model {model} {words} --spatial {parts}"));
+        let whole = results.losses(1, &format!("--device cuda {model} {words}"));
+        let cut = results.losses(parts, &format!("--device cuda {model} {words} --spatial {parts}"));
         gpu_job::close(&cut, &whole, model);
     }
 }

@@ -14,6 +14,7 @@ use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::fs;
 use std::path::PathBuf;
@@ -107,7 +108,7 @@ fn several_servers_come_to_the_same() {
 fn tests_averages_statistics_and_short_messages_come_to_the_same() {
     let scratch = Scratch::new();
     let digits = few_tests();
-    let normalised = "--model resnet18 --image-size 32 --classes 10 --batch 2 --steps 2 --threads 1";
+    let normalised = format!("{} --batch 2 --steps 2 --threads 1", residual());
     scratch
         .alike(4, &format!("{normalised} --data {digits} --lr 0.01 --optimizer sgd --sync-bn 2 --ema 0.9"));
     let words = format!("{SMALL} --data {digits} --repeat-data 1 --optimizer adam --ema 0.9");
@@ -139,8 +140,8 @@ fn tests_averages_statistics_and_short_messages_come_to_the_same() {
 #[test]
 fn windows_come_to_the_same() {
     let scratch = Scratch::new();
-    let normalised = "--model resnet18 --image-size 32 --classes 10 --batch 2 --steps 2 --warmup 0 --threads 1 \
-                      --optimizer sgd --momentum 0.9";
+    let normalised =
+        format!("{} --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer sgd --momentum 0.9", residual());
     let all = [
         (2, format!("{SMALL} --optimizer adam --ema 0.9")),
         (3, format!("{normalised} --sync-bn --fusion-threshold-mb 1")),

@@ -13,6 +13,7 @@
 use crate::support::cases::first;
 use crate::support::digits::{DIGITS, few_tests};
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::path::PathBuf;
 
@@ -592,7 +593,7 @@ fn one_rank_without_a_launcher_works_the_same() {
 fn recomputation_changes_memory_and_no_loss() {
     let mut results = Results::new();
     for (ranks, more) in first(2, [(2, "--sync-bn"), (1, "--accumulation 2"), (2, "")]) {
-        let flags = format!("--model resnet18 --image-size 64 --batch 4 --steps 3 --warmup 0 {more}");
+        let flags = format!("{} --batch 4 --steps 3 --warmup 0 {more}", residual());
         let mut run = |flags: String| {
             let (path, _) = results.train(ranks, &flags);
             (series(&path, "steps/loss"), scalar(&path, "summary/planned_memory"))

@@ -5,10 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, TensorId};
-use dltrain::model::onnx;
-
 use super::fake_cuda;
 use super::job::{self, DLTRAIN, Finished, finish, series};
 
@@ -48,53 +44,6 @@ impl Results {
     pub fn losses(&mut self, ranks: usize, flags: &str) -> Vec<f64> {
         self.train_with(ranks, flags, &[]).0
     }
-}
-
-/// Flags that name a network like resnet18, of six blocks in three stages, with few channels and so in a fraction of
-/// the time: what resnet18 takes of that is for its eleven million parameters. It is written to this directory.
-pub fn residual(directory: &Path) -> String {
-    let build = |batch: usize| -> Result<Graph> {
-        let (mut net, images) = Builder::new("residual", batch, [3, 32, 32]);
-        net.only_to_test();
-        let mut x = normalised(&mut net, "stem", images, 16, 2)?;
-        x = net.relu("relu", x);
-        for (stage, channels) in [16, 32, 64].into_iter().enumerate() {
-            for block in 0..2 {
-                let (name, stride) =
-                    (format!("{stage}.{block}"), if stage > 0 && block == 0 { 2 } else { 1 });
-                let y = normalised(&mut net, &format!("{name}.first"), x, channels, stride)?;
-                let y = net.relu(&format!("{name}.relu"), y);
-                let y = normalised(&mut net, &format!("{name}.second"), y, channels, 1)?;
-                if stride > 1 {
-                    x = normalised(&mut net, &format!("{name}.around"), x, channels, stride)?;
-                }
-                x = net.add(&format!("{name}.add"), y, x)?;
-                x = net.relu(&format!("{name}.out"), x);
-            }
-        }
-        x = net.adaptive_avg_pool("pool", x, [1, 1])?;
-        x = net.linear("fc", x, 10);
-        Ok(net.finish(x))
-    };
-    let graph = build(1).unwrap();
-    let count = |name: &str| graph.tensors.iter().find(|t| t.name == name).map(|t| t.spec.shape.elements());
-    // They are drawn anew.
-    let values = |name: &str| Ok(vec![1.0; count(name).unwrap()]);
-    let path = directory.join("residual.onnx");
-    std::fs::write(&path, onnx::export::network(build, false, &values).unwrap()).unwrap();
-    format!("--model {} --fresh-weights", path.display())
-}
-
-fn normalised(
-    net: &mut Builder,
-    name: &str,
-    x: TensorId,
-    channels: usize,
-    stride: usize,
-) -> Result<TensorId> {
-    let conv = Conv2d { bias: false, ..Conv2d::square(3).stride(stride).padding(1) };
-    let y = net.conv2d(name, x, channels, conv)?;
-    net.batch_norm(&format!("{name}.bn"), y, BatchNorm::default())
 }
 
 /// Where a command finds the doubles.

@@ -59,7 +59,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.take(most + 1).read_to_string(&mut text)?;
     match text.len() as u64 > most {
-        true => Err(io::Error::other(format!("more than {most} bytes"))),
+        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("more than {most} bytes"))),
         false => Ok(text),
     }
 }

@@ -13,6 +13,7 @@ mod cost;
 mod differentiate;
 mod freeze;
 mod fuse;
+mod limits;
 mod normalised;
 mod ops;
 mod precision;

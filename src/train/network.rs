@@ -44,7 +44,8 @@ impl Network {
         let model = model.map_or_else(|| model::find(&config.model), Ok);
         let split = groups::group(config, [world.rank(), world.size()]);
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
-        let network = world.agree(network.map(|network| Network { split, ..network }))?;
+        let network = network.map(|network| Network { split, ..network });
+        let network = world.agree(network.and_then(|network| network.checked(config)))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -72,6 +73,17 @@ impl Network {
             rows,
             split: None,
         })
+    }
+
+    /// The same if its tensors can be counted, before time goes into data: synthetic images of the largest size take
+    /// seconds. What another batch or another way to share the work decides is found with its plan.
+    fn checked(self, config: &Config) -> Result<Network> {
+        match config {
+            Config { max_batch: Some(_), .. } | Config { parallel: Some(_), .. } => {}
+            Config { evaluate: true, batch, .. } => drop(self.evaluation(*batch)?),
+            Config { batch, .. } => drop(self.learning(*batch)?),
+        }
+        Ok(self)
     }
 
     /// The same reading pixels, where it says how they become images.
@@ -164,7 +176,7 @@ impl Network {
                 self.image[1]
             )));
         }
-        Ok(graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of))
+        graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of).within_limits()
     }
 
     /// The graph of an evaluation step for a batch.
@@ -173,7 +185,8 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.split(self.compact(self.forward(graph).for_evaluation()), batch)?;
+        let graph = self.compact(self.forward(graph).for_evaluation()).within_limits()?;
+        let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 

@@ -1,6 +1,6 @@
 //! How large a tensor may be: what the numbers of libraries and kernels hold, so that none of them is asked for more.
 
-use super::{Graph, Shape};
+use super::{Graph, Shape, Tensor};
 use crate::error::{Error, Result};
 
 /// Numbers in a tensor: 4 TB in f32. Sums of bytes and operations over all tensors and layers then fit 64 bits.
@@ -13,35 +13,32 @@ impl Graph {
     /// The same, if no tensor is larger than kernels can count. Asked before any operation or byte is counted.
     ///
     /// # Errors
-    /// `Usage`, with the largest tensor.
+    /// `Usage`, with the first such tensor.
     pub fn within_limits(self) -> Result<Graph> {
-        let beyond = self.tensors.iter().filter_map(|tensor| Some((tensor, beyond(&tensor.spec.shape)?)));
-        let Some((tensor, what)) = beyond.max_by_key(|(tensor, _)| tensor.spec.shape.elements()) else {
-            return Ok(self);
-        };
-        let image = self.image();
-        Err(Error::usage(format!(
-            "model {}, --batch {}, images of {image} (--image-size): {} would have {} numbers, {what}; take a smaller \
-             --batch or --image-size, or cut images with --spatial",
-            self.name,
-            self.batch(),
-            tensor.name,
-            tensor.spec.shape,
-        )))
+        let check = |tensor: &Tensor| countable(&self.name, &self.image(), &tensor.name, &tensor.spec.shape);
+        self.tensors.iter().try_for_each(check)?;
+        Ok(self)
     }
 }
 
-/// What is too many in a tensor.
-fn beyond(shape: &Shape) -> Option<String> {
+/// Refuses a tensor of a model for images of (C,H,W) that is larger than kernels can count.
+///
+/// # Errors
+/// `Usage`, with its size.
+pub fn countable(model: &str, image: &Shape, tensor: &str, shape: &Shape) -> Result<()> {
     let extents = shape.0.iter().enumerate();
     let channel = extents.filter(|(axis, _)| *axis != 1).fold(1usize, |all, (_, n)| all.saturating_mul(*n));
     let [sample, all] = [shape.per_sample(), shape.elements()];
-    match () {
-        () if sample > INDEX => Some(format!("{sample} of them in one sample, where {INDEX} can be counted")),
-        () if channel > INDEX => Some(format!("{channel} of them in one channel, where {INDEX} can be counted")),
-        () if all > NUMBERS => Some(format!("{all} in all, where {NUMBERS} can be counted")),
-        () => None,
-    }
+    let what = match () {
+        () if sample > INDEX => format!("{sample} of them in one sample, where {INDEX} can be counted"),
+        () if channel > INDEX => format!("{channel} of them in one channel, where {INDEX} can be counted"),
+        () if all > NUMBERS => format!("{all} in all, where {NUMBERS} can be counted"),
+        () => return Ok(()),
+    };
+    Err(Error::usage(format!(
+        "model {model} for images of {image}: {tensor} would have {shape} numbers, {what}; take a smaller --batch or \
+         --image-size, or cut the images with --spatial"
+    )))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers};
+use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers, countable, dims};
 use crate::model::{self, Model};
 use crate::record;
 
@@ -78,11 +78,17 @@ impl Network {
     /// The same if its tensors can be counted, before time goes into data: synthetic images of the largest size take
     /// seconds. What another batch or another way to share the work decides is found with its plan.
     fn checked(self, config: &Config) -> Result<Network> {
-        match config {
-            Config { max_batch: Some(_), .. } | Config { parallel: Some(_), .. } => {}
-            Config { evaluate: true, batch, .. } => drop(self.evaluation(*batch)?),
-            Config { batch, .. } => drop(self.learning(*batch)?),
+        if config.max_batch.is_some() || config.parallel.is_some() {
+            return Ok(self);
         }
+        // The images by themselves first: swin_t has masks for each of their windows, which take seconds to write down.
+        let ([parts, _], [c, h, w]) = (self.rows, self.image);
+        let images = dims([config.batch, c, h.div_ceil(parts), w]);
+        countable(self.model.name(), &dims(self.image), "images", &images)?;
+        match config.evaluate {
+            true => self.evaluation(config.batch)?,
+            false => self.learning(config.batch)?,
+        };
         Ok(self)
     }
 

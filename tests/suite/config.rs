@@ -141,10 +141,13 @@ fn absurd_numbers_end_at_once() {
         (&["--config", deep], "deep.toml:1: "),
         (
             &["--batch", "65536", "--image-size", "16384", "--model", "resnet18", "--dry-run"],
-            "conv1 would have 65536×64×8192×8192 numbers, 4294967296 of them in one sample",
+            "images would have 65536×3×16384×16384 numbers, 17592186044416 of them in one channel",
         ),
-        (&evaluated, "--batch 1048576, images of 3×16384×16384 (--image-size): "),
-        (&["--image-size", "16384", "--batch", "1", "--model", "vgg16"], "1×64×16384×16384 numbers, 17179869184 of"),
+        (&evaluated, "swin_t for images of 3×16384×16384: images would have 1048576×3×16384×16384 numbers"),
+        (
+            &["--image-size", "16384", "--batch", "1", "--model", "vgg16"],
+            "1×64×16384×16384 numbers, 17179869184 of",
+        ),
     ];
     for (flags, said) in cases {
         let done = finish(launch(&[(1, flags)]));

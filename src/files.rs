@@ -13,7 +13,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use flate2::Crc;
+/// CRC-32 of what comes piece by piece.
+pub use flate2::Crc;
 
 use crate::error::{Error, Result};
 

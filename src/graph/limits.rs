@@ -65,7 +65,12 @@ mod tests {
             (1, 4096, 128, "conv would have 1×128×4096×4096 numbers, 2147483648 of them in one sample"),
             (2048, 1024, 4, "images would have 2048×3×1024×1024 numbers, 2147483648 of them in one channel"),
             (2047, 1024, 1024, "conv would have 2047×1024×1024×1024 numbers, 2197949513728 in all"),
-            (1 << 40, 1 << 20, 9, "images would have 1099511627776×3×1048576×1048576 numbers, 3298534883328 of them in"),
+            (
+                1 << 40,
+                1 << 20,
+                9,
+                "images would have 1099511627776×3×1048576×1048576 numbers, 3298534883328 of them in",
+            ),
         ] {
             let error = net(batch, size, channels).within_limits().unwrap_err();
             assert!(error.kind == ErrorKind::Usage && error.message.contains(said), "{}", error.message);

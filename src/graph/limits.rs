@@ -4,7 +4,7 @@ use super::{Graph, Shape, Tensor};
 use crate::error::{Error, Result};
 
 /// Numbers in a tensor: 4 TB in f32. Sums of bytes and operations over all tensors and layers then fit 64 bits.
-const NUMBERS: usize = 1 << 40;
+pub const MOST_NUMBERS: usize = 1 << 40;
 /// Numbers in one sample of a tensor, and of one channel over all samples: oneDNN counts both in 32 bits with a sign
 /// where it cuts a layer up among threads, and divides by what came out.
 const INDEX: usize = i32::MAX as usize;
@@ -32,7 +32,7 @@ pub fn countable(model: &str, image: &Shape, tensor: &str, shape: &Shape) -> Res
     let what = match () {
         () if sample > INDEX => format!("{sample} of them in one sample, where {INDEX} can be counted"),
         () if channel > INDEX => format!("{channel} of them in one channel, where {INDEX} can be counted"),
-        () if all > NUMBERS => format!("{all} in all, where {NUMBERS} can be counted"),
+        () if all > MOST_NUMBERS => format!("{all} in all, where {MOST_NUMBERS} can be counted"),
         () => return Ok(()),
     };
     Err(Error::usage(format!(

@@ -28,7 +28,7 @@ pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
-pub use limits::countable;
+pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
     Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,

@@ -78,7 +78,7 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-lint: deps ## check format, warnings, documentation, scripts, which room uses which, and that ARM is not left out
+lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings

@@ -30,7 +30,8 @@ machine() {
     echo "others:   ${load} % of the cores busy before the first run$([ "$load" -lt 10 ] || echo ' (NOT CALM: do not quote)')"
 }
 
-# Runs the function `measure` and keeps what it prints under benchmarks/results/, in the file $result. $1: the benchmark, $2: its headline.
+# Runs the function `measure` and keeps what it prints under benchmarks/results/, in the file $result. $1: the
+# benchmark, $2: its headline.
 report() {
     mkdir -p benchmarks/results
     result=benchmarks/results/$1-$(date -u +%Y%m%dT%H%M%SZ).txt

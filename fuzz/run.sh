@@ -3,7 +3,8 @@
 #
 # Usage: run.sh "TARGET..." SECONDS    (make fuzz; no targets: all of them)
 #
-# What it finds lies in fuzz/artifacts/TARGET; put into fuzz/seeds/TARGET it is tried by `cargo test --test suite fuzz::` from then on.
+# What it finds lies in fuzz/artifacts/TARGET; put into fuzz/seeds/TARGET it is tried by `cargo test --test suite
+# fuzz::` from then on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,8 +22,8 @@ failed=0
 for target in "${targets[@]}"; do
     mkdir -p "fuzz/corpus/$target"
     log=fuzz/corpus/$target.log
-    # What new inputs lead to is kept in corpus/; the targets' own limit of memory is tighter than these. No sanitizer: the
-    # parsers are safe Rust, and the C libraries behind HDF5 and JPEG are not built here.
+    # What new inputs lead to is kept in corpus/; the targets' own limit of memory is tighter than these. No sanitizer:
+    # the parsers are safe Rust, and the C libraries behind HDF5 and JPEG are not built here.
     cargo +nightly fuzz run --sanitizer none "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
         -max_total_time="$seconds" -timeout=20 -max_len=32768 -rss_limit_mb=2048 -malloc_limit_mb=512 \
         -print_final_stats=1 >"$log" 2>&1 || {

@@ -1,7 +1,7 @@
 //! `revision!()`: the git revision that the program is built from.
 //!
-//! A build script would say it to the library too, and a commit to the documents would compile everything anew. A macro is
-//! expanded where it stands, which is `main.rs`: a commit compiles that file alone.
+//! A build script would say it to the library too, and a commit to the documents would compile everything anew. A macro
+//! is expanded where it stands, which is `main.rs`: a commit compiles that file alone.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,10 +1,11 @@
 #!/bin/sh
-# dltrain for whichever MPI starts it. `make install` puts a program for each MPI below libexec/dltrain, and this into bin/.
+# dltrain for whichever MPI starts it. `make install` puts a program for each MPI below libexec/dltrain, and this into
+# bin/.
 #
-# Which of them runs is told by DLTRAIN_MPI (openmpi or mpich), else by the launcher's marks in the environment. Without a
-# launcher it is the first whose libraries are found. The MPI library may be of another version than was built with: it is
-# looked for in the launcher's installation, in LD_LIBRARY_PATH, in that of the mpirun in PATH, and where it was at
-# installation, to which links lead that lie beside the program.
+# Which of them runs is told by DLTRAIN_MPI (openmpi or mpich), else by the launcher's marks in the environment. Without
+# a launcher it is the first whose libraries are found. The MPI library may be of another version than was built with:
+# it is looked for in the launcher's installation, in LD_LIBRARY_PATH, in that of the mpirun in PATH, and where it was
+# at installation, to which links lead that lie beside the program.
 #
 # Every rank runs this: it starts few processes.
 set -eu
@@ -50,7 +51,8 @@ find_launcher() {
     fi
 }
 
-# Adds the directory of the MPI's library to `libraries`, where the program that is given lies in an installation that has one.
+# Adds the directory of the MPI's library to `libraries`, where the program that is given lies in an installation that
+# has one.
 add_library_beside() {
     for directory in "${1%/bin/*}/lib" "${1%/bin/*}/lib64"; do
         if [ -e "$directory/$library" ]; then libraries=$libraries$directory:; fi

@@ -13,7 +13,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use flate2::Crc;
+/// CRC-32 of what comes piece by piece.
+pub use flate2::Crc;
 
 use crate::error::{Error, Result};
 
@@ -59,7 +60,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.take(most + 1).read_to_string(&mut text)?;
     match text.len() as u64 > most {
-        true => Err(io::Error::other(format!("more than {most} bytes"))),
+        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("more than {most} bytes"))),
         false => Ok(text),
     }
 }

@@ -49,12 +49,12 @@ pub fn available_memory() -> Option<usize> {
 
 /// Bytes that this process has in physical memory now: its own, and pages of libraries and shared windows that it has
 /// touched. `None` where the system does not say.
-pub fn resident() -> Option<usize> {
+pub fn rss() -> Option<usize> {
     kilobytes(&status("VmRSS:")?)
 }
 
 /// The most that it had at any time.
-pub fn peak_resident() -> Option<usize> {
+pub fn peak_rss() -> Option<usize> {
     kilobytes(&status("VmHWM:")?)
 }
 
@@ -90,6 +90,16 @@ pub fn process(id: &str) -> Option<Process> {
     })
 }
 
+/// The processes of this machine whose environment has this entry ("NAME=VALUE"), as far as they may be looked at.
+pub fn processes_with(entry: &str) -> Vec<i32> {
+    let has_it = |number: &i32| {
+        let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|other| other == entry.as_bytes())
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_it).collect()
+}
+
 /// A line of this process's status.
 fn status(name: &str) -> Option<String> {
     value(&fs::read_to_string("/proc/self/status").ok()?, name)
@@ -112,10 +122,10 @@ mod tests {
     /// A page counts once it is touched.
     #[test]
     fn what_is_touched_is_counted() {
-        let before = resident().unwrap();
+        let before = rss().unwrap();
         let block = std::hint::black_box(vec![1u8; 64 << 20]);
-        assert!(resident().unwrap() >= before + block.len() * 9 / 10);
-        assert!(peak_resident().unwrap() >= resident().unwrap());
+        assert!(rss().unwrap() >= before + block.len() * 9 / 10);
+        assert!(peak_rss().unwrap() >= rss().unwrap());
     }
 
     #[test]

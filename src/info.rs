@@ -1,6 +1,6 @@
 //! `dltrain info`: what this machine and this program offer, also where something is missing.
 //!
-//! May use: every room. Used by: `main`.
+//! May use: every module. Used by: `main`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,7 +1,7 @@
 //! dltrain: data-parallel training of convolutional networks, as one SPMD executable over MPI.
 //!
-//! The library is what the `dltrain` program is made of. `docs/architecture.md` is the map of its rooms, which are the
-//! modules below, and says which may use which; `docs/glossary.md` explains the words.
+//! The library is what the `dltrain` program is made of. `docs/architecture.md` is the map of its modules and says
+//! which may use which; `docs/glossary.md` explains the words.
 //!
 //! # A tour: one training step
 //!

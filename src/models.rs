@@ -1,6 +1,6 @@
 //! `dltrain models`: what there is to train, and what it takes.
 //!
-//! May use: every room. Used by: `main`.
+//! May use: every module. Used by: `main`.
 
 use std::fmt::Write;
 

@@ -3,7 +3,7 @@
 //! Files are shared out among ranks; each is decoded by its rank's threads and written by one. Which image goes where
 //! depends on the source and `--seed` only, so that the files are the same whatever ranks wrote them; a file that is
 //! whole is left alone when the command is given again, and one that is not is written anew.
-//! May use: every room below. Used by: `main`.
+//! May use: every module below. Used by: `main`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

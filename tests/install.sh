@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What `make install` leaves, with each MPI that was built: one dltrain that every launcher starts as one job, with the library of
-# that launcher; that runs alone; that works where it is moved to; that says what is missing; and that goes away again.
+# What `make install` leaves, with each MPI that was built: one dltrain that every launcher starts as one job, with the
+# library of that launcher; that runs alone; that works where it is moved to; that says what is missing; and that goes
+# away again.
 #
 # Usage: tests/install.sh MPI…      PROFILE=release: of `make build`; else of the profile that tests are built by
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# How much checkpoints disturb training: steps while one is written in the background against the others of the same run,
-# and the copy between two steps against the time from one checkpoint to the next. From the run's own record.
+# How much checkpoints disturb training: steps while one is written in the background against the others of the same
+# run, and the copy between two steps against the time from one checkpoint to the next. From the run's own record.
 #
 # Usage: run.sh DLTRAIN    (make bench-checkpoint); needs DLTRAIN_MPIRUN and .deps/torch (for h5py)
 #        MODEL=resnet50 BATCH=8 RANKS=2 STEPS=60 EVERY=20 DIRECTORY=/where/checkpoints/go run.sh …

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# How fast images are decoded and prepared (random resized crop to 224, mirrored, normalised) by one thread: JPEG files by
-# dltrain, with each of its decoders, and by torchvision behind a DataLoader, and the same images packed as pixels. Then how
-# long a resnet50 step waits for packed images.
+# How fast images are decoded and prepared (random resized crop to 224, mirrored, normalised) by one thread: JPEG files
+# by dltrain, with each of its decoders, and by torchvision behind a DataLoader, and the same images packed as pixels.
+# Then how long a resnet50 step waits for packed images.
 #
 # Usage: run.sh DLTRAIN    (make bench-data); needs DLTRAIN_MPIRUN and .deps/torch
 #        ROUNDS=3 BATCHES=16 run.sh …
 #
-# Both must prepare the same images for evaluation: mean and deviation of 16 of them agree to 0.01, or there are no numbers.
+# Both must prepare the same images for evaluation: mean and deviation of 16 of them agree to 0.01, or there are no
+# numbers.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
-# dltrain and PyTorch's modes on one GPU, one after the other: SGD with momentum 0.9 on one random batch. Beside images a second
-# stand the share of what the card's own rates allow (every kernel of the plan at the measured rate of a large product or of a
-# copy, whichever takes longer), how much of the time the GPU was busy (NVML), and the most memory in use on the card.
+# dltrain and PyTorch's modes on one GPU, one after the other: SGD with momentum 0.9 on one random batch. Beside images
+# a second stand the share of what the card's own rates allow (every kernel of the plan at the measured rate of a large
+# product or of a copy, whichever takes longer), how much of the time the GPU was busy (NVML), and the most memory in
+# use on the card.
 #
-# Usage: gpu-bundle/bench [PART...]    (made by make gpu-bundle); needs a python3 with PyTorch and torchvision for its GPU
+# Usage: gpu-bundle/bench [PART...]    (made by make gpu-bundle); needs a python3 with PyTorch and torchvision for its
+#        GPU
 #        PART: a model, or sharing: two ranks on the one card (with the model SHARED). All of them unless named.
 #        PRECISIONS="bf16" MODES="eager compile" BATCH=256 STEPS=60 RESULTS=DIRECTORY gpu-bundle/bench resnet50
 #        STEPS must be a multiple of 10: as often dltrain says its loss.
 #
 # Row `apart`: dltrain without what cuDNN does along with convolutions (DLTRAIN_CUDNN_FUSION=0).
 #
-# Expected times on an H200: a model and a precision 3 minutes, with MODES' compile (max-autotune) 3 to 8 more; sharing 1 minute.
-# What is kept (each output, the card's rates) goes to RESULTS, else gpu-bundle/results.
-# A loss that is not that of guessing at the start, or not finite at the end: no answer, no numbers. Ends with 1 if any is missing.
+# Expected times on an H200: a model and a precision 3 minutes, with MODES' compile (max-autotune) 3 to 8 more; sharing
+# 1 minute. What is kept (each output, the card's rates) goes to RESULTS, else gpu-bundle/results.
+# A loss that is not that of guessing at the start, or not finite at the end: no answer, no numbers. Ends with 1 if any
+# is missing.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 results=${RESULTS:-$here/results}
@@ -46,8 +49,8 @@ watched() {
     return $outcome
 }
 
-# A run of dltrain with these ranks and flags. Sets images/s, the share of time that the GPU was busy and that ranks waited for
-# each other (percent), and the last loss.
+# A run of dltrain with these ranks and flags. Sets images/s, the share of time that the GPU was busy and that ranks
+# waited for each other (percent), and the last loss.
 dltrain_run() {
     local output=$results/$1 ranks=$2
     shift 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The allreduces between hosts: 64 MB over links shaped to 1 Gbit/s, beside the MPI library's own and the rate that iperf3
-# gets out of the same link. The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open
-# MPI only.
+# The allreduces between hosts: 64 MB over links shaped to 1 Gbit/s, beside the MPI library's own and the rate that
+# iperf3 gets out of the same link. The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root;
+# Open MPI only.
 #
 # Usage: run.sh DLTRAIN    (make bench-hosts); needs DLTRAIN_MPIRUN and iperf3
 #        RATE=100mbit SIZES=1M,16M run.sh …

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Predictions beside what steps took, over links of several rates between hosts of one or two ranks: predicted from steps
-# that one host's ranks ran without communication, and from what `dltrain bench autotune` measured between two hosts. The
-# hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
+# Predictions beside what steps took, over links of several rates between hosts of one or two ranks: predicted from
+# steps that one host's ranks ran without communication, and from what `dltrain bench autotune` measured between two
+# hosts. The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Every rank computes SLOW times as long as it does and sleeps the rest (slow.c), so that there is a core for what each
 # does with its messages, however many ranks there are. Predictions and autotune run the same way. A step of the
@@ -12,9 +12,9 @@
 #        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=10 PROGRESS=0 \
 #            measured.sh …
 #
-# All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts of
-# their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one is
-# above 12 %, or a choice is more than 10 % slower than the best.
+# All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
+# of their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one
+# is above 12 %, or a choice is more than 10 % slower than the best.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

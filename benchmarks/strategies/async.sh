@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Asynchronous parameter servers: `--sync server-async` beside TensorFlow's ParameterServerStrategy, each with one server
-# and two workers of one thread on this machine, in turns.
+# Asynchronous parameter servers: `--sync server-async` beside TensorFlow's ParameterServerStrategy, each with one
+# server and two workers of one thread on this machine, in turns.
 #
 # Usage: async.sh DLTRAIN [TURNS]; needs DLTRAIN_MPIRUN, and PYTHON with TensorFlow (pip install tensorflow-cpu)
 set -euo pipefail

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Gradients and parameters as shards: --zero 2 and --zero 3 beside plain runs on one host, and beside PyTorch's FSDP2 and
-# DeepSpeed over gloo; the memory of vgg16 on two hosts (tests/support/hosts.sh).
+# Gradients and parameters as shards: --zero 2 and --zero 3 beside plain runs on one host, and beside PyTorch's FSDP2
+# and DeepSpeed over gloo; the memory of vgg16 on two hosts (tests/support/hosts.sh).
 #
-# Usage: run.sh DLTRAIN [TURNS]    (make bench-zero); needs root and DLTRAIN_MPIRUN, and PyTorch with torchvision and DeepSpeed
+# Usage: run.sh DLTRAIN [TURNS]    (make bench-zero); needs root and DLTRAIN_MPIRUN, and PyTorch with torchvision and
+#        DeepSpeed
 #        PARTS="plain peers memory" run.sh …    only these
 set -euo pipefail
 cd "$(dirname "$0")/../.."

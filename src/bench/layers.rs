@@ -136,7 +136,7 @@ fn graph(args: &Args) -> Result<Graph> {
     let model = model::find(&args.model)?;
     let [channels, height, width] = model.image;
     let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
-    Ok(model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify())
+    model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify().within_limits()
 }
 
 /// What is measured.

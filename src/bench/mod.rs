@@ -1,6 +1,6 @@
 //! `dltrain bench …`: measurements that check the answer before they print a number.
 //!
-//! May use: every room below. Used by: `main`, `cli`.
+//! May use: every module below. Used by: `main`, `cli`.
 
 mod autotune;
 mod collectives;

@@ -4,6 +4,7 @@
 //! its place.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
@@ -139,7 +140,13 @@ struct Entry {
 }
 
 fn read(path: &Path) -> Result<String> {
-    files::read_text(path, LONGEST).map_err(|error| Error::data(path, format!("--config: {error}")))
+    // What a file says are flags; a file that is not there is missing data.
+    let kind = |error: &io::Error| match error.kind() {
+        io::ErrorKind::FileTooLarge => ErrorKind::Usage,
+        _ => ErrorKind::Data,
+    };
+    let wrong = |error| Error { kind: kind(&error), ..Error::data(path, format!("--config: {error}")) };
+    files::read_text(path, LONGEST).map_err(wrong)
 }
 
 /// (line, what is wrong there), all of it.

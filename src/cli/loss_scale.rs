@@ -3,14 +3,14 @@
 use dltrain::config::{LossScale, Precision};
 use dltrain::error::{Error, Result};
 
-use super::values::{at_least_one, in_range};
+use super::values::{at_least_one, in_range, number};
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Machine")]
 pub struct Args {
     /// With f16: the factor of the loss in the first step, by which gradients are divided again [default: 65536].
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", value_parser = number)]
     loss_scale: Option<f32>,
     /// Steps without overflow after which it is doubled [default: 1000].
     #[arg(long, value_name = "STEPS")]
@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long, value_name = "STEPS")]
     loss_scale_hysteresis: Option<u32>,
     /// The least it may become [default: 1].
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", value_parser = number)]
     loss_scale_min: Option<f32>,
 }
 

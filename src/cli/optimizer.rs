@@ -4,7 +4,7 @@
 use dltrain::config::{Optimizer, Rate, Rule, ScheduleKind};
 use dltrain::error::{Error, Result};
 
-use super::values::{at_least_one, in_range};
+use super::values::{at_least_one, in_range, number};
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -15,51 +15,51 @@ pub struct Args {
     optimizer: Rule,
     /// Learning rate [default: 0.001 for adam, adamw, 0.01 for sgd, rmsprop, 0.045 for rmsprop-tf, 0.005 for lamb, 1
     /// for lars].
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = number)]
     lr: Option<f32>,
     /// Momentum of sgd, lars, rmsprop and rmsprop-tf [default: 0.9, but 0 for rmsprop].
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = number)]
     momentum: Option<f32>,
     /// Nesterov's momentum, for sgd.
     #[arg(long)]
     nesterov: bool,
     /// Decay of the first and second moment of adam, adamw and lamb [default: 0.9 0.999].
-    #[arg(long, num_args = 2, value_names = ["B1", "B2"])]
+    #[arg(long, num_args = 2, value_names = ["B1", "B2"], value_parser = number)]
     betas: Option<Vec<f32>>,
     /// Decay of the mean square of rmsprop and rmsprop-tf [default: 0.99 for rmsprop, 0.9 for rmsprop-tf].
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", value_parser = number)]
     rms_decay: Option<f32>,
     /// Added to the root of the second moment; for rmsprop-tf within the root [default: 1e-8 for adam, adamw,
     /// rmsprop, 1e-6 for lamb, 1 for rmsprop-tf].
-    #[arg(long, value_name = "E")]
+    #[arg(long, value_name = "E", value_parser = number)]
     epsilon: Option<f32>,
     /// Trust coefficient of lars [default: 0.001].
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = number)]
     trust: Option<f32>,
     /// Weight decay; biases and batch normalisation have none [default: 0.01 for adamw, lamb, 0.0005 for lars, else 0].
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", value_parser = number)]
     weight_decay: Option<f32>,
     /// Scale gradients so that the norm of all of them together is at most this, after averaging over ranks. The
     /// updates then wait for the last gradient.
-    #[arg(long, value_name = "NORM")]
+    #[arg(long, value_name = "NORM", value_parser = number)]
     clip_norm: Option<f32>,
     /// Keep an exponential moving average of the weights with this decay, and evaluate with it.
-    #[arg(long, value_name = "DECAY")]
+    #[arg(long, value_name = "DECAY", value_parser = number)]
     ema: Option<f32>,
     /// How the learning rate goes over the run.
     #[arg(long, value_enum, default_value_t = ScheduleKind::Constant)]
     lr_schedule: ScheduleKind,
     /// Epochs over which the rate rises linearly from nothing.
-    #[arg(long, default_value_t = 0.0, value_name = "EPOCHS")]
+    #[arg(long, default_value_t = 0.0, value_name = "EPOCHS", value_parser = number)]
     lr_warmup: f32,
     /// Epochs between two steps of the step schedule.
     #[arg(long, default_value_t = 30, value_name = "EPOCHS")]
     lr_step_epochs: usize,
     /// Factor of each step of the step schedule.
-    #[arg(long, default_value_t = 0.1, value_name = "FACTOR")]
+    #[arg(long, default_value_t = 0.1, value_name = "FACTOR", value_parser = number)]
     lr_gamma: f32,
     /// Power of the polynomial schedule.
-    #[arg(long, default_value_t = 2.0, value_name = "P")]
+    #[arg(long, default_value_t = 2.0, value_name = "P", value_parser = number)]
     lr_power: f32,
     /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
     #[arg(long)]

@@ -3,7 +3,7 @@
 use dltrain::config::{OuterFlags, Strategy};
 use dltrain::error::{Error, Result};
 
-use super::values::{at_least_one, in_range};
+use super::values::{at_least_one, in_range, number};
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -13,10 +13,10 @@ pub struct Args {
     #[arg(long, value_name = "H")]
     local_steps: Option<usize>,
     /// Learning rate of the step that the averaged parameters then do [default: 1].
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = number)]
     outer_lr: Option<f32>,
     /// Momentum of that step (SlowMo, block momentum, DiLoCo) [default: 0, with --sync bmuf 1 - 1/ranks].
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = number)]
     outer_momentum: Option<f32>,
     /// Nesterov's momentum for that step.
     #[arg(long)]

@@ -12,7 +12,9 @@ use dltrain::model;
 use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
-use super::values::{Network, at_least_one, in_range, size, steps, sync_batch_norm, within, zero_stage};
+use super::values::{
+    Network, at_least_one, in_range, number, size, steps, sync_batch_norm, within, zero_stage,
+};
 use super::{
     asynchronous, data, evaluation, file, loss_scale, optimizer, parallel, pipeline, prediction, relaxed,
     session, tensor,
@@ -54,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "N", help_heading = "Model and data")]
     image_size: Option<usize>,
     /// Share of each target that is spread evenly over all classes.
-    #[arg(long, default_value_t = 0.0, value_name = "X", help_heading = "Model and data")]
+    #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = number, help_heading = "Model and data")]
     label_smoothing: f32,
     /// File of weights to start from: safetensors or HDF5 with PyTorch's names and shapes, or a checkpoint.
     #[arg(long, value_name = "FILE", help_heading = "Model and data")]

@@ -117,6 +117,15 @@ pub fn size(text: &str) -> std::result::Result<usize, String> {
     Ok((number * factor) as usize)
 }
 
+/// A number as typed: one beyond 32 bits would be reported as "inf", which nobody typed.
+pub fn number(text: &str) -> std::result::Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_string())?;
+    match number.is_infinite() && text.contains(|c: char| c.is_ascii_digit()) {
+        true => Err(format!("too large: a number has 32 bits here, up to {:e}", f32::MAX)),
+        false => Ok(number),
+    }
+}
+
 pub fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
     if (low..=high).contains(&value) {
         return Ok(());
@@ -133,6 +142,12 @@ pub fn in_range(flag: &str, value: f32, low: f32, high: f32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_beyond_32_bits_is_not_called_infinite() {
+        assert_eq!((number("-1e-3"), number("inf")), (Ok(-1e-3), Ok(f32::INFINITY)));
+        assert!(number("1e300").unwrap_err().contains("up to 3.4028235e38") && number("x").is_err());
+    }
 
     #[test]
     fn a_window_of_steps_has_a_first_and_a_last() {

@@ -233,8 +233,8 @@ fn every_sum_is_the_serial_one_on_all_ranks() {
     }
 }
 
-/// Of messages that end when they are received only so many may be under way: a rank must not hold back what others need
-/// to receive these.
+/// Of messages that end when they are received only so many may be under way: a rank must not hold back what others
+/// need to receive these.
 #[test]
 fn many_ranges_of_many_messages_end_that_are_started_at_a_time() {
     for (name, algorithm) in SUMS {

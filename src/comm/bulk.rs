@@ -1,17 +1,18 @@
 //! Many numbers between rank 0 and the others, in pieces: checkpoints. Slow paths, used between steps only.
 
+use super::communicator::Scalar;
 use super::world::World;
 use crate::error::Result;
 
 impl World {
     /// Rank 0's numbers on every rank. Collective; equally many everywhere.
-    pub fn broadcast_f32(&self, numbers: &mut [f32]) -> Result<()> {
+    pub fn broadcast<T: Scalar>(&self, numbers: &mut [T]) -> Result<()> {
         self.control().broadcast(numbers)
     }
 
     /// Every rank's numbers to rank 0, which gives room for them: equally many of each rank, in the order of ranks. The
     /// others give none. Collective.
-    pub fn gather_f32(&self, own: &[f32], all: Option<&mut [f32]>) -> Result<()> {
+    pub fn gather<T: Scalar>(&self, own: &[T], all: Option<&mut [T]>) -> Result<()> {
         let Some(all) = all else { return self.control().send(own, 0) };
         for (rank, row) in all.chunks_mut(own.len().max(1)).enumerate() {
             if rank == 0 {
@@ -24,7 +25,7 @@ impl World {
     }
 
     /// One rank's numbers to rank 0, both of which call it; where that is rank 0 they are there.
-    pub fn to_first_f32(&self, from: usize, numbers: &mut [f32]) -> Result<()> {
+    pub fn one_to_first<T: Scalar>(&self, from: usize, numbers: &mut [T]) -> Result<()> {
         match self.rank() {
             _ if from == 0 => Ok(()),
             0 => self.control().receive(numbers, from),
@@ -32,8 +33,8 @@ impl World {
         }
     }
 
-    /// The reverse of `gather_f32`: to every rank its row of what rank 0 has.
-    pub fn scatter_f32(&self, all: Option<&[f32]>, own: &mut [f32]) -> Result<()> {
+    /// The reverse of `gather`: to every rank its row of what rank 0 has.
+    pub fn scatter<T: Scalar>(&self, all: Option<&[T]>, own: &mut [T]) -> Result<()> {
         let Some(all) = all else { return self.control().receive(own, 0) };
         for (rank, row) in all.chunks(own.len().max(1)).enumerate() {
             if rank == 0 {

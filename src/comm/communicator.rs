@@ -26,7 +26,7 @@ pub(super) enum Reduction {
 }
 
 /// Plain numbers that messages carry.
-pub(super) trait Scalar: Copy {
+pub trait Scalar: Copy {
     fn datatype() -> ffi::MPI_Datatype;
 }
 

@@ -8,8 +8,8 @@
 //! polls (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a `Wait`, which tells people when it
 //! takes too long, and for which ranks.
 //!
-//! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a room of foreign
-//! calls: `unsafe` is allowed here, and everything offered to the rooms above is safe to call.
+//! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a module of foreign
+//! calls: `unsafe` is allowed here, and everything offered to the modules above is safe to call.
 #![allow(unsafe_code)]
 
 mod board;

@@ -44,6 +44,16 @@ impl Topology {
         self.rank
     }
 
+    /// Whether this is rank 0: the one that others give their numbers to, and that has the file.
+    pub fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// Whether this is the lowest rank of its node.
+    pub fn is_first_of_node(&self) -> bool {
+        self.local_rank() == 0
+    }
+
     /// The number that a rank of this group has in the job: the one to tell people. In the job itself it is the same.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //!
 //! Its TurboJPEG interface (turbojpeg.h of version 2; version 3 kept these functions), loaded at run time: nothing of
 //! it is needed to build. Images are decoded at their full size, with the accurate inverse DCT and interpolated chroma,
-//! as PIL and torchvision have them decoded. The only file of this room with unsafe code.
+//! as PIL and torchvision have them decoded. The only file of this module with unsafe code.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_ulong, c_void};
 use std::ptr::NonNull;

@@ -1,6 +1,5 @@
 //! A job under way: its launcher, and all its processes on this host.
 
-use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -99,14 +98,8 @@ impl Running {
 
     /// Those of its processes on this host that still run.
     fn processes(&self) -> Vec<Pid> {
-        let wanted = format!("{}={}", ELASTIC_JOB, self.mark);
-        let is_marked = |number: &i32| {
-            let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
-            environment.split(|&byte| byte == 0).any(|entry| entry == wanted.as_bytes())
-        };
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        numbers.filter(is_marked).filter_map(Pid::from_raw).collect()
+        let numbers = host::processes_with(&format!("{}={}", ELASTIC_JOB, self.mark));
+        numbers.into_iter().filter_map(Pid::from_raw).collect()
     }
 }
 

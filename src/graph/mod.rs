@@ -13,6 +13,7 @@ mod cost;
 mod differentiate;
 mod freeze;
 mod fuse;
+mod limits;
 mod normalised;
 mod ops;
 mod precision;
@@ -27,6 +28,7 @@ pub use builder::{Builder, Start};
 pub use cost::Cost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
+pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
     Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,

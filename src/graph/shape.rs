@@ -12,9 +12,10 @@ pub fn dims<const N: usize>(extents: [usize; N]) -> Shape {
 }
 
 impl Shape {
-    /// The number of elements; 1 for a scalar.
+    /// The number of elements; 1 for a scalar. The largest number there is where they are more
+    /// (`Graph::within_limits` refuses such tensors).
     pub fn elements(&self) -> usize {
-        self.0.iter().product()
+        product(&self.0)
     }
 
     /// How many axes it has.
@@ -35,13 +36,17 @@ impl Shape {
 
     /// Elements of one sample: everything but the first dimension.
     pub fn per_sample(&self) -> usize {
-        self.0.iter().skip(1).product()
+        product(self.0.get(1..).unwrap_or_default())
     }
 
     /// The first dimension, which for activations is the batch.
     pub fn batch(&self) -> usize {
         self.0.first().copied().unwrap_or(1)
     }
+}
+
+fn product(extents: &[usize]) -> usize {
+    extents.iter().fold(1, |all, &extent| all.saturating_mul(extent))
 }
 
 impl fmt::Display for Shape {

@@ -136,7 +136,8 @@ impl Graph {
     fn alone(&self, node: usize, group: Group) -> Option<SplitLayers> {
         let [rows, inputs, outputs] = self.widths(node)?;
         let share = self.share(inputs, node, group)?;
-        let exchanged = self.told(node, rows * share, group) + 2 * self.sent(node, rows * outputs, group);
+        let exchanged =
+            self.sent_of_inputs(node, rows * share, group) + 2 * self.sent(node, rows * outputs, group);
         Some(self.together(&[node], self.bytes_of(self.nodes[node].inputs[1]), exchanged, group))
     }
 
@@ -146,7 +147,7 @@ impl Graph {
         let share = self.share(outputs, first, group)?;
         let between = self.between(first, second).filter(|_| middle == outputs)?;
         let masks = between.iter().filter(|&&node| matches!(self.nodes[node].op, Op::Dropout { .. })).count();
-        let exchanged = self.told(first, rows * inputs, group)
+        let exchanged = self.sent_of_inputs(first, rows * inputs, group)
             + masks * self.sent(first, rows * share, group)
             + 2 * self.sent(second, rows * last, group);
         let parameters = self.nodes[first].inputs[1..].iter().chain(&self.nodes[second].inputs[1..2]);
@@ -190,7 +191,7 @@ impl Graph {
     }
 
     /// The same of its inputs; and of their gradient, where that is wanted.
-    fn told(&self, node: usize, elements: usize, group: Group) -> usize {
+    fn sent_of_inputs(&self, node: usize, elements: usize, group: Group) -> usize {
         let x = self.nodes[node].inputs[0];
         let times = 1 + usize::from(self.depends_on_parameters()[x.0]);
         times * (group.ranks - 1) * elements * self.tensor(x).spec.dtype.bytes()

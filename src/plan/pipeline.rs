@@ -2,8 +2,9 @@
 //!
 //! - GPipe: all forward passes, then all backward passes. Huang et al., "GPipe: efficient training of giant neural
 //!   networks using pipeline parallelism", NeurIPS 2019.
-//! - 1F1B: a backward pass as soon as one can be, so that a stage keeps the activations of at most as many micro-batches
-//!   as there are stages behind it and one. Narayanan et al., "PipeDream", SOSP 2019 (the flushing variant).
+//! - 1F1B: a backward pass as soon as one can be, so that a stage keeps the activations of at most as many
+//!   micro-batches as there are stages behind it and one. Narayanan et al., "PipeDream", SOSP 2019 (the flushing
+//!   variant).
 //! - Interleaved: several chunks of the network a stage, which shortens the bubble by their number. Narayanan et al.,
 //!   "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
 //! - ZB-H1: the gradients of weights are passes of their own, done where a stage would wait. Qi et al., "Zero bubble

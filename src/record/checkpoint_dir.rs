@@ -185,7 +185,8 @@ pub fn find_checkpoint(
 ) -> Result<Option<(PathBuf, Contents)>> {
     match (resume, directory) {
         _ if place.rank != 0 => Ok(None),
-        (Resume::File(path), _) if !path.is_file() => Err(Error::data(
+        // What is there and no file is said by whoever opens it.
+        (Resume::File(path), _) if !path.exists() => Err(Error::data(
             path,
             "no such checkpoint; --resume auto finds the newest in the directory of --checkpoint",
         )),

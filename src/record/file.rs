@@ -204,12 +204,12 @@ impl ResultsFile {
                 _ => {}
             }
         }
-        let temporary = files::temporary(path);
-        let _ = std::fs::remove_file(&temporary);
-        let file = Self::build(&temporary, about, &added, Some(&earlier))
-            .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))?;
-        std::fs::rename(&temporary, path)
-            .map_err(|error| Error::output(path, format!("cannot be replaced: {error}")))?;
+        let file = files::write_whole(path, "the results file", |temporary| {
+            // One that a run left which was killed here; HDF5 would not write over it.
+            let _ = std::fs::remove_file(temporary);
+            Self::build(temporary, about, &added, Some(&earlier))
+                .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))
+        })?;
         Ok(ResultsFile { path: path.to_path_buf(), ..file })
     }
 

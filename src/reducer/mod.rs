@@ -4,7 +4,7 @@
 //! decides what sums, what is expected of it and how gradients are cut into buckets; `sharing` places parameters,
 //! state and gradients, once for the ranks of a node where that serves; `carriers` makes the collectives that carry
 //! out the script's transfers; `gpu_direct` asks whether GPUs or MPI add up where gradients lie. Nothing here asks
-//! which strategy it is. May use: `fusion`, `record` (to log) and every room below. Used by: `train`.
+//! which strategy it is. May use: `fusion`, `record` (to log) and every module below. Used by: `train`.
 
 mod averaging;
 mod carriers;
@@ -14,6 +14,6 @@ mod sharing;
 pub use averaging::{Averaging, Expected, Setting, StepTimes};
 pub use carriers::{Carrying, Places, Pushes, edges, exchanges};
 pub use sharing::{
-    Common, Gradients, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes, seats,
-    share_of, shares_gradients, turns, windows_apart,
+    Gradients, ParameterMemory, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes,
+    seats, share_of, shares_gradients, turns, windows_apart,
 };

@@ -35,7 +35,7 @@ impl Sharing {
         index % self.ranks == self.rank
     }
 
-    /// What is to be expected of `Common::new`, if a run takes `bytes` of shared memory in all.
+    /// What is to be expected of `ParameterMemory::new`, if a run takes `bytes` of shared memory in all.
     pub fn expected(world: &Topology, device: &dyn Device, config: &Config, bytes: usize) -> Sharing {
         let wanted = device.is_host() && some_share(world) && may_share(world, config);
         let fits = wanted && NodeShared::fits(bytes);
@@ -99,7 +99,7 @@ pub fn turns(world: &Topology, device: &dyn Device, config: &Config) -> Option<T
 }
 
 /// The parameters, and what may lie beside them in memory that the ranks of a node have in common.
-pub struct Common {
+pub struct ParameterMemory {
     /// Who updates what.
     pub owners: Owners,
     /// Whose parameters these are.
@@ -123,7 +123,7 @@ pub struct Travelling {
     pub on_device: Memory,
 }
 
-impl Common {
+impl ParameterMemory {
     /// Collective. `copies` is how many of state and average there are. Where a rank has the parameters alone that it
     /// owns, it `holds` so many bytes.
     pub fn new(
@@ -133,9 +133,9 @@ impl Common {
         config: &Config,
         copies: usize,
         holds: Option<usize>,
-    ) -> Result<Common> {
+    ) -> Result<ParameterMemory> {
         if let Some(bytes) = holds {
-            return Ok(Common {
+            return Ok(ParameterMemory {
                 owners: expected_owners(world, config.strategy, false),
                 sharing: Sharing::ALONE,
                 parameters: device.allocate(bytes)?,
@@ -158,7 +158,14 @@ impl Common {
                 false => (None, Some((1..=beside).map(copy).collect())),
             };
             let sharing = Sharing::of_node(world);
-            return Ok(Common { owners, sharing, parameters: copy(0), copies, travelling, received: None });
+            return Ok(ParameterMemory {
+                owners,
+                sharing,
+                parameters: copy(0),
+                copies,
+                travelling,
+                received: None,
+            });
         }
         let comes = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
         let travelling = (owners.are_apart() || comes).then(|| {
@@ -183,7 +190,7 @@ impl Common {
             true => None,
             false => Some((0..copies).map(|_| device.allocate(bytes)).collect::<Result<_>>()?),
         };
-        Ok(Common { owners, sharing: Sharing::ALONE, parameters, copies, travelling, received })
+        Ok(ParameterMemory { owners, sharing: Sharing::ALONE, parameters, copies, travelling, received })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Strategies of data parallelism: who updates what.
 //!
-//! A strategy is a file of this room and a line in `WAYS`. It says which ranks compute and which of them own parameters
-//! (`Owners`), or that every rank has parameters of its own and when these come together (`Relaxed`). Everything else
-//! follows from that: the script of a step (`plan`), where optimizer state lies, what travels, what a checkpoint
-//! collects (`train`). May use: `cuts`. Used by: `config`, `plan`, `train`, `cli`.
+//! A strategy is a file of this module and a line in `WAYS`. It says which ranks compute and which of them own
+//! parameters (`Owners`), or that every rank has parameters of its own and when these come together (`Relaxed`).
+//! Everything else follows from that: the script of a step (`plan`), where optimizer state lies, what travels, what a
+//! checkpoint collects (`train`). May use: `cuts`. Used by: `config`, `plan`, `train`, `cli`.
 
 use std::fmt;
 use std::str::FromStr;

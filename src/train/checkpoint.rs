@@ -271,12 +271,12 @@ impl Saver {
         }
         let begun = Instant::now();
         let mut values = self.checkpoints.buffer();
-        if groups.stage.is_some() && groups.data.rank() == 0 {
+        if groups.stage.is_some() && groups.data.is_first() {
             values.get_or_insert_default();
         }
         state.copy(&groups.data, peers, None, device, values.as_mut())?;
         let arrays = stages::collect(groups, state.arrays(peers.size()), &mut values)?;
-        if let Some(values) = values.filter(|_| groups.job.rank() == 0) {
+        if let Some(values) = values.filter(|_| groups.job.is_first()) {
             let mut numbers = standing.numbers();
             numbers.extend(record());
             let contents = Contents { texts: self.texts.clone(), numbers, arrays, values };

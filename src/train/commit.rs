@@ -69,13 +69,13 @@ pub fn newer(world: &World, config: &Config, found: Resumed) -> Result<Resumed> 
     let mut contents = world.agree(Contents::from_head(&heads[from]))?;
     if let Some(own) = own {
         contents.values = own.values;
-    } else if world.rank() == 0 {
+    } else if world.is_first() {
         contents.values = vec![0f32; contents.arrays.iter().map(record::Array::elements).sum()];
     }
-    if world.rank() == 0 || world.rank() == from {
-        world.to_first_f32(from, &mut contents.values)?;
+    if world.is_first() || world.rank() == from {
+        world.one_to_first(from, &mut contents.values)?;
     }
-    if world.rank() != 0 {
+    if !world.is_first() {
         contents.values = Vec::new();
     }
     let standing = world.agree(Standing::from_contents(&contents))?;
@@ -118,12 +118,12 @@ impl Commits {
         }
         let directory = place(world, checkpoints);
         let goes_on = goes_on && config.session.resume == Some(Resume::Auto);
-        if world.local_rank() == 0 && !goes_on {
+        if world.is_first_of_node() && !goes_on {
             remove(&directory);
         }
         let node = |rank: usize| world.node_of(rank);
         let second = (1..world.size()).find(|&rank| node(rank) != node(0));
-        let keeps = world.rank() == 0 || Some(world.rank()) == second;
+        let keeps = world.is_first() || Some(world.rank()) == second;
         let group = world.split(usize::from(!keeps), world.rank())?;
         let twins = (keeps && second.is_some()).then_some(group);
         let keeper = keeps.then(|| keeper(&directory)).transpose();
@@ -147,7 +147,8 @@ impl Commits {
         record: impl FnOnce() -> BTreeMap<String, f64>,
     ) -> Result<()> {
         let begun = Instant::now();
-        if world.local_rank() == 0 && self.keeper.is_none() && !std::mem::replace(&mut self.has_taken, true) {
+        if world.is_first_of_node() && self.keeper.is_none() && !std::mem::replace(&mut self.has_taken, true)
+        {
             // This node kept those of the job before.
             remove(&self.directory);
         }
@@ -171,7 +172,7 @@ impl Commits {
     /// The run has ended in order: there is nothing to go on from.
     pub fn remove(mut self, world: &World) {
         drop(self.keeper.take());
-        if world.local_rank() == 0 {
+        if world.is_first_of_node() {
             remove(&self.directory);
         }
     }

@@ -16,7 +16,7 @@ use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
 use crate::reducer::{
-    Averaging, Common, Gradients, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
+    Averaging, Gradients, ParameterMemory, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
 };
 use crate::strategy::Owners;
 
@@ -92,7 +92,7 @@ impl Memories {
         let owned = |owners| plan.owned(owners, rule, seat, world.rank());
         let held = gathers.then(|| owned(expected_owners(world, config.strategy, false)));
         let held = held.map(|parts| parts.iter().map(ExactSizeIterator::len).sum());
-        let common = Common::new(world, device, sizes, config, copies, held)?;
+        let common = ParameterMemory::new(world, device, sizes, config, copies, held)?;
         let owners = common.owners;
         let parts = owned(owners);
         common.sharing.clear(device, &parts, &common.parameters)?;

@@ -7,9 +7,9 @@
 //! wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and
 //! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a
 //! batch fits, `prediction` how fast the run would be elsewhere, `simgrid` for another simulator, `planner` which way
-//! to share the work is the fastest, of which `sketch` leaves out the poor ones. There is no `if rank == 0` here: what
-//! only one rank says or writes is `record`'s business. May use: every room below. Used by: `main`, `elastic`,
-//! `export`.
+//! to share the work is the fastest, of which `sketch` leaves out the poor ones. What only one rank says is `record`'s
+//! business, and so are files. Where ranks bring numbers together, or take them out of a file, the one that has all of
+//! them asks `Topology::is_first`. May use: every module below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
 mod asynchronous;
@@ -157,7 +157,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         record::say(world, &text);
     }
     comm::enter(Phase::End, 0);
-    let measured = greatest(world, host::peak_resident().unwrap_or(0))?;
+    let measured = greatest(world, host::peak_rss().unwrap_or(0))?;
     let sent = job.trainer.sent() as usize / job.trainer.runs.max(1);
     recorder.sent_a_step(greatest(world, sent)? as u64);
     recorder.memory(Memory { planned: job.planned_memory, measured });

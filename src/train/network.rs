@@ -5,7 +5,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers};
+use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers, countable, dims};
 use crate::model::{self, Model};
 use crate::record;
 
@@ -44,7 +44,8 @@ impl Network {
         let model = model.map_or_else(|| model::find(&config.model), Ok);
         let split = groups::group(config, [world.rank(), world.size()]);
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
-        let network = world.agree(network.map(|network| Network { split, ..network }))?;
+        let network = network.map(|network| Network { split, ..network });
+        let network = world.agree(network.and_then(|network| network.checked(config)))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -72,6 +73,23 @@ impl Network {
             rows,
             split: None,
         })
+    }
+
+    /// The same if its tensors can be counted, before time goes into data: synthetic images of the largest size take
+    /// seconds. What another batch or another way to share the work decides is found with its plan.
+    fn checked(self, config: &Config) -> Result<Network> {
+        if config.max_batch.is_some() || config.parallel.is_some() {
+            return Ok(self);
+        }
+        // The images by themselves first: swin_t has masks for each of their windows, which take seconds to write down.
+        let ([parts, _], [c, h, w]) = (self.rows, self.image);
+        let images = dims([config.batch, c, h.div_ceil(parts), w]);
+        countable(self.model.name(), &dims(self.image), "images", &images)?;
+        match config.evaluate {
+            true => self.evaluation(config.batch)?,
+            false => self.learning(config.batch)?,
+        };
+        Ok(self)
     }
 
     /// The same reading pixels, where it says how they become images.
@@ -164,7 +182,7 @@ impl Network {
                 self.image[1]
             )));
         }
-        Ok(graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of))
+        graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of).within_limits()
     }
 
     /// The graph of an evaluation step for a batch.
@@ -173,7 +191,8 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.split(self.compact(self.forward(graph).for_evaluation()), batch)?;
+        let graph = self.compact(self.forward(graph).for_evaluation()).within_limits()?;
+        let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 

@@ -61,7 +61,7 @@ pub fn gather(
         if rank == owner {
             device.download(&region.slice(at, bytes.len()), bytes_of_mut(&mut values))?;
         }
-        world.to_first_f32(owner, &mut values)?;
+        world.one_to_first(owner, &mut values)?;
         if let Some((_, memory)) = &whole {
             device.upload(bytes_of(&values), &memory.slice(bytes.start, bytes.len()))?;
         }
@@ -130,9 +130,9 @@ pub fn gather_all(
                 device.download(&own, bytes_of_mut(&mut values))?;
             }
             if [0, owner].contains(&world.rank()) {
-                world.to_first_f32(owner, &mut values)?;
+                world.one_to_first(owner, &mut values)?;
             }
-            world.broadcast_f32(&mut values)?;
+            world.broadcast(&mut values)?;
             device.upload(bytes_of(&values), &place.slice(bytes.start, bytes.len()))?;
         }
     }

@@ -21,7 +21,7 @@ pub fn gather(
 ) -> Result<()> {
     let own = memories.read(device, parameter, region)?;
     let mut parts = room.as_ref().map(|room| vec![0f32; room.len()]);
-    group.gather_f32(&own, parts.as_deref_mut())?;
+    group.gather(&own, parts.as_deref_mut())?;
     let (Some(parts), Some(room)) = (parts, room) else { return Ok(()) };
     for (place, part) in parts.chunks_exact(own.len()).enumerate() {
         let shard = Shard { place, ..shard };

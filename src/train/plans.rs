@@ -482,7 +482,7 @@ impl Plans {
 
     /// The file of `--plan-steps`, by rank 0.
     pub fn write_steps(&self, world: &World, config: &Config) -> Result<()> {
-        let Some(path) = config.plan_steps.as_ref().filter(|_| world.rank() == 0) else { return Ok(()) };
+        let Some(path) = config.plan_steps.as_ref().filter(|_| world.is_first()) else { return Ok(()) };
         let wrong = |e: std::io::Error| Error::output(path, format!("cannot write the plan's steps: {e}"));
         files::write_whole(path, "the plan's steps", |to| {
             std::fs::write(to, self.training.steps_as_json() + &self.update_as_json(config)).map_err(wrong)
@@ -895,8 +895,8 @@ fn extent(
     let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
     let mut share = largest_share(world, plan, &rule, owners);
     let mut checkpoint = checkpoint_bytes(world, config, plan, untouched);
-    // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than another: the
-    // one that needs more counts.
+    // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than another:
+    // the one that needs more counts.
     let copied_by_first =
         matches!(config.session, Session { checkpoint: Some(_), commit: None, resume: None, .. });
     if copied_by_first && owners.are_apart() {
@@ -961,7 +961,7 @@ fn extent(
         checkpoint,
         compression: compression.mapped + compression.own + compression.on_device,
         compression_on_device: compression.on_device,
-        program: host::resident().unwrap_or(0),
+        program: host::rss().unwrap_or(0),
         halves: halves(config, world, plan),
         own_memory,
     }

@@ -307,7 +307,7 @@ fn planned_here(world: &World, config: &Config) -> Config {
 /// The network of `--predict-nodes`, for rank 0, which predicts for all: read before anything is planned or measured.
 fn interconnect(world: &World, config: &Config) -> Result<Option<Interconnect>> {
     let path = config.prediction.as_ref().and_then(|asked| asked.network.as_deref());
-    path.filter(|_| world.rank() == 0).map(Interconnect::read).transpose()
+    path.filter(|_| world.is_first()).map(Interconnect::read).transpose()
 }
 
 /// What `--predict-nodes` asks for, by rank 0 for all.
@@ -323,7 +323,7 @@ fn predicted(
             "--predict-nodes: this job has not as many ranks on every node; start it so",
         ));
     }
-    if world.rank() > 0 {
+    if !world.is_first() {
         return Ok(String::new());
     }
     let (local, program) = (world.local_size(), plans.extent.program);

@@ -85,14 +85,14 @@ impl Statistics {
         if ranks == 1 {
             return Ok(own);
         }
-        let mut rows = if self.peers.rank() == 0 { vec![0f32; ranks * own.len()] } else { Vec::new() };
-        self.peers.gather_f32(&own, (self.peers.rank() == 0).then_some(&mut rows[..]))?;
-        if self.peers.rank() == 0 {
+        let mut rows = if self.peers.is_first() { vec![0f32; ranks * own.len()] } else { Vec::new() };
+        self.peers.gather(&own, (self.peers.is_first()).then_some(&mut rows[..]))?;
+        if self.peers.is_first() {
             let mut tree = Tree::default();
             rows.chunks(own.len()).for_each(|row| tree.push(row.to_vec()));
             own = tree.take();
         }
-        self.peers.broadcast_f32(&mut own)?;
+        self.peers.broadcast(&mut own)?;
         Ok(own)
     }
 }

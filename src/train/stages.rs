@@ -20,10 +20,10 @@ pub fn collect(groups: &Groups, own: Vec<Array>, values: &mut Option<Vec<f32>>) 
             Some(values) if rank == 0 => {
                 let start = values.len();
                 values.resize(start + arrays.iter().map(Array::elements).sum::<usize>(), 0.0);
-                groups.job.to_first_f32(from, &mut values[start..])?;
+                groups.job.one_to_first(from, &mut values[start..])?;
                 all.extend(arrays);
             }
-            Some(values) if rank == from => groups.job.to_first_f32(from, values)?,
+            Some(values) if rank == from => groups.job.one_to_first(from, values)?,
             _ => {}
         }
     }
@@ -39,10 +39,10 @@ pub fn distribute(groups: &Groups, from: &Contents, wanted: impl Fn(&str) -> boo
         if let Some((_, there)) = from.array(&array.path) {
             numbers.copy_from_slice(there);
         }
-        groups.job.broadcast_f32(&mut numbers)?;
+        groups.job.broadcast(&mut numbers)?;
         if wanted(&array.path) {
             arrays.push(array.clone());
-            if groups.data.rank() == 0 {
+            if groups.data.is_first() {
                 values.extend(numbers);
             }
         }

@@ -91,7 +91,7 @@ impl Room<'_> {
                     true => fill(Some(&mut *room))?,
                     false => fill(None)?,
                 }
-                twins.map_or(Ok(()), |twins| twins.broadcast_f32(room))
+                twins.map_or(Ok(()), |twins| twins.broadcast(room))
             }
         }
     }
@@ -183,7 +183,7 @@ impl State<'_> {
         device: &dyn Device,
         to: Option<&mut Vec<f32>>,
     ) -> Result<()> {
-        let mut to = Room { to, is_first: world.rank() == 0, twins };
+        let mut to = Room { to, is_first: world.is_first(), twins };
         to.reserve(self.arrays(peers.size()).iter().map(Array::elements).sum());
         for (_, parameter, lies) in self.shared() {
             let elements = parameter.whole().elements();
@@ -197,7 +197,7 @@ impl State<'_> {
             match lies {
                 Lies::Own(region) => {
                     let own = self.memories.read(device, parameter, region)?;
-                    to.filled_by_first(peers.size() * elements, |room| peers.gather_f32(&own, room))?;
+                    to.filled_by_first(peers.size() * elements, |room| peers.gather(&own, room))?;
                 }
                 Lies::Parts(region) => to.filled_by_first(elements, |room| {
                     owned::gather(world, self.plan, self.memories, device, parameter, region, room)
@@ -218,7 +218,7 @@ impl State<'_> {
                 true => own.memory.read(bytes_of_mut(&mut values)),
                 false => device.download(&own.memory, bytes_of_mut(&mut values))?,
             }
-            to.filled_by_first(peers.size() * values.len(), |room| peers.gather_f32(&values, room))?;
+            to.filled_by_first(peers.size() * values.len(), |room| peers.gather(&values, room))?;
         }
         Ok(())
     }
@@ -245,18 +245,18 @@ impl State<'_> {
             let own = |kept: &&Array| kept.shape.len() > parameter.spec.shape.rank();
             let of_as_many = |kept: &Array| kept.shape[0] == peers.size();
             match (lies, kept.filter(own)) {
-                (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter_f32(rows, &mut values)?,
+                (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter(rows, &mut values)?,
                 (_, Some(kept)) => {
                     if let Some(rows) = rows {
                         values = kept.mean_over_ranks(rows);
                     }
-                    world.broadcast_f32(&mut values)?;
+                    world.broadcast(&mut values)?;
                 }
                 (_, None) => {
                     if let Some(rows) = rows {
                         values.copy_from_slice(rows);
                     }
-                    world.broadcast_f32(&mut values)?;
+                    world.broadcast(&mut values)?;
                 }
             }
             match lies {
@@ -284,12 +284,12 @@ impl State<'_> {
             let kept = from.arrays.iter().find(|kept| kept.path == own.path);
             let rows = from.array(&own.path);
             if kept.is_some_and(|kept| kept.shape[0] == peers.size() && kept.shape[1..] == own.shape) {
-                peers.scatter_f32(rows.map(|(_, rows)| rows), &mut values)?;
+                peers.scatter(rows.map(|(_, rows)| rows), &mut values)?;
             } else if own.has_mean {
                 if let Some((kept, rows)) = rows {
                     values = kept.mean_over_ranks(rows);
                 }
-                peers.broadcast_f32(&mut values)?;
+                peers.broadcast(&mut values)?;
             } else {
                 continue;
             }

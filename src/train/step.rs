@@ -139,7 +139,7 @@ fn copied(device: &dyn Device, pair: Option<&(Memory, Memory)>) -> Result<()> {
 
 impl StepResult {
     /// What all ranks were told behind a step that drains.
-    fn told(&mut self, note: &Note) {
+    fn agree_on(&mut self, note: &Note) {
         if note.drains {
             self.flags = note.flags;
             self.diverged = note.diverged.is_some();
@@ -620,7 +620,7 @@ impl Trainer {
         let [loss, hits, images] = note.sums.map(f64::from);
         at.result.images = images as usize;
         (at.result.loss, at.result.hits) = (loss / images.max(1.0), hits);
-        at.result.told(&note);
+        at.result.agree_on(&note);
         at.result.where_diverged = worker.where_diverged.take_if(|_| at.result.diverged);
         Ok(())
     }
@@ -637,7 +637,7 @@ impl Trainer {
             scalars: at.scalars,
         };
         if let Some(note) = server.serve(at.done, self.flags, &mut updates)? {
-            at.result.told(&note);
+            at.result.agree_on(&note);
         }
         Ok(())
     }

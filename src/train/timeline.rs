@@ -91,7 +91,7 @@ fn labels_of_stages(groups: &Groups, labels: &[String]) -> Result<Vec<Vec<String
     if groups.stage.is_none() {
         return Ok(vec![labels.to_vec()]);
     }
-    let own = if groups.data.rank() == 0 { labels.join("\n") } else { String::new() };
+    let own = if groups.data.is_first() { labels.join("\n") } else { String::new() };
     let all = groups.job.gather_text(&own)?;
     let of = |stage: usize| all[groups.mesh.rank([0, stage, 0])].lines().map(String::from).collect();
     Ok((0..groups.mesh.pipeline).map(of).collect())

@@ -191,7 +191,7 @@ pub fn save(
     let split = groups.split.is_some();
     let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
         Some(parameter) if apart => {
-            let is_first = groups.data.rank() == 0;
+            let is_first = groups.data.is_first();
             let mut values = vec![0f32; if is_first { parameter.spec.shape.elements() } else { 0 }];
             let (own, room) = (&memories.regions.parameters, is_first.then_some(&mut values[..]));
             owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
@@ -201,7 +201,7 @@ pub fn save(
             None => memories.read(device, parameter, &parameters),
             Some(shard) => {
                 let Some(group) = &memories.beside else { return Ok(Vec::new()) };
-                let is_first = groups.job.rank() == 0;
+                let is_first = groups.job.is_first();
                 let mut values = vec![0f32; if is_first { parameter.whole().elements() } else { 0 }];
                 let room = is_first.then_some(&mut values[..]);
                 parts::gather(group, memories, device, (parameter, shard), &parameters, room)?;
@@ -226,8 +226,8 @@ pub fn save(
         let own: Vec<Array> = shapes.iter().map(array).collect();
         let read = || own.iter().map(|array| values(&array.path)).collect::<Result<Vec<_>>>();
         let mut all =
-            (apart || split || groups.data.rank() == 0).then(read).transpose()?.map(|values| values.concat());
-        all = all.filter(|_| groups.data.rank() == 0);
+            (apart || split || groups.data.is_first()).then(read).transpose()?.map(|values| values.concat());
+        all = all.filter(|_| groups.data.is_first());
         let arrays = stages::collect(groups, own, &mut all)?;
         let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };
         shapes = contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();

@@ -76,8 +76,8 @@ impl Draw {
         if has_norm && self.one_in(2) {
             add(if ranks == 4 && self.one_in(2) { "--sync-bn=2" } else { "--sync-bn" });
         }
-        // Normalisations over few numbers that are rounded so make gradients grow until none is finite: mobilenet_v2 with
-        // two images of 32² does so on the reference device too.
+        // Normalisations over few numbers that are rounded so make gradients grow until none is finite: mobilenet_v2
+        // with two images of 32² does so on the reference device too.
         if bf16 && self.one_in(4) && (batch >= 4 || !has_norm) {
             add("--precision bf16");
         }

@@ -112,7 +112,9 @@ fn absurd_numbers_end_at_once() {
     fs::write(&deep, format!("lr = {}", "[".repeat(1 << 19))).unwrap();
     let deep = deep.to_str().unwrap();
     let batches = ["--batch", "1048576", "--accumulation", "1048576", "--model", "mnist_small"];
-    let cases: [(&[&str], &str); 12] = [
+    let evaluated = "--evaluate --model swin_t --batch 1048576 --image-size 16384 --init-from none.h5 --data";
+    let evaluated: Vec<&str> = evaluated.split(' ').chain([DIGITS]).collect();
+    let cases: [(&[&str], &str); 15] = [
         (
             &["--data", DIGITS, "--repeat-data", "1000000"],
             "--repeat-data 1000000: an epoch can have 1073741824 images",
@@ -137,11 +139,21 @@ fn absurd_numbers_end_at_once() {
         (&["--config", &file], "the file has 100000 keys, and there are only"),
         (&["--config", large], "large.toml: --config: more than 1048576 bytes"),
         (&["--config", deep], "deep.toml:1: "),
+        (
+            &["--batch", "65536", "--image-size", "16384", "--model", "resnet18", "--dry-run"],
+            "images would have 65536×3×16384×16384 numbers, 17592186044416 of them in one channel",
+        ),
+        (&evaluated, "swin_t for images of 3×16384×16384: images would have 1048576×3×16384×16384 numbers"),
+        (
+            &["--image-size", "16384", "--batch", "1", "--model", "vgg16"],
+            "1×64×16384×16384 numbers, 17179869184 of",
+        ),
     ];
     for (flags, said) in cases {
         let done = finish(launch(&[(1, flags)]));
         let message = done.stderr.lines().find(|line| line.contains("error: ")).unwrap_or_default();
         assert!(!done.success && message.contains(said), "{flags:?}: {}{}", done.stdout, done.stderr);
+        assert_eq!(done.code, Some(2), "{flags:?}: {}", done.stderr);
         // A second or less where nothing else runs.
         assert!(done.took < job::SECONDS, "{flags:?}: {:?}", done.took);
         assert!(!done.stderr.contains("defect"), "{flags:?}: {}", done.stderr);

@@ -379,9 +379,9 @@ fn owners_train_alike(hosts: &Hosts) {
     assert!(zero > all + 30_000_000, "{zero} and {all} bytes");
 }
 
-/// The zoo's large models, of which no rank has all parameters: the losses of plain runs, and the memory of the plan. Of
-/// vgg16 that is much less: with Adam four copies of 553 MB become three halves, and room for the largest layer, which
-/// has 411 MB of them.
+/// The zoo's large models, of which no rank has all parameters: the losses of plain runs, and the memory of the plan.
+/// Of vgg16 that is much less: with Adam four copies of 553 MB become three halves, and room for the largest layer,
+/// which has 411 MB of them.
 fn large_models_gather(hosts: &Hosts) {
     let directory = tempfile::tempdir().unwrap();
     let names = "vgg16 alexnet vgg11 vgg13 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 \

@@ -510,6 +510,7 @@ fn what_is_no_sound_file_is_refused() {
     refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
     refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 4])]);
     refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
+    refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
     refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
     refused("is not the scores of classes", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
     refused("does not depend on the images", &|graph| {

@@ -57,8 +57,8 @@ impl Scratch {
 }
 
 /// Each network at least once as others meet it: dropout, batch normalisation with a way around, halves, clipping,
-/// moving averages, shared statistics, images that are mixed, those that are made up. Sums over two ranks have one order
-/// whatever the buckets.
+/// moving averages, shared statistics, images that are mixed, those that are made up. Sums over two ranks have one
+/// order whatever the buckets.
 #[test]
 fn stages_have_the_bits_of_accumulation() {
     let scratch = Scratch::new();

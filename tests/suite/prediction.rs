@@ -290,8 +290,8 @@ fn a_trace_has_the_messages_of_the_schedules() {
         (4, vec!["--allreduce", "recursive-doubling"], vec![2.0 * (n + 64.0); 4]),
         (3, vec!["--zero", "1", "--allreduce", "ring"], vec![4.0 / 3.0 * n; 3]),
         (3, vec!["--zero", "2", "--allreduce", "ring"], vec![4.0 / 3.0 * n; 3]),
-        // Two layers are gathered once: the last one's 2,624 bytes stay for the backward pass, and nobody reads the first
-        // one's 2,816 there.
+        // Two layers are gathered once: the last one's 2,624 bytes stay for the backward pass, and nobody reads the
+        // first one's 2,816 there.
         (
             3,
             vec!["--zero", "3", "--allreduce", "ring", "--fusion-threshold-mb", "0"],

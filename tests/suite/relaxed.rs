@@ -226,7 +226,8 @@ fn optimizers_start_anew_with_a_block() {
     }
 }
 
-/// What a step without others makes of a rank's parameters, and half the way to those of one other: 1 place back, then 2.
+/// What a step without others makes of a rank's parameters, and half the way to those of one other: 1 place back, then
+/// 2.
 #[test]
 fn three_ranks_gossip_as_the_papers_say() {
     let scratch = Scratch::new();

@@ -107,7 +107,8 @@ fn networks_come_to_the_same() {
             "--model {model} --image-size {size} --classes 10 --batch {batch} --steps 2 --optimizer sgd --lr {rate}"
         )
     };
-    // So many images that a variance is one of many numbers, and steps so short that they do not add up what is rounded.
+    // So many images that a variance is one of many numbers, and steps so short that they do not add up what is
+    // rounded.
     let all = [
         (3, "resnet18", 64, 8, "1e-5"),
         (2, "densenet121", 64, 8, "1e-6"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A Slurm of several nodes on one Linux machine, for tests and for trying jobs/: a controller, and a slurmd for each node,
-# in namespaces of their own, so that nothing else sees them and nothing is left of them. Needs root and Slurm (`.ci/deps
-# slurm`); accounting it has none.
+# A Slurm of several nodes on one Linux machine, for tests and for trying jobs/: a controller, and a slurmd for each
+# node, in namespaces of their own, so that nothing else sees them and nothing is left of them. Needs root and Slurm
+# (`.ci/deps slurm`); accounting it has none.
 #
 # Usage: slurm.sh NODES CPUS [COMMAND…]    runs COMMAND there, else a shell; nodes are n0 … n(NODES-1), each with 4 GPUs
 #                                          by name and the feature "gpu"
@@ -86,7 +86,8 @@ within() { # nodes, cpus, command
     slurmctld -c
     for ((node = 0; node < nodes; node++)); do
         mkdir -p "$state"/{spool,tmp}/"n$node"
-        # Names are what Open MPI tells nodes apart by. /dev/shm they have in common: without it Debian's MPICH 4.0 does not end.
+        # Names are what Open MPI tells nodes apart by. /dev/shm they have in common: without it Debian's MPICH 4.0 does
+        # not end.
         unshare --uts sh -c 'hostname "$1" && exec slurmd -N "$1"' sh "n$node"
     done
     for ((node = 0; node < 600; node++)); do

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Images a second and memory over the batch, on synthetic images: AlexNet, ResNet-50, -101, -152. README.md has the settings.
+# Images a second and memory over the batch, on synthetic images: AlexNet, ResNet-50, -101, -152. README.md has the
+# settings.
 set -euo pipefail
 # shellcheck source=benchmarks/experiments/common.sh
 . "$(dirname "$0")/../common.sh"

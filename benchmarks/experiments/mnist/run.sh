@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The three MNIST networks: time of the first and the second epoch over batch, size of the data and ranks. README.md has the
-# settings.
+# The three MNIST networks: time of the first and the second epoch over batch, size of the data and ranks. README.md has
+# the settings.
 set -euo pipefail
 # shellcheck source=benchmarks/experiments/common.sh
 . "$(dirname "$0")/../common.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ResNet-50 on images of CIFAR-10's size over two devices: data parallel, model parallel and as a pipeline. README.md has
-# the settings.
+# ResNet-50 on images of CIFAR-10's size over two devices: data parallel, model parallel and as a pipeline. README.md
+# has the settings.
 set -euo pipefail
 # shellcheck source=benchmarks/experiments/common.sh
 . "$(dirname "$0")/../common.sh"

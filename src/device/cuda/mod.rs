@@ -5,8 +5,9 @@
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
 //!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec`
-//!   by kernels of our own (`kernels/`), through what all share (`kernel`, `layout`).
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `layer_norm`,
+//!   `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all share (`kernel`,
+//!   `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
 //! `README.md` lists every foreign call. May use: `device`, `graph`, `error`. Used by: whoever chooses the device

@@ -4,9 +4,9 @@
 //! - `handle` owns oneDNN's objects and turns statuses into errors; `layout` makes its memory descriptors the
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
-//! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `layer_norm`, `linear`, `lrn`, `pool`, `reorder`,
-//!   `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`, `sync_norm`, `update` are
-//!   loops of our own (`host`, `channel_loops`).
+//! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `layer_norm`, `linear`,
+//!   `lrn`, `pool`, `reorder`, `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`,
+//!   `sync_norm`, `update` are loops of our own (`host`, `channel_loops`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).

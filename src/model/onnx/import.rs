@@ -10,7 +10,7 @@ use super::node::Node;
 use super::tensor::Wrong;
 use super::{File, Weight};
 use crate::error::{Error, Result};
-use crate::graph::{Builder, Init, Permutation, Shape, TensorId};
+use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
@@ -109,6 +109,18 @@ pub struct Imported {
     pub notes: Vec<String>,
 }
 
+/// Refuses shapes of which the number of elements could overflow further on.
+fn within_limits(file: &File, what: &str, shape: &Shape) -> Result<()> {
+    match shape.elements() > MOST_NUMBERS {
+        true => Err(Error::usage(format!(
+            "{}: {what} would have {shape} numbers, where {MOST_NUMBERS} can be counted; take a smaller --batch or \
+             --image-size",
+            file.path.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// A walk that is under way.
 pub struct Import<'a> {
     /// What is walked over.
@@ -140,6 +152,7 @@ pub struct Import<'a> {
 /// `Data` with every node that is not supported; `Usage` when the image is too small for a layer.
 pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
     let wrong = |what: String| Error::data(&file.path, what);
+    within_limits(file, "the input", net.shape(images))?;
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
     let needed = needed(file, &output.name).map_err(wrong)?;
     let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.channels_last) {
@@ -294,6 +307,10 @@ impl<'a> Import<'a> {
             };
             for name in node.outputs().iter().skip(1) {
                 self.values.entry(name).or_insert(Value::Unknown);
+            }
+            if let Value::Tensor(id) = value {
+                // Handlers multiply extents of what they read.
+                within_limits(file, &node.name(), self.net.shape(id))?;
             }
             self.values.insert(&node.outputs()[0], value);
         }

@@ -15,11 +15,10 @@ mod tensor;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use flate2::Crc;
 use prost::Message;
 
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, Crc};
 use crate::graph::{Builder, TensorId};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
 use tensor::Tensor;

@@ -5,12 +5,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
-use flate2::Crc;
 use half::{bf16, f16};
 use prost::bytes::Bytes;
 
 use super::schema::{TensorProto, data_type};
-use crate::files;
+use crate::files::{self, Crc};
 
 /// What is wrong with a tensor, in words.
 pub type Wrong = String;

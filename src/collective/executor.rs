@@ -21,10 +21,14 @@ pub const CHUNK: usize = 15 * 1024;
 pub const WINDOW: usize = 16;
 
 /// An MPI library copies what it sends at once, and is done with it before anybody receives it. So that no rank is
-/// ahead of another by more than it has memory for, one message in so many ends only when it is received, and no more
-/// than `MATCHING` of these are under way: 10 MB in all. Measured: without this vgg16's gradients on their way to a
-/// slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as without it; with 4 MB for each range by
-/// itself it rested for a tenth of the time.
+/// ahead of another by more than it has memory for, one message to a rank in so many ends only when it is received, and
+/// no more than `MATCHING` of these are on their way to a rank: 10 MB. Measured: without this vgg16's gradients on
+/// their way to a slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as without it; with 4 MB for
+/// each range by itself it rested for a tenth of the time.
+///
+/// Each rank has a window of its own because over TCP the word that a message was received waits behind all that its
+/// receiver sends to this rank. A server's three workers each have a third of its link for their 10 MB of gradients, so
+/// the word takes three times as long as 10 MB take to leave; with one window for all of them it sent nothing meanwhile.
 const MATCHED_EVERY: usize = 32;
 const MATCHING: usize = 4;
 
@@ -45,11 +49,12 @@ pub struct Executor<L: Link> {
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
-    /// Messages that end when they are received, by slot and number; how many others left since the last one; and
-    /// whether one was held back.
-    matching: Vec<(Slot, usize)>,
-    unmatched: usize,
+    /// Messages that end when they are received, by slot and number, and to whom they go; how many others left to each
+    /// rank since the last one; whether one was held back; and whether one has ended since.
+    matching: Vec<(Slot, usize, usize)>,
+    unmatched: Vec<usize>,
     held: bool,
+    freed: bool,
     /// `f32` words that left this rank so far.
     words_sent: u64,
     /// Tells its messages from those of others in a timeline.
@@ -87,7 +92,7 @@ impl<L: Link> Executor<L> {
         link: L,
         region: &Rc<Region>,
     ) -> Executor<L> {
-        let (slots, flying) = (Vec::new(), Vec::new());
+        let (slots, flying, unmatched) = (Vec::new(), Vec::new(), vec![0; link.size()]);
         Executor {
             name,
             algorithm: Box::new(algorithm),
@@ -98,9 +103,10 @@ impl<L: Link> Executor<L> {
             region: region.clone(),
             slots,
             flying,
-            matching: Vec::with_capacity(MATCHING),
-            unmatched: 0,
+            matching: Vec::new(),
+            unmatched,
             held: false,
+            freed: false,
             words_sent: 0,
             channel: trace::channel(),
         }
@@ -156,17 +162,19 @@ impl<L: Link> Executor<L> {
                 break;
             }
             let words = self.wire.words(message.range.len());
-            let matched = self.wire == Wire::F32 && self.unmatched == MATCHED_EVERY - 1;
+            let peer = message.peer;
+            let matched = self.wire == Wire::F32 && self.unmatched[peer] == MATCHED_EVERY - 1;
             // The oldest range is never held back, or ranks could wait for each other in a circle: one holds back what
             // another needs to receive the first one's messages. Ranks start ranges in the same order. So the first
             // range that is not over everywhere is the oldest of each rank that works on it, and comes to its end.
-            if matched && self.matching.len() >= MATCHING && self.flying.first() != Some(&slot) {
+            let is_full = || self.matching.iter().filter(|(_, _, to)| *to == peer).count() >= MATCHING;
+            if matched && self.flying.first() != Some(&slot) && is_full() {
                 self.held = true;
                 break;
             }
-            self.unmatched = if matched { 0 } else { self.unmatched + 1 };
+            self.unmatched[peer] = if matched { 0 } else { self.unmatched[peer] + 1 };
             if matched {
-                self.matching.push((slot, at.sending));
+                self.matching.push((slot, at.sending, peer));
             }
             let begun = trace::now();
             let request = if self.wire == Wire::F32 {
@@ -194,8 +202,9 @@ impl<L: Link> Executor<L> {
             if at.sent == at.sending || !ended(&self.link, &mut at.sends[place])? {
                 break;
             }
-            let message = (slot, at.sent);
-            self.matching.retain(|&matching| matching != message);
+            let (sent, before) = (at.sent, self.matching.len());
+            self.matching.retain(|(of, number, _)| (*of, *number) != (slot, sent));
+            self.freed |= self.matching.len() < before;
             self.traced(slot, EventKind::Send, self.slots[slot].sent);
             self.slots[slot].sent += 1;
             moved = true;
@@ -341,7 +350,7 @@ impl<L: Link> Collective for Executor<L> {
     fn poll(&mut self) -> Result<bool> {
         let mut moved = false;
         let mut index = 0;
-        let goes_on = self.held && self.matching.len() < MATCHING;
+        let goes_on = self.held && std::mem::take(&mut self.freed);
         self.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
             let landed = self.land(slot)?;

@@ -22,6 +22,22 @@ static void sleep_for(double time)
     clock_nanosleep(CLOCK_MONOTONIC, 0, &span, 0);
 }
 
+/* What a primitive takes of a core: the least of all its calls. A call during which packets come in is charged for them,
+ * whoever they are for, and that is no time of the kernel's that a slower one would take more of. */
+static double least(const void *primitive, double worked)
+{
+    enum { PLACES = 1 << 14 };
+    static struct { const void *primitive; double worked; } known[PLACES];
+    for (size_t at = (size_t)primitive / 64 % PLACES;; at = (at + 1) % PLACES) {
+        if (known[at].primitive != primitive && known[at].primitive)
+            continue;
+        if (!known[at].primitive || worked < known[at].worked)
+            known[at].worked = worked;
+        known[at].primitive = primitive;
+        return known[at].worked;
+    }
+}
+
 int dnnl_primitive_execute(const void *primitive, void *stream, int count, const void *arguments)
 {
     static execute real;
@@ -35,7 +51,7 @@ int dnnl_primitive_execute(const void *primitive, void *stream, int count, const
     double began = seconds(CLOCK_MONOTONIC), worked = seconds(CLOCK_THREAD_CPUTIME_ID);
     int status = real(primitive, stream, count, arguments);
     /* Time in which others had the core is not time that it took. */
-    owed += factor * (seconds(CLOCK_THREAD_CPUTIME_ID) - worked) - (seconds(CLOCK_MONOTONIC) - began);
+    owed += factor * least(primitive, seconds(CLOCK_THREAD_CPUTIME_ID) - worked) - (seconds(CLOCK_MONOTONIC) - began);
     while (owed > 5e-4) {
         began = seconds(CLOCK_MONOTONIC);
         sleep_for(3e-4);
